@@ -1,0 +1,32 @@
+.PHONY: help run test test-deep check bench clean
+
+help:
+	@echo 'make run        run examples/hello.py'
+	@echo 'make test       check, then the tests on every supported Python found here'
+	@echo 'make test-deep  the same with full counts, then the mutants'
+	@echo 'make check      lint, format, types, layers, lengths, public names'
+	@echo 'make bench      run the benchmarks'
+	@echo 'make clean      remove what the other targets made'
+
+run:
+	@scripts/venv .venv requirements/dev.txt
+	@.venv/bin/python examples/hello.py
+
+test:
+	@scripts/check
+	@scripts/test
+
+test-deep: export HANDRAIL_DEEP = 1
+test-deep: test
+	@if [ -x scripts/mutants ]; then scripts/mutants; fi
+
+check:
+	@scripts/check
+
+bench:
+	@scripts/venv .venv requirements/dev.txt
+	@.venv/bin/python bench/run.py
+
+clean:
+	rm -rf .venv .venv-* .pytest_cache .ruff_cache .hypothesis build dist bench/results
+	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,203 @@
+"""Check what the modules of Handrail import, and that time, chance and ids come from outside.
+
+    python scripts/layers.py [PACKAGE]      (PACKAGE is src/handrail when not given)
+
+Prints a line per finding, `file:line: what; mend`. The exit status is 1 when there is any.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+# Top-level modules and packages. A lower layer never imports a higher one.
+LAYERS = {
+    name: layer
+    for layer, names in {
+        5: "cli serve mcp __main__",
+        4: "environment handoff workers durable",
+        3: "adapter models",
+        2: "dispatch guard limits",
+        1: "session prompt resources journal",
+        0: "tool context schema operation errors clock deadline protocols threads ids redaction events",
+    }.items()
+    for name in names.split()
+}
+# These stand beside the layers: they import anything below the doors, and nothing imports them.
+BESIDE = {"testing", "telemetry"}
+DOORS = 5
+
+# Only these may ask the machine for the time, a random number or an id.
+SOURCES = {"clock", "ids", "testing"}
+READS_TIME = {
+    *(f"time.{name}" for name in ("time", "monotonic", "perf_counter")),
+    *(f"time.{name}_ns" for name in ("time", "monotonic", "perf_counter")),
+    *(f"datetime.datetime.{name}" for name in ("now", "utcnow", "today")),
+    "datetime.date.today",
+}
+MAKES_CHANCE = {"random", "uuid"}
+
+
+class Import(NamedTuple):
+    """One name taken from a module of handrail; `path` is what follows `handrail.`."""
+
+    line: int
+    path: tuple[str, ...]
+    for_types: bool
+
+
+class Finding(NamedTuple):
+    """Something against the rules, and what to do about it."""
+
+    file: Path
+    line: int
+    what: str
+    mend: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.what}; {self.mend}"
+
+
+def is_private(name: str) -> bool:
+    """Tell `_name` from `name` and `__name__`."""
+    return name.startswith("_") and not name.endswith("__")
+
+
+def nodes_for_types(tree: ast.Module) -> set[ast.AST]:
+    """Return every node that stands under `if TYPE_CHECKING:`."""
+    return {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test).rpartition(".")[2] == "TYPE_CHECKING"
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+
+
+def own_imports(tree: ast.Module, package: tuple[str, ...]) -> Iterator[Import]:
+    """Yield the imports of handrail's own modules, wherever in the file they stand.
+
+    `package` is where the file's relative imports start from.
+    """
+    for_types = nodes_for_types(tree)
+    for node in ast.walk(tree):
+        paths: list[tuple[str, ...]] = []
+        if isinstance(node, ast.Import):
+            paths = [tuple(alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            start: tuple[str, ...] = ()
+            if node.level:
+                start = ("handrail", *package[: len(package) - node.level + 1])
+            module = tuple(node.module.split(".")) if node.module else ()
+            paths = [(*start, *module, alias.name) for alias in node.names]
+        for path in paths:
+            if path[0] == "handrail":
+                yield Import(getattr(node, "lineno", 1), path[1:], node in for_types)
+
+
+def check_imports(file: Path, owner: str, imports: Iterator[Import]) -> Iterator[Finding]:
+    """Hold the imports of one file, which belongs to the top-level module `owner`, to the rules."""
+    for line, path, for_types in imports:
+        target = path[0] if path else ""
+        if target == owner:
+            continue
+        known = target in LAYERS or target in BESIDE
+        if any(is_private(part) for part in path) and (known or len(path) > 1):
+            yield Finding(
+                file,
+                line,
+                f"{owner} imports handrail.{'.'.join(path)}, which is private to {target}",
+                f"import a public name of {target}, or make this one public",
+            )
+        if for_types or path == ("__version__",):
+            continue
+        if not known and len(path) > 1:
+            yield Finding(
+                file, line, f"handrail.{target} has no layer", "add it to LAYERS in scripts/layers.py"
+            )
+        elif not known:
+            what = f"{owner} imports {target or 'handrail'} through the package itself"
+            mend = "import it from the module that defines it (a new module: add it to LAYERS in scripts/layers.py)"
+            yield Finding(file, line, what, mend)
+        elif target in BESIDE:
+            mend = f"turn it round: {target} imports {owner}" if owner not in BESIDE else "use a lower module"
+            yield Finding(file, line, f"{owner} imports {target}, which nothing imports", mend)
+        elif owner in BESIDE and LAYERS[target] >= DOORS:
+            what = f"{owner} imports {target} (layer {DOORS})"
+            yield Finding(file, line, what, f"{owner} stays below layer {DOORS}; use a lower module")
+        elif owner in LAYERS and LAYERS[target] > LAYERS[owner]:
+            what = f"{owner} (layer {LAYERS[owner]}) imports {target} (layer {LAYERS[target]})"
+            mend = "declare what both need in layer 0, or import under TYPE_CHECKING if it is only a type"
+            yield Finding(file, line, what, mend)
+
+
+def origin(node: ast.expr, names: dict[str, str]) -> str:
+    """Return what an expression such as `dt.now` stands for, `datetime.datetime.now`; "" if unknown."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id, "")
+    if isinstance(node, ast.Attribute) and (start := origin(node.value, names)):
+        return f"{start}.{node.attr}"
+    return ""
+
+
+def check_sources(file: Path, tree: ast.Module) -> Iterator[Finding]:
+    """Find direct use of the machine's time and chance."""
+    time_mend = "take a Clock and ask it (handrail.clock)"
+    chance_mend = "take it as a parameter, or from handrail.ids"
+    for_types = nodes_for_types(tree)
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if node in for_types:
+            continue
+        found: list[tuple[str, str]] = []
+        if isinstance(node, ast.Import):
+            found = [(alias.asname or alias.name, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found = [(alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names]
+        for name, source in found:
+            names[name] = source
+            module = source.partition(".")[0]
+            if module in MAKES_CHANCE:
+                yield Finding(file, getattr(node, "lineno", 1), f"imports {module}", chance_mend)
+            elif source in READS_TIME:
+                yield Finding(file, getattr(node, "lineno", 1), f"imports {source}", time_mend)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and (source := origin(node, names)) in READS_TIME:
+            yield Finding(file, node.lineno, f"uses {source}", time_mend)
+
+
+def check_package(root: Path) -> Iterator[Finding]:
+    """Yield every finding in the package that stands at `root`."""
+    unknown: set[str] = set()
+    for file in sorted(root.rglob("*.py")):
+        parts = file.relative_to(root).with_suffix("").parts
+        owner = parts[0]
+        try:
+            tree = ast.parse(file.read_bytes(), str(file))
+        except SyntaxError as error:
+            yield Finding(file, error.lineno or 1, f"does not parse: {error.msg}", "correct it")
+            continue
+        if owner not in SOURCES:
+            yield from check_sources(file, tree)
+        if owner == "__init__":
+            continue  # the front of the package may import from everywhere
+        if owner not in LAYERS and owner not in BESIDE and owner not in unknown:
+            unknown.add(owner)
+            yield Finding(file, 1, f"handrail.{owner} has no layer", "add it to LAYERS in scripts/layers.py")
+        yield from check_imports(file, owner, own_imports(tree, parts[:-1]))
+
+
+def main(root: Path) -> int:
+    """Print the findings for the package at `root`; return the exit status."""
+    if not root.is_dir():
+        print(f"{root}: no such folder")
+        return 2
+    findings = dict.fromkeys(check_package(root))  # two names in one import are one finding
+    for finding in findings:
+        print(finding)
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1] if len(sys.argv) > 1 else "src/handrail")))

@@ -1,0 +1,44 @@
+"""Report files and functions that have grown too long.
+
+    python scripts/lengths.py [FOLDER]      (FOLDER is src when not given)
+
+Over the limit is a finding and the exit status is 1; over the mark below it is a note.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+FILE_NOTE, FILE_LIMIT = 400, 500
+FUNCTION_NOTE, FUNCTION_LIMIT = 60, 80
+
+
+def lengths(file: Path) -> Iterator[tuple[str, int, int, int]]:
+    """Yield (what and where, lines, note mark, limit) for the file and each function in it."""
+    text = file.read_text(encoding="utf-8")
+    yield f"{file}:1: the file", len(text.splitlines()), FILE_NOTE, FILE_LIMIT
+    for node in ast.walk(ast.parse(text, str(file))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            yield f"{file}:{node.lineno}: {node.name}", lines, FUNCTION_NOTE, FUNCTION_LIMIT
+
+
+def main(folder: Path) -> int:
+    """Print every finding and note under `folder`; return the exit status."""
+    if not folder.is_dir():
+        print(f"{folder}: no such folder")
+        return 2
+    findings = 0
+    for file in sorted(folder.rglob("*.py")):
+        for what, lines, mark, limit in lengths(file):
+            if lines > limit:
+                findings += 1
+                print(f"{what} has {lines} lines, over {limit}; split it")
+            elif lines > mark:
+                print(f"{what} has {lines} lines (note: over {mark})")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1] if len(sys.argv) > 1 else "src")))
