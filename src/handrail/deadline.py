@@ -1,0 +1,90 @@
+"""Deadlines: stored as a time of day, enforced on a clock that never jumps."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.errors import DeadlineExceededError, DefinitionError
+
+
+class Deadline:
+    """The moment a run must have ended by.
+
+    `at` is UTC and is what records and tickets carry. What is enforced is the monotonic distance to
+    it measured once, when the deadline is made, so setting the machine's clock neither shortens nor
+    lengthens a run. With `pauses_for_people`, time between `pause()` and `resume()` does not count;
+    pauses nest.
+    """
+
+    __slots__ = ("_clock", "_ends", "_paused_at", "_pauses", "at", "pauses_for_people")
+
+    def __init__(self, at: datetime, *, clock: Clock = SYSTEM_CLOCK, pauses_for_people: bool = False) -> None:
+        if not isinstance(at, datetime):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+            raise DefinitionError(
+                f"a deadline at {at!r} is no time. Give a datetime, or use `Deadline.after(300)`."
+            )
+        if at.tzinfo is None:
+            raise DefinitionError(
+                f"deadline {at.isoformat()} has no time zone. Give one, for example "
+                "`datetime.now(UTC) + timedelta(minutes=5)`, or use `Deadline.after(300)`."
+            )
+        self.at = at.astimezone(UTC)
+        self.pauses_for_people = pauses_for_people
+        self._clock = clock
+        self._ends = clock.monotonic() + (self.at - clock.now()).total_seconds()
+        self._pauses = 0
+        self._paused_at = 0.0
+
+    @classmethod
+    def after(
+        cls, seconds: float, *, clock: Clock = SYSTEM_CLOCK, pauses_for_people: bool = False
+    ) -> Deadline:
+        """A deadline so many seconds from now."""
+        if isinstance(seconds, str | bool) or not seconds > 0:
+            raise DefinitionError(
+                f"a deadline after {seconds} seconds is no deadline. Give a positive number."
+            )
+        try:
+            at = clock.now() + timedelta(seconds=seconds)
+        except OverflowError:
+            raise DefinitionError(
+                f"a deadline after {seconds} seconds lies beyond the calendar. "
+                "Leave the deadline out where there is none."
+            ) from None
+        return cls(at, clock=clock, pauses_for_people=pauses_for_people)
+
+    def remaining(self) -> float:
+        """Seconds left, negative once it has passed."""
+        now = self._paused_at if self._pauses else self._clock.monotonic()
+        return self._ends - now
+
+    @property
+    def expired(self) -> bool:
+        return self.remaining() <= 0
+
+    def check(self, doing: str) -> None:
+        """Raise `DeadlineExceededError` if it has passed; `doing` says what did not happen."""
+        if self.remaining() <= 0:
+            raise DeadlineExceededError(self.at, doing)
+
+    def pause(self) -> None:
+        """Stop the clock while a person thinks. Nothing happens unless `pauses_for_people`."""
+        if not self.pauses_for_people:
+            return
+        if self._pauses == 0:
+            self._paused_at = self._clock.monotonic()
+        self._pauses += 1
+
+    def resume(self) -> None:
+        """Let the clock run again, once every `pause` has its `resume`."""
+        if self._pauses == 0:
+            return
+        self._pauses -= 1
+        if self._pauses == 0:
+            away = self._clock.monotonic() - self._paused_at
+            self._ends += away
+            self.at += timedelta(seconds=away)
+
+    def __repr__(self) -> str:
+        return f"Deadline({self.at.isoformat()}, {self.remaining():.3f} s left)"

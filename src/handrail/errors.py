@@ -1,0 +1,382 @@
+"""Every exception Handrail raises, in one tree.
+
+Each is ours *and* the builtin a caller would expect; each carries data beside its words.
+
+    HandrailError
+    ├── DefinitionError (ValueError)             something was defined wrongly; found when it is defined
+    │   ├── ToolDefinitionError                    .tool, .problem, .mend
+    │   └── ExtraKeyError                          .key
+    ├── ToolError                                what a handler raises, or what stops a call before it
+    │   ├── ToolValidationError (ValueError)       .problems: the arguments do not fit, all of it at once
+    │   ├── TransientError                         .retry_after: try the same call again
+    │   └── CallFailed (RuntimeError)              .result: an inner call came back failed
+    ├── ContextError (RuntimeError)              a context or an operation used where it can't be
+    │   ├── ContextExpired                         .call: the call is over
+    │   ├── CapabilityMissing (LookupError)        .capability: this environment does not have it
+    │   ├── NotRendered (LookupError)              the prompt has no rendered form yet
+    │   ├── NotSupported (NotImplementedError)     .member: nothing stands behind it here
+    │   └── TicketError (ValueError)               .problem: not a ticket of ours, forged, or too old
+    ├── OperationError (RuntimeError)            .operation
+    │   ├── OperationUsedTwice                     awaited or waited for a second time
+    │   ├── OperationHasNoTruth (TypeError)        used as a condition, so the await was forgotten
+    │   ├── WaitOnLoopThread                       `.wait()` where `await` belongs
+    │   └── LoopGone                               the event loop it belongs to has ended
+    ├── NoAnswer                                 a question got no answer: .question
+    │   ├── Declined                               .reason: they said no
+    │   ├── QuestionCancelled                      it was withdrawn
+    │   └── QuestionTimedOut (TimeoutError)        nobody answered in time
+    ├── LimitError                               a limit of the run was reached
+    │   ├── DeadlineExceededError (TimeoutError)   .deadline
+    │   ├── BudgetExceededError                    .unit, .wanted, .left, .of_root
+    │   └── DepthExceededError (RecursionError)    .path, .limit
+    ├── StateError                               what a session or a resource refuses
+    │   ├── SessionError (ValueError)              .session
+    │   ├── ReducerError (RuntimeError)            .event: a reducer raised; the dispatch was undone
+    │   ├── EventRefused (TypeError)               .event: not an event, or a name of ours
+    │   ├── Conflict (RuntimeError)                .places: what was changed by somebody else meanwhile
+    │   ├── EffectRefused (PermissionError)        .effect: a call did more than its tool's effect allows
+    │   ├── ResourceError (LookupError)            .resource
+    │   └── FileError (OSError)                    .path
+    │       ├── FileMissing (FileNotFoundError)
+    │       ├── FileInTheWay (FileExistsError)       something else is there already
+    │       ├── PathRefused (ValueError)             a path that leads out or can't be one
+    │       ├── EditRefused (ValueError)             the text to replace is not there, or not unique
+    │       └── FileLimitReached                     too large, or too many
+    ├── AnswerRefused (ValueError)               .question: unknown, late, forged, or it does not fit
+    ├── PromptEvaluationError (RuntimeError)     .phase, .run_id: the run itself can't go on
+    └── VisibilityExpansionRequired              .sections: show these in full and evaluate again
+
+    OperationNeverAwaited (RuntimeWarning)       a warning: an operation was made and dropped
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from handrail.schema import Problem
+    from handrail.tools import ToolResult
+
+
+class HandrailError(Exception):
+    """The root of the tree: `except HandrailError` catches everything of ours."""
+
+
+class DefinitionError(HandrailError, ValueError):
+    """Something was defined wrongly. Raised where it is defined, never when it is first used."""
+
+
+class ToolDefinitionError(DefinitionError):
+    """A tool can't be made as written."""
+
+    def __init__(self, tool: str, problem: str, mend: str) -> None:
+        super().__init__(f"tool {tool!r}: {problem}. {mend}")
+        self.tool = tool
+        self.problem = problem
+        self.mend = mend
+
+
+class ExtraKeyError(DefinitionError):
+    """A key or a value of a context's extras is not of the allowed form."""
+
+    def __init__(self, key: object, problem: str, mend: str) -> None:
+        super().__init__(f"extra {key!r}: {problem}. {mend}")
+        self.key = key
+
+
+class ToolError(HandrailError):
+    """What a handler may raise to fail its call, or what stopped the call before its handler ran."""
+
+
+class ToolValidationError(ToolError, ValueError):
+    """The arguments of a call do not fit. Every problem of the call is in `problems`.
+
+    A handler may raise it too, with plain words: `raise ToolValidationError("'from' is after 'to'")`.
+    """
+
+    def __init__(self, message: str, problems: Sequence[Problem] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
+
+
+class TransientError(ToolError):
+    """The call failed but may succeed if tried again, after `retry_after` seconds when that is known."""
+
+    def __init__(self, message: str = "a passing failure", *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class CallFailed(ToolError, RuntimeError):
+    """An inner call came back with `success=False`; `result` is what it said."""
+
+    def __init__(self, name: str, result: ToolResult[Any]) -> None:
+        super().__init__(f"{name} failed: {result.message}")
+        self.name = name
+        self.result = result
+
+
+class ContextError(HandrailError, RuntimeError):
+    """A context was used in a way it does not allow."""
+
+
+class ContextExpired(ContextError):
+    """The call this context was made for is over, and nothing can be done through it any more."""
+
+    def __init__(self, call: str) -> None:
+        super().__init__(
+            f"the call {call!r} has ended, so its context can no longer be used. "
+            "Finish what needs the context before the handler returns; work that must outlive "
+            "the call belongs in a call or a run of its own."
+        )
+        self.call = call
+
+
+class CapabilityMissing(ContextError, LookupError):
+    """The tool requires something that this environment does not have."""
+
+    def __init__(self, tool: str, capability: str, mend: str) -> None:
+        super().__init__(f"tool {tool!r} needs {capability!r}, which is not there in this run. {mend}")
+        self.tool = tool
+        self.capability = capability
+
+
+class NotRendered(ContextError, LookupError):
+    """The prompt has not been rendered yet, so there is no rendered form to give."""
+
+    def __init__(self, prompt: str) -> None:
+        super().__init__(
+            f"prompt {prompt!r} has not been rendered yet. This adapter renders lazily: read "
+            "`context.rendered_prompt`, which is None until then, or render it yourself."
+        )
+        self.prompt = prompt
+
+
+class NotSupported(ContextError, NotImplementedError):
+    """Nothing stands behind this member of the context in this run."""
+
+    def __init__(self, member: str, mend: str) -> None:
+        super().__init__(f"`context.{member}` has nothing behind it in this run. {mend}")
+        self.member = member
+
+
+class TicketError(ContextError, ValueError):
+    """A ticket can't be taken: it is not one of ours, its signature is wrong, or it is too old."""
+
+    def __init__(self, problem: str, mend: str) -> None:
+        super().__init__(f"ticket refused: {problem}. {mend}")
+        self.problem = problem
+
+
+class OperationError(HandrailError, RuntimeError):
+    """An operation was used in a way it does not allow."""
+
+    def __init__(self, operation: str, problem: str) -> None:
+        super().__init__(f"operation {operation}: {problem}")
+        self.operation = operation
+
+
+class OperationUsedTwice(OperationError):
+    """An operation runs once. Make a new one for a second run."""
+
+
+class OperationHasNoTruth(OperationError, TypeError):
+    """An operation was used as a condition: its `await` or `.wait()` was forgotten."""
+
+
+class WaitOnLoopThread(OperationError):
+    """`.wait()` was called on a thread that runs an event loop; it would wait for itself."""
+
+
+class LoopGone(OperationError):
+    """The event loop the operation belongs to has ended."""
+
+
+class OperationNeverAwaited(RuntimeWarning):
+    """An operation was made and thrown away without having run."""
+
+
+class NoAnswer(HandrailError):
+    """Somebody was asked and gave no answer."""
+
+    def __init__(self, question: str, problem: str) -> None:
+        super().__init__(f"question {question!r}: {problem}")
+        self.question = question
+
+
+class Declined(NoAnswer):
+    """Whoever was asked said no."""
+
+    def __init__(self, question: str, reason: str = "") -> None:
+        super().__init__(question, f"declined: {reason}" if reason else "declined")
+        self.reason = reason
+
+
+class QuestionCancelled(NoAnswer):
+    """The question was withdrawn before anybody answered."""
+
+    def __init__(self, question: str) -> None:
+        super().__init__(question, "cancelled before it was answered")
+
+
+class QuestionTimedOut(NoAnswer, TimeoutError):
+    """Nobody answered in the time the question had."""
+
+    def __init__(self, question: str) -> None:
+        super().__init__(question, "nobody answered in time")
+
+
+class LimitError(HandrailError):
+    """A limit of the run was reached."""
+
+
+class DeadlineExceededError(LimitError, TimeoutError):
+    """The run's deadline has passed."""
+
+    def __init__(self, deadline: datetime, doing: str) -> None:
+        super().__init__(f"the deadline {deadline.isoformat()} passed before {doing}")
+        self.deadline = deadline
+        self.doing = doing
+
+
+class BudgetExceededError(LimitError):
+    """A spend would go over a budget. Nothing of it was spent."""
+
+    def __init__(self, unit: str, wanted: object, left: object, *, of_root: bool) -> None:
+        whose = "the run's budget" if of_root else "this run's share of the budget"
+        super().__init__(f"{whose} for {unit} is spent: {wanted} wanted, {left} left")
+        self.unit = unit
+        self.wanted = wanted
+        self.left = left
+        self.of_root = of_root
+
+
+class DepthExceededError(LimitError, RecursionError):
+    """Calls are nested more deeply than the run allows."""
+
+    def __init__(self, path: Sequence[str], limit: int) -> None:
+        super().__init__(
+            f"this call would be {len(path) - 1} deep in others and the limit is {limit}: {' > '.join(path)}. "
+            "Do the work at a shallower level, or raise the run's depth limit."
+        )
+        self.path = tuple(path)
+        self.limit = limit
+
+
+class StateError(HandrailError):
+    """A session or a resource refused."""
+
+
+class SessionError(StateError, ValueError):
+    """A session was used or loaded wrongly."""
+
+    def __init__(self, session: str, problem: str, mend: str) -> None:
+        super().__init__(f"session {session!r}: {problem}. {mend}")
+        self.session = session
+
+
+class ReducerError(StateError, RuntimeError):
+    """A reducer raised, and its dispatch was undone. The reducer's own error is the cause."""
+
+    def __init__(self, reducer: str, event: object, error: BaseException) -> None:
+        super().__init__(
+            f"reducer {reducer!r} raised {type(error).__name__} on a {type(event).__name__}: {error}. "
+            "The event was not applied."
+        )
+        self.reducer = reducer
+        self.event = event
+
+
+class EventRefused(StateError, TypeError):
+    """This can't be dispatched or published."""
+
+    def __init__(self, event: object, problem: str, mend: str) -> None:
+        super().__init__(f"event {type(event).__name__}: {problem}. {mend}")
+        self.event = event
+
+
+class Conflict(StateError, RuntimeError):
+    """What a call read or wrote was changed by somebody else before it could commit."""
+
+    def __init__(self, places: Sequence[str]) -> None:
+        super().__init__(
+            f"changed by another call or by somebody else meanwhile: {', '.join(places)}. "
+            "Nothing of this was applied: look at the new state and try again."
+        )
+        self.places = tuple(places)
+
+
+class EffectRefused(StateError, PermissionError):
+    """A call did, or tried to use, more than the effect its tool declares."""
+
+    def __init__(self, tool: str, effect: str, problem: str) -> None:
+        super().__init__(
+            f"tool {tool!r} declares effect={effect!r}: {problem}. Declare the effect that it really has."
+        )
+        self.tool = tool
+        self.effect = effect
+
+
+class ResourceError(StateError, LookupError):
+    """A resource is not there, or can't be made."""
+
+    def __init__(self, resource: str, problem: str, mend: str) -> None:
+        super().__init__(f"resource {resource}: {problem}. {mend}")
+        self.resource = resource
+
+
+class FileError(StateError, OSError):
+    """Something about a path."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path!r}: {problem}")
+        self.path = path
+
+
+class FileMissing(FileError, FileNotFoundError):
+    """There is nothing at that path."""
+
+
+class FileInTheWay(FileError, FileExistsError):
+    """Something else is at that path already."""
+
+
+class PathRefused(FileError, ValueError):
+    """A path that leads out of the root, or that can't be a path."""
+
+
+class EditRefused(FileError, ValueError):
+    """The text to replace is not in the file, or is there more than once."""
+
+
+class FileLimitReached(FileError):
+    """The file would be too large, or there would be too many."""
+
+
+class AnswerRefused(HandrailError, ValueError):
+    """An answer was not taken: its question is unknown, over, another's, or asks for something else."""
+
+    def __init__(self, question: str, problem: str, mend: str) -> None:
+        super().__init__(f"answer to {question!r} refused: {problem}. {mend}")
+        self.question = question
+        self.problem = problem
+
+
+class PromptEvaluationError(HandrailError, RuntimeError):
+    """The run itself can't go on. A tool's failure is never one of these."""
+
+    def __init__(self, message: str, *, phase: str = "run", run_id: str | None = None) -> None:
+        super().__init__(message)
+        self.phase = phase
+        self.run_id = run_id
+
+
+class VisibilityExpansionRequired(HandrailError):
+    """The model asked for sections in full that this adapter can't open in place."""
+
+    def __init__(self, sections: Sequence[str]) -> None:
+        super().__init__(f"show in full and evaluate again: {', '.join(sections)}")
+        self.sections = tuple(sections)

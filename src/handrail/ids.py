@@ -1,0 +1,14 @@
+"""Identifiers. Random ones are unguessable; everything below a run counts from the run's own."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+NewId = Callable[[], str]
+"""Makes one fresh identifier. Injected wherever one is made, so that tests can number theirs."""
+
+
+def random_id() -> str:
+    """128 bits nobody can guess, safe in a URL and in a file's name."""
+    return secrets.token_hex(16)

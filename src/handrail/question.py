@@ -1,0 +1,52 @@
+"""Questions and answers: the one thing under approvals, `wait_for` and handoffs.
+
+A question is plain data, so that it can be shown anywhere, kept for days, and answered by another
+process than the one that asked.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+QuestionKind = Literal["approval", "input", "handoff"]
+AnswerOutcome = Literal["answered", "declined", "cancelled", "timed out"]
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """Something a run needs from whoever is there.
+
+    `digest` is keyed and covers everything the answer is about; an answer carries it back, so that
+    what was answered is what was seen.
+    """
+
+    id: str
+    kind: QuestionKind
+    name: str
+    """What is asked for, as the asker calls it: a `wait_for` kind, a permission, a handoff's name."""
+    message: str
+    payload: Any
+    """What to show: plain JSON, nothing secret."""
+    schema: dict[str, Any]
+    """The JSON Schema an answer must fit."""
+    digest: str
+    principal: str
+    """Who may answer."""
+    asked_by: tuple[str, ...]
+    """The path of calls that leads to whoever asks, outermost first."""
+    call_id: str
+    asked_at: datetime
+    expires_at: datetime | None = None
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What came back for one question."""
+
+    question_id: str
+    digest: str
+    by: str
+    outcome: AnswerOutcome = "answered"
+    value: Any = None
+    reason: str = ""

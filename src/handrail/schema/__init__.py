@@ -1,0 +1,329 @@
+"""`Schema`: one Python type, what a model is told about it, and how what it sends is taken in.
+
+Validation and JSON Schema are pydantic's; this module closes what pydantic leaves open (unknown keys,
+infinities) and puts every problem of one input into words a model can act on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, ClassVar, Generic, TypeVar, cast, get_origin
+
+import msgspec
+import pydantic_core
+from pydantic import BaseModel, PydanticUserError, SecretStr, TypeAdapter
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, JsonSchemaWarningKind
+from pydantic_core import core_schema
+
+from handrail.errors import DefinitionError, ToolValidationError
+from handrail.schema.wording import NOT_FINITE, describe, location_of, problems_of, schemas_at
+
+T = TypeVar("T")
+
+JsonSchema = dict[str, Any]
+Validate = Callable[..., Any]
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One thing wrong with an input: where, and what to do about it."""
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}" if self.where else self.what
+
+
+class Schema(Generic[T]):
+    """A type that inputs are checked against. Made once for a type, used for every input.
+
+    - Parsing is strict JSON: no text is taken for a number, no number for a truth value.
+    - A key that the type does not have is refused at every depth, and the JSON Schema says so.
+    - NaN and the infinities are refused, however they are written.
+    - Every problem of one input is reported at once.
+    """
+
+    __slots__ = (
+        "_adapter",
+        "_may_hold_floats",
+        "_serializer",
+        "_validate",
+        "annotation",
+        "json_schema",
+        "quick",
+    )
+
+    def __init__(self, annotation: Any, namespace: Mapping[str, Any] | None = None) -> None:
+        self.annotation = annotation
+        self._adapter = _adapter_for(annotation, namespace)
+        self._validate = self._adapter.validator.validate_json
+        self._serializer = _serializer_of(self._adapter)
+        self.json_schema = _json_schema_of(self._adapter, annotation)
+        self._may_hold_floats = any(_holds_floats(part) for part in _schemas_in(self.json_schema))
+        self.quick: Validate | None = None if self._may_hold_floats else self._validate
+        """Where only the type itself has to be looked at: what takes good input in at once."""
+
+    def parse(self, data: str | bytes) -> T:
+        """The value that this JSON text stands for, or `ToolValidationError` with every problem."""
+        suspect = self._may_hold_floats and _SUSPECT[type(data)].search(data)
+        problems: list[Problem] = []
+        value: Any = None
+        try:
+            value = self._validate(data, strict=True, extra="forbid")
+        except pydantic_core.ValidationError as error:
+            found = problems_of(error.errors(include_url=False), data, self.json_schema)
+            problems = [Problem(where, what) for where, what in found]
+        except Exception as error:
+            # A validator or `__post_init__` of the user's raised something pydantic lets through.
+            problems.append(Problem("", f"refused by the type itself: {type(error).__name__}: {error}"))
+        if suspect:
+            said = {problem.where for problem in problems}
+            problems += [one for one in _infinities_in(data, self.json_schema) if one.where not in said]
+        if not problems:
+            return cast(T, value)
+        raise ToolValidationError("; ".join(map(str, problems)), problems)
+
+    def parse_value(self, value: object) -> T:
+        """The same for a Python value: it goes through JSON, as a model's would."""
+        if isinstance(value, BaseModel) or dataclasses.is_dataclass(value):
+            return self.parse(self._json_of(value))
+        return self.parse(to_json(value))
+
+    def _json_of(self, value: object) -> bytes:
+        """JSON by the type's own rules, its aliases for one, where the value is of the type."""
+        kind = get_origin(self.annotation) or self.annotation
+        if not isinstance(kind, type) or not isinstance(value, kind):
+            return to_json(value)
+        try:
+            return self._serializer.to_json(value, by_alias=True, round_trip=True, warnings=False)
+        except (pydantic_core.PydanticSerializationError, ValueError) as error:
+            raise _unwritable(error) from None
+
+    def dump(self, value: T) -> bytes:
+        """The value as the JSON text that it can be parsed from; secrets masked."""
+        return self._serializer.to_json(value, by_alias=True, round_trip=True)
+
+    def __repr__(self) -> str:
+        return f"Schema({self.annotation!r})"
+
+
+@lru_cache(maxsize=512)
+def schema_of(annotation: type[T]) -> Schema[T]:
+    """The schema of a type that is asked for again and again, as `wait_for` does."""
+    return Schema(annotation)
+
+
+def to_json(value: object) -> bytes:
+    """A Python value as JSON text: dataclasses, models, enums, dates and paths too; secrets masked."""
+    try:
+        return pydantic_core.to_json(value, inf_nan_mode="constants")
+    except (pydantic_core.PydanticSerializationError, ValueError, RecursionError) as error:
+        raise _unwritable(error) from None
+
+
+def _unwritable(error: Exception) -> ToolValidationError:
+    problem = Problem("", f"can't be written as JSON: {error}")
+    return ToolValidationError(str(problem), [problem])
+
+
+# --- making an adapter -------------------------------------------------------------------------
+
+
+def _adapter_for(annotation: Any, namespace: Mapping[str, Any] | None) -> TypeAdapter[Any]:
+    if isinstance(annotation, TypeAdapter):
+        return cast("TypeAdapter[Any]", annotation)
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(annotation)
+        if not adapter.pydantic_complete:
+            adapter.rebuild(force=True, raise_errors=True, _types_namespace=dict(namespace or {}))
+        return adapter
+    except PydanticUndefinedAnnotation as error:
+        raise DefinitionError(
+            f"the name {error.name!r} in the annotations of {describe(annotation)} can't be found. "
+            "Import it at the top of the module, outside `if TYPE_CHECKING:`."
+        ) from None
+    except (PydanticSchemaGenerationError, PydanticUserError, TypeError, RecursionError) as error:
+        raise _indescribable(annotation, error) from error
+
+
+def _serializer_of(adapter: TypeAdapter[Any]) -> pydantic_core.SchemaSerializer:
+    """Writes what can be sent: a dataclass's fields with init=False can't."""
+    if not any(_is_unsendable(part) for part in _parts(adapter.core_schema)):
+        return adapter.serializer
+    return pydantic_core.SchemaSerializer(_without_unsendable(adapter.core_schema))
+
+
+def _is_unsendable(part: Mapping[str, Any]) -> bool:
+    return part.get("type") == "dataclass-field" and part.get("init") is False
+
+
+def _without_unsendable(part: Any) -> Any:
+    if type(part) is list:
+        return [_without_unsendable(inner) for inner in cast("list[Any]", part)]
+    if type(part) is tuple:
+        return tuple(_without_unsendable(inner) for inner in cast("tuple[Any, ...]", part))
+    if type(part) is not dict:
+        return part
+    made = {key: _without_unsendable(inner) for key, inner in cast("dict[str, Any]", part).items()}
+    return {**made, "serialization_exclude": True} if _is_unsendable(made) else made
+
+
+def _indescribable(annotation: Any, error: Exception) -> DefinitionError:
+    reason = str(error).split("\n", 1)[0].split(". ", 1)[0].rstrip(".")
+    return DefinitionError(
+        f"{describe(annotation)} can't be described to a model: {reason}. "
+        "Use dataclasses, pydantic models, enums, lists, dicts and plain JSON values."
+    )
+
+
+# --- JSON Schema -------------------------------------------------------------------------------
+
+
+class _Closed(GenerateJsonSchema):
+    """Says of every object with known fields that it has no others, and leaves titles out."""
+
+    ignored_warning_kinds: ClassVar[set[JsonSchemaWarningKind]] = {  # pyright: ignore[reportIncompatibleVariableOverride]  # pydantic leaves ClassVar out
+        "skipped-choice",
+        "non-serializable-default",
+    }
+
+    def dataclass_schema(self, schema: core_schema.DataclassSchema) -> JsonSchemaValue:
+        return _close(super().dataclass_schema(schema))
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        return _close(super().model_schema(schema))
+
+    def typed_dict_schema(self, schema: core_schema.TypedDictSchema) -> JsonSchemaValue:
+        return _close(super().typed_dict_schema(schema))
+
+    def dataclass_args_schema(self, schema: core_schema.DataclassArgsSchema) -> JsonSchemaValue:
+        # A field with init=False can't be sent, so it is not advertised.
+        fields = [field for field in schema["fields"] if field.get("init", True)]
+        return super().dataclass_args_schema({**schema, "fields": fields})
+
+    def generator_schema(self, schema: core_schema.GeneratorSchema) -> JsonSchemaValue:
+        raise PydanticUserError("an Iterable is only checked while it is read", code=None)
+
+    def is_subclass_schema(self, schema: core_schema.IsSubclassSchema) -> JsonSchemaValue:
+        raise PydanticUserError("a class can't be sent as JSON", code=None)
+
+    def encode_default(self, dft: Any) -> Any:
+        # What JSON has no words for, and what nobody should read, is not shown.
+        encoded = super().encode_default(dft)
+        if any(_unfit_to_show(part) for part in _values(encoded)):
+            raise pydantic_core.PydanticSerializationError("not to be shown")
+        return encoded
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def _close(schema: JsonSchemaValue) -> JsonSchemaValue:
+    schema.pop("title", None)
+    if schema.get("type") == "object":
+        schema["additionalProperties"] = False
+        schema.setdefault("properties", {})
+    return schema
+
+
+_MASK = str(SecretStr("any"))
+
+
+def _unfit_to_show(value: Any) -> bool:
+    return value == _MASK or (isinstance(value, float) and not math.isfinite(value))
+
+
+def _json_schema_of(adapter: TypeAdapter[Any], annotation: Any) -> JsonSchema:
+    try:
+        schema = adapter.json_schema(schema_generator=_Closed)
+    except PydanticUserError as error:
+        raise _indescribable(annotation, error) from error
+    for part in _parts(schema):
+        if "enum" in part and isinstance(part.get("title"), str):
+            del part["title"]
+    reference = schema.get("$ref", "")
+    if reference.startswith("#/$defs/"):
+        # Providers want an object at the top, not a reference to one.
+        top = schema["$defs"][reference.removeprefix("#/$defs/")]
+        schema = {**top, "$defs": schema["$defs"]}
+    return schema
+
+
+def _parts(schema: Any) -> Iterator[JsonSchema]:
+    """Every schema inside a JSON Schema or a core schema, itself included."""
+    return (cast(JsonSchema, part) for part in _values(schema) if isinstance(part, dict))
+
+
+def _values(value: Any) -> Iterator[Any]:
+    """Every value inside a nest of dicts and lists, itself included."""
+    yield value
+    if isinstance(value, dict):
+        for inner in cast("dict[str, Any]", value).values():
+            yield from _values(inner)
+    elif isinstance(value, list | tuple):
+        for inner in cast("list[Any]", value):
+            yield from _values(inner)
+
+
+def _schemas_in(schema: JsonSchema) -> Iterator[JsonSchema]:
+    """Every schema inside a JSON Schema, itself included; names of fields and values are not schemas."""
+    yield schema
+    for word, inner in schema.items():
+        if word in ("properties", "patternProperties", "$defs"):
+            nested = list(cast("dict[str, Any]", inner).values())
+        elif word in ("default", "examples", "enum", "const", "required"):
+            continue
+        else:
+            nested = cast("list[Any]", inner) if isinstance(inner, list) else [inner]
+        for one in nested:
+            if isinstance(one, dict):
+                yield from _schemas_in(cast(JsonSchema, one))
+
+
+def _holds_floats(part: JsonSchema) -> bool:
+    anything = not {"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"} & set(part)
+    return part.get("type") == "number" or anything or part.get("additionalProperties") is True
+
+
+# --- infinities --------------------------------------------------------------------------------
+
+_SUSPECT_TEXT = r"NaN|Infinity|\d[eE]\+?\d{3}|\d{200}"
+_SUSPECT: dict[type, re.Pattern[Any]] = {
+    str: re.compile(_SUSPECT_TEXT),
+    bytes: re.compile(_SUSPECT_TEXT.encode()),
+}
+
+
+def _infinities_in(data: str | bytes, schema: JsonSchema) -> Iterator[Problem]:
+    """What is no finite number, or would be none as a float."""
+    try:
+        value = pydantic_core.from_json(data)
+    except (ValueError, TypeError):
+        return  # not JSON at all: validation says so
+    for location, number in _numbers(value, ()):
+        if isinstance(number, float) and not math.isfinite(number):
+            yield Problem(location_of(location), NOT_FINITE)
+        elif abs(number) > sys.float_info.max and _takes_floats_only(schemas_at(schema, location)):
+            yield Problem(location_of(location), "is too large for a number")
+
+
+def _takes_floats_only(forms: list[Mapping[str, Any]]) -> bool:
+    kinds = {form.get("type") for form in forms}
+    return "number" in kinds and "integer" not in kinds
+
+
+def _numbers(value: Any, location: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], float]]:
+    if isinstance(value, int | float):
+        yield location, value
+    elif isinstance(value, dict):
+        for key, inner in cast("dict[str, Any]", value).items():
+            yield from _numbers(inner, (*location, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(cast("list[Any]", value)):
+            yield from _numbers(inner, (*location, index))

@@ -1,0 +1,269 @@
+"""Validation errors in words for a model: where it is, what was expected, what came instead."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast, get_args
+
+import pydantic_core
+
+Location = tuple[str | int, ...]
+
+NOT_FINITE = "must be a finite number; NaN and infinities are not allowed"
+
+_MODULES = re.compile(r"\b\w+(\.\w+|\.<locals>)*\.(?=\w)")
+_PLAIN_KEY = re.compile(r"[\w-]+\Z")
+_PLAIN_FORM = re.compile(r"[\w., |\[\]]+\Z")
+"""Names of forms that mean something to a reader, unlike `function-after[check(), int]`."""
+
+
+def describe(annotation: Any) -> str:
+    """A type as its author would write it."""
+    if isinstance(annotation, str):
+        return repr(annotation)
+    name = None if get_args(annotation) else getattr(annotation, "__qualname__", None)
+    return _MODULES.sub("", name or str(annotation))
+
+
+def location_of(location: Location) -> str:
+    """`("orders", 2, "price")` as `orders[2].price`; a key that is no plain word as `orders["a b"]`."""
+    text = ""
+    for part in location:
+        if isinstance(part, int) or not _PLAIN_KEY.match(part):
+            text += f"[{json.dumps(part, ensure_ascii=False)}]"
+        else:
+            text += f".{part}" if text else part
+    return text
+
+
+def problems_of(
+    errors: Iterable[Mapping[str, Any]], data: str | bytes, schema: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Every error as *(where, what to do)*, each said once."""
+    try:
+        sent: Any = pydantic_core.from_json(data)
+    except (ValueError, TypeError):
+        sent = None
+    seen: set[tuple[str, str]] = set()
+    for error in errors:
+        location, form = _real_location(error, sent)
+        where = location_of(location)
+        if _PLAIN_FORM.match(form):
+            where = f"{where} (as {form})".lstrip()
+        problem = (where, _what(error, location, form, schema))
+        if problem not in seen:
+            seen.add(problem)
+            yield problem
+
+
+def _real_location(error: Mapping[str, Any], sent: Any) -> tuple[Location, str]:
+    """Where in the input the error is, apart from the labels pydantic puts in for forms of a union."""
+    location: list[str | int] = []
+    form = ""
+    raw = cast(Location, error["loc"])
+    value = sent
+    for position, part in enumerate(raw):
+        names_a_gap = position == len(raw) - 1 and error["type"] == "missing"
+        if isinstance(value, dict) and (part in value or names_a_gap):
+            value = cast("dict[Any, Any]", value).get(part)
+        elif isinstance(value, list) and isinstance(part, int):
+            items = cast("list[Any]", value)
+            value = items[part] if part < len(items) else None
+        else:
+            if part != _KEY:
+                form = str(part)
+            continue
+        location.append(part)
+    return tuple(location), form
+
+
+_KEY = "[key]"
+"""What pydantic puts behind the location of a key that is wrong itself."""
+
+_EXPECTED = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "float_type": "a number",
+    "decimal_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "set_type": "a list",
+    "frozen_set_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "dataclass_type": "an object",
+    "none_required": "null",
+    "bytes_type": "text",
+    "decimal_parsing": "a number",
+    "date_type": "a date such as 2026-01-31",
+    "date_parsing": "a date such as 2026-01-31",
+    "date_from_datetime_parsing": "a date such as 2026-01-31",
+    "datetime_type": "a time such as 2026-01-31T12:00:00Z",
+    "datetime_parsing": "a time such as 2026-01-31T12:00:00Z",
+    "datetime_from_date_parsing": "a time such as 2026-01-31T12:00:00Z",
+    "time_type": "a time of day such as 12:00:00",
+    "time_parsing": "a time of day such as 12:00:00",
+    "time_delta_type": "a duration such as PT30S",
+    "time_delta_parsing": "a duration such as PT30S",
+    "uuid_type": "a UUID",
+    "uuid_parsing": "a UUID",
+}
+
+_BOUNDS = {
+    "greater_than": ("greater than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+    "multiple_of": ("a multiple of", "multiple_of"),
+}
+
+_LENGTHS = {
+    "string_too_short": ("at least", "min_length"),
+    "string_too_long": ("at most", "max_length"),
+    "too_short": ("at least", "min_length"),
+    "too_long": ("at most", "max_length"),
+}
+
+
+def _what(error: Mapping[str, Any], location: Location, form: str, schema: Mapping[str, Any]) -> str:
+    kind = cast(str, error["type"])
+    context = cast("dict[str, Any]", error.get("ctx") or {})
+    got = "" if _is_secret(location, schema) else f", got {_shown(error['input'])}"
+    if kind == "missing":
+        return "required, and missing"
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        return _unknown(location, form, schema)
+    if kind in ("json_invalid", "string_unicode"):
+        return _not_json(location, context)
+    if kind in _EXPECTED:
+        subject = "this key must be" if error["loc"][-1:] == (_KEY,) else "must be"
+        return f"{subject} {_EXPECTED[kind]}{got}"
+    if kind == "finite_number":
+        return NOT_FINITE
+    if kind in _BOUNDS:
+        words, key = _BOUNDS[kind]
+        return f"must be {words} {context[key]}{got}"
+    if kind in _LENGTHS:
+        words, key = _LENGTHS[kind]
+        sent = error["input"]
+        got = f", got {len(cast('list[Any]', sent))}" if isinstance(sent, list | dict) else got
+        return f"must have {words} {_counted(context[key], sent)}{got}"
+    if kind == "string_pattern_mismatch":
+        return f"must match the pattern {context['pattern']}{got}"
+    if kind in ("literal_error", "enum"):
+        return f"must be one of {context['expected']}{got}"
+    if kind in ("value_error", "assertion_error"):
+        return f"{context['error']}" + ("" if isinstance(error["input"], Mapping) else got)
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return _tag(location, context, schema)
+    return f"{cast(str, error['msg'])[:1].lower()}{cast(str, error['msg'])[1:]}{got}"
+
+
+def _not_json(location: Location, context: Mapping[str, Any]) -> str:
+    subject = "must be JSON" if location else "the arguments are not valid JSON"
+    return f"{subject}: {context.get('error', 'half of a surrogate pair stands alone')}"
+
+
+def _counted(count: int, value: Any) -> str:
+    noun = "character" if isinstance(value, str) else "item"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _tag(location: Location, context: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+    """The field that says which form of a union this is: missing, or of no known value."""
+    known = context.get("expected_tags")
+    if known is None:
+        tags = {tag: None for part in schemas_at(schema, location) for tag in _tags(part)}
+        known = ", ".join(map(repr, tags))
+    name = cast(str, context["discriminator"])
+    if name.endswith("()"):  # a function finds the tag, so there is no field to name
+        return f"must be one of the forms {known}" if known else "must be one of the known forms"
+    if "tag" in context:
+        return f"its {name} must be one of {known}, got {context['tag']!r}"
+    return f"its {name} is required, and must be one of {known}"
+
+
+def _tags(part: Mapping[str, Any]) -> Mapping[str, str]:
+    """The forms of a discriminated union, by what its tag says."""
+    return part.get("discriminator", {}).get("mapping", {})
+
+
+def _unknown(location: Location, form: str, schema: Mapping[str, Any]) -> str:
+    key = location[-1] if location else form
+    parts = schemas_at(schema, location[:-1])
+    named = [tags[form] for part in parts if form in (tags := _tags(part))] or [f"#/$defs/{form}"]
+    form_parts = [part for name in named for part in _forms({"$ref": name}, schema, set())]
+    here = form_parts if any(form_parts) else parts
+    properties = [part["properties"] for part in here if "properties" in part]
+    known = sorted({name for names in properties if key not in names for name in names})
+    near = difflib.get_close_matches(str(key), known, n=1)
+    if near:
+        return f"unknown; did you mean {near[0]}?"
+    if known:
+        return f"unknown; remove it. Known here: {', '.join(known)}"
+    return "unknown; remove it"
+
+
+def _shown(value: Any) -> str:
+    """What came, in JSON's terms and never long."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, int | float):
+        return f"the number {value}"
+    if isinstance(value, str):
+        text = json.dumps(value, ensure_ascii=False)
+        return f"the text {text if len(text) <= 60 else text[:57] + '…' + chr(34)}"
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, Sequence):
+        return "a list"
+    return f"a {type(cast(object, value)).__name__}"
+
+
+# --- looking a place up in a JSON Schema ---------------------------------------------------------
+
+
+def _is_secret(location: Location, schema: Mapping[str, Any]) -> bool:
+    return any(part.get("writeOnly") for part in schemas_at(schema, location))
+
+
+def schemas_at(schema: Mapping[str, Any], location: Location) -> list[Mapping[str, Any]]:
+    """The schemas that may describe the value at a place; several where there is a union."""
+    here = _forms(schema, schema, set())
+    for part in location:
+        inner: list[Any] = []
+        for form in here:
+            if isinstance(part, int):
+                prefix = form.get("prefixItems", [])
+                inner.append(prefix[part] if part < len(prefix) else form.get("items"))
+            else:
+                inner.append(form.get("properties", {}).get(part, form.get("additionalProperties")))
+        here = [
+            found
+            for one in inner
+            if isinstance(one, dict)
+            for found in _forms(cast(dict[str, Any], one), schema, set())
+        ]
+    return here
+
+
+def _forms(part: Mapping[str, Any], root: Mapping[str, Any], seen: set[str]) -> list[Mapping[str, Any]]:
+    """A schema with its references and unions opened."""
+    reference = part.get("$ref")
+    if isinstance(reference, str):
+        if reference in seen:
+            return []
+        name = reference.rsplit("/", 1)[-1]
+        return _forms(root.get("$defs", {}).get(name, {}), root, seen | {reference})
+    forms: list[Mapping[str, Any]] = [part]
+    for union in ("anyOf", "oneOf", "allOf"):
+        for one in part.get(union, ()):
+            forms.extend(_forms(one, root, seen))
+    return forms

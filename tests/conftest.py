@@ -1,0 +1,15 @@
+"""Settings for every test: how many examples are drawn, here and in a deep run."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "quick", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "deep", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("deep" if os.environ.get("HANDRAIL_DEEP") else "quick")
