@@ -1,0 +1,389 @@
+"""`Operation`: what a verb that waits returns, and how it is run from any colour of code.
+
+`await` it, start it in a task group, or call `.wait()` where there is no event loop: in a script, in
+a synchronous handler, in a thread of your own. There is one way to write a verb and no `_sync` twin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import warnings
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
+
+from handrail.errors import (
+    ContextExpired,
+    OperationError,
+    OperationHasNoTruth,
+    OperationNeverAwaited,
+    OperationUsedTwice,
+    WaitOnLoopThread,
+)
+from handrail.threads import background_loop, run_on
+
+T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+
+
+class Home:
+    """Where the operations of one call run, and until when.
+
+    A call has one home. Closing it ends every operation still under way, wherever it was started,
+    with `ContextExpired`, and refuses those that come later.
+    """
+
+    __slots__ = ("_ending", "_live", "_owned", "call", "closed", "loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, call: str) -> None:
+        self.loop = loop
+        self.call = call
+        self.closed = False
+        self._live: dict[Operation[Any], asyncio.Task[Any]] | None = None
+        self._ending: set[asyncio.Task[Any]] | None = None
+        self._owned: set[asyncio.Task[Any]] | None = None
+
+    def check(self) -> None:
+        """Raise `ContextExpired` if the call is over."""
+        if self.closed:
+            raise ContextExpired(self.call)
+
+    def close(self) -> None:
+        """End the call: to be called on the loop's own thread."""
+        self.closed = True
+        if self._live:
+            # A gather's members are left to the gather, which ends them once and waits for them.
+            spared = {asyncio.current_task(self.loop), *(self._owned or ())}
+            self._ending = set(self._live.values()) - spared
+            for task in self._ending:
+                task.cancel()
+
+    async def run(self, operation: Operation[T], factory: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run one operation's work, to be ended when the home is closed."""
+        self.check()
+        if asyncio.get_running_loop() is not self.loop:
+            raise OperationError(
+                operation.name,
+                "it was awaited on another event loop than its call's. Await it in the handler itself; "
+                "from a thread with a loop of its own call `.wait()` outside that loop.",
+            )
+        task = asyncio.current_task()
+        assert task is not None, "an operation runs inside a task"
+        live = self._live
+        if live is None:
+            live = self._live = {}
+        live[operation] = task
+        cancelled_before = task.cancelling()
+        try:
+            value = await factory()
+        except asyncio.CancelledError:
+            if self._take_back(task) and task.cancelling() <= cancelled_before:
+                raise ContextExpired(self.call) from None
+            raise
+        except BaseException:
+            self._take_back(task)
+            raise
+        finally:
+            del live[operation]
+        if self._ending and self._take_back(task):
+            raise ContextExpired(self.call)  # the work took no notice of being ended
+        return value
+
+    def _take_back(self, task: asyncio.Task[Any]) -> bool:
+        """Undo the cancellation by which `close` ended an operation, so that what follows it may go on."""
+        if not self._ending or task not in self._ending:
+            return False
+        self._ending.discard(task)
+        task.uncancel()
+        return True
+
+    @contextlib.contextmanager
+    def own(self, tasks: Sequence[asyncio.Task[Any]]) -> Generator[None]:
+        """While this lasts, closing leaves these tasks to whoever owns them."""
+        owned = self._owned
+        if owned is None:
+            owned = self._owned = set()
+        owned.update(tasks)
+        try:
+            yield
+        finally:
+            owned.difference_update(tasks)
+
+
+class Operation(Coroutine[Any, Any, T]):
+    """Work that has been described and not begun.
+
+    - *Cold*: nothing happens until it is awaited, started in a task group, or waited for.
+    - *Single-use*: a second use raises `OperationUsedTwice`.
+    - *Without a truth value*: `if context.request_approval(...)` raises, since its `await` is missing.
+    - *Never silent*: one that is dropped unused warns `OperationNeverAwaited`.
+    - *Ended with its call*: what a context's verb returned does not outlive the context.
+
+    It is a coroutine to the rest of Python, so `asyncio.TaskGroup.create_task(operation)` takes it.
+    """
+
+    __slots__ = ("__weakref__", "_factory", "_running", "_task", "home", "name")
+
+    def __init__(
+        self, factory: Callable[[], Coroutine[Any, Any, T]], name: str, home: Home | None = None
+    ) -> None:
+        self._factory: Callable[[], Coroutine[Any, Any, T]] | None = factory
+        self.name = name
+        self.home = home
+        self._running: Coroutine[Any, Any, T] | None = None
+        self._task: asyncio.Task[Any] | None = None
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        factory = self._factory
+        if factory is None or self.home is not None:
+            return self._begin().__await__()
+        self._factory = None
+        return factory().__await__()
+
+    def __call__(self) -> Coroutine[Any, Any, T]:
+        """The operation itself, so that task groups that want a function, as anyio's do, take it too."""
+        return self
+
+    def wait(self) -> T:
+        """Run to the end from synchronous code, and return or raise what came of it.
+
+        Inside a call it runs on the call's own loop, from whichever thread. In a script it runs on
+        one background loop that all scripts' operations share. Ctrl-C cancels it, waits for it to
+        clean up, and then raises `KeyboardInterrupt`; a second one does not wait.
+        """
+        if asyncio._get_running_loop() is not None:  # pyright: ignore[reportPrivateUsage]  # asyncio documents it for this
+            self._factory = None
+            raise WaitOnLoopThread(
+                self.name,
+                "`.wait()` was called on a thread that runs an event loop, and would wait for itself. "
+                "In async code write `await` instead; to call sync code that waits, run it in a thread "
+                "with `asyncio.to_thread`.",
+            )
+        begin = self.give_up()
+        if self.home is not None:
+            self.home.check()
+        loop = self.home.loop if self.home is not None else background_loop()
+        return run_on(loop, _begun(begin), self.name)
+
+    def _begin(self) -> Coroutine[Any, Any, T]:
+        factory, home = self._take(), self.home
+        if home is None:
+            return factory()
+        home.check()
+        return home.run(self, factory)
+
+    def give_up(self) -> Callable[[], Coroutine[Any, Any, T]]:
+        """Hand the work over to another operation: this one counts as used."""
+        factory, home = self._take(), self.home
+        return factory if home is None else lambda: home.run(self, factory)
+
+    def _take(self) -> Callable[[], Coroutine[Any, Any, T]]:
+        factory = self._factory
+        if factory is None:
+            raise self._used_twice()
+        self._factory = None
+        return factory
+
+    def _used_twice(self) -> OperationUsedTwice:
+        return OperationUsedTwice(
+            self.name, "it has been used already. An operation runs once: call the verb again for another."
+        )
+
+    # What the coroutine protocol wants, for task groups.
+
+    def send(self, value: Any, /) -> Any:
+        task = _current_task()
+        if self._running is None:
+            self._running, self._task = self._begin(), task
+        elif task is not self._task:
+            raise self._used_twice()  # two tasks were made of it
+        try:
+            return self._running.send(value)
+        except BaseException:
+            self._task = None
+            raise
+
+    @overload
+    def throw(
+        self,
+        typ: type[BaseException],
+        val: BaseException | object = None,
+        tb: TracebackType | None = None,
+        /,
+    ) -> Any: ...
+    @overload
+    def throw(self, typ: BaseException, val: None = None, tb: TracebackType | None = None, /) -> Any: ...
+    def throw(
+        self,
+        typ: type[BaseException] | BaseException,
+        val: BaseException | object = None,
+        tb: TracebackType | None = None,
+        /,
+    ) -> Any:
+        error = typ if isinstance(typ, BaseException) else _instance(typ, val).with_traceback(tb)
+        if self._running is None:
+            self._factory = None
+            raise error
+        if _current_task() is not self._task:
+            raise error  # meant for a second task made of it, which has not begun
+        try:
+            return self._running.throw(error)
+        except BaseException:
+            self._task = None
+            raise
+
+    def close(self) -> None:
+        self._factory = None
+        if self._running is not None:
+            self._running.close()
+
+    def __bool__(self) -> NoReturn:
+        if sys._getframe(1).f_globals.get("__name__") == "asyncio.base_tasks":  # pyright: ignore[reportPrivateUsage]  # inspect.currentframe is the same
+            # From Python 3.12 on the repr of a task asks in this way whether it has a coroutine.
+            return True  # pyright: ignore[reportGeneralTypeIssues]  # for a type checker there is none
+        self._factory = None  # the error says enough; no warning on top
+        raise OperationHasNoTruth(
+            self.name,
+            "it was used as a condition, but it has not run yet and has no truth value. "
+            "Write `await` before it, or `.wait()` behind it in synchronous code.",
+        )
+
+    def __del__(self) -> None:
+        if self._factory is not None and not sys.is_finalizing():
+            self._factory = None
+            warnings.warn(
+                f"operation {self.name} was made but never ran: `await` it, or call `.wait()`",
+                OperationNeverAwaited,
+                stacklevel=2,
+                source=self,
+            )
+
+    if not TYPE_CHECKING:  # a type checker knows by itself that there is no such attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"operation {self.name} has no {name!r}: it stands for what will come, and has not run yet. "
+                "Write `await` before it, or `.wait()` behind it in synchronous code."
+            )
+
+    def __repr__(self) -> str:
+        return f"<Operation {self.name}{'' if self._factory is not None else ', used'}>"
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    loop = asyncio._get_running_loop()  # pyright: ignore[reportPrivateUsage]  # asyncio documents it for this
+    return None if loop is None else asyncio.current_task(loop)
+
+
+def _instance(kind: type[BaseException], value: BaseException | object) -> BaseException:
+    if isinstance(value, BaseException):
+        return value
+    return kind() if value is None else kind(value)
+
+
+async def _begun(begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Begin the work on the loop that runs it, not on the thread that waits for it."""
+    return await begin()
+
+
+class Done:
+    """What a verb that acts at once returns. It has happened; awaiting this is optional."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return
+        yield  # makes this a generator, as the protocol wants
+
+    def wait(self) -> None:
+        """Nothing to wait for: it has happened."""
+
+
+DONE = Done()
+
+
+@overload
+def gather(a: Awaitable[A], /) -> Operation[tuple[A]]: ...
+@overload
+def gather(a: Awaitable[A], b: Awaitable[B], /) -> Operation[tuple[A, B]]: ...
+@overload
+def gather(a: Awaitable[A], b: Awaitable[B], c: Awaitable[C], /) -> Operation[tuple[A, B, C]]: ...
+@overload
+def gather(
+    a: Awaitable[A], b: Awaitable[B], c: Awaitable[C], d: Awaitable[D], /
+) -> Operation[tuple[A, B, C, D]]: ...
+@overload
+def gather(*operations: Awaitable[T]) -> Operation[tuple[T, ...]]: ...
+def gather(*operations: Awaitable[Any]) -> Operation[tuple[Any, ...]]:
+    """Run several at once and give their values in the order they were given.
+
+    Structured: when one fails, or is cancelled, the others are cancelled **and awaited** before its
+    error is raised, so nothing of this is still running once it is over. The operations now belong
+    to this one: they can't be used apart from it.
+    """
+    members = [each if isinstance(each, Operation) else _as_operation(each) for each in operations]
+    home = next((each.home for each in members if each.home is not None), None)
+    work = [each.give_up() for each in members]
+    return Operation(lambda: _gather(work, home), f"gather({', '.join(each.name for each in members)})", home)
+
+
+def _as_operation(awaitable: Awaitable[T]) -> Operation[T]:
+    return Operation(lambda: _await(awaitable), type(awaitable).__name__)
+
+
+async def _await(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
+async def _gather(
+    work: Sequence[Callable[[], Coroutine[Any, Any, Any]]], home: Home | None
+) -> tuple[Any, ...]:
+    loop = asyncio.get_running_loop()
+    tasks = [loop.create_task(begin()) for begin in work]
+    if not tasks:
+        return ()
+    settled: asyncio.Future[None] = loop.create_future()
+    left = len(tasks)
+    failed: asyncio.Task[Any] | None = None
+
+    def ended(task: asyncio.Task[Any]) -> None:
+        nonlocal left, failed
+        left -= 1
+        # Asking for the exception also counts as having seen it: none is logged as lost.
+        unsuccessful = task.cancelled() or task.exception() is not None
+        if unsuccessful and failed is None:
+            failed = task
+        if (left == 0 or failed is not None) and not settled.done():
+            settled.set_result(None)
+
+    for task in tasks:
+        task.add_done_callback(ended)
+    with home.own(tasks) if home is not None else contextlib.nullcontext():
+        try:
+            await settled
+        finally:
+            await _cancel_and_await(tasks)
+    if failed is not None:
+        failed.result()  # raises what it raised, CancelledError included
+    return tuple(task.result() for task in tasks)
+
+
+async def _cancel_and_await(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """End these tasks; a cancellation that arrives meanwhile is raised only once they have ended."""
+    cancelled: asyncio.CancelledError | None = None
+    unfinished: list[asyncio.Task[Any]] = [task for task in tasks if not task.done()]
+    for task in unfinished:
+        task.cancel()
+    while unfinished:
+        try:
+            await asyncio.wait(unfinished)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        unfinished = [task for task in unfinished if not task.done()]
+    if cancelled is not None:
+        raise cancelled

@@ -1,0 +1,102 @@
+"""Operations to test with, and scripts to run them in."""
+
+import asyncio
+import gc
+import logging
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from handrail import Operation, gather
+from handrail.operation import Home
+from handrail.threads import run_in_thread
+
+
+def value_of(value: object, home: Home | None = None) -> Operation[Any]:
+    """An operation that goes through the loop once and gives `value`."""
+
+    async def work() -> object:
+        await asyncio.sleep(0)
+        return value
+
+    return Operation(work, "value", home)
+
+
+def failing(error: BaseException, home: Home | None = None) -> Operation[Any]:
+    """An operation that goes through the loop once and raises."""
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+        raise error
+
+    return Operation(work, "failing", home)
+
+
+class Stuck:
+    """An operation that ends only when it is ended, and says what became of it."""
+
+    def __init__(self, home: Home | None = None, cleanup: int = 0) -> None:
+        self.began = threading.Event()
+        self.log: list[str] = []
+        self.cleanup = cleanup
+        self.operation: Operation[None] = Operation(self.work, "stuck", home)
+
+    async def work(self) -> None:
+        self.log.append("began")
+        self.began.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.log.append("cancelled")
+            raise
+        finally:
+            for _ in range(self.cleanup):
+                await asyncio.sleep(0)
+            self.log.append("cleaned up")
+
+    async def has_begun(self) -> None:
+        """Let the loop run until the work is under way."""
+        while not self.began.is_set():
+            await asyncio.sleep(0)
+
+
+def run(main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Run an async function to its end on a loop of its own."""
+    return asyncio.run(main())
+
+
+async def use(operation: Operation[Any], way: str) -> Any:
+    """Use an operation in one of the ways there are: await, wait, task, gather."""
+    if way == "wait":
+        return await run_in_thread(operation.wait)
+    if way == "task":
+        return await asyncio.create_task(operation)
+    if way == "gather":
+        return await gather(operation)
+    return await operation
+
+
+@pytest.fixture
+def nothing_is_logged(caplog: pytest.LogCaptureFixture):
+    """asyncio reports lost exceptions and destroyed tasks by its logger: there must be none."""
+    with caplog.at_level(logging.WARNING, logger="asyncio"):
+        yield
+        gc.collect()
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+def script(tmp_path: Any, text: str, *flags: str) -> list[str]:
+    """A script on disk and the command that runs it as a user would."""
+    file = tmp_path / "script.py"
+    file.write_text("from handrail import Operation, gather\nimport asyncio\n" + textwrap.dedent(text))
+    return [sys.executable, *flags, str(file)]
+
+
+def finished(command: list[str], seconds: float = 30) -> subprocess.CompletedProcess[str]:
+    """Run a script to its end, which must come in time."""
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds)

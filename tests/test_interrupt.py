@@ -1,0 +1,219 @@
+"""Ctrl-C, the end of the program, a loop that went away, a fork."""
+
+import asyncio
+import signal
+import subprocess
+import textwrap
+import threading
+from typing import Any
+
+import pytest
+
+from handrail import Operation, threads
+from handrail.errors import (
+    LoopGone,
+)
+from handrail.operation import Home
+from handrail.threads import background_loop
+from operations import finished, script, value_of
+
+INTERRUPTED = """
+    import signal, sys
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
+
+    async def work():
+        print("ready", flush=True)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            {cleanup}
+            print("cleaned up", flush=True)
+
+    try:
+        Operation(work, "work").wait()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        {after}
+"""
+
+
+def interrupted(tmp_path: Any, times: int = 1, **parts: str) -> tuple[list[str], str, int]:
+    """Run a script, send it SIGINT each time it says `ready`; its lines, its complaints, its exit code."""
+    text = textwrap.dedent(INTERRUPTED)
+    for name in ("cleanup", "after"):
+        text = text.replace("{" + name + "}", parts.get(name, "pass"))
+    process = subprocess.Popen(
+        script(tmp_path, text), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    lines: list[str] = []
+    for _ in range(times):
+        while (line := process.stdout.readline().strip()) != "ready":
+            assert line, "the script ended early"
+            lines.append(line)
+        process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    return lines + out.split("\n")[:-1], err, process.returncode
+
+
+def test_ctrl_c_cancels_and_waits_for_the_cleanup(tmp_path: Any):
+    """A real SIGINT: the work is cancelled, its cleanup done before `KeyboardInterrupt` goes on."""
+    lines, err, code = interrupted(tmp_path, cleanup="await asyncio.sleep(0.01)", after="sys.exit(7)")
+    assert (lines, err, code) == (["cleaned up", "interrupted"], "", 7)
+
+
+def test_ctrl_c_that_nobody_catches_ends_the_program_as_usual(tmp_path: Any):
+    """Uncaught, the exit code is that of a program ended by SIGINT, and the cleanup still ran."""
+    lines, err, code = interrupted(tmp_path, after="raise")
+    assert (lines, code) == (["cleaned up", "interrupted"], -signal.SIGINT)
+    assert err.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_the_program_goes_on_after_a_caught_ctrl_c(tmp_path: Any):
+    """The background loop is as good as before."""
+    after = "print(Operation(lambda: asyncio.sleep(0, 'still here'), 'next').wait())"
+    lines, err, code = interrupted(tmp_path, after=after)
+    assert (lines, err, code) == (["cleaned up", "interrupted", "still here"], "", 0)
+
+
+def test_a_second_ctrl_c_does_not_wait(tmp_path: Any):
+    """While the cleanup takes its time, a second SIGINT leaves it and goes on."""
+    cleanup = 'print("ready", flush=True); await asyncio.Event().wait()'
+    lines, err, code = interrupted(tmp_path, times=2, cleanup=cleanup, after="import os; os._exit(9)")
+    assert (lines, err, code) == (["interrupted"], "", 9)
+
+
+def test_an_interrupt_before_the_hand_over_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch):
+    """Struck in the moment before the loop takes the work, the wait still ends, and no coroutine is lost."""
+    loop = background_loop()
+    real = loop.call_soon_threadsafe
+    struck: list[int] = []
+
+    def strike(*arguments: Any, **options: Any) -> Any:
+        if not struck:
+            struck.append(1)
+            raise KeyboardInterrupt
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", strike)
+    with pytest.raises(KeyboardInterrupt):
+        value_of(1).wait()
+    assert value_of(2).wait() == 2
+
+
+def test_an_abandoned_thread_does_not_hold_the_program_open(tmp_path: Any):
+    """A handler's thread that never returns is a daemon: the program ends without it."""
+    text = """
+        import threading
+        from handrail.threads import run_in_thread
+
+        async def main():
+            began = asyncio.Event()
+            loop = asyncio.get_running_loop()
+
+            def handler():
+                loop.call_soon_threadsafe(began.set)
+                threading.Event().wait()
+
+            task = asyncio.create_task(run_in_thread(handler))
+            await began.wait()
+            task.cancel()
+            await asyncio.wait([task])
+            print("over", task.cancelled())
+
+        asyncio.run(main())
+    """
+    result = finished(script(tmp_path, text))
+    assert (result.stdout, result.stderr, result.returncode) == ("over True\n", "", 0)
+
+
+def test_a_thread_stuck_in_a_wait_does_not_hold_the_program_open(tmp_path: Any):
+    """The same for a thread of a handler that waits for an operation as the program ends."""
+    text = """
+        from handrail.threads import run_in_thread
+
+        async def never():
+            print("waiting", flush=True)
+            await asyncio.Event().wait()
+
+        async def start():
+            task = asyncio.create_task(run_in_thread(lambda: Operation(begin, "never").wait()))
+            await began.wait()
+
+        async def begin():
+            began.set()
+            await never()
+
+        began = asyncio.Event()
+        Operation(start, "start").wait()
+    """
+    result = finished(script(tmp_path, text))
+    assert (result.stdout, result.returncode) == ("waiting\n", 0)
+
+
+def test_a_loop_that_is_gone_is_an_error():
+    """Waiting for an operation whose loop has been closed says so, and loses no coroutine."""
+
+    async def main() -> Home:
+        return Home(asyncio.get_running_loop(), "call")
+
+    home = asyncio.run(main())
+    with pytest.raises(LoopGone, match="the event loop it belongs to has ended") as caught:
+        value_of(1, home).wait()
+    assert caught.value.operation == "value"
+
+
+def test_a_loop_that_goes_while_somebody_waits_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    """A loop stopped and closed under a waiting thread: `LoopGone`, not a hang."""
+    monkeypatch.setattr(threads, "_LOOK_SECONDS", 0.01)
+    loop = asyncio.new_event_loop()
+    raised: list[BaseException] = []
+
+    async def work() -> None:
+        loop.stop()
+        await asyncio.Event().wait()
+
+    operation = Operation(work, "stopped", Home(loop, "call"))
+
+    def body() -> None:
+        try:
+            operation.wait()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    loop.run_forever()  # until the work stops it
+    tasks = asyncio.all_tasks(loop)
+    loop.close()
+    thread.join(timeout=30)
+    assert [type(error) for error in raised] == [LoopGone]
+    assert "ended while it ran" in str(raised[0])
+    for task in tasks:
+        task.get_coro().close()  # pyright: ignore[reportOptionalMemberAccess]
+        task._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]  # it was meant
+
+
+def test_a_forked_child_can_wait_too(tmp_path: Any):
+    """After `os.fork` the child has no background thread, makes its own, and both go on."""
+    text = """
+        import os, sys, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python dislikes any fork beside threads
+        from handrail.threads import run_in_thread
+
+        def twice():
+            async def work():
+                return await run_in_thread(lambda: "thread")
+            return Operation(lambda: asyncio.sleep(0, "loop"), "a").wait(), Operation(work, "b").wait()
+
+        print(*twice(), flush=True)
+        child = os.fork()
+        if child == 0:
+            print(*twice(), flush=True)
+            sys.exit(5)
+        _, status = os.waitpid(child, 0)
+        print(*twice(), os.waitstatus_to_exitcode(status))
+    """
+    result = finished(script(tmp_path, text))
+    expected = "loop thread\nloop thread\nloop thread 5\n"
+    assert (result.stdout, result.stderr, result.returncode) == (expected, "", 0)

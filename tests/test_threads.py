@@ -1,0 +1,320 @@
+"""Threads for synchronous handlers: daemons, without a limit, used again, abandoned and not stopped."""
+
+import asyncio
+import contextlib
+import contextvars
+import gc
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from handrail import threads
+from handrail.threads import background_loop, run_in_thread, threads_at_work
+from operations import run
+
+LABEL: contextvars.ContextVar[str] = contextvars.ContextVar("LABEL", default="none")
+
+
+@pytest.fixture(autouse=True)
+def no_other_threads() -> None:
+    """Each test begins without threads that another one left: given a last job, they end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threads, "_IDLE_SECONDS", 0.0)
+        last: Any = SimpleNamespace(run=lambda: None)
+        while any(thread.name == "handrail-handler" for thread in threading.enumerate()):
+            while threads._idle:
+                threads._idle.pop().jobs.put(last)
+            time.sleep(0.001)
+        threads._idle.clear()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the loop and the other threads run until something is so."""
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def test_it_gives_back_what_the_function_returns():
+    """The value arrives, and the function ran on a daemon thread of ours."""
+
+    async def main() -> None:
+        thread = await run_in_thread(threading.current_thread)
+        assert thread is not threading.current_thread()
+        assert thread.daemon
+        assert thread.name == "handrail-handler"
+
+    run(main)
+
+
+def test_it_raises_what_the_function_raises():
+    """The very exception arrives, with its traceback."""
+    error = LookupError("mine")
+
+    def fails() -> None:
+        raise error
+
+    async def main() -> None:
+        with pytest.raises(LookupError) as caught:
+            await run_in_thread(fails)
+        assert caught.value is error
+        assert caught.traceback[-1].name == "fails"
+
+    run(main)
+
+
+def test_an_idle_thread_is_used_again():
+    """Once a thread is idle, the next function runs on it; no new one is made."""
+
+    async def main() -> None:
+        first = await run_in_thread(threading.get_ident)
+        for _ in range(20):
+            await until(lambda: len(threads._idle) == 1)
+            assert await run_in_thread(threading.get_ident) == first
+
+    run(main)
+
+
+def test_a_thread_that_raised_is_used_again():
+    """An error does not end the thread it was raised on, not even `SystemExit`."""
+
+    def fails() -> None:
+        idents.append(threading.get_ident())
+        raise KeyError
+
+    idents: list[int] = []
+
+    async def main() -> None:
+        with pytest.raises(KeyError):
+            await run_in_thread(fails)
+        await until(lambda: threads._idle)
+        assert [await run_in_thread(threading.get_ident)] == idents
+
+    run(main)
+
+
+def test_an_idle_thread_ends_after_a_while(monkeypatch: pytest.MonkeyPatch):
+    """A thread without work for long enough goes away, and the next function gets a new one."""
+    monkeypatch.setattr(threads, "_IDLE_SECONDS", 0.001)
+
+    async def main() -> None:
+        thread = await run_in_thread(threading.current_thread)
+        await until(lambda: not thread.is_alive())
+        assert not threads._idle
+        assert await run_in_thread(lambda: "new") == "new"
+
+    run(main)
+
+
+def test_a_job_handed_over_as_a_thread_gives_up_is_not_lost(monkeypatch: pytest.MonkeyPatch):
+    """A thread that has waited long enough, and is given a job at that very moment, does it."""
+    handed: list[asyncio.Future[Any]] = []
+
+    class Idle(deque[Any]):
+        """Hands a job to the thread just before it takes itself off the list."""
+
+        def remove(self, value: Any, /) -> None:
+            if not handed:
+                handed.append(job.future)
+                threads._submit(job)
+            super().remove(value)
+
+    monkeypatch.setattr(threads, "_IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(threads, "_idle", Idle())
+
+    async def main() -> None:
+        nonlocal job
+        loop = asyncio.get_running_loop()
+        job = threads._Job(contextvars.copy_context(), threading.get_ident, loop, loop.create_future())
+        first = await run_in_thread(threading.get_ident)
+        await until(lambda: handed)
+        assert await handed[0] == first
+
+    job: Any = None
+    run(main)
+
+
+def test_jobs_and_threads_that_end_pass_each_other(monkeypatch: pytest.MonkeyPatch):
+    """With threads that end the moment they are idle, every job is still done."""
+    monkeypatch.setattr(threads, "_IDLE_SECONDS", 0.0)
+
+    async def main() -> None:
+        for number in range(300):
+            assert await run_in_thread(lambda number=number: number) == number
+
+    run(main)
+
+
+def test_there_is_no_limit():
+    """Two hundred functions that all wait for each other end."""
+
+    async def main() -> None:
+        together = threading.Barrier(200)
+        order = await asyncio.gather(*(run_in_thread(lambda: together.wait(30)) for _ in range(200)))
+        assert sorted(order) == list(range(200))
+
+    run(main)
+
+
+def test_stop_iteration_becomes_a_runtime_error():
+    """A future can't carry `StopIteration`; it arrives as the error an async function makes of it."""
+
+    async def main() -> None:
+        with pytest.raises(RuntimeError, match="StopIteration") as caught:
+            await run_in_thread(lambda: next(iter(())))
+        assert isinstance(caught.value.__cause__, StopIteration)
+
+    run(main)
+
+
+def test_context_variables_go_along_and_do_not_leak_back():
+    """The function sees what was set where it was called from; what it sets stays there."""
+
+    def body() -> str:
+        seen = LABEL.get()
+        LABEL.set("inside")
+        return seen
+
+    async def main() -> None:
+        LABEL.set("outside")
+        assert await run_in_thread(body) == "outside"
+        assert LABEL.get() == "outside"
+        await until(lambda: threads._idle)
+        assert await run_in_thread(LABEL.get) == "outside"
+
+    run(main)
+
+
+def test_cancelling_abandons_the_thread():
+    """The awaiting task is free at once; the thread goes on, and what it returns is dropped."""
+
+    async def main() -> None:
+        began, release, ended = threading.Event(), threading.Event(), threading.Event()
+
+        def body() -> str:
+            began.set()
+            release.wait(30)
+            ended.set()
+            return "dropped"
+
+        task = asyncio.create_task(run_in_thread(body))
+        await until(began.is_set)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not ended.is_set()
+        assert threads_at_work(asyncio.get_running_loop()) == 1
+        release.set()
+        await until(lambda: threads_at_work(asyncio.get_running_loop()) == 0)
+        assert ended.is_set()
+
+    run(main)
+
+
+def test_an_abandoned_error_is_dropped_in_silence():
+    """What an abandoned function raises is nobody's concern any more, and the thread is used again."""
+
+    async def main() -> None:
+        release, began = threading.Event(), threading.Event()
+
+        def body() -> None:
+            began.set()
+            release.wait(30)
+            raise KeyError("late")
+
+        task = asyncio.create_task(run_in_thread(body))
+        await until(began.is_set)
+        task.cancel()
+        await asyncio.wait([task])
+        release.set()
+        await until(lambda: threads._idle)
+
+    run(main)
+
+
+def test_a_thread_may_outlive_its_loop():
+    """A function that returns after its loop was closed harms nothing, and is no longer counted."""
+    release, began = threading.Event(), threading.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def body() -> None:
+        began.set()
+        release.wait(30)
+
+    async def main() -> None:
+        loops.append(asyncio.get_running_loop())
+        task = asyncio.create_task(run_in_thread(body))
+        await until(began.is_set)
+        task.cancel()
+
+    async def after() -> None:
+        assert threads_at_work(loops[0]) == 1
+        release.set()
+        await until(lambda: threads_at_work(loops[0]) == 0)
+        await until(lambda: threads._idle)
+
+    run(main)
+    run(after)
+
+
+def test_threads_at_work_are_counted_by_loop():
+    """What runs for another loop does not count; what has come back does not either."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        release = threading.Event()
+        tasks = [asyncio.create_task(run_in_thread(lambda: release.wait(30))) for _ in range(3)]
+        await asyncio.sleep(0)
+        assert threads_at_work(loop) == 3
+        assert threads_at_work(background_loop()) == 0
+        release.set()
+        assert await asyncio.gather(*tasks) == [True] * 3
+        assert threads_at_work(loop) == 0
+
+    run(main)
+
+
+def test_a_thread_at_work_is_counted_until_its_outcome_is_there():
+    """Between the return of a function and the arrival of its value, it still counts: else time could jump."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        task = asyncio.create_task(run_in_thread(lambda: "value"))
+        await asyncio.sleep(0)
+        # Hold up the loop until the thread is idle again: the value is on its way, nothing more.
+        while not threads._idle:
+            assert not task.done()
+        assert threads_at_work(loop) == 1
+        assert await task == "value"
+        assert threads_at_work(loop) == 0
+
+    run(main)
+
+
+def test_nothing_is_kept_alive_by_an_idle_thread():
+    """A thread that waits for its next job holds on to nothing of the last, its error included."""
+
+    class Thing:
+        pass
+
+    async def main() -> None:
+        thing = Thing()
+        gone = weakref.ref(thing)
+
+        def fails(thing: Thing) -> None:
+            raise KeyError(thing)
+
+        with contextlib.suppress(KeyError):  # pytest.raises would keep the error
+            await run_in_thread(lambda kept=thing: fails(kept))
+        await until(lambda: threads._idle)
+        await asyncio.sleep(0)  # the callback that woke this task had the error too
+        del thing
+        gc.collect()
+        assert gone() is None
+
+    run(main)
