@@ -1,0 +1,119 @@
+"""`Tool`: a typed function that a model may call, as a frozen value checked when it is made."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+import pydantic_core
+
+from handrail.context import ToolContext
+from handrail.errors import ToolValidationError
+from handrail.schema import JsonSchema, Schema, Validate
+from handrail.tools.checking import check
+from handrail.tools.copying import Copy
+from handrail.tools.effect import Effect
+from handrail.tools.example import Need, RunMode, ToolExample
+from handrail.tools.paths import NamedPath, PathFinder
+from handrail.tools.result import ToolResult
+from handrail.tools.signature import MISSING
+
+ParamsT = TypeVar("ParamsT")
+ResultT = TypeVar("ResultT")
+Params_contra = TypeVar("Params_contra", contravariant=True)
+
+_NOTHING: dict[type, tuple[Any, ...]] = {str: ("", "null"), bytes: (b"", b"null")}
+
+
+class Handler(Protocol[Params_contra, ResultT]):
+    """What runs when a tool is called, as a plain or an async function.
+
+    `context` is always passed, by keyword. Its type may be narrower than `ToolContext`, which makes
+    the tool require what that type promises.
+    """
+
+    def __call__(
+        self, params: Params_contra, /, *, context: Any
+    ) -> ToolResult[ResultT] | Awaitable[ToolResult[ResultT]]: ...
+
+
+@dataclasses.dataclass(frozen=True)  # no slots: a subscripted call, Tool[...](...), sets an attribute
+class Tool(Generic[ParamsT, ResultT]):
+    """A typed function a model may call.
+
+    The types of parameters and result come from the handler's annotations, `(params: P, *, context:
+    ToolContext) -> ToolResult[R]`; `params` and `result` name them where there is no handler or it
+    has no annotations. Whatever is wrong with a definition is a `ToolDefinitionError` here, not later.
+    """
+
+    name: str
+    description: str
+    handler: Handler[ParamsT, ResultT] | None = None
+    params: Any = MISSING
+    result: Any = MISSING
+    accepts_overrides: bool = True
+    examples: tuple[ToolExample[Any, Any], ...] = dataclasses.field(default=(), hash=False)
+    capabilities: frozenset[str] = frozenset()
+    timeout: float | None = None
+    effect: Effect = "irreversible"
+    alone: bool = False
+    compensate: Callable[..., Any] | None = None
+    probe: Callable[..., Any] | None = None
+    run_mode: RunMode | None = None
+
+    own_task: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
+    """Does the handler need a task of its own? Only before Python 3.13, and only if it has a TaskGroup."""
+    is_async: bool = dataclasses.field(init=False, repr=False, compare=False)
+    context_type: type[ToolContext] = dataclasses.field(init=False, repr=False, compare=False)
+    needs: frozenset[Need] = dataclasses.field(init=False, repr=False, compare=False)
+    json_schema: JsonSchema = dataclasses.field(init=False, repr=False, compare=False)
+    _schema: Schema[ParamsT] | None = dataclasses.field(init=False, repr=False, compare=False)
+    _result_schema: Schema[ResultT] | None = dataclasses.field(init=False, repr=False, compare=False)
+    result_class: type | tuple[type, ...] | None = dataclasses.field(init=False, repr=False, compare=False)
+    """The class every result is of, where the declared type is one; None where it is more than that."""
+    _quick: Validate | None = dataclasses.field(init=False, repr=False, compare=False)
+    _copy: Copy | None = dataclasses.field(init=False, repr=False, compare=False)
+    _paths: PathFinder = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def parse(self, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
+        """The params that these arguments stand for, or `ToolValidationError` with every problem."""
+        quick = self._quick
+        if quick is not None and (type(arguments) is str or type(arguments) is bytes):
+            try:
+                return quick(arguments, strict=True, extra="forbid")
+            except Exception:
+                pass  # looked at again with care, for the words
+        return self._parse_with_care(arguments)
+
+    def parse_again(self, params: ParamsT, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
+        """The same params once more, sharing nothing with the others that could be changed."""
+        return self.parse(arguments) if self._copy is None else self._copy(params)
+
+    def _parse_with_care(self, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
+        data = arguments if isinstance(arguments, str | bytes) else None
+        if data is not None and data.strip() in _NOTHING[type(data)]:
+            data = "{}"  # what models send where nothing is asked for
+        if self._schema is None:
+            if (arguments if data is None else _decoded(data)) != {}:
+                raise ToolValidationError(f"{self.name} takes no arguments. Call it with {{}}.")
+            return cast(ParamsT, None)
+        return self._schema.parse_value(arguments) if data is None else self._schema.parse(data)
+
+    def dump(self, params: ParamsT) -> bytes:
+        """These params as the JSON a model would have sent; secrets masked."""
+        return b"{}" if self._schema is None else self._schema.dump(params)
+
+    def paths(self, params: ParamsT) -> tuple[NamedPath, ...]:
+        """The paths these params name, where the type declares them with `PathArg`."""
+        return self._paths.find(params)
+
+
+def _decoded(data: str | bytes) -> Any:
+    try:
+        return pydantic_core.from_json(data)
+    except (ValueError, TypeError):
+        return None  # not JSON, so not the empty object

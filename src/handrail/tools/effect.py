@@ -1,0 +1,47 @@
+"""What a call does to the world, as one table that everything else asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Effect = Literal["pure", "read", "staged", "idempotent", "compensable", "irreversible"]
+
+AfterCrash = Literal["run again", "run again with the same key", "probe, else compensate", "outcome unknown"]
+UnderPolicy = Literal["allow", "allow in scope", "by capability", "ask"]
+
+
+@dataclass(frozen=True, slots=True)
+class EffectRules:
+    """What an effect means for whoever runs the call."""
+
+    strength: int
+    """A call may only use tools of its own strength or weaker."""
+    writes: bool
+    """May it change the session's state and the filesystem?"""
+    transactional: bool
+    """Is all of it inside the transaction, so that it can simply be run again?"""
+    retried: bool
+    """Is it tried again when its handler raises `TransientError`?"""
+    after_crash: AfterCrash
+    previewed: bool
+    """Can it run first and be approved by what it did?"""
+    policy: UnderPolicy
+    """What `CapabilityPolicy` does with it unless told otherwise."""
+
+
+EFFECTS: dict[Effect, EffectRules] = {
+    "pure": EffectRules(0, False, True, True, "run again", False, "allow"),
+    "read": EffectRules(1, False, True, True, "run again", False, "allow"),
+    "staged": EffectRules(2, True, True, True, "run again", True, "allow in scope"),
+    "idempotent": EffectRules(3, True, False, True, "run again with the same key", False, "by capability"),
+    "compensable": EffectRules(4, True, False, False, "probe, else compensate", False, "ask"),
+    "irreversible": EffectRules(5, True, False, False, "outcome unknown", False, "ask"),
+}
+
+
+def refusal(outer: Effect, inner: Effect) -> str | None:
+    """Why a call of effect `outer` may not use one of effect `inner`; None where it may."""
+    if EFFECTS[outer].transactional and EFFECTS[inner].strength > EFFECTS[outer].strength:
+        return f"a {outer!r} call may not use a tool whose effect is {inner!r}"
+    return None

@@ -1,0 +1,419 @@
+"""`@tool`: a plain function as a tool. Its parameters become the params, its docstring the words."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import difflib
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    NoReturn,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    overload,
+)
+
+import pydantic_core
+from pydantic import Field
+from pydantic.fields import FieldInfo
+from pydantic.warnings import UnsupportedFieldAttributeWarning
+
+from handrail.context import ToolContext
+from handrail.errors import DefinitionError, ToolDefinitionError, ToolValidationError
+from handrail.schema import Schema
+from handrail.schema.wording import describe
+from handrail.tools.definition import Tool
+from handrail.tools.docstring import parameter_descriptions, summary
+from handrail.tools.effect import Effect
+from handrail.tools.example import RunMode, ToolExample
+from handrail.tools.result import ToolResult
+from handrail.tools.signature import (
+    MISSING,
+    Signature,
+    body_of,
+    caller_namespace,
+    is_context_type,
+    positional,
+    read,
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MARK = "__handrail_context__"
+
+
+@dataclasses.dataclass(frozen=True)  # no slots: a subscripted call, FunctionTool[...](...), sets an attribute
+class FunctionTool(Tool[Any, R], Generic[P, R]):
+    """A tool made from a plain function, which stays reachable as `function`."""
+
+    function: Callable[P, Any] = dataclasses.field(default=MISSING, repr=False)
+
+    def __call__(self, *arguments: object, **named: object) -> NoReturn:
+        """Refused: a tool runs through a gate. The plain function is `function`."""
+        raise ToolDefinitionError(
+            self.name,
+            "a tool is not called like a function",
+            f"Call it through a gate, `await gate.invoke({self.name!r}, {{...}})`; in a test of the plain function "
+            f"alone, `{self.name}.function(...)`.",
+        )
+
+
+class ToolDecorator(Protocol):
+    """What `@tool(...)` with options returns."""
+
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, ToolResult[R]]], /
+    ) -> FunctionTool[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, ToolResult[R]], /) -> FunctionTool[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> FunctionTool[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> FunctionTool[P, R]: ...
+
+
+@overload
+def tool(function: Callable[P, Coroutine[Any, Any, ToolResult[R]]], /) -> FunctionTool[P, R]: ...
+@overload
+def tool(function: Callable[P, ToolResult[R]], /) -> FunctionTool[P, R]: ...
+@overload
+def tool(function: Callable[P, Coroutine[Any, Any, R]], /) -> FunctionTool[P, R]: ...
+@overload
+def tool(function: Callable[P, R], /) -> FunctionTool[P, R]: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    accepts_overrides: bool = True,
+    examples: Iterable[ToolExample[Any, Any]] = (),
+    capabilities: Iterable[str] = (),
+    timeout: float | None = None,
+    effect: Effect = "irreversible",
+    alone: bool = False,
+    compensate: Callable[..., Any] | None = None,
+    probe: Callable[..., Any] | None = None,
+    run_mode: RunMode | None = None,
+) -> ToolDecorator: ...
+def tool(function: Any = None, /, **options: Any) -> Any:
+    """Make a tool of a plain function, sync or async.
+
+    The name is the function's and the description the docstring's first paragraph, unless given. The
+    parameter annotated `ToolContext` is injected and never shown to the model. A plain return value
+    becomes `ToolResult.ok(value)`.
+    """
+    if function is None:
+        return functools.partial(_tool, **options)
+    return _tool(function, **options)
+
+
+def _tool(
+    function: Any, /, *, name: str | None = None, description: str | None = None, **options: Any
+) -> Any:
+    if isinstance(function, Tool):
+        raise ToolDefinitionError(function.name, "it is a tool already", "Use `@tool` once, on the function.")
+    called = name or _name_of(function)
+    _check_options(called, options)
+    namespace = caller_namespace()
+    signature = read(called, function, namespace, "function")
+    context_name = _context_name(called, function, signature)
+    params = _params_type(called, function, signature, context_name, namespace)
+    try:
+        return FunctionTool[Any, Any](
+            name=called,
+            description=_description(called, function) if description is None else description,
+            handler=_handler(function, signature, context_name),
+            params=params,
+            result=_result_type(signature),
+            function=function,
+            **options,
+        )
+    except ToolDefinitionError:
+        for field in dataclasses.fields(params):  # if it is one parameter's type, say whose
+            _schema(called, field.name, field.type, namespace)
+        raise
+
+
+_OPTIONS = {field.name for field in dataclasses.fields(Tool) if field.init} - {"handler", "params", "result"}
+
+
+def _check_options(name: str, options: Mapping[str, Any]) -> None:
+    for option in options:
+        if option not in _OPTIONS:
+            near = difflib.get_close_matches(option, _OPTIONS, n=1)
+            raise ToolDefinitionError(
+                name,
+                f"`@tool` has no option {option!r}",
+                f"Did you mean {near[0]!r}?" if near else f"Its options are {', '.join(sorted(_OPTIONS))}.",
+            )
+
+
+def _name_of(function: Any) -> str:
+    body: Any = body_of(cast(Any, function)) if isinstance(function, functools.partial) else function
+    return str(getattr(body, "__name__", type(body).__name__))
+
+
+def _docstring(function: Any) -> str:
+    """What is written on the function itself, or on the class of a callable object."""
+    own = inspect.getdoc(body_of(function))
+    return own or ("" if isinstance(function, functools.partial) else inspect.getdoc(function) or "")
+
+
+def _description(name: str, function: Callable[..., Any]) -> str:
+    first = summary(_docstring(function))
+    if not first:
+        raise ToolDefinitionError(
+            name,
+            "it has no docstring",
+            "Say in its docstring what it does, or give `@tool(description=...)`.",
+        )
+    return first
+
+
+def _context_name(name: str, function: Any, signature: Signature) -> str | None:
+    """Which parameter is the context: by its annotation, or by `@tool_context`."""
+    marked = cast("str | None", getattr(inspect.unwrap(function), _MARK, None))
+    found = [each for each in signature.parameters if is_context_type(signature.annotation(each))]
+    annotation = MISSING if marked is None else signature.annotation(marked)
+    if annotation not in (MISSING, Any) and not is_context_type(annotation):
+        raise ToolDefinitionError(
+            name,
+            f"`@tool_context` marks {marked!r}, which is annotated {describe(annotation)}",
+            "Annotate it `ToolContext`, or mark another parameter.",
+        )
+    if marked is not None and marked not in found:
+        found.append(marked)
+    if len(found) > 1:
+        raise ToolDefinitionError(
+            name, f"{' and '.join(map(repr, found))} both want the context", "Keep one of them."
+        )
+    return found[0] if found else None
+
+
+def _params_type(
+    name: str,
+    function: Any,
+    signature: Signature,
+    context_name: str | None,
+    namespace: Mapping[str, Any],
+) -> Any:
+    """A dataclass with one field for each parameter but the context."""
+    described = parameter_descriptions(_docstring(function))
+    fields: list[tuple[str, Any, Any]] = []
+    for each, parameter in signature.parameters.items():
+        if each == context_name:
+            continue
+        _check_parameter(name, parameter, signature)
+        annotation = _described(signature.annotation(each), described.pop(each, None))
+        _check_default(name, parameter, annotation, namespace)
+        fields.append(_field(each, annotation, parameter.default))
+    taken = inspect.signature(body_of(function)).parameters  # those filled by a partial, too
+    for each in described:
+        if each not in taken:
+            raise ToolDefinitionError(
+                name, f"its docstring describes {each!r}, which it does not take", "Correct the docstring."
+            )
+    try:
+        return dataclasses.make_dataclass(str(name), fields, kw_only=True)
+    except TypeError as error:
+        raise ToolDefinitionError(name, f"its parameters can't be fields: {error}", "Rename them.") from None
+
+
+def _check_parameter(name: str, parameter: inspect.Parameter, signature: Signature) -> None:
+    each = parameter.name
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        raise ToolDefinitionError(
+            name,
+            f"it takes {str(parameter).split(':')[0]!r}, which no schema can describe",
+            "Name each parameter.",
+        )
+    if parameter.kind is parameter.POSITIONAL_ONLY:
+        raise ToolDefinitionError(
+            name, f"{each!r} is positional-only, and a model sends names", "Drop the `/` from its parameters."
+        )
+    annotation = signature.annotation(each)
+    if any(is_context_type(part) for part in get_args(annotation)):
+        raise ToolDefinitionError(
+            name, f"{each!r} is annotated {describe(annotation)}", f"Annotate it `{each}: ToolContext`."
+        )
+    if annotation is not MISSING:
+        return
+    if each in ("self", "cls"):
+        mend = "Make a tool of the bound method: `tool(thing.method)`."
+    elif each in ("context", "ctx"):
+        mend = f"Annotate it `{each}: ToolContext`, or put `@tool_context(param={each!r})` below `@tool`."
+    else:
+        mend = f"Annotate it, for example `{each}: str`."
+    raise ToolDefinitionError(name, f"{each!r} has no annotation", mend)
+
+
+def _described(annotation: Any, description: str | None) -> Any:
+    has_own = get_origin(annotation) is Annotated and any(
+        isinstance(extra, FieldInfo) and extra.description for extra in get_args(annotation)[1:]
+    )
+    return (
+        annotation
+        if description is None or has_own
+        else Annotated[annotation, Field(description=description)]
+    )
+
+
+def _schema(name: str, parameter: str, annotation: Any, namespace: Mapping[str, Any]) -> Schema[Any]:
+    with warnings.catch_warnings():
+        # An alias has no effect on an annotation that is looked at by itself, as here.
+        warnings.simplefilter("ignore", UnsupportedFieldAttributeWarning)
+        try:
+            return Schema[Any](annotation, namespace)
+        except DefinitionError as error:
+            problem, _, mend = str(error).partition(". ")
+            raise ToolDefinitionError(name, f"{parameter!r}: {problem}", mend) from None
+
+
+def _check_default(
+    name: str, parameter: inspect.Parameter, annotation: Any, namespace: Mapping[str, Any]
+) -> None:
+    default = parameter.default
+    if default is MISSING:
+        return
+    if isinstance(default, FieldInfo):
+        raise ToolDefinitionError(
+            name,
+            f"the default of {parameter.name!r} is a pydantic Field",
+            "Put it into the annotation: `Annotated[..., Field(...)] = default`.",
+        )
+    schema = _schema(name, parameter.name, annotation, namespace)
+    try:
+        schema.parse_value(default)
+    except ToolValidationError as error:
+        raise ToolDefinitionError(
+            name,
+            f"the default {default!r} of {parameter.name!r} does not fit its annotation: {error}",
+            "Change the one or the other" + ("; `... | None` allows None." if default is None else "."),
+        ) from None
+
+
+def _field(name: str, annotation: Any, default: Any) -> tuple[str, Any, Any]:
+    """A field of the params type. A default that could be changed is copied for each call."""
+    if default is MISSING:
+        return name, annotation, dataclasses.field()
+    if type(default).__hash__ is not None:
+        return name, annotation, dataclasses.field(default=default)
+    shown = Field(json_schema_extra={"default": pydantic_core.to_jsonable_python(default)})
+    copied = dataclasses.field(default_factory=lambda: copy.deepcopy(default))
+    return name, Annotated[annotation, shown], copied
+
+
+def _result_type(signature: Signature) -> Any:
+    returns = signature.returns
+    if returns is MISSING or returns is ToolResult:
+        return Any
+    return get_args(returns)[0] if get_origin(returns) is ToolResult else returns
+
+
+def _handler(function: Any, signature: Signature, context_name: str | None) -> Any:
+    """The function in a handler's shape; its context has the type the function asks for."""
+
+    def arguments_of(params: Any, context: Any) -> dict[str, Any]:
+        arguments: dict[str, Any] = params.__dict__
+        return arguments if context_name is None else {**arguments, context_name: context}
+
+    def plain_handler(params: Any, *, context: Any) -> ToolResult[Any]:
+        value = function(**arguments_of(params, context))
+        return cast(ToolResult[Any], value) if type(value) is ToolResult else ToolResult("", value)
+
+    async def async_handler(params: Any, *, context: Any) -> ToolResult[Any]:
+        value = await function(**arguments_of(params, context))
+        return cast(ToolResult[Any], value) if type(value) is ToolResult else ToolResult("", value)
+
+    handler: Any = async_handler if signature.is_async else plain_handler
+    wanted = signature.annotation(context_name) if context_name is not None else ToolContext
+    handler.__annotations__ = {"context": wanted if is_context_type(wanted) else ToolContext}
+    return handler
+
+
+@overload
+def tool_context(function: F, /) -> F: ...
+@overload
+def tool_context(*, param: str = "ctx") -> Callable[[F], F]: ...
+def tool_context(function: Any = None, /, *, param: str = "ctx") -> Any:
+    """Mark the parameter that gets the context, for a function that does not annotate it.
+
+    Without arguments the parameter is `ctx`. The model never sees it.
+    """
+    if function is None:
+        return functools.partial(_mark, param=param)
+    return _mark(function, param)
+
+
+def _mark(function: Any, param: str) -> Any:
+    name = str(getattr(function, "__name__", function))
+    if isinstance(function, Tool):
+        raise ToolDefinitionError(
+            cast("Tool[Any, Any]", function).name,
+            "`@tool_context` stands above `@tool`",
+            "Put `@tool` on top: it reads the mark.",
+        )
+    if not callable(function):
+        raise ToolDefinitionError(
+            name, "`@tool_context` stands on what is not a function", "Put it on a function."
+        )
+    if param not in inspect.signature(function).parameters:
+        raise ToolDefinitionError(
+            name,
+            f"`@tool_context` marks {param!r}, which it does not take",
+            f"Add the parameter {param!r}, or name another.",
+        )
+    setattr(function, _MARK, param)
+    return function
+
+
+def legacy_handler(function: Callable[[Any], Any]) -> Any:
+    """Wrap a handler that does not take `context`, for the time of a migration.
+
+    Called as `function(params)`. Warns `DeprecationWarning` once, here where it is defined.
+    """
+    name = str(getattr(function, "__name__", function))
+    signature = read(name, function, caller_namespace(), "handler")
+    if "context" in signature.parameters:
+        raise ToolDefinitionError(
+            name, "it takes `context` already", "Use it as it is, without `legacy_handler`."
+        )
+    positional(name, signature, 1, "handler", "(params, *, context: ToolContext) -> ToolResult[...]")
+    warnings.warn(
+        f"handler {name!r} does not take `context`: add `*, context: ToolContext` and drop `legacy_handler`",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    if signature.is_async:
+
+        async def async_wrapper(params: Any, *, context: Any) -> Any:
+            return await function(params)
+
+        wrapper: Any = async_wrapper
+    else:
+
+        def plain_wrapper(params: Any, *, context: Any) -> Any:
+            return function(params)
+
+        wrapper = plain_wrapper
+    hints: Mapping[str, Any] = signature.hints
+    names = list(signature.parameters)
+    wrapper.__name__ = name
+    wrapper.__annotations__ = {
+        **({"params": hints[names[0]]} if names and names[0] in hints else {}),
+        **({"return": hints["return"]} if "return" in hints else {}),
+    }
+    return wrapper
