@@ -45,7 +45,7 @@ def test_layers_allow_what_is_downward_or_level(tmp_path: Path):
         "__init__.py": "from handrail.cli import main\nfrom handrail.session._store import _Store\n",
         "cli.py": "from handrail import __version__\nfrom handrail.session import Session\n",
         "session/__init__.py": "from ._store import _Store\nfrom ..errors import Failure\nfrom .. import journal\n",
-        "session/_store.py": "from handrail.session import Session\nimport handrail.tool\n",
+        "session/_store.py": "from handrail.session import Session\nimport handrail.tools\n",
         "journal.py": "from .session import Session\n",
         "testing.py": "from handrail.adapter import Adapter\nimport time, random, uuid\nprint(time.time())\n",
         "telemetry.py": "from handrail.durable import Durable\n",
@@ -70,8 +70,8 @@ def test_layers_allow_what_is_downward_or_level(tmp_path: Path):
 def test_layers_find_an_upward_import(tmp_path: Path, line: str):
     """However it is spelt and wherever it stands, an upward import is found and its line named."""
     number = line.count("\n") + 1
-    [finding] = layers(tmp_path, {"tool.py": line})
-    assert finding.startswith(f"tool.py:{number}: tool (layer 0) imports session (layer 1); ")
+    [finding] = layers(tmp_path, {"tools.py": line})
+    assert finding.startswith(f"tools.py:{number}: tools (layer 0) imports session (layer 1); ")
 
 
 def test_layers_find_an_upward_import_from_a_nested_package(tmp_path: Path):
@@ -84,9 +84,9 @@ def test_layers_find_an_upward_import_from_a_nested_package(tmp_path: Path):
 def test_layers_exempt_imports_for_types_only(tmp_path: Path, test: str):
     """Under TYPE_CHECKING an upward import is fine; in its else branch it is not."""
     branch = "    from handrail.session import Session\n"
-    assert layers(tmp_path, {"tool.py": f"if {test}:\n{branch}"}) == []
-    [finding] = layers(tmp_path, {"tool.py": f"if {test}:\n    pass\nelse:\n{branch}"})
-    assert finding.startswith("tool.py:4: ")
+    assert layers(tmp_path, {"tools.py": f"if {test}:\n{branch}"}) == []
+    [finding] = layers(tmp_path, {"tools.py": f"if {test}:\n    pass\nelse:\n{branch}"})
+    assert finding.startswith("tools.py:4: ")
 
 
 @pytest.mark.parametrize(
@@ -100,12 +100,12 @@ def test_layers_exempt_imports_for_types_only(tmp_path: Path, test: str):
 )
 def test_layers_find_private_imports(tmp_path: Path, line: str):
     """What starts with an underscore stays in its package, also for types."""
-    [finding] = layers(tmp_path, {"tool.py": line})
+    [finding] = layers(tmp_path, {"tools.py": line})
     assert "which is private to errors; import a public name of errors" in finding
 
 
 @pytest.mark.parametrize("target", ["testing", "telemetry"])
-@pytest.mark.parametrize("owner", ["tool", "cli", "testing", "telemetry"])
+@pytest.mark.parametrize("owner", ["tools", "cli", "testing", "telemetry"])
 def test_layers_let_nothing_import_what_stands_beside(tmp_path: Path, owner: str, target: str):
     """Not even the top layer imports testing or telemetry, nor they each other."""
     findings = layers(tmp_path, {f"{owner}.py": f"from handrail.{target} import thing\n"})
@@ -128,11 +128,11 @@ def test_layers_ask_for_a_place_for_a_new_module(tmp_path: Path):
     files = {
         "novel/__init__.py": "",
         "novel/part.py": "",
-        "tool.py": "from handrail.novel.part import x, y\n",
+        "tools.py": "from handrail.novel.part import x, y\n",
     }
     assert layers(tmp_path, files) == [
         "novel/__init__.py:1: handrail.novel has no layer; add it to LAYERS in scripts/layers.py",
-        "tool.py:1: handrail.novel has no layer; add it to LAYERS in scripts/layers.py",
+        "tools.py:1: handrail.novel has no layer; add it to LAYERS in scripts/layers.py",
     ]
 
 
@@ -158,7 +158,7 @@ def test_layers_find_imports_through_the_front(tmp_path: Path, line: str):
         ("from uuid import uuid4\n", "1: imports uuid"),
     ],
 )
-@pytest.mark.parametrize("file", ["tool.py", "__init__.py", "session/clock.py"])
+@pytest.mark.parametrize("file", ["tools.py", "__init__.py", "session/clock.py"])
 def test_layers_find_direct_time_and_chance(tmp_path: Path, file: str, text: str, found: str):
     """The machine's clock and dice are found under any alias, with the mend."""
     [finding] = layers(tmp_path, {file: text})
@@ -171,14 +171,14 @@ def test_layers_leave_other_uses_of_time_alone(tmp_path: Path):
     text = "import time\nfrom datetime import datetime\n\ndef f(now: datetime) -> str:\n    return time.strftime('%Y', now.timetuple())\n"
     look_alikes = "def g(datetime, time):\n    return datetime.now(), time.time()\n"
     for_types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from uuid import UUID\n"
-    files = {"tool.py": text, "session.py": look_alikes, "events.py": for_types}
+    files = {"tools.py": text, "session.py": look_alikes, "events.py": for_types}
     assert layers(tmp_path, files) == []
 
 
 def test_layers_report_a_file_that_does_not_parse(tmp_path: Path):
     """A syntax error is a finding with its line, not a crash."""
-    [finding] = layers(tmp_path, {"tool.py": "x = 1\ndef\n"})
-    assert finding.startswith("tool.py:2: does not parse: ")
+    [finding] = layers(tmp_path, {"tools.py": "x = 1\ndef\n"})
+    assert finding.startswith("tools.py:2: does not parse: ")
 
 
 def test_layers_refuse_a_missing_folder(tmp_path: Path):

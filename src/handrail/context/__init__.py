@@ -1,0 +1,291 @@
+"""`ToolContext`: everything about one call that its handler may see and do."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import msgspec
+
+from handrail.context.call import Call
+from handrail.context.extras import (
+    PROVIDER_REQUEST_ID,
+    RATE_LIMIT,
+    TRACING_SPAN,
+    ExtraKey,
+    Extras,
+    RateLimit,
+)
+from handrail.context.facts import Approval, Invocation, RequestView, ResponseAccumulator, RunContext
+from handrail.context.ticket import Ticket
+from handrail.errors import NotRendered
+
+if TYPE_CHECKING:
+    from handrail.context.verbs import PromptModel, WaitFor
+    from handrail.deadline import Deadline
+    from handrail.operation import Done, Operation
+    from handrail.protocols import (
+        ApprovalBroker,
+        BoundAdapter,
+        BudgetTracker,
+        CancelSignal,
+        CostTracker,
+        EventBus,
+        Filesystem,
+        Heartbeat,
+        PromptView,
+        RenderedPromptView,
+        Resources,
+        SessionView,
+    )
+    from handrail.tools import Tool, ToolResult
+
+__all__ = [
+    "PROVIDER_REQUEST_ID",
+    "RATE_LIMIT",
+    "TRACING_SPAN",
+    "AgentContext",
+    "Approval",
+    "Call",
+    "ExtraKey",
+    "Extras",
+    "Invocation",
+    "RateLimit",
+    "RequestView",
+    "ResponseAccumulator",
+    "RunContext",
+    "Ticket",
+    "ToolContext",
+    "UserContext",
+]
+
+T = TypeVar("T")
+
+
+class ToolContext(msgspec.Struct, frozen=True, eq=False):
+    """What one call may see and do; built for that call, dead after it.
+
+    It is frozen and holds nothing itself: every member is read from the call behind it. Once the
+    call is over every verb refuses with `ContextExpired`, also from a thread that outlived it. The
+    gate makes contexts, and `handrail.testing` makes them for tests; nobody builds one by hand.
+    """
+
+    _call: Call
+
+    def __repr__(self) -> str:
+        state = ", ended" if self._call.home.closed else ""
+        return f"<{type(self).__name__} {self.call_id} of {self.tool.name}{state}>"
+
+    # This call.
+
+    @property
+    def call_id(self) -> str:
+        """The id of this call. It is the same after a resume."""
+        return self._call.invocation.id
+
+    @property
+    def tool(self) -> Tool[Any, Any]:
+        """The tool being called."""
+        return self._call.tool
+
+    @property
+    def invocation(self) -> Invocation:
+        """Id, start, attempt, idempotency key, and the path of calls that led here."""
+        return self._call.invocation
+
+    # The run.
+
+    @property
+    def prompt(self) -> PromptView:
+        """The prompt being run, with `prompt.sections`, the unrendered tree."""
+        return self._call.prompt
+
+    @property
+    def rendered_prompt(self) -> RenderedPromptView | None:
+        """The prompt as rendered; None until it is."""
+        return self._call.rendered_prompt
+
+    def require_rendered(self) -> RenderedPromptView:
+        """The prompt as rendered, or `NotRendered` that names it."""
+        rendered = self._call.rendered_prompt
+        if rendered is None:
+            raise NotRendered(self._call.prompt.name)
+        return rendered
+
+    @property
+    def adapter(self) -> BoundAdapter:
+        """The adapter of this run, bound to this call: what it evaluates inherits the call's limits."""
+        return self._call.adapter
+
+    @property
+    def session(self) -> SessionView:
+        """The session as this call sees it: a fork, to read and to dispatch into."""
+        return self._call.session
+
+    @property
+    def event_bus(self) -> EventBus:
+        """Where facts are published; the same as `session.dispatcher`."""
+        return self._call.event_bus
+
+    @property
+    def run_context(self) -> RunContext:
+        """The ids that tie this call's records together."""
+        return self._call.run_context
+
+    @property
+    def depth(self) -> int:
+        """How many calls and workers lie around this one; 0 for a model's own call."""
+        return self._call.depth
+
+    # The provider's side.
+
+    @property
+    def request(self) -> RequestView | None:
+        """The request that led here, read-only, secrets redacted; None when no model asked."""
+        return self._call.request
+
+    @property
+    def response_accumulator(self) -> ResponseAccumulator | None:
+        """What the model has streamed so far in this turn; None when no model asked."""
+        return self._call.response_accumulator
+
+    @property
+    def extras(self) -> Extras:
+        """What the adapter adds, by declared keys: `context.extras.get(RATE_LIMIT)`."""
+        return self._call.extras
+
+    # Limits.
+
+    @property
+    def deadline(self) -> Deadline | None:
+        """When the run must have ended; None where there is no deadline."""
+        return self._call.deadline
+
+    @property
+    def signal(self) -> CancelSignal:
+        """Whether this call has been cancelled."""
+        return self._call.signal
+
+    @property
+    def heartbeat(self) -> Heartbeat:
+        """The lease of the job this call runs in."""
+        return self._call.heartbeat
+
+    @property
+    def budget_tracker(self) -> BudgetTracker:
+        """What may still be spent; the same object as `resources.get(BudgetTracker)`."""
+        return self._call.budget_tracker
+
+    @property
+    def cost_tracker(self) -> CostTracker:
+        """What has been spent, here and below."""
+        return self._call.cost_tracker
+
+    # Things.
+
+    @property
+    def resources(self) -> Resources:
+        """What the prompt provides, by protocol."""
+        return self._call.resources
+
+    @property
+    def filesystem(self) -> Filesystem:
+        """The files as this call sees them: a fork; the same as `resources.get(Filesystem)`."""
+        return self._call.filesystem
+
+    @property
+    def approval_controller(self) -> ApprovalBroker:
+        """The broker at the root of the run."""
+        return self._call.approval_controller
+
+    # Verbs, always there.
+
+    def once(
+        self,
+        key: str,
+        function: Callable[[], Awaitable[T]] | Callable[[], T],
+        *,
+        probe: Callable[[], Any] | None = None,
+        on_unknown: Literal["ask", "fail"] = "ask",
+    ) -> Operation[T]:
+        """Do what can't be rolled back, at most once settled.
+
+        Keyed by this call's identity and `key`, never by arguments. A settled one is not run again:
+        its recorded value is returned. Execution is at least once, the settled effect at most once.
+        """
+        self._call.home.check()
+        return self._call.once(key, function, probe, on_unknown)
+
+    def beat(self) -> Done:
+        """Keep the lease. From the first beat on, only the handler's own beats count."""
+        self._call.home.check()
+        return self._call.beat()
+
+    def report_progress(self, message: str, *, done: float | None = None, total: float | None = None) -> Done:
+        """Tell whoever watches how far this is. It is shown at once, also if the call fails later."""
+        self._call.home.check()
+        return self._call.report_progress(message, done, total)
+
+    def emit(self, event: object) -> Done:
+        """Publish an event of the tool's own, at once, namespaced under the tool's name."""
+        self._call.home.check()
+        return self._call.emit(event)
+
+    def request_approval(self, message: str) -> Operation[Approval]:
+        """Ask whoever may approve. Denial does not raise: look at what comes back."""
+        self._call.home.check()
+        return self._call.request_approval(message)
+
+    def request_permission(self, kind: str) -> Operation[Approval]:
+        """Ask for a permission by its name. Denial does not raise."""
+        self._call.home.check()
+        return self._call.request_permission(kind)
+
+    def call(self, name: str, /, **arguments: Any) -> Operation[ToolResult[Any]]:
+        """Call a tool or a worker by name, through the same gate as a model's call."""
+        self._call.home.check()
+        return self._call.call(name, arguments)
+
+    def call_worker(self, name: str, input: Any, *, attachments: Sequence[Any] = ()) -> Operation[Any]:
+        """Run a worker inside this call and give its value; `CallFailed` if it failed."""
+        self._call.home.check()
+        return self._call.call_worker(name, input, attachments)
+
+    def ticket(self) -> str:
+        """This call as a signed text from which another process can run its tool."""
+        self._call.home.check()
+        return self._call.ticket()
+
+    # Verbs of an environment.
+
+    @property
+    def wait_for(self) -> WaitFor | None:
+        """Ask whoever is there; None where nobody can be asked."""
+        return self._call.wait_for
+
+    @property
+    def prompt_model(self) -> PromptModel | None:
+        """Ask a model; None where none stands in for a person."""
+        return self._call.prompt_model
+
+
+class UserContext(ToolContext, frozen=True, eq=False):
+    """A context with somebody to ask. A handler that takes this one is only offered where there is."""
+
+    @property
+    def wait_for(self) -> WaitFor:
+        """Ask whoever is there."""
+        verb = self._call.wait_for
+        assert verb is not None, "the gate makes this context only where somebody can be asked"
+        return verb
+
+
+class AgentContext(ToolContext, frozen=True, eq=False):
+    """A context with a model to ask. A handler that takes this one is only offered where there is."""
+
+    @property
+    def prompt_model(self) -> PromptModel:
+        """Ask a model."""
+        verb = self._call.prompt_model
+        assert verb is not None, "the gate makes this context only where there is a model"
+        return verb

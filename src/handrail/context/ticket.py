@@ -1,0 +1,85 @@
+"""`Ticket`: a call in a form that another process can take up, signed so that it can't be made up."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from datetime import datetime
+
+import msgspec
+
+from handrail.errors import TicketError
+
+_VERSION = 1
+_SHORTEST_KEY = 16
+
+
+class Ticket(msgspec.Struct, frozen=True, kw_only=True):
+    """What another process needs to run this call's tool, and nothing secret.
+
+    The share of the budget in it is already reserved: whoever holds the ticket can spend it and no
+    more. Changes made under a ticket commit through the gate of the run it names.
+    """
+
+    run_id: str
+    call_id: str
+    session_id: str
+    tool: str
+    path: tuple[str, ...]
+    depth: int
+    deadline: datetime | None
+    budget: dict[str, float]
+    capabilities: tuple[str, ...]
+
+    def seal(self, key: bytes) -> str:
+        """The ticket as text, signed with `key`: stable, URL-safe, for the process to come."""
+        _check_key(key)
+        body = msgspec.json.encode({"v": _VERSION, **msgspec.to_builtins(self)}, order="sorted")
+        return f"{_text(body)}.{_text(_signature(body, key))}"
+
+    @staticmethod
+    def open(text: str, key: bytes) -> Ticket:
+        """The ticket that this text is, if it was sealed with the same key."""
+        _check_key(key)
+        encoded, dot, signature = str(text).partition(".")
+        try:
+            body, signed = _bytes(encoded), _bytes(signature)
+        except (binascii.Error, ValueError):
+            dot = ""
+            body = signed = b""
+        if not dot:
+            raise TicketError(
+                "this is not a ticket", "Pass on the text that `context.ticket()` gave, unchanged."
+            )
+        if not hmac.compare_digest(signed, _signature(body, key)):
+            raise TicketError(
+                "its signature is wrong",
+                "It was changed on the way, or sealed with another key than this process has.",
+            )
+        fields = msgspec.json.decode(body)
+        version = fields.pop("v", None)
+        if version != _VERSION:
+            raise TicketError(
+                f"it is of version {version}, and this is {_VERSION}",
+                "Run both sides on the same version of Handrail.",
+            )
+        return msgspec.convert(fields, Ticket)
+
+
+def _check_key(key: bytes) -> None:
+    if len(key) < _SHORTEST_KEY:
+        raise TicketError(f"the key has {len(key)} bytes", f"Use at least {_SHORTEST_KEY} random bytes.")
+
+
+def _signature(body: bytes, key: bytes) -> bytes:
+    return hmac.digest(key, b"handrail ticket\0" + body, hashlib.sha256)
+
+
+def _text(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)

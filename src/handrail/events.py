@@ -1,0 +1,125 @@
+"""The facts Handrail publishes. Each call has exactly one `ToolStarted` and one `ToolInvoked`.
+
+Facts are sent to whoever subscribed; those that say what became of something (`ToolInvoked`,
+`ToolRolledBack`, approvals, questions) are kept in the session's logs too. These names are ours: a
+tool publishes its own events with `context.emit`, which wraps them in `Emitted`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from handrail.context.facts import Approval, RunContext
+from handrail.tools.result import ToolResult
+
+CallStatus = Literal["ok", "error", "denied", "cancelled", "timed out", "invalid", "conflict"]
+
+
+class Fact(msgspec.Struct, frozen=True):
+    """The root of what only Handrail itself publishes."""
+
+
+class ToolStarted(Fact, frozen=True, gc=False):
+    """A call was asked for. Nothing has been looked up, parsed or allowed yet."""
+
+    call_id: str
+    tool: str
+    path: tuple[str, ...]
+    at: float
+    """Seconds since the run began."""
+    run_context: RunContext
+
+
+class ToolInvoked(Fact, frozen=True):
+    """A call is over, and this is what came of it."""
+
+    call_id: str
+    tool: str
+    path: tuple[str, ...]
+    status: CallStatus
+    result: ToolResult[Any]
+    params: Any
+    """What the arguments were parsed to; None when they could not be."""
+    seconds: float
+    attempts: int
+    stale: tuple[str, ...]
+    """What the call had read that was changed by somebody else before it committed."""
+    error: BaseException | None
+    """What was raised, with its traceback, for telemetry and never for a model."""
+    run_context: RunContext
+
+
+class ToolRolledBack(Fact, frozen=True):
+    """What a call had done was undone."""
+
+    call_id: str
+    tool: str
+    reason: str
+    compensated: tuple[str, ...]
+    not_undone: tuple[str, ...]
+    """What could not be undone: irreversible inner calls and effects settled by `once`."""
+    run_context: RunContext
+
+
+class Progress(Fact, frozen=True):
+    """How far a call is, for whoever watches."""
+
+    call_id: str
+    tool: str
+    message: str
+    done: float | None
+    total: float | None
+    run_context: RunContext
+
+
+class Emitted(Fact, frozen=True):
+    """An event of a tool's own, under the tool's name."""
+
+    call_id: str
+    tool: str
+    event: object
+    run_context: RunContext
+
+
+class ApprovalRequested(Fact, frozen=True):
+    """Somebody is being asked to approve a call."""
+
+    question_id: str
+    call_id: str
+    tool: str
+    asked_by: tuple[str, ...]
+    reason: str
+    run_context: RunContext
+
+
+class ApprovalDecided(Fact, frozen=True):
+    """What came of asking."""
+
+    question_id: str
+    call_id: str
+    tool: str
+    approval: Approval
+    run_context: RunContext
+
+
+class QuestionAsked(Fact, frozen=True):
+    """A call waits for somebody's answer."""
+
+    question_id: str
+    call_id: str
+    kind: str
+    asked_by: Sequence[str]
+    run_context: RunContext
+
+
+class QuestionAnswered(Fact, frozen=True):
+    """A question is over: answered, declined, cancelled or timed out."""
+
+    question_id: str
+    call_id: str
+    outcome: str
+    by: str
+    run_context: RunContext

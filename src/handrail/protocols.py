@@ -1,0 +1,367 @@
+"""The seams: what one layer asks of another without knowing who answers.
+
+Everything that reaches the outside world (time, a model, a person, a disk, a record) goes through
+one of these, and each has a public fake in `handrail.testing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
+
+import msgspec
+
+from handrail.context.facts import Approval
+from handrail.question import Answer, Question
+
+if TYPE_CHECKING:
+    from handrail.context import ToolContext
+    from handrail.operation import Operation
+    from handrail.tools import RunMode, Tool, ToolResult
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+# --- state -------------------------------------------------------------------------------------
+
+
+class Slice(Protocol[T_co]):
+    """The items of one type in a session, oldest first."""
+
+    def latest(self) -> T_co | None: ...
+    def all(self) -> tuple[T_co, ...]: ...
+    def where(self, predicate: Callable[[Any], bool], /) -> tuple[T_co, ...]: ...
+    def get(self, key: Hashable, /) -> T_co | None:
+        """The item with this key, in a slice that is kept by key."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+class EventBus(Protocol):
+    """Where facts are published. Subscribers are isolated from each other and from the run."""
+
+    def publish(self, event: object, /) -> None: ...
+    def subscribe(self, kind: type[T], listener: Callable[[T], None], /) -> Callable[[], None]:
+        """Call `listener` with every event of that type; what is returned ends the subscription."""
+        ...
+
+
+class SessionView(Protocol):
+    """What a tool may do with the session: read and dispatch, never restore or commit."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def principal(self) -> str: ...
+    @property
+    def config(self) -> Mapping[str, Any]: ...
+    @property
+    def dispatcher(self) -> EventBus: ...
+    def __getitem__(self, kind: type[T], /) -> Slice[T]: ...
+    def dispatch(self, event: object, /) -> None:
+        """Reduce an event into the slices. A reducer that raises undoes it, and raises here."""
+        ...
+
+
+class Fork(Protocol):
+    """One call's own version of something, until it is committed or dropped.
+
+    Committing is in two steps, so that several forks commit together or not at all: every one is
+    prepared, which may refuse, and only then is every one applied, which may not. Once prepared or
+    dropped a fork takes no more reads or writes: they raise `ContextExpired`, from every thread.
+    """
+
+    def stale(self) -> Sequence[str]:
+        """What this fork read that somebody else has changed since; empty when nothing was."""
+        ...
+
+    def prepare(self) -> None:
+        """Close the fork and check that it can be applied; `Conflict` names what stands against it."""
+        ...
+
+    def apply(self) -> None:
+        """Make the changes part of what was forked. It can't fail and does not wait."""
+        ...
+
+    def drop(self) -> None:
+        """Forget the changes. Harmless when there are none, or when called twice."""
+        ...
+
+
+@runtime_checkable
+class Forkable(Protocol):
+    """A resource that joins a call's transaction: the call works on a fork of it."""
+
+    def fork(self, owner: str, /, *, writable: bool = True) -> Any:
+        """A fork for the call called `owner`, at the same cost however much there is.
+
+        What is returned satisfies the resource's own protocol and `Fork`, and can be forked again.
+        """
+        ...
+
+
+class Resources(Protocol):
+    """Things a tool can ask for by the protocol they satisfy."""
+
+    def get(self, protocol: type[T], /) -> T: ...
+    def open(self, protocol: type[T], /) -> Operation[T]:
+        """The same for a binding that has to be awaited."""
+        ...
+
+
+class FileInfo(msgspec.Struct, frozen=True):
+    """What `stat` and `list` say of a path."""
+
+    path: str
+    is_directory: bool
+    size: int
+    modified: float
+
+
+class Match(msgspec.Struct, frozen=True):
+    """One line that `grep` found."""
+
+    path: str
+    line: int
+    text: str
+
+
+@runtime_checkable
+class Filesystem(Protocol):
+    """Files under one root. Paths are relative, with `/`; nothing leads out of the root."""
+
+    def read(self, path: str, /) -> str: ...
+    def read_bytes(self, path: str, /) -> bytes: ...
+    def write(self, path: str, content: str | bytes, /) -> None: ...
+    def append(self, path: str, content: str | bytes, /) -> None: ...
+    def edit(self, path: str, old: str, new: str, /, *, all: bool = False) -> int:
+        """Replace the one occurrence of `old`, or every one with `all`; says how many there were."""
+        ...
+
+    def list(self, path: str = ".", /) -> Sequence[FileInfo]: ...
+    def glob(self, pattern: str, /) -> Sequence[str]: ...
+    def grep(self, pattern: str, /, *, glob: str = "**") -> Iterable[Match]: ...
+    def stat(self, path: str, /) -> FileInfo: ...
+    def exists(self, path: str, /) -> bool: ...
+    def delete(self, path: str, /, *, recursive: bool = False) -> None: ...
+    def mkdir(self, path: str, /) -> None: ...
+    def move(self, source: str, target: str, /) -> None: ...
+
+
+# --- limits ------------------------------------------------------------------------------------
+
+
+class CancelSignal(Protocol):
+    """Whether the call has been cancelled."""
+
+    @property
+    def cancelled(self) -> bool: ...
+    def wait(self) -> Operation[None]:
+        """Ends once the call is cancelled."""
+        ...
+
+
+class Heartbeat(Protocol):
+    """The lease of the job this call runs in."""
+
+    def beat(self) -> None: ...
+    @property
+    def last_beat(self) -> float | None: ...
+
+
+class BudgetTracker(Protocol):
+    """What may still be spent: here and, through it, in every run above."""
+
+    def remaining(self) -> Mapping[str, float]:
+        """What is left of each limited unit; a unit without a limit is not in it."""
+        ...
+
+
+class CostTracker(Protocol):
+    """What has been spent by this run and everything below it."""
+
+    def spent(self) -> Mapping[str, Decimal]: ...
+
+
+# --- whether a call may run ----------------------------------------------------------------------
+
+
+class PolicyDecision(msgspec.Struct, frozen=True):
+    """Allow, deny with a reason, or ask whoever may approve."""
+
+    kind: Literal["allow", "deny", "ask"]
+    reason: str = ""
+
+    @staticmethod
+    def allow() -> PolicyDecision:
+        return _ALLOW
+
+    @staticmethod
+    def deny(reason: str) -> PolicyDecision:
+        """Refuse the call. The reason is for the model: say what to do instead."""
+        return PolicyDecision("deny", reason)
+
+    @staticmethod
+    def ask(reason: str = "") -> PolicyDecision:
+        """Let the call run if somebody approves it; the reason is shown to them."""
+        return PolicyDecision("ask", reason)
+
+
+_ALLOW = PolicyDecision("allow")
+
+
+class ToolPolicy(Protocol):
+    """A rule about which calls may run. All policies must allow; one that raises denies."""
+
+    @property
+    def name(self) -> str: ...
+    def check(
+        self, tool: Tool[Any, Any], params: Any, *, context: ToolContext
+    ) -> PolicyDecision | Awaitable[PolicyDecision]: ...
+    def on_result(
+        self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
+    ) -> Awaitable[None] | None:
+        """After a success, before its commit. Raising fails the call and undoes it."""
+        ...
+
+
+class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What somebody is asked to approve. The digest covers all of it."""
+
+    question: Question
+    tool: str
+    arguments: Any
+    diff: str = ""
+
+
+class ApprovalBroker(Protocol):
+    """The one place at the root of a run where approvals are decided."""
+
+    async def decide(self, request: ApprovalRequest, /) -> Approval: ...
+
+
+# --- people, models, records ---------------------------------------------------------------------
+
+
+class Environment(Protocol):
+    """Who is on the other side: browser, terminal, MCP client, model, nobody."""
+
+    @property
+    def run_mode(self) -> RunMode: ...
+    async def ask(self, question: Question, /) -> Answer:
+        """Put a question to whoever is there and wait for what they say."""
+        ...
+
+
+class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request to a model: the conversation so far, and what it may call."""
+
+    system: str
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Tool[Any, Any]] = ()
+    output_schema: Mapping[str, Any] | None = None
+    temperature: float | None = None
+
+
+class ModelPart(msgspec.Struct, frozen=True, kw_only=True):
+    """One piece of a model's answer as it arrives."""
+
+    kind: Literal["text", "call", "usage", "stop"]
+    text: str = ""
+    call_id: str = ""
+    name: str = ""
+    usage: Mapping[str, int] | None = None
+
+
+class Model(Protocol):
+    """A model: one method, a stream of parts."""
+
+    @property
+    def name(self) -> str:
+        """`provider:name`."""
+        ...
+
+    def stream(self, request: ModelRequest, /) -> AsyncIterator[ModelPart]: ...
+
+
+class CommitUnit(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything one call changes, to be recorded as one: all of it or none."""
+
+    run_id: str
+    call_id: str
+    events: Sequence[bytes]
+    result: bytes
+    effects: Sequence[str] = ()
+    files: Sequence[Mapping[str, Any]] = ()
+
+
+Check = Callable[[Any], object]
+"""Refuses a value that does not fit by raising `ToolValidationError`."""
+
+
+class Journal(Protocol):
+    """The record a run resumes from."""
+
+    async def step(self, key: str, function: Callable[[], Awaitable[T]], /) -> T:
+        """Run `function` for this key until it succeeds once; afterwards give its recorded value."""
+        ...
+
+    async def ask(
+        self, question: Question, environment: Environment | None = None, check: Check | None = None, /
+    ) -> Answer:
+        """Record a question, put it to whoever is there, and wait for its answer.
+
+        The answer may come from there, from `answer`, or not at all: then its outcome says so. An
+        answer whose value `check` refuses is not taken.
+        """
+        ...
+
+    def answer(self, answer: Answer, /) -> None:
+        """Take an answer. The first wins, a repeat is harmless, anything else is `AnswerRefused`."""
+        ...
+
+    async def sleep(self, until: datetime, /) -> None: ...
+    async def spawn(self, run_id: str, function: Callable[[], Awaitable[T]], /) -> T:
+        """Run a child run under its own id, so that it can be cancelled by it."""
+        ...
+
+    def cancel(self, run_id: str, /) -> None:
+        """Stop a spawned run."""
+        ...
+
+    async def commit(self, unit: CommitUnit, /) -> None:
+        """Record everything one call changed, all of it or nothing."""
+        ...
+
+    async def load(self, run_id: str, /) -> Sequence[CommitUnit]:
+        """What was committed in a run, in order."""
+        ...
+
+
+class BoundAdapter(Protocol):
+    """The adapter of this run as a call sees it: what it evaluates inherits the call's limits."""
+
+    def evaluate(self, prompt: Any, params: Any = None, /, **tighter: Any) -> Operation[Any]: ...
+
+
+class PromptView(Protocol):
+    """The prompt being run."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def sections(self) -> Sequence[Any]:
+        """The unrendered tree."""
+        ...
+
+
+class RenderedPromptView(Protocol):
+    """A prompt as it was rendered."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def tools(self) -> Sequence[Tool[Any, Any]]: ...

@@ -1,0 +1,129 @@
+"""Extras: a read-only mapping under declared, checked, typed keys."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from handrail import PROVIDER_REQUEST_ID, RATE_LIMIT, TRACING_SPAN, ExtraKey
+from handrail.context import Extras, RateLimit
+from handrail.errors import DefinitionError, ExtraKeyError
+
+
+@pytest.mark.parametrize("name", ["a", "rate_limit", "x2", "a_1_b", "provider_request_id"])
+def test_snake_case_names_are_taken(name: str):
+    """Small letters, digits and single underscores, beginning with a letter."""
+    assert ExtraKey(name, str).name == name
+    assert Extras({name: 1})[name] == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["", "A", "rateLimit", "rate-limit", "_a", "a_", "a__b", "2a", "ä", "a b", "a\n", "x.y", 3, None]
+)
+def test_other_names_are_refused_with_an_example(name: Any):
+    """A key and a mapping refuse the same names, and say how to write one."""
+    words = f"extra {name!r}: it is not a snake_case ASCII name. Write it like 'rate_limit'."
+    with pytest.raises(ExtraKeyError) as of_key:
+        ExtraKey(name, str)
+    with pytest.raises(ExtraKeyError) as of_mapping:
+        Extras({name: 1})
+    assert str(of_key.value) == str(of_mapping.value) == words
+    assert of_key.value.key == name
+    assert isinstance(of_key.value, DefinitionError)
+
+
+@pytest.mark.parametrize("value", [None, True, 3, 2.5, "text", [1, {"a": [None]}], {"deep": {"er": []}}])
+def test_json_values_are_taken(value: object):
+    """Whatever JSON can say goes in and comes out unchanged."""
+    assert Extras({"it": value})["it"] == value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), lambda: 1, [object()], {"a": {"b": object()}}],
+    ids=["object", "function", "in a list", "nested"],
+)
+def test_what_is_not_json_is_refused_unless_the_key_is_opaque(value: object):
+    """An object of any other kind needs a key that declares it."""
+    with pytest.raises(ExtraKeyError, match=r"can't be written as JSON.*`ExtraKey\(\.\.\., opaque=True\)`"):
+        Extras({"it": value})
+    key = ExtraKey("it", object, "Lives as long as the call; any thread.", opaque=True)
+    assert Extras({"it": value}, (key,))[key] is value
+
+
+def test_a_key_that_is_not_opaque_does_not_let_objects_in():
+    """Declaring a key is not enough: it has to say `opaque`."""
+    with pytest.raises(ExtraKeyError):
+        Extras({"it": object()}, (ExtraKey("it", object),))
+
+
+def test_an_opaque_key_says_how_its_object_may_be_used():
+    """Lifetime and threads are part of declaring one."""
+    with pytest.raises(ExtraKeyError, match=r"how long it lives and from which threads") as caught:
+        ExtraKey("handle", object, opaque=True)
+    assert caught.value.key == "handle"
+
+
+def test_values_are_found_by_name_and_by_key():
+    """`extras[KEY]`, `extras["name"]`, `get` and `in` agree."""
+    limit = RateLimit(requests_left=3, resets_at=datetime(2030, 1, 1, tzinfo=UTC))
+    extras = Extras({"rate_limit": limit, "provider_request_id": "req-1"})
+    assert extras[RATE_LIMIT] is extras["rate_limit"] is extras.get(RATE_LIMIT) is limit
+    assert extras.get("provider_request_id") == extras[PROVIDER_REQUEST_ID] == "req-1"
+    assert "rate_limit" in extras
+    assert RATE_LIMIT in extras
+
+
+def test_what_is_missing_is_a_key_error_or_the_default():
+    """A mapping as any other: `[]` raises, `get` gives the default."""
+    extras = Extras()
+    with pytest.raises(KeyError):
+        extras[RATE_LIMIT]
+    with pytest.raises(KeyError):
+        extras["nothing"]
+    assert extras.get(RATE_LIMIT) is None
+    assert extras.get(PROVIDER_REQUEST_ID, "none") == "none"
+    assert extras.get("nothing", 7) == 7
+    assert RATE_LIMIT not in extras
+
+
+def test_it_is_a_mapping_and_read_only():
+    """It can be walked and measured, and nothing can be put into it or taken out."""
+    source = {"a": 1, "b": 2}
+    extras: Any = Extras(source)
+    source["c"] = 3
+    assert (dict(extras), len(extras), list(extras.items())) == ({"a": 1, "b": 2}, 2, [("a", 1), ("b", 2)])
+    with pytest.raises(TypeError):
+        extras["a"] = 2
+    with pytest.raises(TypeError):
+        del extras["a"]
+    assert extras == {"a": 1, "b": 2}
+
+
+def test_the_built_in_keys():
+    """The tracing span is opaque and says how it may be used; the other two are JSON."""
+    span = object()
+    assert Extras({"tracing_span": span})[TRACING_SPAN] is span
+    assert TRACING_SPAN.opaque
+    assert "thread" in TRACING_SPAN.about
+    assert "ends with the call" in TRACING_SPAN.about
+    assert [key.name for key in (TRACING_SPAN, PROVIDER_REQUEST_ID, RATE_LIMIT)] == [
+        "tracing_span",
+        "provider_request_id",
+        "rate_limit",
+    ]
+    assert not PROVIDER_REQUEST_ID.opaque
+    assert not RATE_LIMIT.opaque
+
+
+def test_a_key_can_be_subscripted_and_is_a_value():
+    """`ExtraKey[int](...)` works, and equal keys are equal and hashable."""
+    assert ExtraKey[int]("n", int) == ExtraKey("n", int)
+    assert len({ExtraKey("n", int), ExtraKey[int]("n", int), ExtraKey("m", int)}) == 2
+    with pytest.raises(AttributeError):
+        ExtraKey("n", int).name = "m"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_its_repr_shows_names_and_no_values():
+    """What extras hold may be a secret of the provider's: the repr names the keys only."""
+    assert repr(Extras({"provider_request_id": "sk-secret"})) == "Extras(provider_request_id)"
