@@ -1,0 +1,25 @@
+"""Sessions: typed state that forks, commits and restores."""
+
+from handrail.session.bus import Dispatcher
+from handrail.session.fork import SessionFork, Snapshot
+from handrail.session.items import Items, Table
+from handrail.session.saving import check_serialisable, load, save
+from handrail.session.session import Session
+from handrail.session.slices import Reducer, SliceKind, SliceRules, append, kept
+
+__all__ = [
+    "Dispatcher",
+    "Items",
+    "Reducer",
+    "Session",
+    "SessionFork",
+    "SliceKind",
+    "SliceRules",
+    "Snapshot",
+    "Table",
+    "append",
+    "check_serialisable",
+    "kept",
+    "load",
+    "save",
+]

@@ -1,0 +1,189 @@
+"""`SessionFork`: a session's state as one call, or one child session, sees and changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from handrail.errors import Conflict, ContextExpired
+from handrail.protocols import Slice
+from handrail.session.bus import Dispatcher
+from handrail.session.route import State
+
+if TYPE_CHECKING:
+    from handrail.session.session import Session
+
+T = TypeVar("T")
+
+
+class SessionFork(msgspec.Struct, eq=False):
+    """A version of a session to work on, until it is committed or dropped.
+
+    Reads see the state at the moment of the fork and the fork's own events. Committing brings the
+    fork's events onto the newest state, after `stale()` was asked what else changed. Once committed
+    or dropped it takes no more reads or events, from whichever thread: `ContextExpired`.
+    """
+
+    root: Session
+    _parent: Any
+    owner: str
+    state: State
+    _base: State
+    events: list[object] = []
+    """Its state events, and those of the forks that committed into it, in order."""
+    _reads: set[type] = set()
+    closed: bool = False
+    _onto: State | None = None
+    """What `prepare` found, and what becomes of it: None unless it is prepared and not applied."""
+    _merged: State | None = None
+    _to_publish: bool = False
+
+    @property
+    def id(self) -> str:
+        return self.root.id
+
+    @property
+    def principal(self) -> str:
+        return self.root.principal
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self.root.config
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        return self.root.dispatcher
+
+    def __getitem__(self, kind: type[T], /) -> Slice[T]:
+        if self.closed:
+            raise ContextExpired(self.owner)
+        found = self.root.slice_in(self.state, kind)
+        self._reads.add(kind)
+        return found
+
+    def dispatch(self, event: object, /) -> None:
+        """Reduce an event into this fork. Logs are written at once; state when the fork commits."""
+        root = self.root
+        route = root.route_of(event)
+        lock = root.lock
+        lock.acquire()
+        try:
+            if self.closed:
+                raise ContextExpired(self.owner)
+            self.state = root.take(self.state, event, route)
+            if route.state:
+                self.events.append(event)
+        finally:
+            lock.release()
+        if route.logs:
+            root.dispatcher.publish(event)
+
+    def fork(self, owner: str = "fork", /) -> SessionFork:
+        """A fork of this fork, which commits into it."""
+        if self.closed:
+            raise ContextExpired(self.owner)
+        state = self.state
+        return SessionFork(self.root, self, owner, state, state)
+
+    def commit(self) -> None:
+        """Bring everything back into what was forked: all of it, or `Conflict` and nothing."""
+        with self.root.lock:
+            if self.closed or self._parent.closed:
+                raise ContextExpired(self.owner)
+            stale = self.stale()
+            if stale:
+                self.drop()
+                raise Conflict(stale)
+            self.prepare()
+            self.apply()
+        self.publish()
+
+    # What a transaction asks of it.
+
+    def stale(self) -> tuple[str, ...]:
+        """The slices read here, or in forks of this one, that somebody else has changed since."""
+        now, base = self._parent.state, self._base
+        if now is base:
+            return ()
+        return tuple(sorted(kind.__name__ for kind in self._reads if now.get(kind) is not base.get(kind)))
+
+    def prepare(self) -> None:
+        """Close the fork and find what its parent becomes; a reducer that raises now changes nothing."""
+        lock = self.root.lock
+        lock.acquire()
+        try:
+            parent = self._parent
+            if self.closed or parent.closed:
+                raise ContextExpired(self.owner)
+            self.closed = True
+            now = parent.state
+            self._merged = self.state if now is self._base else self._onto_newer(now)
+            self._onto = now
+        finally:
+            lock.release()
+
+    def apply(self) -> None:
+        """Make the prepared state the parent's.
+
+        Nothing here can fail, except where somebody changed one of the same slices past the gate
+        since `prepare`, and a reducer refuses what it now finds: that raises, and changes nothing.
+        """
+        lock = self.root.lock
+        lock.acquire()
+        try:
+            merged, parent = self._merged, self._parent
+            if merged is None or parent.closed:
+                raise ContextExpired(self.owner)
+            now = parent.state
+            parent.state = merged if now is self._onto else self._onto_newer(now)
+            self._merged = None
+            if parent is self.root:
+                self._to_publish = True
+            else:
+                parent.events.extend(self.events)
+                parent._reads |= self._reads
+        finally:
+            lock.release()
+
+    def publish(self) -> None:
+        """Publish this fork's state events, once, when they are part of the root. Logged ones were."""
+        if self._to_publish:
+            self._to_publish = False
+            root = self.root
+            for event in self.events:
+                if not root.route_of(event).logs:
+                    root.dispatcher.publish(event)
+
+    def drop(self) -> None:
+        """Forget the changes. What was read here still counts as read by the fork around it."""
+        with self.root.lock:
+            self.closed = True
+            self._merged = None
+            if self._parent is not self.root:
+                self._parent._reads |= self._reads
+
+    def _onto_newer(self, now: State) -> State:
+        """This fork's events on top of another state.
+
+        A slice nobody else touched is taken as it is here; the events are reduced anew only into the
+        others.
+        """
+        root, base, mine = self.root, self._base, self.state
+        merged = now.copy()
+        for event in self.events:
+            for target in root.route_for(type(event)).state:
+                slice_ = target.slice
+                if slice_ in mine and now.get(slice_) is base.get(slice_):
+                    merged[slice_] = mine[slice_]
+                else:
+                    merged.update(root.reduce(merged, event, (target,)))
+        return merged
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The state of a session at one moment, to be restored into the same session."""
+
+    session_id: str
+    state: Any

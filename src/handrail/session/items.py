@@ -1,0 +1,235 @@
+"""`Items` and `Table`: collections that never change, and share what they have in common.
+
+Adding to one gives a new one at the same small cost whether it holds ten items or a million, also
+when a hundred forks each add to the same base: a trie of 32-way tuples, of which only the path to
+the new item is made anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any, Generic, TypeVar, cast
+
+from handrail.errors import DefinitionError
+
+T = TypeVar("T")
+
+_BITS = 5
+_WIDTH = 1 << _BITS
+_MASK = _WIDTH - 1
+
+
+def not_keyed() -> DefinitionError:
+    return DefinitionError(
+        "this slice has no keys. Say how its items are told apart: @kept(key=...) on the type."
+    )
+
+
+class Items(Generic[T]):
+    """A sequence to which items are added at the end."""
+
+    __slots__ = ("_full", "_tail")
+
+    def __init__(self, items: Iterable[T] = ()) -> None:
+        everything = tuple(items)
+        full = _NO_BLOCKS
+        whole = max(len(everything) - 1, 0) // _WIDTH * _WIDTH
+        for start in range(0, whole, _WIDTH):
+            full = _with_block(full, everything[start : start + _WIDTH])
+        self._full = full
+        self._tail = everything[whole:]
+
+    def append(self, item: T) -> Items[T]:
+        """These items and one more."""
+        made: Items[T] = _new(Items)
+        tail = self._tail
+        if len(tail) < _WIDTH:
+            made._full = self._full
+            made._tail = tail + (item,)  # noqa: RUF005  # twice as fast as (*tail, item)
+        else:
+            made._full = _with_block(self._full, tail)
+            made._tail = (item,)
+        return made
+
+    def replace(self, items: Iterable[T]) -> Items[T]:
+        """Other items in place of these."""
+        return Items(items)
+
+    def latest(self) -> T | None:
+        """The newest item, or None."""
+        return self._tail[-1] if self._tail else None
+
+    def all(self) -> tuple[T, ...]:
+        """Every item, oldest first."""
+        return tuple(self)
+
+    def where(self, predicate: Callable[[T], bool], /) -> tuple[T, ...]:
+        """The items for which `predicate` is true, oldest first."""
+        return tuple(item for item in self if predicate(item))
+
+    def get(self, key: Hashable, /) -> T | None:
+        raise not_keyed()
+
+    def __iter__(self) -> Iterator[T]:
+        _, shift, root = self._full
+        yield from _leaves(root, shift)
+        yield from self._tail
+
+    def __len__(self) -> int:
+        return self._full[0] + len(self._tail)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Items):
+            return NotImplemented
+        return self.all() == cast("Items[Any]", other).all()
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]  # compared by content, which may be unhashable
+
+    def __repr__(self) -> str:
+        return f"Items({list(self)!r})"
+
+
+_new: Callable[[Any], Any] = object.__new__
+
+_Blocks = tuple[int, int, tuple[Any, ...]]
+"""The full blocks of 32 items: how many items, the shift of the root, and the root of the trie."""
+
+_NO_BLOCKS: _Blocks = (0, _BITS, ())
+
+
+def _with_block(blocks: _Blocks, block: tuple[Any, ...]) -> _Blocks:
+    """The same blocks and one more."""
+    size, shift, root = blocks
+    if size >> shift >= _WIDTH:
+        root, shift = (root,), shift + _BITS
+    return size + _WIDTH, shift, _pushed(root, shift, size, block)
+
+
+def _pushed(node: tuple[Any, ...], shift: int, index: int, block: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A node with one more block, whose first item has this index. Only its last child is made anew."""
+    if shift == _BITS:
+        return node + (block,)  # noqa: RUF005  # twice as fast as (*node, block)
+    slot = (index >> shift) & _MASK
+    if slot < len(node):
+        return node[:slot] + (_pushed(node[slot], shift - _BITS, index, block),)  # noqa: RUF005  # the same
+    return node + (_pushed((), shift - _BITS, index, block),)  # noqa: RUF005  # the same
+
+
+def _leaves(node: tuple[Any, ...], shift: int) -> Iterator[Any]:
+    if shift == _BITS:
+        for block in node:
+            yield from block
+    else:
+        for child in node:
+            yield from _leaves(child, shift - _BITS)
+
+
+class Table(Generic[T]):
+    """Items found by a key: adding one with a known key puts it in the old one's place.
+
+    `key` says what an item's key is. Items come out in the order their keys were first seen.
+    """
+
+    __slots__ = ("_key", "_order", "_root", "_size")
+
+    def __init__(self, key: Callable[[T], Hashable]) -> None:
+        self._key = key
+        self._root: _Node = {}
+        self._order: Items[Hashable] = Items()
+        self._size = 0
+
+    def append(self, item: T) -> Table[T]:
+        """These items and this one, in place of the one with the same key if there is one."""
+        key = self._key(item)
+        found = _find(self._root, key)
+        made = cast(Table[T], object.__new__(Table))
+        made._key = self._key
+        made._root = _put(self._root, 0, hash(key), key, item)
+        made._order = self._order if found is not _NOTHING else self._order.append(key)
+        made._size = self._size + (found is _NOTHING)
+        return made
+
+    def replace(self, items: Iterable[T]) -> Table[T]:
+        """Other items in place of these."""
+        made = Table(self._key)
+        for item in items:
+            made = made.append(item)
+        return made
+
+    def get(self, key: Hashable, /) -> T | None:
+        """The item with this key, or None."""
+        found = _find(self._root, key)
+        return None if found is _NOTHING else cast(T, found)
+
+    def latest(self) -> T | None:
+        """The item whose key was seen last, or None."""
+        key = self._order.latest()
+        return None if self._size == 0 else self.get(key)
+
+    def all(self) -> tuple[T, ...]:
+        """Every item, in the order their keys were first seen."""
+        return tuple(self)
+
+    def where(self, predicate: Callable[[T], bool], /) -> tuple[T, ...]:
+        """The items for which `predicate` is true."""
+        return tuple(item for item in self if predicate(item))
+
+    def __iter__(self) -> Iterator[T]:
+        for key in self._order:
+            yield cast(T, _find(self._root, key))
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Table):
+            return NotImplemented
+        return self.all() == cast("Table[Any]", other).all()
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]  # compared by content, which may be unhashable
+
+    def __repr__(self) -> str:
+        return f"Table({list(self)!r})"
+
+
+_NOTHING = object()
+
+_Node = dict[int, Any]
+"""Slot to a deeper node, or to a leaf: the items of all keys with one hash."""
+
+
+class _Leaf:
+    __slots__ = ("code", "items")
+
+    def __init__(self, code: int, items: dict[Hashable, Any]) -> None:
+        self.code = code
+        self.items = items
+
+
+def _find(node: _Node, key: Hashable) -> Any:
+    code = hash(key)
+    shift = 0
+    while True:
+        child = node.get((code >> shift) & _MASK)
+        if child is None:
+            return _NOTHING
+        if isinstance(child, _Leaf):
+            return child.items.get(key, _NOTHING) if child.code == code else _NOTHING
+        node = child
+        shift += _BITS
+
+
+def _put(node: _Node, shift: int, code: int, key: Hashable, item: Any) -> _Node:
+    """A copy of the node with the item in it. A node has at most 32 slots, so copying one is cheap."""
+    slot = (code >> shift) & _MASK
+    child = node.get(slot)
+    if child is None:
+        placed: Any = _Leaf(code, {key: item})
+    elif not isinstance(child, _Leaf):
+        placed = _put(child, shift + _BITS, code, key, item)
+    elif child.code == code:
+        placed = _Leaf(code, {**child.items, key: item})
+    else:
+        moved: _Node = {(child.code >> (shift + _BITS)) & _MASK: child}
+        placed = _put(moved, shift + _BITS, code, key, item)
+    return {**node, slot: placed}

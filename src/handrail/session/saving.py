@@ -1,0 +1,205 @@
+"""Sessions as JSON: saved with a version, loaded only where every type in them is known."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any, Literal, cast
+
+import msgspec
+import pydantic_core
+from pydantic import TypeAdapter
+from pydantic.errors import PydanticUserError
+
+from handrail.errors import EventRefused, SessionError
+from handrail.ids import NewId, random_id
+from handrail.session.session import Session
+from handrail.session.slices import SliceKind, SliceRules
+
+VERSION = 1
+
+
+class SavedError(Exception):
+    """The exception of a fact that was loaded: its type and words as text. It is never raised."""
+
+
+class _SavedSlice(msgspec.Struct):
+    kind: SliceKind
+    keyed: bool
+    items: list[msgspec.Raw]
+
+
+class _Saved(msgspec.Struct):
+    version: Literal[1]
+    id: str
+    principal: str
+    config: dict[str, Any]
+    slices: dict[str, _SavedSlice]
+
+
+class _Version(msgspec.Struct):
+    version: Any = None
+    id: Any = None
+
+
+def save(session: Session) -> bytes:
+    """The session's slices and logs as JSON text. A pydantic secret is saved as asterisks."""
+    with session.lock:
+        kept: dict[type, Any] = {**session.state, **session.logs()}
+    slices: dict[str, _SavedSlice] = {}
+    for kind, contents in kept.items():
+        name = _name(kind)
+        if name in slices:
+            raise SessionError(
+                session.id, f"it holds two types called {name}", "Give each a name of its own."
+            )
+        rules = session.rules_for(kind)
+        items = [msgspec.Raw(_encoded(item, session.id)) for item in contents.all()]
+        slices[name] = _SavedSlice(rules.kind, rules.key is not None, items)
+    try:
+        config: Any = msgspec.Raw(_json(dict(session.config)))
+    except (ValueError, TypeError) as error:
+        raise SessionError(session.id, f"its config can't be saved: {error}", "Make it plain data.") from None
+    return msgspec.json.encode(_Saved(VERSION, session.id, session.principal, config, slices))
+
+
+def load(
+    data: str | bytes,
+    *,
+    types: Iterable[type] = (),
+    slices: Mapping[type, SliceRules] | None = None,
+    new_id: NewId = random_id,
+) -> Session:
+    """The session that was saved. `types` names the types of its slices, apart from Handrail's own."""
+    saved = _read(data)
+    known = {_name(kind): kind for kind in (*_own_among(saved.slices), *types, *(slices or {}))}
+    unknown = sorted(set(saved.slices) - set(known))
+    if unknown:
+        raise SessionError(
+            saved.id,
+            f"it holds {', '.join(unknown)}, which are not known here",
+            "Name them: load(data, types=[...]).",
+        )
+    session = Session(
+        id=saved.id, principal=saved.principal, config=saved.config, slices=slices, new_id=new_id
+    )
+    for name, contents in saved.slices.items():
+        kind = known[name]
+        _check_kept_alike(session, kind, contents)
+        session.load_slice(kind, [_decoded(kind, bytes(item), saved.id) for item in contents.items])
+    return session
+
+
+def check_serialisable(event: object) -> None:
+    """Refuse an event that could not be saved and loaded again."""
+    try:
+        again = _decoded(type(event), _encoded(event, "?"), "?")
+    except SessionError as error:
+        problem = str(error.__cause__ or error).split("\n", 1)[0]
+        raise EventRefused(
+            event,
+            f"it can't be saved as JSON and this run is journaled: {problem}",
+            "Make its fields plain data.",
+        ) from None
+    if again != event:
+        raise EventRefused(
+            event,
+            "it is not the same after being saved as JSON, and this run is journaled",
+            "Make its fields plain data.",
+        )
+
+
+def _own_among(names: Iterable[str]) -> Iterable[type]:
+    """The types of these names that are Handrail's own, in what was imported of it."""
+    for name in names:
+        module, _, own = name.rpartition(".")
+        found = getattr(sys.modules.get(module), own, None) if module.startswith("handrail.") else None
+        if isinstance(found, type) and _name(found) == name:
+            yield found
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _read(data: str | bytes) -> _Saved:
+    """What was saved, if it is that; its version is looked at before anything else."""
+    try:
+        version = msgspec.json.decode(data, type=_Version)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SessionError("?", f"it is not a saved session: {error}", "Give what `save` returned.") from None
+    if version.version != VERSION:
+        raise SessionError(
+            str(version.id),
+            f"it was saved in version {version.version!r} and this is {VERSION}",
+            "Load it with the version of Handrail that saved it.",
+        )
+    try:
+        return msgspec.json.decode(data, type=_Saved)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SessionError(
+            str(version.id), f"what was saved is damaged: {error}", "Give what `save` returned."
+        ) from None
+
+
+def _check_kept_alike(session: Session, kind: type, contents: _SavedSlice) -> None:
+    rules = session.rules_for(kind)
+    if (rules.kind, rules.key is not None) != (contents.kind, contents.keyed):
+        was, now = _manner(contents.kind, contents.keyed), _manner(rules.kind, rules.key is not None)
+        raise SessionError(
+            session.id,
+            f"{kind.__name__} was saved as {was} and is {now} here",
+            "Give the rules it was saved with: load(data, slices={...}).",
+        )
+
+
+def _manner(kind: str, keyed: bool) -> str:
+    return f"{kind} {'with' if keyed else 'without'} a key"
+
+
+def _encoded(item: Any, session: str) -> bytes:
+    try:
+        if isinstance(item, msgspec.Struct):
+            return msgspec.json.encode(item, enc_hook=_fallback)
+        return _json(item)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise SessionError(
+            session, f"a {type(item).__name__} can't be saved: {error}", "Make its fields plain data."
+        ) from error
+
+
+def _json(value: Any) -> bytes:
+    return pydantic_core.to_json(value, round_trip=True, inf_nan_mode="strings")
+
+
+def _fallback(value: Any) -> Any:
+    """What msgspec does not know: user's params and values, and exceptions, which are kept as text."""
+    if isinstance(value, SavedError):
+        return str(value)
+    if isinstance(value, BaseException):
+        return f"{type(value).__name__}: {value}"
+    return msgspec.Raw(_json(value))
+
+
+def _decoded(kind: type, item: bytes, session: str) -> Any:
+    try:
+        if issubclass(kind, msgspec.Struct):
+            return msgspec.json.decode(item, type=kind, dec_hook=_loose)
+        return _adapter(cast(Any, kind)).validate_json(item)
+    except (ValueError, TypeError, PydanticUserError) as error:  # msgspec's and pydantic's are ValueErrors
+        problem = str(error).replace("\n", " ")
+        raise SessionError(
+            session,
+            f"an item of {kind.__name__} does not fit its type: {problem}",
+            "Was the type changed since?",
+        ) from error
+
+
+@lru_cache(maxsize=128)
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _loose(kind: type, value: Any) -> Any:
+    return SavedError(value) if issubclass(kind, BaseException) else value

@@ -1,0 +1,306 @@
+"""`Session`: typed state, as events reduced into slices. It forks, commits, and restores."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from asyncio import CancelledError
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any, TypeVar, cast
+
+from handrail.errors import DefinitionError, ReducerError, SessionError
+from handrail.ids import NewId, random_id
+from handrail.protocols import Slice
+from handrail.session.bus import Dispatcher, Listener, check_event, check_unchangeable, subscriber_raised
+from handrail.session.fork import SessionFork, Snapshot
+from handrail.session.log import Log
+from handrail.session.route import EMPTY, Route, State, Target, reduce_into
+from handrail.session.slices import Reducer, SliceRules, append, check_reducer, rules_of, slices_marked_for
+
+T = TypeVar("T")
+
+log = logging.getLogger("handrail.session")
+
+
+class Session:
+    """The root of typed state.
+
+    - `session[Plan].latest()`, `.all()`, `.where(...)` read a slice; what was read never changes.
+    - `session.dispatch(event)` reduces an event into every slice that wants it, all or none.
+    - A fork or a snapshot costs the same however much there is.
+    - Concurrent dispatches, from tasks and threads, lose no update.
+    """
+
+    closed = False
+    """A root is always open; a fork asks its parent."""
+
+    def __init__(
+        self,
+        *,
+        id: str | None = None,
+        principal: str = "local",
+        config: Mapping[str, Any] | None = None,
+        slices: Mapping[type, SliceRules] | None = None,
+        dispatcher: Dispatcher | None = None,
+        new_id: NewId = random_id,
+    ) -> None:
+        self._id = new_id() if id is None else id
+        self._principal = principal
+        self._config: Mapping[str, Any] = MappingProxyType(dict(config or {}))
+        self._dispatcher = Dispatcher() if dispatcher is None else dispatcher
+        self.lock = threading.RLock()
+        self.state: State = {}
+        self._rules: dict[type, SliceRules] = dict(slices or {})
+        self._logs: dict[type, list[Any]] = {}
+        self._reduced_logs: State = {}
+        self._routes: dict[type, Route] = {}
+        self._recorders: dict[type, Callable[[Any], None]] = {}
+        plain = type(self._dispatcher).publish is Dispatcher.publish
+        self._told: dict[type, tuple[Listener, ...]] = self._dispatcher.matching if plain else {}
+        self._checks: list[Callable[[object], None]] = []
+        self._reducing = False
+        for kind, rules in self._rules.items():
+            _check_rules(self._id, kind, rules)
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    @property
+    def principal(self) -> str:
+        return self._principal
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self._config
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """The event bus."""
+        return self._dispatcher
+
+    # Reading and dispatching.
+
+    def __getitem__(self, kind: type[T], /) -> Slice[T]:
+        return self.slice_in(self.state, kind)
+
+    def dispatch(self, event: object, /) -> None:
+        """Reduce an event into its slices and publish it. If a reducer raises, nothing was changed."""
+        route = self.route_of(event)
+        lock = self.lock
+        lock.acquire()
+        try:
+            self.state = self.take(self.state, event, route)
+        finally:
+            lock.release()
+        self._dispatcher.publish(event)
+
+    def record(self, fact: object) -> None:
+        """Log a fact and publish it. It never raises: a reducer that does is logged, the fact is kept."""
+        kind = type(fact)
+        try:
+            keep, listeners = self._recorders[kind], self._told[kind]
+        except KeyError:
+            self._recorder_of(fact)(fact)
+            self._dispatcher.publish(fact)
+            return
+        keep(fact)
+        for listener in listeners:  # what `publish` does, without a call: this runs for every fact
+            try:
+                listener(fact)
+            except (Exception, CancelledError):
+                subscriber_raised(fact)
+
+    def register(self, slice_: type, *, on: type, reducer: Reducer) -> None:
+        """Fold events of type `on` into the slice of type `slice_` from now on."""
+        check_reducer(on, reducer)
+        with self.lock:
+            rules = self.rules_for(slice_)
+            rules = SliceRules(rules.kind, rules.key, {**rules.reducers, on: reducer})
+            self._rules[slice_] = rules
+            if slice_ in self._logs:
+                self._reduced_logs[slice_] = rules.empty().replace(self._logs.pop(slice_))
+            self._forget_routes()
+
+    # Forks, snapshots.
+
+    def fork(self, owner: str = "fork", /) -> SessionFork:
+        """A version of this session to work on; `commit()` brings it back, `drop()` forgets it."""
+        state = self.state
+        return SessionFork(self, self, owner, state, state)
+
+    def snapshot(self) -> Snapshot:
+        """The state as it is now; logs are not part of it."""
+        return Snapshot(self._id, self.state)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot. Logs keep what happened since."""
+        if not isinstance(snapshot, Snapshot):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+            raise SessionError(
+                self._id,
+                f"a {type(snapshot).__name__} is not a snapshot",
+                "Give what `session.snapshot()` returned.",
+            )
+        if snapshot.session_id != self._id:
+            raise SessionError(
+                self._id,
+                f"the snapshot is of session {snapshot.session_id!r}",
+                "Restore it into that session.",
+            )
+        with self.lock:
+            self._refuse_in_reducer()
+            self.state = cast(State, snapshot.state)
+
+    # What forks, transactions and policies ask of it.
+
+    def slice_in(self, state: State, kind: type[T]) -> Slice[T]:
+        """The slice of this type in a state of this session; logs are the same in all of them."""
+        contents: Any = state.get(kind)
+        if contents is None:
+            contents = self._log_of(kind)
+        return contents
+
+    def rules_for(self, slice_: type) -> SliceRules:
+        """How the slice of this type is kept here."""
+        if not isinstance(slice_, type):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+            raise SessionError(
+                self._id, f"{slice_!r} is not a type", "Select a slice by its class: session[Plan]."
+            )
+        return self._rules.get(slice_) or rules_of(slice_)
+
+    def check_each(self, check: Callable[[object], None]) -> None:
+        """Call `check` with the first event of every type, before it is reduced; it may refuse it."""
+        with self.lock:
+            self._checks.append(check)
+            self._forget_routes()
+
+    def targets_of(self, event: object) -> tuple[Target, ...]:
+        """The slices an event goes into."""
+        return self.route_of(event).targets
+
+    def route_of(self, event: object) -> Route:
+        """Where an event goes, found once for its type; refuses what is no event."""
+        try:
+            return self._routes[type(event)]
+        except KeyError:
+            check_event(event)
+            check_unchangeable(event)
+            with self.lock:
+                for check in self._checks:
+                    check(event)
+                route = self._routes[type(event)] = Route(self._targets_for(type(event)))
+            return route
+
+    def route_for(self, kind: type) -> Route:
+        """The same by type, for events that were taken already."""
+        return self._routes.get(kind) or Route(self._targets_for(kind))
+
+    def take(self, state: State, event: object, route: Route) -> State:
+        """Log an event, and return the state with it reduced into it: all or none. Under the lock."""
+        slice_ = route.appends_to
+        if slice_ is not None and not self._reducing:
+            contents = state.get(slice_)
+            changed = state.copy()
+            changed[slice_] = (EMPTY if contents is None else contents).append(event)
+            return changed
+        logs = self.reduce(self._reduced_logs, event, route.reduced_logs)
+        changes = self.reduce(state, event, route.state)
+        self._reduced_logs.update(logs)
+        for kind in route.plain_logs:
+            self._logs.setdefault(kind, []).append(event)
+        return {**state, **changes} if changes else state
+
+    def reduce(self, state: State, event: object, targets: Sequence[Target]) -> State:
+        """What an event makes of these slices. Under the lock, so that a reducer is found dispatching."""
+        self._refuse_in_reducer()
+        self._reducing = True
+        try:
+            return reduce_into(state, event, targets)
+        finally:
+            self._reducing = False
+
+    def logs(self) -> Mapping[type, Slice[Any]]:
+        """The log slices by type, as they are now."""
+        with self.lock:
+            return {**{kind: Log(items) for kind, items in self._logs.items()}, **self._reduced_logs}
+
+    def load_slice(self, kind: type, items: Iterable[Any]) -> None:
+        """Put items into a slice as they are, past its reducers: what loading does."""
+        rules = self.rules_for(kind)
+        with self.lock:
+            if rules.is_plain_log:
+                self._logs[kind] = list(items)
+                self._recorders.pop(kind, None)
+            elif rules.kind == "log":
+                self._reduced_logs[kind] = rules.empty().replace(items)
+            else:
+                self.state = {**self.state, kind: rules.empty().replace(items)}
+
+    # Its own.
+
+    def _log_of(self, kind: type) -> Any:
+        rules = self.rules_for(kind)
+        if rules.is_plain_log:
+            return Log(self._logs.get(kind) or [])
+        return self._reduced_logs.get(kind) or rules.empty()
+
+    def _targets_for(self, kind: type) -> list[Target]:
+        own = self.rules_for(kind)
+        targets = [
+            Target(slice_, rules.reducers[kind], rules)
+            for slice_, rules in self._rules.items()
+            if kind in rules.reducers
+        ]
+        targets += [
+            Target(slice_, rules_of(slice_).reducers[kind], rules_of(slice_))
+            for slice_ in slices_marked_for(kind)
+            if slice_ not in self._rules
+        ]
+        if not targets or (own.kind == "log" and kind not in own.reducers):
+            targets.append(Target(kind, append, own))
+        return targets
+
+    def _recorder_of(self, fact: object) -> Callable[[Any], None]:
+        """How facts of this type are kept: added to a list, unless a reducer wants them too."""
+        check_event(fact)
+        kind = type(fact)
+        with self.lock:
+            keep: Callable[[Any], None]
+            route = Route(self._targets_for(kind))
+            if route.plain_logs == (kind,) and len(route.targets) == 1:
+                keep = self._logs.setdefault(kind, []).append
+            else:
+                keep = partial(self._record_reduced, route)
+            self._recorders[kind] = keep
+        return keep
+
+    def _record_reduced(self, route: Route, fact: object) -> None:
+        with self.lock:
+            try:
+                self.state = self.take(self.state, fact, route)
+            except (ReducerError, DefinitionError):
+                for kind in route.plain_logs:
+                    self._logs.setdefault(kind, []).append(fact)
+                log.exception("a reducer refused a %s that was recorded", type(fact).__name__)
+
+    def _forget_routes(self) -> None:
+        self._routes = {}
+        self._recorders = {}
+
+    def _refuse_in_reducer(self) -> None:
+        if self._reducing:
+            raise DefinitionError(
+                "a reducer dispatched an event. Reducers are pure functions: return the slice, "
+                "and dispatch from a tool."
+            )
+
+
+def _check_rules(session: str, kind: object, rules: object) -> None:
+    if not isinstance(kind, type) or not isinstance(rules, SliceRules):
+        raise SessionError(
+            session,
+            f"slices has {kind!r}: {rules!r}",
+            "Give a class and its rules: slices={Plan: SliceRules(key=...)}.",
+        )

@@ -1,0 +1,122 @@
+"""What a slice is made of: its kind, its key, and the reducers that fold events into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from handrail.errors import DefinitionError
+from handrail.events import Fact
+from handrail.session.items import Items, Table
+
+SliceKind = Literal["state", "log"]
+"""*State* is undone with the call that changed it; a *log* keeps what happened, whatever came of it."""
+
+Contents = Items[Any] | Table[Any]
+Reducer = Callable[[Any, Any], Any]
+"""`(slice, event) -> slice`: pure, and quick, since it may be run again when a call commits."""
+
+F = TypeVar("F", bound=type)
+
+_RULES = "__handrail_slice__"
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRules:
+    """How the items of one type are kept."""
+
+    kind: SliceKind = "state"
+    key: Callable[[Any], Hashable] | None = None
+    """With a key, an item takes the place of an earlier one with the same key."""
+    reducers: Mapping[type, Reducer] = field(default_factory=dict[type, Reducer])
+    """Which events change this slice, and how.
+
+    An event that no slice has a reducer for is added to the slice of its own type; one whose type is
+    a log is added to that in any case.
+    """
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("state", "log"):
+            raise DefinitionError(
+                f"a slice is of kind 'state' or 'log', not {self.kind!r}. Use kind='state' or kind='log'."
+            )
+        if self.key is not None and not callable(self.key):
+            raise DefinitionError(
+                f"the key of a slice is a function of an item, not {self.key!r}. "
+                "Give one: key=lambda item: item.id."
+            )
+        for event, reducer in self.reducers.items():
+            check_reducer(event, reducer)
+
+    def empty(self) -> Contents:
+        return Items() if self.key is None else Table(self.key)
+
+    @property
+    def is_plain_log(self) -> bool:
+        """Is it only ever added to? Then a list is enough to keep it."""
+        return self.kind == "log" and self.key is None and not self.reducers
+
+
+def check_reducer(event: object, reducer: object) -> None:
+    """A reducer is a function, for a type of event."""
+    if not isinstance(event, type):
+        raise DefinitionError(f"a reducer is for a type of event, not for {event!r}. Give the event's class.")
+    if not callable(reducer):
+        raise DefinitionError(
+            f"the reducer for {event.__name__} is a {type(reducer).__name__}. "
+            "Give a function: (slice, event) -> slice."
+        )
+
+
+_DEFAULT = SliceRules()
+_LOG = SliceRules("log")
+
+
+def kept(
+    *,
+    kind: SliceKind = "state",
+    key: Callable[[Any], Hashable] | None = None,
+    reducers: Mapping[type, Reducer] | None = None,
+) -> Callable[[F], F]:
+    """Say on the type itself how a session keeps it: `@kept(key=lambda todo: todo.id)`."""
+    rules = SliceRules(kind, key, dict(reducers or {}))
+
+    def mark(type_: F) -> F:
+        if not isinstance(type_, type):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+            raise DefinitionError(f"@kept is for a class, not for {type_!r}. Put it above a class.")
+        setattr(type_, _RULES, rules)
+        for event in rules.reducers:
+            slices = _marked.setdefault(event, [])
+            if type_ not in slices:
+                slices.append(type_)
+        return type_
+
+    return mark
+
+
+_marked: dict[type, list[type]] = {}
+"""Which slices say on their own type that they want an event."""
+
+
+def slices_marked_for(event: type) -> list[type]:
+    """The slices whose own mark has a reducer for this event."""
+    return [slice_ for slice_ in _marked.get(event, ()) if event in rules_of(slice_).reducers]
+
+
+def rules_of(type_: type) -> SliceRules:
+    """How this type is kept, by its own mark; facts of ours are logs, everything else is state."""
+    own = type_.__dict__.get(_RULES)
+    if isinstance(own, SliceRules):
+        if any(type_ not in _marked.get(event, ()) for event in own.reducers):
+            raise DefinitionError(
+                f"{type_.__name__} was marked with @kept before another class took its place, as "
+                "@dataclass(slots=True) makes one. Put @kept above the other decorators."
+            )
+        return own
+    return _LOG if issubclass(type_, Fact) else _DEFAULT
+
+
+def append(contents: Contents, event: Any) -> Contents:
+    """The reducer of a type without one: the event itself becomes an item."""
+    return contents.append(event)

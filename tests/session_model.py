@@ -1,0 +1,85 @@
+"""Events of every kind, and what a session must hold after them, for the tests of forks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from handrail.session import Items, Session, SessionFork, SliceRules
+
+
+@dataclass(frozen=True)
+class Note:
+    """State, kept in order."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Put:
+    """State, kept by key."""
+
+    key: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Fold:
+    """An event of which order matters."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Folded:
+    """What came of folding."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A log, and state besides."""
+
+    number: int
+
+
+def fold(slice_: Any, event: Fold) -> Any:
+    return slice_.replace([Folded((slice_.latest() or Folded(7)).number * 31 % 1009 + event.number)])
+
+
+RULES = {
+    Put: SliceRules(key=lambda put: put.key),
+    Folded: SliceRules(reducers={Fold: fold}),
+    Heard: SliceRules("log"),
+    Items: SliceRules(reducers={Heard: lambda slice_, event: slice_.append(event.number)}),
+}
+SLICES = (Note, Put, Folded, Items)
+"""`Items` stands for any class whose slice holds something else."""
+
+
+def new_session() -> Session:
+    return Session(slices=RULES)
+
+
+def contents(place: Session | SessionFork) -> dict[str, Any]:
+    """Everything in a session or a fork, read without leaving a trace."""
+    root = place if isinstance(place, Session) else place.root
+    return {kind.__name__: root.slice_in(place.state, kind).all() for kind in SLICES}
+
+
+def replayed(events: list[Any]) -> dict[str, Any]:
+    """The same of a plain list of events: what the law says must come out."""
+    folded: int | None = None
+    puts: dict[int, Put] = {}
+    for event in events:
+        if isinstance(event, Fold):
+            folded = (7 if folded is None else folded) * 31 % 1009 + event.number
+        elif isinstance(event, Put):
+            puts[event.key] = event
+    return {
+        "Note": tuple(event for event in events if isinstance(event, Note)),
+        "Put": tuple(puts.values()),
+        "Folded": () if folded is None else (Folded(folded),),
+        "Items": tuple(event.number for event in events if isinstance(event, Heard)),
+    }

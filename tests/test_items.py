@@ -1,0 +1,245 @@
+"""`Items` and `Table` against a list and a dict, from any fork, and what adding to them costs."""
+
+from __future__ import annotations
+
+import gc
+import timeit
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.errors import DefinitionError
+from handrail.session import Items, Table
+
+EDGES = [0, 1, 31, 32, 33, 63, 64, 65, 1023, 1024, 1025, 1055, 1056, 1057, 32**3, 32**3 + 1, 32**3 + 33]
+sizes = st.one_of(st.sampled_from(EDGES), st.integers(0, 2100))
+
+
+def appended(items: Items[int], more: Iterable[int]) -> Items[int]:
+    for item in more:
+        items = items.append(item)
+    return items
+
+
+class Key:
+    """A key whose hash is chosen, so that keys collide in part or altogether."""
+
+    def __init__(self, name: int, code: int) -> None:
+        self.name = name
+        self.code = code
+
+    def __hash__(self) -> int:
+        return self.code
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and other.name == self.name
+
+    def __repr__(self) -> str:
+        return f"Key({self.name}, {self.code:#x})"
+
+
+class Row(NamedTuple):
+    """An item of a table."""
+
+    key: Any
+    value: int
+
+
+def row_key(row: Row) -> Any:
+    return row.key
+
+
+CODES = [0, 1, 32, 33, 1 << 5, 1 << 10, (1 << 60) + 1, -2, -33, -(1 << 60), 2**61 - 2]
+keys = st.one_of(
+    st.integers(-40, 40),
+    st.text("ab", max_size=2),
+    st.builds(lambda name: Key(name, CODES[name % len(CODES)]), st.integers(0, 40)),
+    st.builds(lambda name: Key(name, 7), st.integers(0, 9)),
+)
+rows = st.builds(Row, keys, st.integers())
+
+
+@pytest.mark.parametrize("size", EDGES)
+def test_items_made_at_once_are_those_added_one_by_one(size: int):
+    """At every edge of the trie both ways of making the items hold the same, in the same order."""
+    at_once, one_by_one = Items(range(size)), appended(Items(), range(size))
+    assert at_once.all() == one_by_one.all() == tuple(range(size))
+    assert at_once == one_by_one
+    assert len(at_once) == len(one_by_one) == size
+
+
+@given(sizes, st.integers(0, 70))
+def test_items_are_a_list(size: int, more: int):
+    """Items of any size and what is added to them read like a list."""
+    model = list(range(size + more))
+    items = appended(Items(range(size)), range(size, size + more))
+    assert list(items) == model
+    assert items.all() == tuple(model)
+    assert len(items) == len(model)
+    assert items.latest() == (model[-1] if model else None)
+    assert items.where(lambda item: item % 7 == 0) == tuple(item for item in model if item % 7 == 0)
+    assert repr(Items(range(3))) == "Items([0, 1, 2])"
+
+
+@given(st.lists(st.tuples(st.integers(0, 1_000_000), st.integers(0, 70)), max_size=25), sizes)
+def test_forks_of_items_from_any_point_leave_each_other_alone(steps: list[tuple[int, int]], size: int):
+    """Whichever version is added to, every version made before still holds what it held."""
+    versions = [(Items(range(size)), list(range(size)))]
+    for number, (pick, count) in enumerate(steps):
+        items, model = versions[pick % len(versions)]
+        more = [number * 1000 + each for each in range(count)]
+        versions.append((appended(items, more), model + more))
+    for items, model in versions:
+        assert list(items) == model
+        assert len(items) == len(model)
+
+
+def test_items_across_three_levels_grow_from_one_base():
+    """A hundred siblings, each adding across the edge of the third level, are each right."""
+    base = Items(range(32**3 - 1))
+    for sibling in range(100):
+        grown = appended(base, [sibling] * 34)
+        assert len(grown) == 32**3 + 33
+        assert list(grown)[-35:] == [32**3 - 2, *[sibling] * 34]
+    assert base == Items(range(32**3 - 1))
+
+
+@given(st.lists(st.integers(0, 2), max_size=40), st.lists(st.integers(0, 2), max_size=40))
+def test_items_are_equal_when_their_items_are(one: list[int], other: list[int]):
+    """Equality is that of the lists, and with anything else there is none."""
+    assert (Items(one) == Items(other)) == (one == other)
+    assert Items(one) != one
+    assert Items(one) == appended(Items(), one)
+    with pytest.raises(TypeError):
+        hash(Items(one))
+
+
+def test_items_have_no_keys():
+    """Asking by key says how a slice gets one."""
+    with pytest.raises(DefinitionError, match=r"@kept\(key="):
+        Items([1]).get(1)
+
+
+def test_replacing_takes_other_items():
+    """The items are those given, in their order, also when they are taken from the old ones."""
+    items = Items(range(100))
+    assert items.replace(item for item in items if item > 97) == Items([98, 99])
+    assert len(items) == 100
+
+
+@given(st.lists(rows, max_size=120))
+def test_a_table_is_a_dict(added: list[Row]):
+    """The newest item of a key is found, in the order the keys were first seen, whatever the hashes."""
+    table: Table[Row] = Table(row_key)
+    model: dict[Any, Row] = {}
+    for row in added:
+        table = table.append(row)
+        model[row.key] = row
+    assert list(table) == list(model.values())
+    assert table.all() == tuple(model.values())
+    assert len(table) == len(model)
+    assert table.latest() == (list(model.values())[-1] if model else None)
+    assert all(table.get(key) is row for key, row in model.items())
+    assert table.get("never") is None
+    assert table.get(Key(-1, 7)) is None
+    assert table.where(lambda row: row.value > 0) == tuple(r for r in model.values() if r.value > 0)
+    assert table == Table(row_key).replace(model.values())
+
+
+@given(st.lists(st.tuples(st.integers(0, 1_000_000), st.lists(rows, max_size=12)), max_size=25))
+def test_forks_of_a_table_from_any_point_leave_each_other_alone(steps: list[tuple[int, list[Row]]]):
+    """Whichever version is added to, every version made before still holds what it held."""
+    empty: Table[Row] = Table(row_key)
+    versions: list[tuple[Table[Row], dict[Any, Row]]] = [(empty, {})]
+    for pick, added in steps:
+        table, model = versions[pick % len(versions)]
+        for row in added:
+            table, model = table.append(row), {**model, row.key: row}
+        versions.append((table, model))
+    for table, model in versions:
+        assert list(table) == list(model.values())
+        assert len(table) == len(model)
+
+
+def test_a_large_table_finds_every_key():
+    """Ten thousand keys, each put twice, are each found with the second item, in the first order."""
+    table: Table[Row] = Table(row_key)
+    for turn in range(2):
+        for number in range(10_000):
+            table = table.append(Row(f"k{number}", turn))
+    assert len(table) == 10_000
+    assert [row.key for row in table] == [f"k{number}" for number in range(10_000)]
+    assert all(table.get(f"k{number}") == Row(f"k{number}", 1) for number in range(10_000))
+
+
+def test_tables_are_equal_when_their_items_are():
+    """Content and order count; a table is never equal to items."""
+    one = Table(row_key).replace([Row(1, 1), Row(2, 2)])
+    assert one == Table(row_key).replace([Row(1, 0), Row(2, 2), Row(1, 1)])
+    assert one != Table(row_key).replace([Row(2, 2), Row(1, 1)])
+    assert one != Items([Row(1, 1), Row(2, 2)])
+    assert repr(Table(row_key).append(Row(1, 2))) == "Table([Row(key=1, value=2)])"
+
+
+def fresh(new: Any, old: Any) -> int:
+    """How many tuples of the one are not the very tuples of the other, at the same place."""
+    if new is old or not isinstance(new, tuple):
+        return 0
+    olds = old if isinstance(old, tuple) else ()
+    pairs = [(child, olds[place] if place < len(olds) else None) for place, child in enumerate(new)]
+    return 1 + sum(fresh(child, before) for child, before in pairs)
+
+
+def made(grown: Items[Any], base: Items[Any]) -> int:
+    """The tuples that had to be made to get from the one to the other."""
+    return fresh(grown._full, base._full) + fresh(grown._tail, base._tail)
+
+
+@pytest.mark.parametrize("size", [10, 1_000_000, 1_000_031, 32**3, 32**4 - 1])
+def test_adding_makes_a_handful_of_nodes_however_many_items_there_are(size: int):
+    """One more item means a new tail, or a new path from the root: never more than ten tuples."""
+    base = Items(range(size))
+    for step in range(40):
+        grown = base.append(step)
+        root_moved = grown._full[1] != base._full[1]
+        assert root_moved or made(grown, base) <= 10
+        base = grown
+
+
+def test_a_hundred_siblings_share_their_base():
+    """A hundred forks adding to one base of a million make as few nodes each as the first."""
+    base = Items(range(1_000_000))
+    siblings = [base.append(number) for number in range(100)]
+    assert all(made(sibling, base) <= 10 for sibling in siblings)
+    assert [sibling.latest() for sibling in siblings] == list(range(100))
+
+
+def test_adding_to_a_table_makes_a_handful_of_nodes():
+    """Adding to 10 and to 20,000 keys allocates about the same number of objects."""
+
+    def allocated(size: int) -> float:
+        table = Table(row_key).replace(Row(number, 0) for number in range(size))
+        gc.collect()
+        before = gc.get_count()[0]
+        grown = [table.append(Row(-number - 1, 0)) for number in range(50)]
+        made = gc.get_count()[0] - before
+        assert len(grown) == 50
+        return made / 50
+
+    gc.disable()
+    try:
+        assert allocated(20_000) < allocated(10) + 12
+    finally:
+        gc.enable()
+
+
+def test_adding_takes_as_long_to_a_million_as_to_ten():
+    """Thirty-two additions, a whole block, take about as long whatever is there."""
+
+    def seconds(base: Items[int]) -> float:
+        return min(timeit.repeat(lambda: appended(base, range(32)), number=20, repeat=30))
+
+    assert seconds(Items(range(1_000_000))) < 6 * seconds(Items(range(10)))

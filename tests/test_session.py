@@ -1,0 +1,415 @@
+"""Sessions: slices and their kinds, reducers, all or none, snapshots, threads, what is published."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+from pydantic import BaseModel
+
+from handrail.context.facts import RunContext
+from handrail.errors import DefinitionError, EventRefused, ReducerError, SessionError
+from handrail.events import ToolStarted
+from handrail.session import Items, Session, SliceRules, Table, check_serialisable, kept
+
+RUN = RunContext("run", "request", "session", 1, "local", "trace", "span")
+
+
+@dataclass(frozen=True)
+class Note:
+    """State without rules."""
+
+    text: str
+
+
+@kept(key=lambda todo: todo.id)
+@dataclass(frozen=True)
+class Todo:
+    """State kept by key."""
+
+    id: int
+    done: bool = False
+
+
+@kept(kind="log")
+@dataclass(frozen=True)
+class Denied:
+    """A log."""
+
+    tool: str
+
+
+@dataclass(frozen=True)
+class Add:
+    """An event other slices reduce."""
+
+    amount: int
+
+
+@dataclass(frozen=True)
+class Spare:
+    """State that nothing else is about."""
+
+
+def summed(total: Any, event: Add) -> Any:
+    before = total.latest()
+    return total.replace([Total(event.amount + (before.of if before else 0))])
+
+
+@kept(reducers={Add: summed})
+@dataclass(frozen=True)
+class Total:
+    """A slice with a reducer on its own type."""
+
+    of: int
+
+
+def started(number: int = 1) -> ToolStarted:
+    return ToolStarted(str(number), "tool", ("tool",), 0.0, RUN)
+
+
+def broken(_slice: Any, event: Any) -> Any:
+    raise ZeroDivisionError("no such thing")
+
+
+def in_threads(count: int, work: Callable[[int], None]) -> None:
+    """Run `work` in so many threads at once, and raise what any of them raised."""
+    failed: list[BaseException] = []
+    together = threading.Barrier(count)
+
+    def run(number: int) -> None:
+        try:
+            together.wait()
+            work(number)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+def test_an_event_without_rules_is_added_to_its_own_slice():
+    """A slice reads latest, all, where and its length; another type's is empty."""
+    session = Session()
+    assert session[Note].latest() is None
+    for text in "abc":
+        session.dispatch(Note(text))
+    assert session[Note].latest() == Note("c")
+    assert session[Note].all() == (Note("a"), Note("b"), Note("c"))
+    assert session[Note].where(lambda note: note.text > "a") == (Note("b"), Note("c"))
+    assert len(session[Note]) == 3
+    assert len(session[Todo]) == 0
+
+
+def test_a_keyed_slice_keeps_the_newest_of_each_key():
+    """An item takes the place of the one with its key."""
+    session = Session()
+    for todo in (Todo(1), Todo(2), Todo(1, True)):
+        session.dispatch(todo)
+    assert session[Todo].all() == (Todo(1, True), Todo(2))
+    assert session[Todo].get(1) == Todo(1, True)
+    assert session[Todo].get(3) is None
+
+
+def test_what_was_read_does_not_change():
+    """A slice is what it was when it was selected, be it state or a log, empty or not."""
+    session = Session()
+    before = [session[Note], session[Denied], session[ToolStarted]]
+    session.dispatch(Note("a"))
+    session.dispatch(Denied("a"))
+    session.record(started())
+    then = [session[Note], session[Denied], session[ToolStarted]]
+    session.dispatch(Denied("b"))
+    session.record(started(2))
+    assert [len(slice_) for slice_ in before] == [0, 0, 0]
+    assert [slice_.all() for slice_ in before] == [(), (), ()]
+    assert [slice_.latest() for slice_ in then] == [Note("a"), Denied("a"), started()]
+    assert [len(slice_) for slice_ in then] == [1, 1, 1]
+    assert session[Denied].where(lambda denied: denied.tool > "a") == (Denied("b"),)
+
+
+def test_a_slice_is_selected_by_its_class():
+    """Anything else is refused, naming it."""
+    session = Session(id="s1")
+    with pytest.raises(SessionError, match=r"'s1'.*'Note' is not a type.*session\[Plan\]"):
+        session["Note"]  # pyright: ignore[reportArgumentType]
+    with pytest.raises(SessionError, match=r"list\[int\]"):
+        session.fork()[list[int]]
+    with pytest.raises(DefinitionError, match="no keys"):
+        session[Denied].get("a")
+
+
+def test_identity_and_config_are_read_only():
+    """Nobody who holds a session can make it another's."""
+    session = Session(id="a", principal="ann", config={"x": 1})
+    for name in ("id", "principal", "config", "dispatcher"):
+        with pytest.raises(AttributeError):
+            setattr(session, name, "other")
+        with pytest.raises(AttributeError):
+            setattr(session.fork(), name, "other")
+    with pytest.raises(TypeError):
+        session.config["x"] = 2  # pyright: ignore[reportIndexIssue]
+    assert (session.fork().id, session.fork().principal, session.fork().config) == ("a", "ann", {"x": 1})
+    assert Session(new_id=lambda: "made").id == "made"
+
+
+def test_reducers_from_the_mark_the_session_and_register_all_run():
+    """One event goes into each slice that has a reducer for it, and not into its own besides."""
+    session = Session(
+        slices={
+            Note: SliceRules(reducers={Add: lambda slice_, event: slice_.append(Note(str(event.amount)))})
+        }
+    )
+    session.register(Todo, on=Add, reducer=lambda slice_, event: slice_.append(Todo(event.amount)))
+    session.dispatch(Add(3))
+    session.dispatch(Add(4))
+    assert session[Total].all() == (Total(7),)
+    assert session[Note].all() == (Note("3"), Note("4"))
+    assert session[Todo].get(4) == Todo(4)
+    assert len(session[Add]) == 0
+
+
+def test_registering_takes_effect_for_events_seen_before():
+    """A reducer registered later gets the next event, also of a type that was dispatched already."""
+    session = Session()
+    session.dispatch(Note("a"))
+    session.register(Todo, on=Note, reducer=lambda slice_, event: slice_.append(Todo(1)))
+    session.dispatch(Note("b"))
+    assert session[Note].all() == (Note("a"),)
+    assert session[Todo].all() == (Todo(1),)
+
+
+def test_a_log_keeps_its_own_events_whoever_else_reduces_them():
+    """A state slice fed by a log's events does not take them away from the log."""
+    session = Session()
+    session.register(Note, on=Denied, reducer=lambda slice_, event: slice_.append(Note(event.tool)))
+    session.dispatch(Denied("rm"))
+    assert session[Denied].all() == (Denied("rm"),)
+    assert session[Note].all() == (Note("rm"),)
+
+
+def test_a_log_with_a_reducer_keeps_what_it_held():
+    """A reducer registered on a log that has items already works on those."""
+    session = Session()
+    session.dispatch(Denied("a"))
+    session.register(Denied, on=Note, reducer=lambda slice_, event: slice_.replace([Denied(event.text)]))
+    session.dispatch(Denied("b"))
+    assert session[Denied].all() == (Denied("a"), Denied("b"))
+    session.fork().dispatch(Note("c"))
+    assert session[Denied].all() == (Denied("c"),)
+
+
+def test_facts_can_be_reduced_and_are_logged_in_any_case():
+    """A slice may count our facts; a reducer that raises is logged and costs neither fact nor run."""
+    session, heard = Session(), list[object]()
+    session.dispatcher.subscribe(ToolStarted, heard.append)
+    session.record(started(1))
+    session.register(Note, on=ToolStarted, reducer=lambda slice_, fact: slice_.append(Note(fact.call_id)))
+    session.record(started(2))
+    session.register(Note, on=ToolStarted, reducer=broken)
+    session.record(started(3))
+    assert [fact.call_id for fact in session[ToolStarted].all()] == ["1", "2", "3"]
+    assert session[Note].all() == (Note("2"),)
+    assert heard == [started(1), started(2), started(3)]
+
+
+def test_a_keyed_log_of_facts_is_recorded():
+    """The rules given for a fact of ours hold for what the gate records, not only for dispatches."""
+    session = Session(slices={ToolStarted: SliceRules("log", key=lambda fact: fact.call_id)})
+    for number in (1, 2, 1):
+        session.record(started(number))
+    assert len(session[ToolStarted]) == 2
+    assert session[ToolStarted].get("1") == started(1)
+
+
+@pytest.mark.parametrize("into", [Todo, Denied])
+def test_a_reducer_that_raises_undoes_the_whole_dispatch(into: type):
+    """No slice and no log keeps anything of an event one reducer refused, and nothing is published."""
+    session, heard = Session(), list[object]()
+    session.register(Total, on=Add, reducer=lambda slice_, event: slice_.append(Total(event.amount)))
+    session.register(Denied, on=Add, reducer=lambda slice_, event: slice_.append(Denied("added")))
+    session.register(into, on=Add, reducer=broken)
+    session.dispatcher.subscribe(object, heard.append)
+    for place in (session, session.fork()):
+        with pytest.raises(
+            ReducerError, match="'broken' raised ZeroDivisionError on a Add: no such"
+        ) as raised:
+            place.dispatch(Add(1))
+        assert raised.value.event == Add(1)
+        assert isinstance(raised.value.__cause__, ZeroDivisionError)
+        assert [len(place[kind]) for kind in (Total, Denied, Todo, Add)] == [0, 0, 0, 0]
+    assert heard == []
+
+
+@pytest.mark.parametrize("nonsense", [None, [Todo(1)], (), Items([Todo(1)]), Note("a")])
+def test_a_reducer_that_returns_something_else_is_told_so(nonsense: object):
+    """Only the slice itself, changed, can be the slice: a keyed one stays keyed."""
+    session = Session()
+    session.register(Todo, on=Add, reducer=lambda slice_, event: nonsense)
+    with pytest.raises(ReducerError, match=f"returned a {type(nonsense).__name__}, not the slice"):
+        session.dispatch(Add(1))
+    assert isinstance(session[Todo], Table)
+    assert len(session[Todo]) == 0
+
+
+@pytest.mark.parametrize("target", [Note, Denied])
+@pytest.mark.parametrize("act", ["dispatch", "fork", "restore"])
+def test_a_reducer_that_dispatches_is_refused(act: str, target: type):
+    """Reducers are pure: one that dispatches or restores undoes its event, and the session goes on."""
+    session = Session()
+    acts: dict[str, Callable[[], None]] = {
+        "dispatch": lambda: session.dispatch(Spare()),
+        "fork": lambda: session.fork().dispatch(Spare()),
+        "restore": lambda: session.restore(session.snapshot()),
+    }
+
+    def reducer(slice_: Any, event: Any) -> Any:
+        acts[act]()
+        return slice_.append(event)
+
+    session.register(target, on=Add, reducer=reducer)
+    with pytest.raises(ReducerError, match="Reducers are pure functions"):
+        session.dispatch(Add(1))
+    assert [len(session[kind]) for kind in (Note, Denied, Spare)] == [0, 0, 0]
+    session.dispatch(Spare())
+    assert session[Spare].all() == (Spare(),)
+
+
+def test_a_key_that_raises_undoes_the_dispatch():
+    """The key function is part of the reducing: its error surfaces the same way."""
+    session = Session(slices={Note: SliceRules(key=lambda note: note.missing)})
+    with pytest.raises(ReducerError, match="AttributeError on a Note"):
+        session.dispatch(Note("a"))
+    assert len(session[Note]) == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda: kept(kind="logs"), "'state' or 'log', not 'logs'"),  # pyright: ignore[reportArgumentType]
+        (lambda: SliceRules("stat"), "not 'stat'"),  # pyright: ignore[reportArgumentType]
+        (lambda: kept(key="id"), "a function of an item, not 'id'"),  # pyright: ignore[reportArgumentType]
+        (lambda: kept(reducers={"Add": broken}), "for a type of event, not for 'Add'"),  # pyright: ignore[reportArgumentType]
+        (lambda: kept(reducers={Add: 3}), "reducer for Add is a int"),  # pyright: ignore[reportArgumentType]
+        (lambda: Session().register(Note, on=Add, reducer=None), "reducer for Add is a NoneType"),  # pyright: ignore[reportArgumentType]
+        (lambda: Session().register(Note, on="Add", reducer=broken), "not for 'Add'"),  # pyright: ignore[reportArgumentType]
+        (lambda: Session().register("Note", on=Add, reducer=broken), "'Note' is not a type"),  # pyright: ignore[reportArgumentType]
+        (lambda: Session(slices={Note: "log"}), "slices has .*Note.*SliceRules"),  # pyright: ignore[reportArgumentType]
+        (lambda: kept()(3), "@kept is for a class"),  # pyright: ignore[reportArgumentType]
+    ],
+)
+def test_wrong_rules_are_refused_where_they_are_given(wrong: Callable[[], object], words: str):
+    """The words name what was wrong and what belongs there."""
+    with pytest.raises((DefinitionError, SessionError), match=words):
+        wrong()
+
+
+def test_a_mark_below_a_decorator_that_makes_another_class_is_found():
+    """`@dataclass(slots=True)` above `@kept` would leave the reducer with a class nobody has."""
+
+    class Found:
+        pass
+
+    @dataclass(frozen=True, slots=True)
+    @kept(reducers={Found: lambda slice_, event: slice_})
+    class Lost:
+        of: int = 0
+
+    with pytest.raises(DefinitionError, match="Put @kept above"):
+        Session()[Lost]
+
+
+@pytest.mark.parametrize("event", ["text", 3, None, {"a": 1}, [Note("a")], Note, Session, broken, object()])
+def test_plain_values_and_classes_are_not_events(event: object):
+    """What nobody could ask for by type is refused everywhere, and changes nothing."""
+    session = Session()
+    for take in (session.dispatch, session.fork().dispatch, session.dispatcher.publish, session.record):
+        with pytest.raises(EventRefused, match=r"Make"):
+            take(event)
+    assert session.state == {}
+    assert session.logs() == {}
+
+
+def test_what_cannot_be_saved_is_refused_at_its_first_dispatch():
+    """With a journal on, an event that JSON can't carry is stopped before any slice has it."""
+
+    @dataclass(frozen=True)
+    class Holds:
+        value: Any
+
+    session = Session()
+    session.dispatch(Holds(object()))
+    session.check_each(check_serialisable)
+    for wrong in (Holds(object()), Holds(threading.Lock()), Holds({1: {2, 3}}), Holds(Note("a"))):
+        for place in (session, session.fork()):
+            with pytest.raises(EventRefused, match=r"journaled.*plain data"):
+                place.dispatch(wrong)
+    session.dispatch(Holds({"a": [1, "b", None]}))
+    assert len(session[Holds]) == 2
+
+
+def test_ten_thousand_dispatches_from_eight_threads_lose_nothing():
+    """Every dispatch is in the slices, in the log and in the sum; each was published once."""
+    session, heard = Session(), list[object]()
+    session.dispatcher.subscribe(Add, heard.append)
+    session.register(Denied, on=Add, reducer=lambda slice_, event: slice_.append(Denied("")))
+
+    def work(number: int) -> None:
+        for _ in range(625):
+            session.dispatch(Add(1))
+            session.dispatch(Note(f"{number}"))
+
+    in_threads(8, work)
+    assert session[Total].latest() == Total(5000)
+    assert len(session[Denied]) == len(heard) == 5000
+    assert all(len(session[Note].where(lambda note, n=n: note.text == str(n))) == 625 for n in range(8))
+
+
+def test_ten_thousand_dispatches_from_tasks_lose_nothing():
+    """Tasks that give way between their dispatches, some through forks, add up."""
+    session = Session()
+
+    async def work() -> None:
+        for _ in range(100):
+            session.dispatch(Add(1))
+            fork = session.fork()
+            fork.dispatch(Add(1))
+            await asyncio.sleep(0)
+            fork.commit()
+
+    async def main() -> None:
+        await asyncio.gather(*[work() for _ in range(50)])
+
+    asyncio.run(main())
+    assert session[Total].latest() == Total(10_000)
+
+
+@pytest.mark.parametrize("kind", ["dataclass", "struct", "model"])
+def test_what_can_be_changed_afterwards_is_not_kept(kind: str):
+    """A rollback could not undo it: every fork shares what is kept."""
+
+    @dataclass
+    class Loose:
+        number: int
+
+    class LooseStruct(msgspec.Struct):
+        number: int
+
+    class LooseModel(BaseModel):
+        number: int
+
+    loose = {"dataclass": Loose, "struct": LooseStruct, "model": LooseModel}[kind]
+    session = Session()
+    with pytest.raises(EventRefused, match=r"can be changed after it was dispatched.*frozen=True"):
+        session.dispatch(loose(number=1))
+    assert len(session[loose]) == 0
