@@ -1,0 +1,145 @@
+"""Paths under a root: one spelling for each, and a refusal for whatever could lead elsewhere.
+
+Every filesystem of ours takes its paths through here, so that the same path is refused, or means
+the same file, in memory and on a disk.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import NoReturn
+
+import msgspec
+
+from handrail.errors import PathRefused
+
+MAX_NAME = 255
+"""Bytes in one name, which is what disks allow."""
+MAX_PATH = 4096
+"""Bytes in a whole path."""
+
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+_REMEMBERED = 4096
+_SHORT = 256
+_COMPARED = 500
+
+
+class Place(msgspec.Struct, frozen=True, gc=False):
+    """A path taken apart. The root has three empty parts."""
+
+    path: str
+    folder: str
+    name: str
+    as_folder: bool
+    """It was written in a way that only a folder can be: `.`, `docs/`, `docs/.`"""
+
+
+_places: dict[str, Place] = {}
+_file_places: dict[str, Place] = {}
+
+
+def place(path: str) -> Place:
+    """The one spelling of a path; `PathRefused` says what is wrong with it and what to write instead."""
+    try:
+        return _places[path]
+    except KeyError:
+        return _remember(_places, path, _parse(path))
+    except TypeError:
+        _refuse_type(path)
+
+
+def file_place(path: str) -> Place:
+    """The same for a path that has to name a file."""
+    try:
+        return _file_places[path]
+    except (KeyError, TypeError):
+        made = place(path)
+    if made.as_folder:
+        raise PathRefused(
+            path, "this names a folder, and a file is wanted. Name a file, as in 'docs/notes.txt'"
+        )
+    return _remember(_file_places, path, made)
+
+
+def _remember(places: dict[str, Place], path: str, made: Place) -> Place:
+    if len(path) <= _SHORT:
+        if len(places) >= _REMEMBERED:
+            places.clear()
+        places[path] = made
+    return made
+
+
+def join(folder: str, name: str) -> str:
+    """The path of what is called `name` in `folder`, where the root is the empty text."""
+    return f"{folder}/{name}" if folder else name
+
+
+def split(path: str) -> tuple[str, str]:
+    """The folder and the name of a path in its one spelling."""
+    folder, _, name = path.rpartition("/")
+    return folder, name
+
+
+def ancestors(path: str) -> Iterable[str]:
+    """The folders a path lies in, outermost first, without the root."""
+    at = path.find("/")
+    while at >= 0:
+        yield path[:at]
+        at = path.find("/", at + 1)
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The name that was probably meant; among very many names only one that differs in case."""
+    names = sorted(names)
+    for other in names:
+        if other.casefold() == name.casefold():
+            return other
+    close = get_close_matches(name, names, n=1) if len(names) <= _COMPARED else ()
+    return close[0] if close else None
+
+
+def _parse(path: object) -> Place:
+    if not isinstance(path, str):
+        _refuse_type(path)
+    if not path:
+        raise PathRefused(path, "the path is empty. Name a file or a folder; '.' is the root")
+    if found := _CONTROL.search(path):
+        raise PathRefused(path, f"it has the control character {found[0]!r} in it. Leave that out")
+    if "\\" in path:
+        raise PathRefused(path, "it has a backslash in it. Separate folders with '/'")
+    if path.startswith("/") or _ADDRESS.match(path):
+        raise PathRefused(
+            path, "it is absolute. Paths start at the root of the files, as in 'docs/notes.txt'"
+        )
+    if path == "~" or path.startswith("~/"):
+        raise PathRefused(path, "there is no home folder here. Paths start at the root of the files")
+    names = [name for name in path.split("/") if name not in ("", ".")]
+    _check_names(path, names)
+    as_folder = not names or path.endswith(("/", "/."))
+    *folders, last = names or [""]
+    return Place("/".join(names), "/".join(folders), last, as_folder)
+
+
+def _check_names(path: str, names: list[str]) -> None:
+    if ".." in names:
+        raise PathRefused(path, "'..' is not allowed, since it could lead out. Write the path from the root")
+    try:
+        sizes = [len(name.encode()) for name in names]
+    except UnicodeEncodeError as error:
+        character = path[error.start : error.start + 1]
+        raise PathRefused(path, f"{character!r} can't be written as UTF-8. Use ordinary characters") from None
+    if sizes and max(sizes) > MAX_NAME:
+        raise PathRefused(_cut(path), f"a name in it is longer than {MAX_NAME} bytes. Use a shorter one")
+    if sum(sizes) + len(sizes) - 1 > MAX_PATH:
+        raise PathRefused(_cut(path), f"it is longer than {MAX_PATH} bytes. Use fewer or shorter folders")
+
+
+def _cut(path: str) -> str:
+    return f"{path[:40]}…"
+
+
+def _refuse_type(path: object) -> NoReturn:
+    raise PathRefused(str(path), f"a path is text, and this is a {type(path).__name__}. Pass a str")

@@ -1,0 +1,372 @@
+"""Resources: things tools ask for by protocol, made when first asked for and closed in reverse order."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar, cast
+
+from handrail.errors import ContextExpired, ResourceError
+from handrail.operation import Home, Operation
+from handrail.protocols import Forkable
+from handrail.resources.scopes import Closer, Kept, Scoped, circle, close_logged, name_of, waiting
+
+T = TypeVar("T")
+
+Scope = Literal["run", "call", "fresh"]
+"""One for the whole run, one for each tool call, or a new one every time it is asked for."""
+
+
+@dataclass(frozen=True)  # no slots: a subscripted call, Binding[...](...), sets an attribute
+class Binding(Generic[T]):
+    """What stands behind a protocol.
+
+    `provide` is a plain or async function of the resources, or a generator that yields the resource
+    once and closes it afterwards. A resource that was made here and has `aclose()` or `close()` is
+    closed with its scope.
+    """
+
+    protocol: type[T]
+    provide: Callable[[Any], Any]
+    scope: Scope = "run"
+
+    def __post_init__(self) -> None:
+        name = name_of(self.protocol)
+        if not isinstance(self.protocol, type):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+            raise ResourceError(
+                name, "it is bound by something that is not a class", "Bind it to a protocol or a class."
+            )
+        if self.scope not in ("run", "call", "fresh"):
+            raise ResourceError(name, f"the scope is {self.scope!r}", "Use 'run', 'call' or 'fresh'.")
+        if not callable(self.provide):
+            raise ResourceError(
+                name,
+                f"its provider is {self.provide!r}, not a function",
+                "Give a function that makes it, or `given(protocol, thing)` for a ready one.",
+            )
+        if not _takes_one(self.provide):
+            raise ResourceError(
+                name,
+                "its provider does not take the resources as its one argument",
+                "Write `lambda resources: ...`.",
+            )
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.provide) or inspect.isasyncgenfunction(self.provide)
+
+
+def given(protocol: type[T], thing: T) -> Binding[T]:
+    """A binding to a thing that is there already. It belongs to whoever gave it and is never closed."""
+    return Binding(protocol, _Ready(thing))
+
+
+class _Ready:
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+    def __call__(self, resources: Any) -> Any:
+        return self.thing
+
+
+class RunResources:
+    """The resources of one run. Each call has its view of them, `CallResources`."""
+
+    def __init__(self, bindings: Iterable[Binding[Any]] = ()) -> None:
+        self._bindings: dict[type, Binding[Any]] = {}
+        for binding in bindings:
+            if not isinstance(binding, Binding):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+                raise ResourceError(
+                    type(binding).__name__,
+                    f"{binding!r} is not a binding",
+                    "Write `Binding(protocol, provider)`, or `given(protocol, thing)` for a ready one.",
+                )
+            if binding.protocol in self._bindings:
+                raise ResourceError(
+                    name_of(binding.protocol), "it is bound twice", "Keep one of the bindings."
+                )
+            self._bindings[binding.protocol] = binding
+        self.scope = Scoped()
+        self.lock = threading.RLock()
+        self._closed = False
+
+    def binding(self, protocol: type) -> Binding[Any]:
+        found = self._bindings.get(protocol) if isinstance(protocol, type) else None  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+        if found is None:
+            known = ", ".join(sorted(name_of(each) for each in self._bindings)) or "none"
+            raise ResourceError(
+                name_of(protocol),
+                "nothing is bound to it",
+                f"Add a Binding to the run's resources; files are given with `open_gate(filesystem=...)`. Bound: {known}.",
+            )
+        if self._closed:
+            raise ResourceError(name_of(protocol), "the run has ended", "Ask for it in a run of its own.")
+        return found
+
+    async def close(self) -> None:
+        """End the run: close what it made, last first."""
+        self._closed = True
+        errors = await self.scope.close()
+        if errors:
+            raise ExceptionGroup("closing resources", errors)
+
+
+class CallResources:
+    """A call's view: run resources shared (forkable ones as the call's own fork), the rest its own."""
+
+    __slots__ = ("_call", "_fork", "_given", "_run", "home")
+
+    def __init__(
+        self,
+        run: RunResources,
+        home: Home,
+        fork: Callable[[type, Forkable], Any],
+        given: Mapping[type, Callable[[], Any]],
+    ) -> None:
+        self.home = home
+        self._run = run
+        self._fork = fork
+        self._given = given
+        self._call = Scoped()
+
+    def get(self, protocol: type[T], /) -> T:
+        """What is bound to `protocol`, made now if it is not there yet."""
+        self.home.check()
+        return cast(T, self.get_for(protocol, "fresh", ()))
+
+    def open(self, protocol: type[T], /) -> Operation[T]:
+        """The same for a binding that has to be awaited, and for every other."""
+        self.home.check()
+        name = f"resources.open({name_of(protocol)})"
+        return Operation(lambda: self.open_for(protocol, "fresh", ()), name, self.home)
+
+    async def close(self) -> list[Exception]:
+        return await self._call.close()
+
+    @property
+    def untouched(self) -> bool:
+        """Was nothing made that would have to be closed with the call?"""
+        return self._call.empty
+
+    # For a thing that lives as long as `within` says, and is needed to make what is on `path`.
+
+    def get_for(self, protocol: type, within: Scope, path: tuple[type, ...]) -> Any:
+        found = self._there(protocol, within)
+        if found is not _NOTHING:
+            return found
+        binding = self._run.binding(protocol)
+        if binding.is_async:
+            raise _needs_open(binding)
+        with self._run.lock:
+            found = self._there(protocol, within)
+            if found is not _NOTHING:
+                return found
+            inside = self._inside(binding, within, path)
+            made = binding.provide(inside)
+            if inspect.iscoroutine(made):
+                made.close()
+                raise _needs_open(binding)
+            if inspect.isasyncgen(made):
+                raise _needs_open(binding)
+            return self._keep(binding, inside, *_first(binding, made))
+
+    async def open_for(self, protocol: type, within: Scope, path: tuple[type, ...]) -> Any:
+        found = self._there(protocol, within)
+        if found is not _NOTHING:
+            return found
+        binding = self._run.binding(protocol)
+        inside = self._inside(binding, within, path)
+        if binding.scope == "fresh":
+            return await self._make(binding, inside)
+        scope = self._scope(inside.scope)
+        while (opening := scope.opening.get(protocol)) is not None:
+            with waiting(scope, protocol, path):
+                await asyncio.wait({opening})
+            found = self._there(protocol, within)
+            if found is not _NOTHING:
+                return found
+        mine = scope.opening[protocol] = asyncio.get_running_loop().create_future()
+        try:
+            return await self._make(binding, inside)
+        finally:
+            del scope.opening[protocol]
+            mine.set_result(None)
+
+    async def _make(self, binding: Binding[Any], inside: Inside) -> Any:
+        with self._run.lock:
+            if binding.scope != "fresh" and binding.protocol in self._scope(inside.scope).made:
+                return self._there(binding.protocol, inside.within)
+            made = binding.provide(inside)
+            if not inspect.iscoroutine(made) and not inspect.isasyncgen(made):
+                return self._keep(binding, inside, *_first(binding, made))
+        thing, closer = await _first_async(binding, made)
+        return self._keep(binding, inside, thing, closer)
+
+    def _there(self, protocol: type, within: Scope) -> Any:
+        """The thing if it is there already."""
+        ready = self._given.get(protocol) if isinstance(protocol, type) else None  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+        if ready is not None:
+            return ready()
+        binding = self._run.binding(protocol)
+        if binding.scope == "fresh":
+            return _NOTHING
+        if binding.scope == "call" and within == "run":
+            raise ResourceError(
+                name_of(protocol),
+                "it lives for one call and is asked for by one that lives for the whole run",
+                "Give it the scope 'run', or the other the scope 'call'.",
+            )
+        kept = self._scope(binding.scope).made.get(protocol)
+        return _NOTHING if kept is None else self._shown(binding, kept, within)
+
+    def _shown(self, binding: Binding[Any], kept: Kept, within: Scope) -> Any:
+        if not kept.forkable or binding.scope != "run":
+            return kept.thing
+        if within == "run":
+            raise ResourceError(
+                name_of(binding.protocol),
+                "each call works on its own fork of it, and it is asked for by one that lives for the whole run",
+                "Give the other the scope 'call'.",
+            )
+        return self._fork(binding.protocol, kept.thing)
+
+    def _keep(
+        self, binding: Binding[Any], inside: Inside, thing: Any, closer: Callable[[], Any] | None
+    ) -> Any:
+        scope = self._scope(inside.scope)
+        if closer is None and not inside.handed_out(thing) and not isinstance(binding.provide, _Ready):
+            own = getattr(thing, "aclose", None) or getattr(thing, "close", None)
+            closer = own if callable(own) else None
+        if closer is not None:
+            closing = Closer(name_of(binding.protocol), closer)
+            scope.closes(closing)
+            if scope is self._call and self.home.closed and scope.forget(closing):
+                self._close_late(closing)
+        if binding.scope == "fresh":
+            return thing
+        kept = scope.made[binding.protocol] = Kept(thing)
+        return self._shown(binding, kept, inside.within)
+
+    def _close_late(self, closer: Closer) -> None:
+        """A thread that outlived its call has made something: close it, and refuse it to the thread."""
+        work = close_logged(closer)
+        try:
+            asyncio.run_coroutine_threadsafe(work, self.home.loop)
+        except RuntimeError:  # the loop has ended too
+            work.close()
+        raise ContextExpired(self.home.call)
+
+    def _inside(self, binding: Binding[Any], within: Scope, path: tuple[type, ...]) -> Inside:
+        protocol = binding.protocol
+        if protocol in path:
+            raise circle((*path[path.index(protocol) :], protocol))
+        lives = within if binding.scope == "fresh" else binding.scope
+        return Inside(self, lives, within, (*path, protocol))
+
+    def _scope(self, lives: Scope) -> Scoped:
+        """Where a thing is kept and closed; a fresh one lives as long as whoever asked for it."""
+        return self._run.scope if lives == "run" else self._call
+
+
+class Inside:
+    """The resources as a provider gets them: for a thing of its own scope."""
+
+    __slots__ = ("_handed", "_path", "_resources", "scope", "within")
+
+    def __init__(self, resources: CallResources, scope: Scope, within: Scope, path: tuple[type, ...]) -> None:
+        self.scope: Scope = scope
+        """How long what is being made lives."""
+        self.within: Scope = within
+        """How long whoever asked for it lives."""
+        self._resources = resources
+        self._path = path
+        self._handed: list[Any] = []
+
+    def get(self, protocol: type[T], /) -> T:
+        """What is bound to `protocol`, made now if it is not there yet."""
+        self._check()
+        return self._hand_out(self._resources.get_for(protocol, self.scope, self._path))
+
+    def open(self, protocol: type[T], /) -> Operation[T]:
+        """The same for a binding that has to be awaited."""
+        self._check()
+        return Operation(lambda: self._opened(protocol), f"resources.open({name_of(protocol)})")
+
+    async def _opened(self, protocol: type) -> Any:
+        return self._hand_out(await self._resources.open_for(protocol, self.scope, self._path))
+
+    def handed_out(self, thing: Any) -> bool:
+        """Is it another binding's, which closes it?"""
+        return any(each is thing for each in self._handed)
+
+    def _hand_out(self, thing: Any) -> Any:
+        self._handed.append(thing)
+        return thing
+
+    def _check(self) -> None:
+        if self.scope != "run":
+            self._resources.home.check()
+
+
+_NOTHING = object()
+
+
+def _first(binding: Binding[Any], made: Any) -> tuple[Any, Callable[[], Any] | None]:
+    """The thing a provider gave, and how to end the provider if it is a generator."""
+    if not inspect.isgenerator(made):
+        return made, None
+    generator = made
+    thing = next(generator, _NOTHING)
+    if thing is _NOTHING:
+        raise _yielded(binding, "nothing")
+
+    def finish() -> None:
+        if next(generator, _NOTHING) is not _NOTHING:
+            generator.close()
+            raise _yielded(binding, "twice")
+
+    return thing, finish
+
+
+async def _first_async(binding: Binding[Any], made: Any) -> tuple[Any, Callable[[], Any] | None]:
+    if not inspect.isasyncgen(made):
+        return await made, None
+    generator = made
+    thing = await anext(generator, _NOTHING)
+    if thing is _NOTHING:
+        raise _yielded(binding, "nothing")
+
+    async def finish() -> None:
+        if await anext(generator, _NOTHING) is not _NOTHING:
+            await generator.aclose()
+            raise _yielded(binding, "twice")
+
+    return thing, finish
+
+
+def _needs_open(binding: Binding[Any]) -> ResourceError:
+    name = name_of(binding.protocol)
+    return ResourceError(
+        name, "its provider is async", f"Write `await context.resources.open({name})`, or `.wait()`."
+    )
+
+
+def _yielded(binding: Binding[Any], how_often: str) -> ResourceError:
+    return ResourceError(
+        name_of(binding.protocol),
+        f"its provider is a generator and yielded {how_often}",
+        "Yield the resource once, and close it after the `yield`.",
+    )
+
+
+def _takes_one(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:
+        return True  # a builtin that does not say
+    return True

@@ -1,0 +1,872 @@
+"""Resources: three scopes, who makes a thing, who closes it, and when."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, Protocol
+
+import pytest
+
+from handrail import ContextExpired, Deadline, ToolContext, ToolResult, TransientError, gather, tool
+from handrail.dispatch import Gate, open_gate
+from handrail.errors import ResourceError
+from handrail.limits import Budget, BudgetTracker
+from handrail.protocols import BudgetTracker as BudgetTrackerProtocol
+from handrail.protocols import Filesystem, PolicyDecision
+from handrail.resources import Binding, given
+from handrail.resources import scopes as scopes_module
+from handrail.resources.memory import MemoryFilesystem
+from handrail.session import Session
+from handrail.testing import RecordingSubscriber, run_virtual
+
+
+class Thing:
+    """Something that says when it is made and closed."""
+
+    log: list[str]
+
+    def __init__(self, name: str, log: list[str], needs: Any = None) -> None:
+        self.name = name
+        self.log = log
+        self.needs = needs
+        log.append(f"+{name}")
+
+    def close(self) -> None:
+        self.log.append(f"-{self.name}")
+
+
+class AsyncThing(Thing):
+    async def aclose(self) -> None:
+        await asyncio.sleep(1)
+        self.log.append(f"-{self.name} async")
+
+
+class A(Protocol): ...
+
+
+class B(Protocol): ...
+
+
+class C(Protocol): ...
+
+
+Body = Callable[[ToolContext], Awaitable[Any]]
+
+
+class Scene:
+    """A gate with these bindings and one tool, which does what it is told to."""
+
+    def __init__(self, *bindings: Binding[Any], **options: Any) -> None:
+        self.body: Body | None = None
+
+        @tool(effect="idempotent", timeout=options.pop("timeout", None))
+        async def do(context: ToolContext) -> Any:
+            """Do it."""
+            assert self.body is not None
+            return await self.body(context)
+
+        self.session = Session()
+        self.seen = RecordingSubscriber(self.session)
+        self.gate: Gate = open_gate([do], resources=bindings, session=self.session, **options)
+
+    async def call(self, body: Body) -> ToolResult[Any]:
+        self.body = body
+        result = await self.gate.invoke("do")
+        self.seen.assert_paired()
+        return result
+
+
+def getting(*protocols: Any) -> Body:
+    async def body(context: ToolContext) -> list[str]:
+        return [context.resources.get(protocol).name for protocol in protocols]
+
+    return body
+
+
+def numbered(log: list[str], prefix: str = "") -> Callable[[Any], Thing]:
+    made: list[int] = []
+
+    def provide(resources: Any) -> Thing:
+        made.append(1)
+        return Thing(f"{prefix}{len(made)}", log)
+
+    return provide
+
+
+# --- scopes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scope", "got", "log"),
+    [
+        ("run", [["1", "1"], ["1", "1"]], ["+1", "end", "end", "-1"]),
+        ("call", [["1", "1"], ["2", "2"]], ["+1", "-1", "end", "+2", "-2", "end"]),
+        ("fresh", [["1", "2"], ["3", "4"]], ["+1", "+2", "-2", "-1", "end", "+3", "+4", "-4", "-3", "end"]),
+    ],
+)
+def test_three_scopes(scope: Any, got: Any, log: list[str]):
+    """One for the run, one for each call, or a new one every time; closed with the run or the call."""
+    found: list[str] = []
+
+    async def main() -> list[Any]:
+        scene = Scene(Binding(A, numbered(found), scope))
+        results: list[Any] = []
+        for _ in range(2):
+            results.append((await scene.call(getting(A, A))).value)
+            found.append("end")
+        await scene.gate.close()
+        return results
+
+    assert run_virtual(main) == got
+    assert found == log
+
+
+def test_calls_at_once_share_what_is_the_runs_and_nothing_else():
+    """Each has its own of the call's scope."""
+    log: list[str] = []
+
+    async def body(context: ToolContext) -> tuple[str, str]:
+        one = context.resources.get(A)
+        await asyncio.sleep(1)
+        two = context.resources.get(B)
+        return one.name, two.name  # pyright: ignore[reportAttributeAccessIssue]  # what stands behind
+
+    async def main() -> list[Any]:
+        scene = Scene(Binding(A, numbered(log, "run")), Binding(B, numbered(log, "call"), "call"))
+        scene.body = body
+        results = await asyncio.gather(*(scene.gate.invoke("do") for _ in range(3)))
+        return sorted(result.value for result in results)
+
+    assert run_virtual(main) == [("run1", "call1"), ("run1", "call2"), ("run1", "call3")]
+
+
+def test_a_given_thing_is_never_closed():
+    """It belongs to whoever gave it."""
+    log: list[str] = []
+
+    async def main() -> None:
+        scene = Scene(given(A, Thing("mine", log)), Binding(B, lambda resources: resources.get(A), "call"))
+        assert (await scene.call(getting(A, B))).value == ["mine", "mine"]
+        await scene.gate.close()
+
+    run_virtual(main)
+    assert log == ["+mine"]
+
+
+def test_another_name_for_a_thing_does_not_close_it():
+    """It is closed once, by the scope that made it."""
+    log: list[str] = []
+
+    async def main() -> None:
+        scene = Scene(Binding(A, numbered(log)), Binding(B, lambda resources: resources.get(A), "call"))
+        for _ in range(2):
+            assert (await scene.call(getting(B))).value == ["1"]
+        await scene.gate.close()
+
+    run_virtual(main)
+    assert log == ["+1", "-1"]
+
+
+def test_threads_make_one_of_the_runs_scope():
+    """Sync handlers that ask at the same moment get the same thing."""
+    log: list[str] = []
+    together = threading.Barrier(4, timeout=5)
+
+    @tool
+    def grab(context: ToolContext) -> str:
+        """Grab it."""
+        together.wait()
+        return context.resources.get(A).name  # pyright: ignore[reportAttributeAccessIssue]  # what stands behind
+
+    async def main() -> set[str]:
+        gate = open_gate([grab], resources=[Binding(A, numbered(log))])
+        return {result.value for result in await asyncio.gather(*(gate.invoke("grab") for _ in range(4)))}
+
+    assert asyncio.run(main()) == {"1"}
+    assert log == ["+1"]
+
+
+# --- closing -------------------------------------------------------------------------------------
+
+
+def chain(log: list[str]) -> list[Binding[Any]]:
+    """A needs B needs C, of every kind of provider."""
+
+    def make_b(resources: Any) -> Iterator[Thing]:
+        thing = Thing("b", log, resources.get(C))
+        try:
+            yield thing
+        finally:
+            log.append("-b generator")
+
+    return [
+        Binding(A, lambda resources: AsyncThing("a", log, resources.get(B)), "call"),
+        Binding(B, make_b, "call"),
+        Binding(C, lambda resources: Thing("c", log), "call"),
+    ]
+
+
+CHAIN = ["+c", "+b", "+a", "-a async", "-b generator", "-c"]
+
+
+@pytest.mark.parametrize("how", ["ok", "raises", "says no", "times out", "cancels itself", "retried"])
+def test_what_a_call_made_is_closed_in_reverse_however_it_ends(how: str):
+    """Sync, async and generators, each after what needs it."""
+    log: list[str] = []
+
+    async def body(context: ToolContext) -> Any:
+        context.resources.get(A)
+        if how == "raises":
+            raise ValueError("no")
+        if how == "says no":
+            return ToolResult.error("no")
+        if how == "times out":
+            await asyncio.sleep(100)
+        if how == "cancels itself":
+            raise asyncio.CancelledError
+        if how == "retried" and context.invocation.attempt == 1:
+            raise TransientError("again", retry_after=1)
+        return "ok"
+
+    async def main() -> None:
+        scene = Scene(*chain(log), timeout=10)
+        result = await scene.call(body)
+        assert result.success is (how in ("ok", "retried"))
+
+    run_virtual(main)
+    assert log == (CHAIN * 2 if how == "retried" else CHAIN)
+
+
+def test_what_a_call_made_is_closed_when_the_run_is_cancelled():
+    """Async closing is not cut short by it."""
+    log: list[str] = []
+
+    async def body(context: ToolContext) -> Any:
+        context.resources.get(A)
+        await asyncio.sleep(100)
+
+    async def main() -> None:
+        scene = Scene(*chain(log))
+        scene.body = body
+        calling = asyncio.ensure_future(scene.gate.invoke("do"))
+        await asyncio.sleep(1)
+        scene.gate.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        scene.seen.assert_paired()
+
+    run_virtual(main)
+    assert log == CHAIN
+
+
+def test_closed_before_the_call_is_said_to_be_over():
+    """Whoever hears of the end finds nothing open."""
+    log: list[str] = []
+
+    async def main() -> None:
+        scene = Scene(*chain(log))
+        scene.session.dispatcher.subscribe(object, lambda event: log.append(type(event).__name__))
+        await scene.call(getting(A))
+
+    run_virtual(main)
+    assert log[-1] == "ToolInvoked"
+    assert log[-2] == "-c"
+
+
+class Stubborn(Thing):
+    def close(self) -> None:
+        super().close()
+        raise RuntimeError(f"{self.name} does not close")
+
+
+class Fickle(Thing):
+    async def aclose(self) -> None:
+        self.log.append(f"-{self.name}")
+        raise asyncio.CancelledError
+
+
+class Endless(Thing):
+    async def aclose(self) -> None:
+        self.log.append(f"-{self.name}")
+        await asyncio.sleep(1e9)
+
+
+def raising_generator(log: list[str]) -> Callable[[Any], Iterator[Thing]]:
+    def provide(resources: Any) -> Iterator[Thing]:
+        yield Thing("b", log)
+        log.append("-b")
+        raise RuntimeError("b does not close")
+
+    return provide
+
+
+@pytest.mark.parametrize("kind", ["sync", "cancelled", "endless", "generator"])
+def test_one_that_fails_to_close_keeps_no_other_open(kind: str, caplog: pytest.LogCaptureFixture):
+    """The call's result stands, and the failure is in the log."""
+    log: list[str] = []
+    wrong: dict[str, Any] = {
+        "sync": lambda _: Stubborn("b", log),
+        "cancelled": lambda _: Fickle("b", log),
+        "endless": lambda _: Endless("b", log),
+        "generator": raising_generator(log),
+    }
+
+    async def main() -> None:
+        scene = Scene(
+            Binding(A, lambda _: Thing("a", log), "call"),
+            Binding(B, wrong[kind], "call"),
+            Binding(C, lambda _: Thing("c", log), "call"),
+        )
+        async with asyncio.timeout(100):
+            assert (await scene.call(getting(A, B, C))).value == ["a", "b", "c"]
+
+    with caplog.at_level(logging.ERROR):
+        run_virtual(main)
+    assert log == ["+a", "+b", "+c", "-c", "-b", "-a"]
+    assert "closing a resource of do raised" in caplog.text
+
+
+def test_failures_to_close_the_runs_are_raised_together():
+    """After everything is closed, each named."""
+    log: list[str] = []
+
+    async def main() -> None:
+        bindings: list[Binding[Any]] = [
+            Binding(kind, lambda _, name=kind.__name__: Stubborn(name, log)) for kind in (A, B)
+        ]
+        scene = Scene(*bindings, Binding(C, lambda _: Thing("C", log)))
+        await scene.call(getting(C, A, B))
+        with pytest.raises(ExceptionGroup) as failed:
+            await scene.gate.close()
+        assert [str(error) for error in failed.value.exceptions] == ["B does not close", "A does not close"]
+        assert failed.value.exceptions[0].__notes__ == ["while closing the resource B"]
+        await scene.gate.close()
+
+    run_virtual(main)
+    assert log[3:] == ["-B", "-A", "-C"]
+
+
+def test_closing_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    """One that takes too long is left behind, by name; its own timeout is not taken for ours."""
+
+    class Slow:
+        async def aclose(self) -> None:
+            await asyncio.sleep(100)
+
+    class TimesOut:
+        async def aclose(self) -> None:
+            raise TimeoutError("its own")
+
+    async def main() -> list[str]:
+        scoped = scopes_module.Scoped()
+        scoped.closes(scopes_module.Closer("Slow", Slow().aclose))
+        scoped.closes(scopes_module.Closer("TimesOut", TimesOut().aclose))
+        return [str(error) for error in await scoped.close()]
+
+    monkeypatch.setattr(scopes_module, "_CLOSE_SECONDS", 50)
+    assert run_virtual(main) == [
+        "its own",
+        "resource Slow: closing it took longer than 50 seconds. Make it quicker.",
+    ]
+
+
+def test_a_thing_made_by_a_thread_that_outlived_its_call_is_closed():
+    """Nobody else would."""
+    log: list[str] = []
+    goes_on = threading.Event()
+    refused: list[BaseException] = []
+    over = threading.Event()
+
+    def slow(resources: Any) -> Thing:
+        goes_on.wait(timeout=5)
+        return Thing("late", log)
+
+    @tool(timeout=0.01)
+    def grab(context: ToolContext) -> str:
+        """Grab it, slowly."""
+        try:
+            return context.resources.get(A).name  # pyright: ignore[reportAttributeAccessIssue]  # never seen
+        except BaseException as error:
+            refused.append(error)
+            raise
+        finally:
+            over.set()
+
+    async def main() -> None:
+        gate = open_gate([grab], resources=[Binding(A, slow, "call")])
+        assert "took longer" in (await gate.invoke("grab")).message
+        goes_on.set()
+        assert await asyncio.to_thread(over.wait, 5)
+        await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+    assert log == ["+late", "-late"]
+    assert [type(error) for error in refused] == [ContextExpired]
+
+
+def test_nothing_is_made_once_the_run_has_ended():
+    """It would never be closed."""
+    log: list[str] = []
+
+    async def main() -> str:
+        scene = Scene(Binding(A, numbered(log)))
+        await scene.gate.close()
+        return (await scene.call(getting(A))).message
+
+    assert "the run has ended" in run_virtual(main)
+    assert log == []
+
+
+# --- what providers may need ---------------------------------------------------------------------
+
+
+def needs(protocol: Any) -> Callable[[Any], Any]:
+    return lambda resources: Thing("x", [], resources.get(protocol))
+
+
+@pytest.mark.parametrize("scope", ["run", "call", "fresh"])
+def test_circles_are_named_with_their_path(scope: Any):
+    """Only what is in the circle, from where it begins; nothing half-made stays."""
+
+    async def main() -> list[str]:
+        scene = Scene(Binding(A, needs(B), scope), Binding(B, needs(C), scope), Binding(C, needs(B), scope))
+        return [(await scene.call(getting(A))).message for _ in range(2)]
+
+    for message in run_virtual(main):
+        assert "resource B: it needs itself: B -> C -> B. Break the circle" in message
+
+
+def test_a_thing_that_needs_itself():
+    """The shortest circle."""
+
+    async def main() -> str:
+        return (await Scene(Binding(A, needs(A))).call(getting(A))).message
+
+    assert "it needs itself: A -> A" in run_virtual(main)
+
+
+@pytest.mark.parametrize("by_way_of", [False, True])
+def test_what_lives_for_a_call_can_not_be_held_by_the_run(by_way_of: bool):
+    """Also not by way of one that is made fresh."""
+
+    async def main() -> str:
+        bindings = [
+            Binding(A, needs(C if by_way_of else B)),
+            Binding(B, numbered([]), "call"),
+            Binding(C, needs(B), "fresh"),
+        ]
+        return (await Scene(*bindings).call(getting(A))).message
+
+    message = run_virtual(main)
+    assert "resource B: it lives for one call and is asked for by one that lives for the whole run" in message
+    assert "Give it the scope 'run', or the other the scope 'call'." in message
+
+
+def test_a_fork_can_not_be_held_by_the_run():
+    """It is the call's; held for the run it would be dead in the next call."""
+
+    async def main() -> list[str]:
+        files = MemoryFilesystem({"a": "1"})
+        held = Binding(A, lambda resources: Thing("x", [], resources.get(Filesystem)))
+        scene = Scene(
+            held,
+            Binding(B, lambda resources: Thing("y", [], resources.get(Filesystem)), "call"),
+            filesystem=files,
+        )
+
+        async def read(context: ToolContext) -> str:
+            return context.resources.get(B).needs.read("a")  # pyright: ignore[reportAttributeAccessIssue]  # what stands behind
+
+        assert [(await scene.call(read)).value for _ in range(2)] == ["1", "1"]
+        return [(await scene.call(getting(A))).message for _ in range(2)]
+
+    for message in run_virtual(main):
+        assert "each call works on its own fork of it" in message
+        assert "Give the other the scope 'call'." in message
+
+
+def test_a_fresh_thing_of_the_runs_is_closed_with_the_run():
+    """It lives as long as whoever asked for it."""
+    log: list[str] = []
+
+    async def main() -> None:
+        scene = Scene(Binding(A, needs(B)), Binding(B, numbered(log), "fresh"))
+        await scene.call(getting(A))
+        assert log == ["+1"]
+        await scene.gate.close()
+
+    run_virtual(main)
+    assert log == ["+1", "-1"]
+
+
+def test_a_provider_that_raises_leaves_nothing_behind_and_is_tried_again():
+    """What it needed is there, and closed in the end."""
+    log: list[str] = []
+    tries: list[int] = []
+
+    def flaky(resources: Any) -> Thing:
+        tries.append(1)
+        need = resources.get(B)
+        if len(tries) == 1:
+            raise OSError("not yet")
+        return Thing("a", log, need)
+
+    async def main() -> None:
+        scene = Scene(Binding(A, flaky), Binding(B, numbered(log)))
+        assert "OSError: not yet" in (await scene.call(getting(A))).message
+        assert (await scene.call(getting(A))).value == ["a"]
+        await scene.gate.close()
+
+    run_virtual(main)
+    assert log == ["+1", "+a", "-a", "-1"]
+
+
+# --- async ---------------------------------------------------------------------------------------
+
+
+def async_kinds(log: list[str]) -> dict[str, Any]:
+    async def function(resources: Any) -> Thing:
+        await asyncio.sleep(1)
+        return Thing("a", log)
+
+    async def generator(resources: Any) -> AsyncIterator[Thing]:
+        await asyncio.sleep(1)
+        yield Thing("a", log)
+        await asyncio.sleep(1)
+        log.append("-a")
+
+    return {
+        "function": function,
+        "generator": generator,
+        "lambda": lambda resources: function(resources),
+        "lambda of a generator": lambda resources: generator(resources),
+    }
+
+
+def opening(*protocols: Any) -> Body:
+    async def body(context: ToolContext) -> list[str]:
+        return [(await context.resources.open(protocol)).name for protocol in protocols]
+
+    return body
+
+
+@pytest.mark.parametrize("kind", ["function", "generator", "lambda", "lambda of a generator"])
+def test_an_async_binding_is_opened_and_not_gotten(kind: str):
+    """`get` says what to write; once it is there `get` gives it too; it is closed like any other."""
+    log: list[str] = []
+
+    async def main() -> None:
+        scene = Scene(Binding(A, async_kinds(log)[kind]))
+        message = (await scene.call(getting(A))).message
+        assert "resource A: its provider is async. Write `await context.resources.open(A)`" in message
+        assert (await scene.call(opening(A, A))).value == ["a", "a"]
+        assert (await scene.call(getting(A))).value == ["a"]
+        await scene.gate.close()
+
+    run_virtual(main)
+    assert log == ["+a", "-a"]
+
+
+def test_open_is_for_every_binding():
+    """Ready, plain and given ones; from a sync handler it is waited for."""
+    log: list[str] = []
+
+    @tool
+    def grab(context: ToolContext) -> str:
+        """Grab it."""
+        return context.resources.open(A).wait().name  # pyright: ignore[reportAttributeAccessIssue]  # what stands behind
+
+    async def main() -> None:
+        scene = Scene(Binding(A, numbered(log)), given(B, Thing("b", log)))
+        assert (await scene.call(opening(A, B, A))).value == ["1", "b", "1"]
+        gate = open_gate([grab], resources=[Binding(A, async_kinds(log)["function"])])
+        assert (await gate.invoke("grab")).value == "a"
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("scope", ["run", "call"])
+def test_opened_by_several_at_once_it_is_made_once(scope: Any):
+    """They wait for the first, in one call and across calls."""
+    log: list[str] = []
+
+    async def body(context: ToolContext) -> bool:
+        one, two = await gather(context.resources.open(A), context.resources.open(A))
+        return one is two
+
+    async def main() -> None:
+        scene = Scene(Binding(A, async_kinds(log)["function"], scope))
+        scene.body = body
+        results = await asyncio.gather(*(scene.gate.invoke("do") for _ in range(3)))
+        assert [result.value for result in results] == [True] * 3
+        await scene.gate.close()
+
+    run_virtual(main)
+    assert sorted(log) == (["+a", "-a"] if scope == "run" else ["+a"] * 3 + ["-a"] * 3)
+
+
+def test_two_different_ones_opened_at_once_are_no_circle():
+    """Making one while another is being made is not needing it."""
+    log: list[str] = []
+
+    async def body(context: ToolContext) -> list[str]:
+        opened = await gather(*(context.resources.open(kind) for kind in (A, B, C)))
+        return [thing.name for thing in opened]  # pyright: ignore[reportAttributeAccessIssue]  # what stands behind
+
+    def slow(seconds: int) -> Any:
+        async def provide(resources: Any) -> Thing:
+            await asyncio.sleep(seconds)
+            return Thing(str(seconds), log)
+
+        return provide
+
+    async def main() -> Any:
+        return (await Scene(Binding(A, slow(3)), Binding(B, slow(1)), Binding(C, slow(2))).call(body)).value
+
+    assert run_virtual(main) == ["3", "1", "2"]
+
+
+def test_the_next_tries_when_the_first_could_not_open_it():
+    """Because it failed, or because its call was cancelled."""
+    log: list[str] = []
+    tries: list[int] = []
+
+    async def flaky(resources: Any) -> Thing:
+        tries.append(1)
+        await asyncio.sleep(1)
+        if len(tries) == 1:
+            raise OSError("not yet")
+        await asyncio.sleep(10 if len(tries) == 2 else 0)
+        return Thing(str(len(tries)), log)
+
+    async def main() -> None:
+        scene = Scene(Binding(A, flaky))
+        scene.body = opening(A)
+        first, second, third = (asyncio.ensure_future(scene.gate.invoke("do")) for _ in range(3))
+        assert "OSError" in (await first).message
+        await asyncio.sleep(2)
+        second.cancel()
+        assert (await third).value == ["3"]
+
+    run_virtual(main)
+    assert len(tries) == 3
+
+
+def test_async_providers_may_need_async_ones():
+    """They open them; circles and scopes are found there too."""
+    log: list[str] = []
+
+    def opens(protocol: Any, name: str) -> Any:
+        async def provide(resources: Any) -> Thing:
+            return Thing(name, log, await resources.open(protocol))
+
+        return provide
+
+    async def main() -> None:
+        scene = Scene(
+            Binding(A, opens(B, "a")), Binding(B, opens(C, "b")), Binding(C, async_kinds(log)["function"])
+        )
+        assert (await scene.call(opening(A))).value == ["a"]
+        await scene.gate.close()
+        assert log == ["+a", "+b", "+a", "-a", "-b", "-a"]
+        circle = Scene(Binding(A, opens(B, "a")), Binding(B, opens(A, "b")))
+        assert "it needs itself: A -> B -> A" in (await circle.call(opening(A))).message
+        captive = Scene(Binding(A, opens(B, "a")), Binding(B, numbered(log), "call"))
+        assert "it lives for one call" in (await captive.call(opening(A))).message
+
+    run_virtual(main)
+
+
+def test_a_circle_through_two_calls_is_found_and_not_waited_for():
+    """One opens A, the other B, and each needs the other's."""
+
+    def opens(protocol: Any) -> Any:
+        async def provide(resources: Any) -> Thing:
+            await asyncio.sleep(1)
+            return Thing("x", [], await resources.open(protocol))
+
+        return provide
+
+    async def main() -> list[str]:
+        scene = Scene(Binding(A, opens(B)), Binding(B, opens(A)))
+
+        async def body(context: ToolContext) -> Any:
+            return (await context.resources.open(A if context.call_id == "one" else B)).name  # pyright: ignore[reportAttributeAccessIssue]  # never there
+
+        scene.body = body
+        async with asyncio.timeout(100):
+            results = await asyncio.gather(
+                *(scene.gate.invoke("do", call_id=name) for name in ("one", "two"))
+            )
+        return [result.message for result in results]
+
+    for message in run_virtual(main):
+        assert "it needs itself" in message
+
+
+def none(resources: Any) -> Iterator[Any]:
+    yield from ()
+
+
+def two(resources: Any) -> Iterator[Any]:
+    yield Thing("1", [])
+    yield Thing("2", [])
+
+
+async def none_async(resources: Any) -> AsyncIterator[Any]:
+    for each in ():
+        yield each
+
+
+async def two_async(resources: Any) -> AsyncIterator[Any]:
+    yield Thing("1", [])
+    yield Thing("2", [])
+
+
+@pytest.mark.parametrize(
+    ("provide", "how_often"),
+    [(none, "nothing"), (none_async, "nothing"), (two, "twice"), (two_async, "twice")],
+)
+def test_a_generator_yields_once(provide: Any, how_often: str, caplog: pytest.LogCaptureFixture):
+    """Else it says so: when it is asked for, or when it is closed."""
+
+    async def main() -> str:
+        return (await Scene(Binding(A, provide, "call")).call(opening(A))).message
+
+    with caplog.at_level(logging.ERROR):
+        message = run_virtual(main)
+    words = f"resource A: its provider is a generator and yielded {how_often}. Yield the resource once"
+    assert words in (message if how_often == "nothing" else caplog.text)
+
+
+# --- forks, budget, policies ---------------------------------------------------------------------
+
+
+def test_a_forkable_of_the_run_is_the_calls_fork():
+    """The same object within a call, committed with it, and dropped with it."""
+    files = MemoryFilesystem()
+
+    async def body(context: ToolContext) -> bool:
+        mine = context.resources.get(Filesystem)
+        mine.write("a", "new")
+        assert not files.exists("a")
+        return mine is context.filesystem is await context.resources.open(Filesystem) is not files
+
+    async def fails(context: ToolContext) -> None:
+        context.filesystem.write("b", "new")
+        raise ValueError("no")
+
+    async def main() -> None:
+        scene = Scene(filesystem=files)
+        assert (await scene.call(body)).value is True
+        assert files.read("a") == "new"
+        await scene.call(fails)
+        assert not files.exists("b")
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("scope", ["call", "fresh"])
+def test_a_forkable_of_the_call_is_its_own(scope: Any):
+    """Nobody else has it, so it needs no fork: it is the same on every `get`."""
+
+    async def body(context: ToolContext) -> list[str]:
+        first = context.resources.get(Filesystem)
+        first.write("a", "x")
+        return [type(first).__name__, type(context.resources.get(Filesystem)).__name__]
+
+    async def main() -> Any:
+        return (await Scene(Binding(Filesystem, lambda _: MemoryFilesystem(), scope)).call(body)).value
+
+    assert run_virtual(main) == ["MemoryFilesystem", "MemoryFilesystem"]
+
+
+@pytest.mark.parametrize("budget", [None, Budget(tool_calls=5)])
+def test_the_budget_is_one_object(budget: Any):
+    """By its class, by its protocol, opened, in a provider, and as the context's member."""
+
+    async def body(context: ToolContext) -> bool:
+        resources = context.resources
+        return (
+            resources.get(BudgetTracker)
+            is resources.get(BudgetTrackerProtocol)
+            is await resources.open(BudgetTracker)
+            is resources.get(A).needs  # pyright: ignore[reportAttributeAccessIssue]  # what stands behind
+            is context.budget_tracker
+        )
+
+    async def main() -> Any:
+        return (await Scene(Binding(A, needs(BudgetTracker)), budget=budget).call(body)).value
+
+    assert run_virtual(main) is True
+
+
+class Looks:
+    """A policy that uses a resource."""
+
+    name = "looks"
+
+    def check(self, tool: Any, params: Any, *, context: ToolContext) -> Any:
+        context.resources.get(A)
+        return PolicyDecision.allow()
+
+    def on_result(self, tool: Any, params: Any, result: Any, *, context: ToolContext) -> None:
+        return None
+
+
+def test_what_a_policy_made_for_the_call_is_closed_with_it():
+    """Whoever made it."""
+    log: list[str] = []
+
+    async def main() -> None:
+        await Scene(Binding(A, numbered(log), "call"), policies=[Looks()]).call(getting())
+
+    run_virtual(main)
+    assert log == ["+1", "-1"]
+
+
+def test_a_dead_context_gives_no_resources():
+    """Neither `get`, nor `open`, nor a provider that kept what it was given for the call."""
+    kept: list[Any] = []
+
+    def keeps(resources: Any) -> Thing:
+        kept.append(resources)
+        return Thing("x", [])
+
+    async def body(context: ToolContext) -> None:
+        context.resources.get(A)
+        kept.append(context.resources)
+
+    async def main() -> None:
+        scene = Scene(Binding(A, keeps, "call"), Binding(B, keeps), deadline=Deadline.after(60))
+        await scene.call(body)
+        for resources in kept:
+            for verb in (resources.get, resources.open):
+                with pytest.raises(ContextExpired):
+                    verb(B)
+
+    asyncio.run(main())
+
+
+def test_resources_of_the_run_may_ask_later():
+    """A run's provider may keep what it was given, and ask for more of the run's when it needs it."""
+    log: list[str] = []
+
+    async def later(context: ToolContext) -> str:
+        return context.resources.get(A).needs.get(B).name  # pyright: ignore[reportAttributeAccessIssue]  # what stands behind
+
+    async def main() -> None:
+        scene = Scene(Binding(A, lambda resources: Thing("a", log, resources)), Binding(B, numbered(log)))
+        await scene.call(getting(A))
+        assert (await scene.call(later)).value == "1"
+
+    run_virtual(main)
+
+
+def test_resource_errors_are_ours_and_carry_the_resource():
+    """A LookupError to whoever expects one."""
+    with pytest.raises(ResourceError) as caught:
+        Binding(A, numbered([]), "always")  # pyright: ignore[reportArgumentType]  # wrong on purpose
+    assert isinstance(caught.value, LookupError)
+    assert caught.value.resource == "A"
