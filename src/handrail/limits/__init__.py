@@ -1,0 +1,15 @@
+"""Limits: budgets, heartbeats and cancellation. Deadlines are words, and live in `handrail.deadline`."""
+
+from handrail.limits.budget import UNKNOWN, Budget, BudgetTracker, Reservation
+from handrail.limits.cancellation import Cancellation
+from handrail.limits.heartbeat import Heartbeat, Lease
+
+__all__ = [
+    "UNKNOWN",
+    "Budget",
+    "BudgetTracker",
+    "Cancellation",
+    "Heartbeat",
+    "Lease",
+    "Reservation",
+]

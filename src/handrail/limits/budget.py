@@ -1,0 +1,202 @@
+"""Budgets: what may be spent, reserved before a spend and settled after it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from math import inf
+from types import TracebackType
+from typing import Literal, get_args
+
+from handrail.errors import BudgetExceededError, DefinitionError
+
+Unit = Literal["tokens", "money", "requests", "tool_calls"]
+UNITS: tuple[Unit, ...] = get_args(Unit)
+Amount = int | float | Decimal
+UNKNOWN = None
+"""The amount of a spend nobody can price: refused wherever that unit is limited, else not counted."""
+
+_Exact = int | Decimal
+"""Whole amounts are kept as such: adding them is quick, and as exact as it gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Upper bounds. None means no bound."""
+
+    tokens: int | None = None
+    money: Amount | None = None
+    """In US dollars."""
+    requests: int | None = None
+    tool_calls: int | None = None
+
+    def __post_init__(self) -> None:
+        for unit in UNITS:
+            limit = getattr(self, unit)
+            if limit is not None and not _is_amount(limit):
+                raise DefinitionError(
+                    f"a budget of {limit!r} {unit} is not possible. "
+                    "Give a number of at least 0, or None for no bound."
+                )
+
+    def limits(self) -> dict[Unit, int | Decimal]:
+        """The bounds there are, exactly."""
+        found: dict[Unit, Amount | None] = {unit: getattr(self, unit) for unit in UNITS}
+        return {unit: _exact(limit) for unit, limit in found.items() if limit is not None}
+
+
+class Reservation:
+    """An upper bound set aside for one spend. Settle it with what was really spent, or release it.
+
+    Used with `with`, it is released at the end unless it was settled.
+    """
+
+    __slots__ = ("_amounts", "_over", "_tracker")
+
+    def __init__(self, tracker: BudgetTracker, amounts: Mapping[Unit, _Exact]) -> None:
+        self._tracker = tracker
+        self._amounts = amounts
+        self._over = False
+
+    def settle(self, **spent: Amount | None) -> None:
+        """Replace the bound by the real amounts; a unit not named was spent as reserved."""
+        self._end({**self._amounts, **_checked(spent)} if spent else self._amounts)
+
+    def release(self) -> None:
+        """Nothing was spent."""
+        self._end({})
+
+    def _end(self, real: Mapping[Unit, _Exact]) -> None:
+        tracker = self._tracker
+        with tracker.lock:
+            if not self._over:
+                self._over = True
+                tracker.settle(self._amounts, real)
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class BudgetTracker:
+    """What has been spent and may still be, here and in every run above.
+
+    A spend is charged to this tracker and all its ancestors at once, under one lock: whatever runs in
+    parallel, no bound is passed by reserving. What a spend really came to is recorded as it was, also
+    where it is more than was reserved: then less than nothing is left.
+    """
+
+    __slots__ = ("_above", "_limits", "_reserved", "_spent", "lock")
+
+    def __init__(self, budget: Budget | None = None, *, parent: BudgetTracker | None = None) -> None:
+        self._limits: dict[Unit, _Exact] = (budget or Budget()).limits()
+        self._above: tuple[BudgetTracker, ...] = () if parent is None else (parent, *parent._above)
+        self.lock: threading.Lock = threading.Lock() if parent is None else parent.lock
+        self._reserved: dict[Unit, _Exact] = {}
+        self._spent: dict[Unit, _Exact] = {}
+
+    def share(self, budget: Budget | None = None) -> BudgetTracker:
+        """A tracker for a run below this one, with bounds of its own on top of these."""
+        return BudgetTracker(budget, parent=self)
+
+    def reserve(self, **amounts: Amount | None) -> Reservation:
+        """Set an upper bound aside, or raise `BudgetExceededError` and set nothing aside.
+
+        An amount of None is one that nobody knows (`UNKNOWN`).
+        """
+        exact = _checked(amounts)
+        with self.lock:
+            for tracker in (self, *self._above):
+                for unit in tracker._limits:
+                    if unit in amounts:
+                        tracker._check(unit, exact.get(unit))
+            for tracker in (self, *self._above):
+                _add(tracker._reserved, exact)
+        return Reservation(self, exact)
+
+    def remaining(self) -> Mapping[str, float]:
+        """What is left of each bounded unit, the tightest bound of this and every run above."""
+        left: dict[str, float] = {}
+        with self.lock:
+            for tracker in (self, *self._above):
+                for unit in tracker._limits:
+                    here = float(tracker._left(unit))
+                    left[unit] = min(here, left.get(unit, here))
+        return left
+
+    def spent(self) -> Mapping[str, Decimal]:
+        """What was really spent by this run and everything below it."""
+        with self.lock:
+            return {unit: Decimal(amount) for unit, amount in self._spent.items()}
+
+    def settle(self, reserved: Mapping[Unit, _Exact], real: Mapping[Unit, _Exact]) -> None:
+        """Put the real amounts in the place of reserved ones: what a reservation does, under the lock."""
+        for tracker in (self, *self._above):
+            for unit, amount in reserved.items():
+                tracker._reserved[unit] = _less(tracker._reserved[unit], amount)
+            _add(tracker._spent, real)
+
+    def _check(self, unit: Unit, amount: _Exact | None) -> None:
+        left = self._left(unit)
+        if amount is None or amount > left:
+            wanted = "an unknown amount" if amount is None else amount
+            raise BudgetExceededError(unit, wanted, left, of_root=not self._above)
+
+    def _left(self, unit: Unit) -> _Exact:
+        return _less(_less(self._limits[unit], self._spent.get(unit, 0)), self._reserved.get(unit, 0))
+
+
+_EXACTLY = Context(prec=1000)
+"""Sums are exact whatever decimal context the caller has set."""
+
+
+def _sum(one: _Exact, other: _Exact) -> _Exact:
+    if type(one) is int and type(other) is int:
+        return one + other
+    return _EXACTLY.add(one, other)
+
+
+def _less(one: _Exact, other: _Exact) -> _Exact:
+    if type(one) is int and type(other) is int:
+        return one - other
+    return _EXACTLY.subtract(one, other)
+
+
+def _add(to: dict[Unit, _Exact], amounts: Mapping[Unit, _Exact]) -> None:
+    for unit, amount in amounts.items():
+        to[unit] = _sum(to.get(unit, 0), amount)
+
+
+def _checked(amounts: Mapping[str, Amount | None]) -> dict[Unit, _Exact]:
+    """The amounts that are known, exactly; a unit or an amount that can't be is refused."""
+    exact: dict[Unit, _Exact] = {}
+    for unit, amount in amounts.items():
+        if unit not in UNITS:
+            raise DefinitionError(f"a budget has no unit {unit!r}. Its units are {', '.join(UNITS)}.")
+        if type(amount) is int and amount >= 0:
+            exact[unit] = amount
+        elif amount is not None:
+            if not _is_amount(amount) or amount == inf:
+                raise DefinitionError(
+                    f"{amount!r} {unit} can't be spent. Give a number of at least 0, or None if it is unknown."
+                )
+            exact[unit] = _exact(amount)
+    return exact
+
+
+def _is_amount(amount: object) -> bool:
+    """Is it a number of at least 0? A bool is none, and neither is one that is not a number."""
+    if isinstance(amount, bool) or not isinstance(amount, (int, float, Decimal)):
+        return False
+    return amount == amount and amount >= 0
+
+
+def _exact(amount: Amount) -> _Exact:
+    """The amount as written: 0.1 dollars are ten cents, not the nearest binary fraction."""
+    return Decimal(str(amount)) if isinstance(amount, float) else amount

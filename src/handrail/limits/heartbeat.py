@@ -1,0 +1,82 @@
+"""Heartbeats: a call keeps the lease of the job it runs in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.errors import DefinitionError
+
+log = logging.getLogger("handrail.limits")
+
+
+class Lease(Protocol):
+    """A claim on a job that ends unless it is extended."""
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two extensions that keep it safely."""
+        ...
+
+    def extend(self) -> None:
+        """Keep the job. Quick and without waiting: it is called on the event loop, or on the
+        thread of a handler that beats for itself."""
+        ...
+
+
+class Heartbeat:
+    """The beats of one call.
+
+    A handler that never beats is beaten for as long as it runs, until its timeout. From its first
+    own beat on only its own count, so that one that hangs loses the job. Once the call is over
+    nothing keeps the job any more, not even the beat of a thread that outlived it.
+    """
+
+    __slots__ = ("_clock", "_lease", "_over", "_timer", "beats_itself", "last_beat")
+
+    def __init__(self, lease: Lease | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+        if lease is not None and not lease.interval > 0:
+            raise DefinitionError(
+                f"a lease is extended every {lease.interval!r} seconds. Give it an interval above 0."
+            )
+        self.last_beat: float | None = None
+        self.beats_itself = False
+        self._lease = lease
+        self._clock = clock
+        self._timer: asyncio.TimerHandle | None = None
+        self._over = False
+
+    def beat(self) -> None:
+        """The handler's own beat. What the lease raises is raised here."""
+        if not self._over:
+            self.beats_itself = True
+            self._extend()
+
+    def keep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Beat for the handler from now on, until it beats itself or `stop` is called.
+
+        A lease that can't be extended is logged and tried again: the call goes on meanwhile.
+        """
+        self.stop()
+        self._over = False
+        if self._lease is None or self.beats_itself:
+            return
+        try:
+            self._extend()
+        except Exception:
+            log.exception("the lease could not be extended; trying again in %s s", self._lease.interval)
+        self._timer = loop.call_later(self._lease.interval, self.keep, loop)
+
+    def stop(self) -> None:
+        """The handler is over."""
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _extend(self) -> None:
+        if self._lease is not None:
+            self._lease.extend()
+        self.last_beat = self._clock.monotonic()

@@ -1,0 +1,242 @@
+"""Cancellation: one cancel stops a whole tree, children first, once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.limits import Cancellation
+from handrail.testing import run_virtual
+
+
+def nothing() -> list[asyncio.Task[Any]]:
+    return []
+
+
+class Works:
+    """A node of the tree with one task, which notes when it was told to stop."""
+
+    def __init__(self, name: str, stopped: list[str], parent: Works | None = None) -> None:
+        self.name = name
+        self.stopped = stopped
+        self.parent = parent
+        self.times = 0
+        self.task = asyncio.get_running_loop().create_task(self.work())
+        self.node = Cancellation(lambda: [self.task], None if parent is None else parent.node)
+
+    async def work(self) -> None:
+        try:
+            await asyncio.sleep(1000)
+        except asyncio.CancelledError:
+            self.times = self.task.cancelling()
+            self.stopped.append(self.name)
+            await asyncio.sleep(5)
+            self.times = self.task.cancelling()
+            raise
+
+
+def in_loop(script: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await script()
+
+    run_virtual(main)
+
+
+def test_the_whole_tree_stops_children_first():
+    """Innermost first; nothing beside the cancelled branch is touched."""
+
+    async def script() -> None:
+        stopped: list[str] = []
+        root = Works("root", stopped)
+        child = Works("child", stopped, root)
+        inner = Works("inner", stopped, child)
+        other = Works("other", stopped, root)
+        await asyncio.sleep(1)
+        child.node.cancel("enough")
+        await asyncio.sleep(1)
+        assert stopped == ["inner", "child"]
+        assert [each.node.cancelled for each in (root, child, inner, other)] == [False, True, True, False]
+        assert (child.node.reason, inner.node.reason, root.node.reason) == ("enough", "enough", "")
+        root.node.cancel()
+        await asyncio.sleep(1)
+        assert stopped == ["inner", "child", "other", "root"]
+        assert (root.node.reason, child.node.reason) == ("cancelled", "enough")
+
+    in_loop(script)
+
+
+def test_cancelling_again_disturbs_nothing():
+    """What is unwinding is not cancelled a second time, by the same cancel or by one from above."""
+
+    async def script() -> None:
+        stopped: list[str] = []
+        root = Works("root", stopped)
+        child = Works("child", stopped, root)
+        await asyncio.sleep(1)
+        told: list[str] = []
+        child.node.on_cancel(lambda: told.append("child"))
+        child.node.cancel()
+        child.node.cancel("again")
+        await asyncio.sleep(1)
+        root.node.cancel("all")
+        root.node.cancel("all")
+        await asyncio.sleep(10)
+        assert (root.times, child.times) == (1, 1)
+        assert stopped == ["child", "root"]
+        assert told == ["child"]
+        assert child.node.reason == "cancelled"
+
+    in_loop(script)
+
+
+def test_a_task_in_two_places_is_cancelled_once():
+    """An inner run in the task of the outer call is one task, not two."""
+
+    async def script() -> None:
+        outer = Works("outer", [])
+        Cancellation(lambda: [outer.task], outer.node)
+        await asyncio.sleep(1)
+        outer.node.cancel()
+        await asyncio.sleep(10)
+        assert outer.times == 1
+
+    in_loop(script)
+
+
+def test_a_child_of_the_cancelled_is_cancelled():
+    """It is born so, with the reason, and whoever watches it is told at once."""
+    root = Cancellation(nothing)
+    root.cancel("over")
+    late = Cancellation(nothing, root)
+    told: list[str] = []
+    late.on_cancel(lambda: told.append("told"))()
+    assert (late.cancelled, late.reason) == (True, "over")
+    assert told == ["told"]
+    late.cancel("again")
+    assert late.reason == "over"
+
+
+def test_watchers_are_told_once_and_can_be_taken_back():
+    """Those of a child too; one that was taken back, twice even, is not."""
+    root = Cancellation(nothing)
+    child = Cancellation(nothing, root)
+    told: list[str] = []
+    root.on_cancel(lambda: told.append("root"))
+    child.on_cancel(lambda: told.append("child"))
+    take_back = child.on_cancel(lambda: told.append("gone"))
+    take_back()
+    take_back()
+    root.cancel()
+    root.cancel()
+    take_back()
+    assert told == ["child", "root"]
+
+
+def test_a_watcher_that_raises_stops_nobody(caplog: pytest.LogCaptureFixture):
+    """The other watchers are told and the tasks are cancelled; the error is logged."""
+
+    async def script() -> None:
+        stopped: list[str] = []
+        told: list[str] = []
+        root = Works("root", stopped)
+
+        def bad() -> None:
+            raise ValueError("no")
+
+        root.node.on_cancel(bad)
+        root.node.on_cancel(lambda: told.append("told"))
+        await asyncio.sleep(1)
+        root.node.cancel()
+        await asyncio.sleep(1)
+        assert (told, stopped) == (["told"], ["root"])
+
+    in_loop(script)
+    (record,) = caplog.records
+    assert "a watcher of a cancellation raised" in record.getMessage()
+
+
+def test_watchers_may_change_the_tree():
+    """A watcher that opens, closes and cancels runs does not trip the cancel that told it."""
+    root = Cancellation(nothing)
+    children = [Cancellation(nothing, root) for _ in range(5)]
+    made: list[Cancellation] = []
+    for child in children:
+        child.on_cancel(child.close)
+        child.on_cancel(lambda: made.append(Cancellation(nothing, root)))
+        child.on_cancel(root.cancel)
+    root.cancel("once")
+    assert len(made) == 5
+    assert all(each.cancelled and each.reason == "once" for each in (*children, *made))
+
+
+def test_a_run_that_is_over_is_left_alone():
+    """Closing takes it out of the tree, twice even; its task is not touched any more."""
+
+    async def script() -> None:
+        stopped: list[str] = []
+        root = Works("root", stopped)
+        child = Works("child", stopped, root)
+        await asyncio.sleep(1)
+        child.node.close()
+        child.node.close()
+        root.node.close()
+        root.node.cancel()
+        await asyncio.sleep(1)
+        assert stopped == ["root"]
+        assert not child.node.cancelled
+        child.task.cancel()
+
+    in_loop(script)
+
+
+def test_what_is_done_is_not_cancelled():
+    """A task that ended, and one that ends because of the first cancel, are passed over."""
+
+    async def script() -> None:
+        async def quick() -> str:
+            return "done"
+
+        task = asyncio.get_running_loop().create_task(quick())
+        await task
+        node = Cancellation(lambda: [task])
+        node.cancel()
+        assert task.result() == "done"
+        assert node.cancelled
+
+    in_loop(script)
+
+
+@given(st.lists(st.integers(0, 30), max_size=12), st.lists(st.integers(0, 30), max_size=6))
+def test_any_tree_and_any_cancels_stop_exactly_what_is_below(parents: list[int], cancels: list[int]):
+    """Every node at or below a cancelled one is stopped once, before its parent, with the first reason."""
+    order: list[int] = []
+    nodes = [Cancellation(nothing)]
+    above = [-1]
+    for number, pick in enumerate(parents, start=1):
+        above.append(pick % number)
+        nodes.append(Cancellation(nothing, nodes[above[-1]]))
+    for number, node in enumerate(nodes):
+        node.on_cancel(lambda n=number: order.append(n))
+    reasons: dict[int, str] = {}
+    for pick in cancels:
+        chosen = pick % len(nodes)
+        nodes[chosen].cancel(f"of {chosen}")
+        for number in range(chosen, len(nodes)):
+            if number == chosen or above[number] in reasons:
+                line = [number]
+                while line[-1] not in (chosen, -1):
+                    line.append(above[line[-1]])
+                if line[-1] == chosen:
+                    reasons.setdefault(number, f"of {chosen}")
+    assert {n: node.reason for n, node in enumerate(nodes) if node.cancelled} == reasons
+    assert sorted(order) == sorted(reasons)
+    assert all(
+        order.index(n) < order.index(above[n])
+        for n in order
+        if above[n] in order and reasons[n] == reasons[above[n]]
+    )

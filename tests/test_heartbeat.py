@@ -1,0 +1,151 @@
+"""Heartbeats: kept for while a handler runs, its own from the first one on, and over when it is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from handrail.errors import DefinitionError
+from handrail.limits import Heartbeat
+from handrail.testing import VirtualClock, VirtualTimeLoop, run_virtual
+
+
+class Lease:
+    """A lease that notes when it was extended, and can be out of order for a while."""
+
+    def __init__(self, interval: float = 10.0) -> None:
+        self.interval = interval
+        self.extended: list[float] = []
+        self.broken = False
+
+    def extend(self) -> None:
+        if self.broken:
+            raise OSError("the store is away")
+        self.extended.append(asyncio.get_running_loop().time())
+
+
+def played(script: Callable[[Heartbeat, Lease], Awaitable[None]]) -> tuple[Heartbeat, Lease]:
+    """Play a script in virtual time with a heartbeat that is kept from the start."""
+    lease = Lease()
+    made: list[Heartbeat] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        heartbeat = Heartbeat(lease, VirtualClock(loop))
+        made.append(heartbeat)
+        heartbeat.keep(loop)
+        await script(heartbeat, lease)
+
+    run_virtual(main)
+    return made[0], lease
+
+
+def test_a_handler_that_never_beats_is_beaten_for():
+    """At once and every interval, for as long as it runs and not a moment longer."""
+
+    async def script(heartbeat: Heartbeat, lease: Lease) -> None:
+        await asyncio.sleep(35)
+        heartbeat.stop()
+        await asyncio.sleep(100)
+
+    heartbeat, lease = played(script)
+    assert lease.extended == [0, 10, 20, 30]
+    assert heartbeat.last_beat is not None
+    assert not heartbeat.beats_itself
+
+
+def test_from_its_first_own_beat_on_only_its_own_count():
+    """A handler that has beaten and then hangs loses the job."""
+
+    async def script(heartbeat: Heartbeat, lease: Lease) -> None:
+        await asyncio.sleep(15)
+        heartbeat.beat()
+        assert heartbeat.beats_itself
+        await asyncio.sleep(3)
+        heartbeat.beat()
+        await asyncio.sleep(100)
+
+    assert played(script)[1].extended == [0, 10, 15, 18]
+
+
+def test_stopping_is_final_and_harmless():
+    """Twice, before anything was kept, or without a lease."""
+
+    async def script(heartbeat: Heartbeat, lease: Lease) -> None:
+        heartbeat.stop()
+        heartbeat.stop()
+        await asyncio.sleep(50)
+
+    assert played(script)[1].extended == [0]
+    Heartbeat().stop()
+
+
+def test_a_beat_after_the_end_keeps_nothing():
+    """A thread that outlived its call can't hold the job."""
+
+    async def script(heartbeat: Heartbeat, lease: Lease) -> None:
+        heartbeat.stop()
+        await asyncio.sleep(5)
+        heartbeat.beat()
+
+    heartbeat, lease = played(script)
+    assert lease.extended == [0]
+    assert not heartbeat.beats_itself
+
+
+def test_keeping_twice_is_keeping_once():
+    """The first timer is not left running beside the second."""
+
+    async def script(heartbeat: Heartbeat, lease: Lease) -> None:
+        await asyncio.sleep(5)
+        heartbeat.keep(asyncio.get_running_loop())
+        await asyncio.sleep(12)
+        heartbeat.stop()
+        await asyncio.sleep(50)
+
+    assert played(script)[1].extended == [0, 5, 15]
+
+
+def test_a_lease_that_cannot_be_extended_is_tried_again(caplog: pytest.LogCaptureFixture):
+    """While the store is away the call goes on; it is logged, and the next interval tries again."""
+
+    async def script(heartbeat: Heartbeat, lease: Lease) -> None:
+        lease.broken = True
+        await asyncio.sleep(25)
+        assert heartbeat.last_beat == 0
+        lease.broken = False
+        await asyncio.sleep(10)
+        lease.broken = True
+        with pytest.raises(OSError, match="the store is away"):
+            heartbeat.beat()
+        heartbeat.stop()
+
+    assert played(script)[1].extended == [0, 30]
+    assert [record.getMessage()[:32] for record in caplog.records] == ["the lease could not be extended;"] * 2
+
+
+def test_a_beat_without_a_lease_is_noted():
+    """Where nothing leases the job a beat is only the time it was."""
+
+    async def main() -> Any:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        heartbeat = Heartbeat(clock=VirtualClock(loop))
+        heartbeat.keep(loop)
+        assert heartbeat.last_beat is None
+        await asyncio.sleep(3)
+        heartbeat.beat()
+        return heartbeat.last_beat
+
+    assert run_virtual(main) == 3
+
+
+@pytest.mark.parametrize("interval", [0, -1.0, float("nan")])
+def test_a_lease_without_an_interval_is_refused(interval: float):
+    """It would be extended without end."""
+    with pytest.raises(DefinitionError, match=f"every {interval!r} seconds.*above 0"):
+        Heartbeat(Lease(interval))
