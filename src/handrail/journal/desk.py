@@ -1,0 +1,216 @@
+"""The desk where questions lie open: one mechanism under approvals, `wait_for` and handoffs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import threading
+from typing import get_args
+
+import msgspec
+
+from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.errors import AnswerRefused, Declined, NoAnswer, QuestionTimedOut, ToolValidationError
+from handrail.protocols import Check, Environment
+from handrail.question import Answer, AnswerOutcome, Question
+
+log = logging.getLogger("handrail.questions")
+
+_TRIES = 3
+"""How often somebody who gave an answer that does not fit is asked again."""
+
+
+class _Lying:
+    """A question on the desk, and the answer once there is one."""
+
+    __slots__ = ("answer", "check", "loop", "question", "settled")
+
+    def __init__(self, question: Question, loop: asyncio.AbstractEventLoop, check: Check | None) -> None:
+        self.question = question
+        self.check = check
+        self.loop = loop
+        self.settled: asyncio.Future[Answer] = loop.create_future()
+        self.answer: Answer | None = None
+
+
+class QuestionDesk:
+    """Takes questions and answers, and decides which answer counts.
+
+    - The first answer wins; the same answer again is harmless; a different one is refused.
+    - An answer must carry the question's digest, come from whom it was put to, be in time, and pass
+      the asker's check.
+    - A question without an answer ends as declined, timed out or cancelled, never as a made-up
+      answer, and never not at all because whoever was to be asked could not be reached.
+    - The same question again, as from a call that is run again, gets the answer it was given. One
+      that timed out or was cancelled may be asked again.
+    """
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._questions: dict[str, _Lying] = {}
+        self._open: dict[str, _Lying] = {}
+        self._lock = threading.Lock()
+
+    def open_questions(self) -> tuple[Question, ...]:
+        """What waits for an answer, oldest first."""
+        with self._lock:
+            return tuple(lying.question for lying in self._open.values())
+
+    async def ask(
+        self, question: Question, environment: Environment | None = None, check: Check | None = None
+    ) -> Answer:
+        """Lay a question out and wait until it is over."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            lying = self._questions.get(question.id)
+            if lying is None or _may_be_asked_again(lying, question):
+                lying = self._questions[question.id] = self._open[question.id] = _Lying(question, loop, check)
+                is_new = True
+            else:
+                is_new = False
+        if not is_new:
+            return lying.answer or await asyncio.shield(lying.settled)
+        asking: asyncio.Task[None] | None = None
+        timer: asyncio.TimerHandle | None = None
+        if question.expires_at is not None:
+            left = (question.expires_at - self._clock.now()).total_seconds()
+            timer = loop.call_later(max(left, 0), self._close, lying, "timed out")
+        if environment is not None:
+            asking = loop.create_task(self._put(lying, environment))
+        try:
+            return await lying.settled
+        except asyncio.CancelledError:
+            self._close(lying, "cancelled")
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if asking is not None:
+                asking.cancel()
+
+    def answer(self, answer: Answer) -> None:
+        """Take an answer, or `AnswerRefused` that says why not. From any thread."""
+        lying = self._questions.get(answer.question_id)
+        if lying is None:
+            raise AnswerRefused(answer.question_id, "there is no such question", "Answer one that is open.")
+        self._check_whose(lying, answer)
+        if lying.answer is None:
+            self._check_fit(lying, answer)
+        if not self._settle(lying, answer) and lying.answer != answer:
+            over = "" if lying.answer is None else lying.answer.outcome
+            raise AnswerRefused(lying.question.id, f"it is over: {over}", "The first answer counts.")
+
+    def cancel(self, question_id: str) -> None:
+        """Withdraw a question; harmless if it is over. From any thread."""
+        lying = self._questions.get(question_id)
+        if lying is not None:
+            self._close(lying, "cancelled")
+
+    def _check_whose(self, lying: _Lying, answer: Answer) -> None:
+        """Is it about what was asked, by somebody who was asked?"""
+        question = lying.question
+        if not hmac.compare_digest(_bytes(answer.digest), _bytes(question.digest)):
+            raise AnswerRefused(
+                question.id,
+                "its digest is not this question's",
+                "Answer what was asked: read the question again.",
+            )
+        if answer.by != question.principal:
+            raise AnswerRefused(
+                question.id, f"{answer.by!r} may not answer it", f"Only {question.principal!r} may."
+            )
+
+    def _check_fit(self, lying: _Lying, answer: Answer) -> None:
+        """Is it in time, and what was asked for?"""
+        question = lying.question
+        if question.expires_at is not None and self._clock.now() >= question.expires_at:
+            raise AnswerRefused(question.id, "it has expired", "Ask again to get a new question.")
+        if answer.outcome not in get_args(AnswerOutcome):
+            raise AnswerRefused(
+                question.id,
+                f"{answer.outcome!r} is no outcome",
+                f"Use one of {', '.join(map(repr, get_args(AnswerOutcome)))}.",
+            )
+        check = lying.check
+        if answer.outcome == "answered" and check is not None:
+            try:
+                check(answer.value)
+            except ToolValidationError as error:
+                raise AnswerRefused(
+                    question.id, f"it does not fit: {error}", "Give what the schema says."
+                ) from None
+
+    def _settle(self, lying: _Lying, answer: Answer) -> bool:
+        """Let this be the answer, unless there is one. Only here does a question end."""
+        with self._lock:
+            if lying.answer is not None:
+                return False
+            lying.answer = answer
+            lying.check = None
+            if self._open.get(lying.question.id) is lying:
+                del self._open[lying.question.id]
+        with contextlib.suppress(RuntimeError):  # the loop that asked has ended; the answer is kept
+            lying.loop.call_soon_threadsafe(_wake, lying.settled, answer)
+        return True
+
+    def _close(self, lying: _Lying, outcome: AnswerOutcome, reason: str = "") -> None:
+        question = lying.question
+        self._settle(
+            lying,
+            Answer(
+                question_id=question.id,
+                digest=question.digest,
+                by=question.principal,
+                outcome=outcome,
+                reason=reason,
+            ),
+        )
+
+    async def _put(self, lying: _Lying, environment: Environment) -> None:
+        """Ask whoever is there; somebody whose answer does not fit is asked again."""
+        question = lying.question
+        try:
+            for _ in range(_TRIES):
+                answer = await environment.ask(question)
+                try:
+                    if answer.question_id != question.id:
+                        raise AnswerRefused(
+                            question.id, f"it answers {answer.question_id!r}", "Answer what was asked."
+                        )
+                    self.answer(answer)
+                    return
+                except AnswerRefused as refused:
+                    if lying.answer is not None:
+                        return
+                    question = msgspec.structs.replace(
+                        question, message=f"{lying.question.message}\n{refused.problem}"
+                    )
+            self._close(lying, "declined", f"no answer that fits after {_TRIES} tries")
+        except Declined as declined:
+            self._close(lying, "declined", declined.reason)
+        except NoAnswer as none:
+            outcome = "timed out" if isinstance(none, QuestionTimedOut) else "cancelled"
+            self._close(lying, outcome, str(none))
+        except Exception as error:
+            log.error("asking %s raised, so the question ends", question.id, exc_info=error)
+            self._close(lying, "cancelled", f"whoever was to be asked could not be: {type(error).__name__}")
+
+
+def _may_be_asked_again(lying: _Lying, question: Question) -> bool:
+    """False: it is the same question, which has an answer or waits for one."""
+    if lying.question.digest != question.digest:
+        raise AnswerRefused(
+            question.id, "another question with this id was asked already", "Give each its own id."
+        )
+    return lying.answer is not None and lying.answer.outcome in ("timed out", "cancelled")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")  # compared in bytes, since only ASCII can be as text
+
+
+def _wake(settled: asyncio.Future[Answer], answer: Answer) -> None:
+    if not settled.done():
+        settled.set_result(answer)

@@ -1,0 +1,30 @@
+"""Fakes for every seam, for the tests of those who build on Handrail."""
+
+from handrail.testing.contexts import (
+    TICKET_KEY,
+    Recorded,
+    agent_context,
+    expire,
+    headless_context,
+    recorded,
+    user_context,
+)
+from handrail.testing.people import Agent, Nobody, Person, RecordingSubscriber
+from handrail.testing.virtual_time import VirtualClock, VirtualTimeLoop, run_virtual
+
+__all__ = [
+    "TICKET_KEY",
+    "Agent",
+    "Nobody",
+    "Person",
+    "Recorded",
+    "RecordingSubscriber",
+    "VirtualClock",
+    "VirtualTimeLoop",
+    "agent_context",
+    "expire",
+    "headless_context",
+    "recorded",
+    "run_virtual",
+    "user_context",
+]

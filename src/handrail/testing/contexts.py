@@ -1,0 +1,299 @@
+"""Contexts for unit tests of a handler: made by hand, with answers laid out beforehand.
+
+    context = user_context({"pick": {"selected": "tea"}})
+    result = await make_choice.handler(params, context=context)
+
+Answers are found by the kind of a `wait_for`, or by a piece of the prompt of a `prompt_model`. They
+are validated as a real answer would be. Session and files are in memory and a context's own, unless
+given. Nothing is undone here: to test what the gate does around a handler, call the tool through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeVar, cast
+
+from handrail.context import (
+    AgentContext,
+    Approval,
+    Extras,
+    Invocation,
+    RunContext,
+    Ticket,
+    ToolContext,
+    UserContext,
+)
+from handrail.deadline import Deadline
+from handrail.errors import CallFailed, Declined, NotSupported
+from handrail.limits import BudgetTracker, Heartbeat
+from handrail.operation import DONE, Done, Home, Operation
+from handrail.resources.memory import MemoryFilesystem
+from handrail.schema import Schema
+from handrail.session import Session
+from handrail.threads import background_loop, run_on
+from handrail.tools import Tool, ToolResult
+
+T = TypeVar("T")
+ContextT = TypeVar("ContextT", bound=ToolContext)
+
+Answers = Mapping[str, Any]
+"""What to answer, by kind or by a piece of the prompt: a value, an exception to raise, or a function
+of the payload or prompt."""
+
+TICKET_KEY = b"a key for tests only"
+
+
+@dataclass
+class Recorded:
+    """What a handler did through its context."""
+
+    progress: list[tuple[str, float | None, float | None]] = field(
+        default_factory=list[tuple[str, float | None, float | None]]
+    )
+    emitted: list[object] = field(default_factory=list[object])
+    approvals: list[str] = field(default_factory=list[str])
+    questions: list[tuple[str, object]] = field(default_factory=list[tuple[str, object]])
+    prompts: list[str] = field(default_factory=list[str])
+    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list[tuple[str, dict[str, Any]]])
+    once: dict[str, Any] = field(default_factory=dict[str, Any])
+    beats: int = 0
+
+
+def user_context(answers: Answers | None = None, **given: Any) -> UserContext:
+    """A context with a person who answers by rule."""
+    return _context(UserContext, answers or {}, None, given)
+
+
+def agent_context(replies: Answers | None = None, **given: Any) -> AgentContext:
+    """A context with a model that replies by rule."""
+    return _context(AgentContext, None, replies or {}, given)
+
+
+def headless_context(**given: Any) -> ToolContext:
+    """A context with nobody there and no model."""
+    return _context(ToolContext, None, None, given)
+
+
+def recorded(context: ToolContext) -> Recorded:
+    """What was done through a context that this module made."""
+    call: object = context._call  # pyright: ignore[reportPrivateUsage]  # made here
+    if not isinstance(call, MockCall):
+        raise NotSupported("recorded", "Only contexts made by `handrail.testing` keep a record.")
+    return call.recorded
+
+
+def expire(context: ToolContext) -> None:
+    """End the call of a context, as the gate does when a handler returns. From any thread."""
+    home = context._call.home  # pyright: ignore[reportPrivateUsage]  # what the gate does too
+    here = asyncio._get_running_loop()  # pyright: ignore[reportPrivateUsage]  # asyncio documents it for this
+    if here is home.loop or not home.loop.is_running():
+        home.close()
+    else:
+
+        async def close() -> None:
+            home.close()
+
+        run_on(home.loop, close(), "expire")
+
+
+def _context(
+    kind: type[ContextT], answers: Answers | None, replies: Answers | None, given: Mapping[str, Any]
+) -> ContextT:
+    call: Any = MockCall(answers, replies, **given)  # members not given are found by __getattr__
+    return kind(call)
+
+
+class MockCall:
+    """A call with nothing behind it but rules. Members not given refuse with what to give."""
+
+    def __init__(
+        self,
+        answers: Answers | None,
+        replies: Answers | None,
+        *,
+        call_id: str = "call-1",
+        tool: Tool[Any, Any] | None = None,
+        approve: bool | str = False,
+        results: Answers | None = None,
+        extras: Mapping[str, Any] | None = None,
+        depth: int = 0,
+        **members: Any,
+    ) -> None:
+        unknown = set(members) - _MEMBERS
+        if unknown:
+            raise TypeError(
+                f"a context has no member {sorted(unknown)[0]!r}. Members: {', '.join(sorted(_MEMBERS))}"
+            )
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = background_loop()
+        self.home = Home(loop, call_id)
+        self.tool = tool or Tool("tool", "A tool under test.")
+        self.extras = Extras(extras)
+        self.depth = depth
+        self.invocation = Invocation(call_id, _START, 1, f"{call_id}/key", None, (self.tool.name,))
+        self.run_context = RunContext("run-1", "request-1", "session-1", 1, "worker-1", "0" * 32, "0" * 16)
+        self.recorded = Recorded()
+        self._members = members
+        self._approve = approve
+        self._results = results or {}
+        self.wait_for = None if answers is None else _Rules(self, answers).wait_for
+        self.prompt_model = None if replies is None else _Rules(self, replies).prompt_model
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OPTIONAL:
+            return self._members.get(name)
+        if name in _MEMBERS:
+            if name not in self._members:
+                make = _IN_MEMORY.get(name)
+                if make is None:
+                    raise NotSupported(name, f"Give it when making the context: `...context({name}=...)`.")
+                self._members[name] = make(self)
+            return self._members[name]
+        raise AttributeError(name)
+
+    def once(
+        self, key: str, function: Callable[[], Any], probe: object, on_unknown: Literal["ask", "fail"]
+    ) -> Operation[Any]:
+        async def run() -> Any:
+            if key not in self.recorded.once:
+                value = function()
+                self.recorded.once[key] = await value if inspect.isawaitable(value) else value
+            return self.recorded.once[key]
+
+        return Operation(run, f"once({key!r})", self.home)
+
+    def beat(self) -> Done:
+        self.recorded.beats += 1
+        return DONE
+
+    def report_progress(self, message: str, done: float | None, total: float | None) -> Done:
+        self.recorded.progress.append((message, done, total))
+        return DONE
+
+    def emit(self, event: object) -> Done:
+        self.recorded.emitted.append(event)
+        return DONE
+
+    def request_approval(self, message: str) -> Operation[Approval]:
+        async def run() -> Approval:
+            self.recorded.approvals.append(message)
+            if self._approve is True:
+                return Approval(True, "", "test", "approved")
+            return Approval(False, self._approve or "", "test", "denied")
+
+        return Operation(run, f"request_approval({message!r})", self.home)
+
+    def request_permission(self, kind: str) -> Operation[Approval]:
+        return self.request_approval(kind)
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Operation[ToolResult[Any]]:
+        async def run() -> ToolResult[Any]:
+            self.recorded.calls.append((name, dict(arguments)))
+            if name not in self._results:
+                return ToolResult.error(f"unknown tool {name!r}")
+            return _as_result(_given(self._results[name], arguments))
+
+        return Operation(run, f"call({name!r})", self.home)
+
+    def call_worker(self, name: str, input: Any, attachments: Sequence[Any]) -> Operation[Any]:
+        async def run() -> Any:
+            result = await self.call(name, {"input": input})
+            if not result.success:
+                raise CallFailed(name, result)
+            return result.value
+
+        return Operation(run, f"call_worker({name!r})", self.home)
+
+    def ticket(self) -> str:
+        deadline: Deadline | None = self._members.get("deadline")
+        return Ticket(
+            run_id=self.run_context.run_id,
+            call_id=self.invocation.id,
+            session_id=self.run_context.session_id,
+            tool=self.tool.name,
+            path=self.invocation.path,
+            depth=self.depth,
+            deadline=None if deadline is None else deadline.at,
+            budget={},
+            capabilities=tuple(sorted(self.tool.capabilities)),
+        ).seal(TICKET_KEY)
+
+
+class _Rules:
+    """Finds the answer laid out for a question, and checks it as a real one would be."""
+
+    def __init__(self, call: MockCall, answers: Answers) -> None:
+        self._call = call
+        self._answers = answers
+
+    def wait_for(
+        self, kind: str, payload: object, schema: Any, *, timeout: float | None = None
+    ) -> Operation[Any]:
+        self._call.home.check()
+
+        async def run() -> Any:
+            self._call.recorded.questions.append((kind, payload))
+            if kind not in self._answers:
+                raise Declined(kind, f"no answer is laid out for {kind!r}")
+            return Schema[Any](schema).parse_value(_given(self._answers[kind], payload))
+
+        return Operation(run, f"wait_for({kind!r})", self._call.home)
+
+    def prompt_model(self, prompt: str, schema: Any, **options: Any) -> Operation[Any]:
+        self._call.home.check()
+
+        async def run() -> Any:
+            self._call.recorded.prompts.append(prompt)
+            for piece, answer in self._answers.items():
+                if piece in prompt:
+                    return Schema[Any](schema).parse_value(_given(answer, prompt))
+            raise NotSupported(
+                "prompt_model",
+                f"No reply is laid out for the prompt {prompt!r}: give `agent_context({{'a piece of it': reply}})`.",
+            )
+
+        return Operation(run, f"prompt_model({prompt[:40]!r})", self._call.home)
+
+
+def _given(answer: Any, about: Any) -> Any:
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer(about) if callable(answer) else answer
+
+
+def _as_result(value: Any) -> ToolResult[Any]:
+    return cast(ToolResult[Any], value) if isinstance(value, ToolResult) else ToolResult.ok(value)
+
+
+_IN_MEMORY: dict[str, Callable[[MockCall], Any]] = {
+    "session": lambda call: Session(id=call.run_context.session_id),
+    "event_bus": lambda call: call.session.dispatcher,
+    "filesystem": lambda call: MemoryFilesystem(),
+    "heartbeat": lambda call: Heartbeat(),
+    "budget_tracker": lambda call: BudgetTracker(),
+    "cost_tracker": lambda call: call.budget_tracker,
+}
+"""What is made, in memory, for a member that was not given."""
+
+_START = datetime(2030, 1, 1, tzinfo=UTC)
+
+_OPTIONAL = frozenset({"rendered_prompt", "request", "response_accumulator", "deadline"})
+_MEMBERS = _OPTIONAL | {
+    "adapter",
+    "approval_controller",
+    "budget_tracker",
+    "cost_tracker",
+    "event_bus",
+    "filesystem",
+    "heartbeat",
+    "prompt",
+    "resources",
+    "session",
+    "signal",
+}

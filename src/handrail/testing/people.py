@@ -1,0 +1,168 @@
+"""Who is on the other side, for tests: a person who answers by rule, a model in their place, nobody.
+
+    person = Person(approve="not on a Friday", answers={"pick": {"selected": "tea"}})
+    gate = open_gate([deploy], policies=[CapabilityPolicy()], environment=person)
+
+And `RecordingSubscriber`, which keeps every event of a session for a test to look at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+from handrail.errors import Declined, QuestionCancelled, QuestionTimedOut
+from handrail.events import CallStatus, ToolInvoked, ToolStarted
+from handrail.question import Answer, AnswerOutcome, Question
+from handrail.session import Session
+from handrail.tools import RunMode
+
+T = TypeVar("T")
+
+Approves = bool | str | Callable[[Question], bool | tuple[bool, str]]
+"""Yes, no, no with a reason, or a function of the question that says yes or no, also with a reason."""
+
+Forgery = Literal["digest", "principal", "question"]
+"""What is wrong with an answer: made for something else, by somebody else, or to another question."""
+
+
+class Person:
+    """An environment with somebody there who answers by rule.
+
+    - `approve` decides approvals; nobody who was not told to approves.
+    - `answers` has what to answer by the kind of a `wait_for`: a value, an exception to raise, or a
+      function of the payload. `Declined`, `QuestionCancelled` and `QuestionTimedOut` are such outcomes;
+      any other exception is that of an environment that broke. What has no answer is declined.
+    - `after` makes them slow: they answer once the event is set, or so many seconds later.
+    - `wrong_first` is what they answer the first time a question is put to them.
+    - `forge` makes every answer of theirs a forged one.
+
+    `questions` has every question they were asked, each time it was put.
+    """
+
+    run_mode: RunMode = "user"
+
+    def __init__(
+        self,
+        approve: Approves = False,
+        answers: Mapping[str, Any] | None = None,
+        *,
+        after: asyncio.Event | float | None = None,
+        wrong_first: Any = None,
+        forge: Forgery | None = None,
+    ) -> None:
+        self.approve: Approves = approve
+        self.answers = dict(answers or {})
+        self.after = after
+        self.wrong_first = wrong_first
+        self.forge: Forgery | None = forge
+        self.questions: list[Question] = []
+
+    async def ask(self, question: Question, /) -> Answer:
+        """What this person says to a question."""
+        first = all(each.id != question.id for each in self.questions)
+        self.questions.append(question)
+        if isinstance(self.after, asyncio.Event):
+            await self.after.wait()
+        elif self.after is not None:
+            await asyncio.sleep(self.after)
+        if first and self.wrong_first is not None:
+            return self._answer(question, "answered", self.wrong_first)
+        if question.kind == "approval":
+            return self._answer(question, "answered", self._approval(question))
+        return self._input(question)
+
+    def _approval(self, question: Question) -> dict[str, Any]:
+        said = self.approve(question) if callable(self.approve) else self.approve
+        if isinstance(said, str):
+            said = (False, said)
+        approved, reason = said if isinstance(said, tuple) else (said, "")
+        return {"approved": approved, "reason": reason}
+
+    def _input(self, question: Question) -> Answer:
+        name = question.name
+        try:
+            if name not in self.answers:
+                raise Declined(name, f"no answer is laid out for {name!r}")
+            answer = self.answers[name]
+            if isinstance(answer, BaseException):
+                raise answer
+            value = answer(question.payload) if callable(answer) else answer
+        except Declined as declined:
+            return self._answer(question, "declined", reason=declined.reason)
+        except QuestionCancelled:
+            return self._answer(question, "cancelled")
+        except QuestionTimedOut:
+            return self._answer(question, "timed out")
+        return self._answer(question, "answered", value)
+
+    def _answer(
+        self, question: Question, outcome: AnswerOutcome, value: Any = None, reason: str = ""
+    ) -> Answer:
+        return Answer(
+            question_id=question.id if self.forge != "question" else f"{question.id} of another",
+            digest=question.digest if self.forge != "digest" else "0" * len(question.digest),
+            by=question.principal if self.forge != "principal" else f"not {question.principal}",
+            outcome=outcome,
+            value=value,
+            reason=reason,
+        )
+
+
+class Agent(Person):
+    """An environment with a model in a person's place. It would approve everything, if it were asked."""
+
+    run_mode: RunMode = "agent"
+
+    def __init__(self, approve: Approves = True, answers: Mapping[str, Any] | None = None) -> None:
+        super().__init__(approve, answers)
+
+
+class Nobody(Agent):
+    """An environment with nobody there. Whoever asks all the same is found in `questions`."""
+
+    run_mode: RunMode = "headless"
+
+
+class RecordingSubscriber:
+    """Keeps every event that a session publishes, in order. Used with `with`, it stops at the end."""
+
+    def __init__(self, session: Session) -> None:
+        self.events: list[object] = []
+        self._stop = session.dispatcher.subscribe(object, self.events.append)
+
+    def of(self, kind: type[T]) -> list[T]:
+        """The events of this type, oldest first."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def statuses(self) -> list[tuple[str, CallStatus]]:
+        """Each call that is over and how it ended, in the order they ended."""
+        return [(ended.tool, ended.status) for ended in self.of(ToolInvoked)]
+
+    def assert_paired(self) -> None:
+        """Every call has exactly one start and, after it, exactly one end."""
+        started: list[str] = []
+        ended: list[str] = []
+        for event in self.events:
+            if isinstance(event, ToolStarted):
+                assert event.call_id not in started, f"{event.tool} ({event.call_id}) was started twice"
+                started.append(event.call_id)
+            elif isinstance(event, ToolInvoked):
+                assert event.call_id in started, f"{event.tool} ({event.call_id}) ended before it started"
+                assert event.call_id not in ended, f"{event.tool} ({event.call_id}) ended twice"
+                ended.append(event.call_id)
+        assert set(started) == set(ended), f"never ended: {sorted(set(started) - set(ended))}"
+
+    def close(self) -> None:
+        """Listen no more; what was recorded stays."""
+        self._stop()
+
+    def __enter__(self) -> RecordingSubscriber:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

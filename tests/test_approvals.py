@@ -1,0 +1,621 @@
+"""Approvals: who is asked, what they see, and what comes of every way of not saying yes."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from handrail import Approval, Deadline, Tool, ToolContext, ToolResult, gather, tool
+from handrail.dispatch import Gate, ToolCall, open_gate, run_turn
+from handrail.errors import PromptEvaluationError
+from handrail.events import ApprovalDecided, ApprovalRequested, ToolInvoked
+from handrail.guard import Broker, CapabilityPolicy
+from handrail.guard.approval import APPROVAL_SCHEMA
+from handrail.journal import MemoryJournal
+from handrail.protocols import Environment, PolicyDecision
+from handrail.question import Question
+from handrail.session import Session
+from handrail.testing import Agent, Nobody, Person, RecordingSubscriber, VirtualClock, run_virtual
+
+ran: list[str] = []
+told: list[Approval] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_ran() -> None:
+    ran.clear()
+    told.clear()
+
+
+@tool
+async def pay(amount: int, context: ToolContext) -> str:
+    """Pay somebody."""
+    ran.append(f"pay {amount}")
+    return "paid"
+
+
+@tool(effect="read")
+async def look(context: ToolContext) -> str:
+    """Look."""
+    ran.append("look")
+    return "seen"
+
+
+@tool(effect="idempotent")
+async def pay_by_way_of(amount: int, context: ToolContext) -> str:
+    """Pay by way of another tool."""
+    return (await context.call("pay", amount=amount)).message
+
+
+@tool(effect="idempotent")
+async def ask(message: str, context: ToolContext) -> str:
+    """Ask for oneself."""
+    approval = await context.request_approval(message)
+    ran.append(f"{message}: {approval.outcome}")
+    told.append(approval)
+    return approval.outcome
+
+
+@tool(effect="idempotent")
+async def permit(kind: str, context: ToolContext) -> str:
+    """Ask for a permission."""
+    told.append(await context.request_permission(kind))
+    return told[-1].outcome
+
+
+TOOLS = [pay, look, pay_by_way_of, ask, permit]
+POLICY = CapabilityPolicy(effects={"idempotent": "allow"})
+
+
+class Scene:
+    """A gate whose irreversible tools ask, and everything that was published."""
+
+    def __init__(self, environment: Environment | None = None, tools: Any = TOOLS, **options: Any) -> None:
+        self.session = options.pop("session", None) or Session(principal="ada")
+        self.seen = RecordingSubscriber(self.session)
+        self.clock = VirtualClock()
+        self.journal = MemoryJournal(self.clock)
+        options.setdefault("approvals", Broker(self.journal, environment, options.pop("mode", None)))
+        self.gate: Gate = open_gate(
+            tools,
+            session=self.session,
+            policies=options.pop("policies", [POLICY]),
+            environment=environment,
+            clock=self.clock,
+            **options,
+        )
+
+    async def call(self, name: str, /, **arguments: Any) -> ToolResult[Any]:
+        result = await self.gate.invoke(name, arguments)
+        self.seen.assert_paired()
+        return result
+
+    @property
+    def decided(self) -> list[Approval]:
+        return [event.approval for event in self.seen.of(ApprovalDecided)]
+
+
+# --- modes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "environment", "outcome", "by", "asked"),
+    [
+        (None, Person(True), "approved", "ada", 1),
+        (None, Person(False), "denied", "ada", 1),
+        (None, None, "nobody there", "", 0),
+        (None, Nobody(), "nobody there", "", 0),
+        (None, Agent(), "nobody there", "", 0),
+        ("interactive", Person(True), "approved", "ada", 1),
+        ("interactive", Person(False), "denied", "ada", 1),
+        ("interactive", None, "nobody there", "", 0),
+        ("interactive", Nobody(), "nobody there", "", 0),
+        ("interactive", Agent(), "nobody there", "", 0),
+        ("approve_all", Person(False), "approved", "approve_all", 0),
+        ("approve_all", None, "approved", "approve_all", 0),
+        ("approve_all", Agent(), "approved", "approve_all", 0),
+        ("strict", Person(True), "denied", "strict", 0),
+        ("strict", None, "denied", "strict", 0),
+        ("strict", Agent(), "denied", "strict", 0),
+    ],
+)
+def test_mode_and_who_is_there_decide(mode: Any, environment: Any, outcome: str, by: str, asked: int):
+    """Whoever asks, policy or tool; and the model's own stand-in is never asked."""
+    if environment is not None:
+        environment.questions.clear()
+
+    async def main() -> None:
+        scene = Scene(environment, mode=mode)
+        result = await scene.call("pay", amount=3)
+        assert result.success is (outcome == "approved")
+        assert ran == (["pay 3"] if result.success else [])
+        own = await scene.call("ask", message="may I?")
+        assert own.success
+        (approval,) = told
+        assert (own.value, approval.outcome, approval.by) == (outcome, outcome, by)
+        assert [(each.outcome, each.by) for each in scene.decided] == [(outcome, by)] * 2
+        assert bool(approval) is approval.approved is (outcome == "approved")
+
+    run_virtual(main)
+    assert len(getattr(environment, "questions", ())) == 2 * asked
+
+
+def test_no_mode_is_never_approve_all():
+    """A gate opened without a word about approvals approves nothing by itself."""
+
+    async def main() -> str:
+        return (await open_gate([pay], policies=[CapabilityPolicy()]).invoke("pay", {"amount": 1})).message
+
+    words = (
+        "pay was not approved (nobody there). It did not run. It was asked for because pay is irreversible."
+    )
+    assert run_virtual(main) == words
+    assert ran == []
+
+
+def test_nothing_that_needs_asking_runs_under_strict_by_any_path():
+    """Called by a model, in a turn, by another tool, or by one of another's."""
+
+    @tool(effect="idempotent")
+    async def twice_removed(context: ToolContext) -> str:
+        """Pay by way of what pays by way of another tool."""
+        return (await context.call("pay_by_way_of", amount=4)).value
+
+    async def main() -> None:
+        scene = Scene(Person(True), [*TOOLS, twice_removed], mode="strict")
+        assert "strict" in (await scene.call("pay", amount=1)).message
+        await run_turn(scene.gate, [ToolCall("pay", {"amount": 2}), ToolCall("pay_by_way_of", {"amount": 3})])
+        assert "strict" in (await scene.call("twice_removed")).value
+        assert (await scene.call("look")).success
+
+    run_virtual(main)
+    assert ran == ["look"]
+
+
+def test_approval_can_be_nested_and_says_who_asks():
+    """The broker at the root is asked, with the whole path of calls."""
+    person = Person(True)
+
+    async def main() -> None:
+        scene = Scene(person)
+        assert (await scene.call("pay_by_way_of", amount=5)).value == ""
+        (asked,) = scene.seen.of(ApprovalRequested)
+        assert asked.asked_by == ("pay_by_way_of", "pay")
+
+    run_virtual(main)
+    (question,) = person.questions
+    assert question.asked_by == ("pay_by_way_of", "pay")
+    assert question.payload == {"tool": "pay", "arguments": {"amount": 5}, "reason": "pay is irreversible"}
+    assert ran == ["pay 5"]
+
+
+# --- ways of not saying yes ----------------------------------------------------------------------
+
+
+def cancelling(scene: Scene) -> None:
+    (question,) = scene.journal.desk.open_questions()
+    scene.journal.desk.cancel(question.id)
+
+
+@pytest.mark.parametrize(
+    ("person", "words"),
+    [
+        (lambda: Person(False), "pay was not approved (denied). It did not run."),
+        (lambda: Person("too dear"), "pay was not approved (denied): too dear. It did not run."),
+        (
+            lambda: Person(lambda question: (False, question.name)),
+            "pay was not approved (denied): pay. It did",
+        ),
+        (lambda: Person(True, after=60), "pay was not approved (timed out). It did not run."),
+        (
+            lambda: Person(True, forge="digest"),
+            "pay was not approved (denied): no answer that fits after 3 tries",
+        ),
+        (lambda: Person(True, forge="principal"), "(denied): no answer that fits after 3 tries"),
+        (lambda: Person(True, forge="question"), "(denied): no answer that fits after 3 tries"),
+        (lambda: Broken(), "pay was not approved (cancelled): whoever was to be asked could not be: OSError"),
+    ],
+    ids=range(8),
+)
+def test_each_way_says_which_and_the_run_goes_on(person: Any, words: str):
+    """The model is told what happened to its call, and the next one runs."""
+
+    async def main() -> None:
+        scene = Scene(person(), approval_seconds=30)
+        result = await scene.call("pay", amount=3)
+        assert words in result.message
+        assert (await scene.call("look")).success
+        assert scene.seen.statuses() == [("pay", "denied"), ("look", "ok")]
+
+    run_virtual(main)
+    assert ran == ["look"]
+
+
+class Broken(Person):
+    """Somebody whose line went dead."""
+
+    async def ask(self, question: Question, /) -> Any:
+        raise OSError("connection lost")
+
+
+def test_a_withdrawn_question_is_a_cancelled_approval():
+    """Whoever withdraws it, the call fails saying so and the run goes on."""
+
+    async def main() -> None:
+        scene = Scene(Person(True, after=asyncio.Event()))
+        paying = asyncio.ensure_future(scene.call("pay", amount=3))
+        await asyncio.sleep(1)
+        cancelling(scene)
+        assert (await paying).message.startswith("pay was not approved (cancelled). It did not run.")
+        assert (await scene.call("look")).success
+
+    run_virtual(main)
+    assert ran == ["look"]
+
+
+@pytest.mark.parametrize("verb", ["ask", "permit"])
+@pytest.mark.parametrize(
+    ("person", "expected"),
+    [
+        (lambda: Person(True), Approval(True, "", "ada", "approved")),
+        (lambda: Person(lambda _: (True, "go")), Approval(True, "go", "ada", "approved")),
+        (lambda: Person("no"), Approval(False, "no", "ada", "denied")),
+        (lambda: Person(True, after=60), Approval(False, "", "ada", "timed out")),
+        (lambda: None, Approval(False, "", "", "nobody there")),
+    ],
+    ids=["yes", "yes because", "no", "late", "nobody"],
+)
+def test_asking_in_a_handler_returns_what_came_of_it(verb: str, person: Any, expected: Approval):
+    """`request_approval` and `request_permission` never raise for a no."""
+
+    async def main() -> None:
+        scene = Scene(person(), approval_seconds=30)
+        result = await scene.call(verb, **{"message" if verb == "ask" else "kind": "mail.send"})
+        assert result.success
+        assert told == [expected]
+        (decided,) = scene.seen.of(ApprovalDecided)
+        (requested,) = scene.seen.of(ApprovalRequested)
+        assert decided.approval == expected
+        assert decided.question_id == requested.question_id
+        assert requested.tool == decided.tool == verb
+        assert "mail.send" in requested.reason
+
+    run_virtual(main)
+
+
+def test_wrong_answer_first_is_asked_again_with_what_was_wrong():
+    """A truth value is wanted; "yes" is none, and the second answer counts."""
+    person = Person(True, wrong_first={"approved": "yes"})
+
+    async def main() -> bool:
+        return (await Scene(person).call("pay", amount=1)).success
+
+    assert run_virtual(main)
+    first, second = person.questions
+    assert (first.id, first.digest, first.payload) == (second.id, second.digest, second.payload)
+    assert second.message.startswith(f"{first.message}\nit does not fit: approved")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        {},
+        {"approved": 1},
+        {"approved": "true"},
+        {"approved": None},
+        {"approved": True, "instead": "more"},
+        "yes",
+        [],
+    ],
+)
+def test_only_a_truth_value_approves(value: Any):
+    """Whatever else comes back three times is a no."""
+
+    class Mumbles(Person):
+        def _approval(self, question: Question) -> Any:
+            return value
+
+    async def main() -> str:
+        return (await Scene(Mumbles()).call("pay", amount=1)).message
+
+    assert "no answer that fits after 3 tries" in run_virtual(main)
+    assert ran == []
+
+
+def test_schema_of_an_approval_is_plain():
+    """So that every client can show a button for it."""
+    assert APPROVAL_SCHEMA["required"] == ["approved"]
+    assert {key: value["type"] for key, value in APPROVAL_SCHEMA["properties"].items()} == {
+        "approved": "boolean",
+        "reason": "string",
+    }
+
+
+# --- several at once -----------------------------------------------------------------------------
+
+
+def test_parallel_requests_each_get_their_own_answer():
+    """Of one turn, whatever order they are answered in."""
+
+    class Slow(Person):
+        async def ask(self, question: Question, /) -> Any:
+            await asyncio.sleep(100 - question.payload["arguments"]["amount"])
+            return await super().ask(question)
+
+    person = Slow(lambda question: question.payload["arguments"]["amount"] % 2 == 0)
+
+    async def main() -> list[bool]:
+        scene = Scene(person)
+        turn = await run_turn(scene.gate, [ToolCall("pay", {"amount": number}) for number in range(6)])
+        assert len({event.question_id for event in scene.seen.of(ApprovalRequested)}) == 6
+        return [result.success for result in turn.results]
+
+    assert run_virtual(main) == [True, False, True, False, True, False]
+    assert sorted(ran) == ["pay 0", "pay 2", "pay 4"]
+    assert [question.payload["arguments"]["amount"] for question in person.questions] == [5, 4, 3, 2, 1, 0]
+
+
+def test_parallel_requests_of_one_handler():
+    """Each of a gather has its own question and its own answer."""
+
+    @tool(effect="idempotent")
+    async def both(context: ToolContext) -> list[str]:
+        """Ask two things at once."""
+        one, two = await gather(context.request_approval("one"), context.request_approval("two"))
+        return [one.outcome, two.outcome]
+
+    async def main() -> Any:
+        return (await Scene(Person(lambda question: question.name == "two"), [both]).call("both")).value
+
+    assert run_virtual(main) == ["denied", "approved"]
+
+
+# --- time ----------------------------------------------------------------------------------------
+
+
+def hurried(name: str, timeout: float, body: Any) -> Tool[Any, Any]:
+    @tool(name=name, description="Do it in time.", effect="idempotent", timeout=timeout)
+    async def do(context: ToolContext) -> Any:
+        return await body(context)
+
+    return do
+
+
+def test_time_a_person_takes_does_not_count_towards_the_timeout():
+    """Not before the handler, not within it, and not for a call around it."""
+
+    async def body(context: ToolContext) -> str:
+        await asyncio.sleep(3)
+        assert (await context.request_approval("go on?")).approved
+        await asyncio.sleep(3)
+        return "in time"
+
+    async def around(context: ToolContext) -> str:
+        return (await context.call("inner")).value
+
+    async def main() -> None:
+        scene = Scene(Person(True, after=1000), [hurried("inner", 7, body), hurried("outer", 8, around)])
+        assert (await scene.call("inner")).value == "in time"
+        assert (await scene.call("outer")).value == "in time"
+
+    run_virtual(main)
+
+
+def test_the_rest_of_the_time_counts_as_ever():
+    """What was left when the person was asked is what is left afterwards."""
+
+    async def body(context: ToolContext) -> str:
+        await asyncio.sleep(3)
+        await context.request_approval("go on?")
+        await asyncio.sleep(5)
+        return "late"
+
+    async def main() -> float:
+        scene = Scene(Person(True, after=1000), [hurried("slow", 7, body)])
+        assert "took longer than 7" in (await scene.call("slow")).message
+        return scene.clock.monotonic()
+
+    assert run_virtual(main) == 1007
+
+
+def test_two_people_asked_at_once_both_stop_the_clock():
+    """The clock stands until the last of them has answered."""
+
+    class ByName(Person):
+        async def ask(self, question: Question, /) -> Any:
+            await asyncio.sleep(float(question.name))
+            return await super().ask(question)
+
+    async def body(context: ToolContext) -> str:
+        await gather(context.request_approval("10"), context.request_approval("100"))
+        return "in time"
+
+    async def main() -> ToolResult[Any]:
+        return await Scene(ByName(True), [hurried("both", 5, body)]).call("both")
+
+    assert run_virtual(main).message == ""
+
+
+@pytest.mark.parametrize(
+    ("where", "pauses"),
+    [
+        ("pay", True),
+        ("pay", False),
+        ("ask", True),
+        ("ask", False),
+    ],
+)
+def test_a_deadline_pauses_for_people_only_if_it_says_so(where: str, pauses: bool):
+    """Else it ends the run while they think, before the handler and within it."""
+
+    async def main() -> float:
+        clock = VirtualClock()
+        deadline = Deadline.after(60, clock=clock, pauses_for_people=pauses)
+        scene = Scene(Person(True, after=1000), deadline=deadline)
+        arguments: dict[str, Any] = {"amount": 1} if where == "pay" else {"message": "?"}
+        if pauses:
+            assert (await scene.call(where, **arguments)).success
+            assert deadline.remaining() == pytest.approx(60)
+        else:
+            with pytest.raises(PromptEvaluationError):
+                await scene.call(where, **arguments)
+            scene.seen.assert_paired()
+        return clock.monotonic()
+
+    assert run_virtual(main) == pytest.approx(1000 if pauses else 60)
+    assert ran == ([] if not pauses else ["pay 1"] if where == "pay" else ["?: approved"])
+
+
+# --- what is shown and recorded ------------------------------------------------------------------
+
+
+@dataclass
+class Login:
+    user: str
+    password: SecretStr
+    tokens: list[SecretStr]
+
+
+def test_secrets_are_not_shown():
+    """Neither to the person, nor in events, nor in the result; the handler has them."""
+    got: list[str] = []
+
+    async def handler(params: Login, *, context: ToolContext) -> ToolResult[str]:
+        got.append(params.password.get_secret_value() + params.tokens[0].get_secret_value())
+        return ToolResult.ok("in")
+
+    person = Person(True)
+
+    async def main() -> RecordingSubscriber:
+        scene = Scene(person, [Tool("login", "Log in.", handler)])
+        secrets = {"user": "ada", "password": "hunter2", "tokens": ["swordfish"]}
+        assert (await scene.call("login", **secrets)).success
+        return scene.seen
+
+    seen = run_virtual(main)
+    assert got == ["hunter2swordfish"]
+    (question,) = person.questions
+    assert question.payload["arguments"] == {
+        "user": "ada",
+        "password": "**********",
+        "tokens": ["**********"],
+    }
+    for shown in (repr(question), repr(seen.events)):
+        assert "hunter2" not in shown
+        assert "swordfish" not in shown
+
+
+def test_events_of_an_approval_come_in_order_and_stay_in_the_session():
+    """Requested, decided, and only then the call's end; also when it was denied."""
+
+    async def main() -> None:
+        scene = Scene(Person("no"))
+        await scene.call("pay", amount=1)
+        kinds = [type(event).__name__ for event in scene.seen.events]
+        assert [kind for kind in kinds if kind != "ToolRolledBack"] == [
+            "ToolStarted",
+            "ApprovalRequested",
+            "ApprovalDecided",
+            "ToolInvoked",
+        ]
+        assert [each.approval.reason for each in scene.session[ApprovalDecided].all()] == ["no"]
+        (requested,) = scene.session[ApprovalRequested].all()
+        assert requested.reason == "pay is irreversible"
+        (ended,) = scene.seen.of(ToolInvoked)
+        assert requested.call_id == ended.call_id
+
+    run_virtual(main)
+
+
+def test_a_cancelled_run_ends_its_approvals():
+    """Every request has its decision, whatever stops the run; the question is closed."""
+
+    async def main() -> None:
+        scene = Scene(Person(True, after=asyncio.Event()))
+        paying = asyncio.ensure_future(scene.gate.invoke("pay", {"amount": 1}))
+        await asyncio.sleep(1)
+        scene.gate.cancel("enough")
+        with pytest.raises(asyncio.CancelledError):
+            await paying
+        scene.seen.assert_paired()
+        assert scene.journal.desk.open_questions() == ()
+        assert [each.outcome for each in scene.decided] == ["cancelled"]
+
+    run_virtual(main)
+    assert ran == []
+
+
+def test_an_approval_is_for_one_call():
+    """The next call of the same tool with the same arguments is asked about again."""
+    person = Person(True)
+
+    async def main() -> None:
+        scene = Scene(person)
+        await scene.call("pay", amount=1)
+        await scene.call("pay", amount=1)
+
+    run_virtual(main)
+    one, two = person.questions
+    assert one.id != two.id
+    assert one.digest != two.digest
+
+
+def test_policies_are_asked_again_once_a_person_has_answered():
+    """What was allowed an hour ago may not be any more."""
+
+    class Closes:
+        name = "closes"
+
+        def __init__(self) -> None:
+            self.open = True
+
+        def check(self, tool: Any, params: Any, *, context: ToolContext) -> Any:
+            return PolicyDecision.ask("?") if self.open else PolicyDecision.deny("we have closed")
+
+        def on_result(self, tool: Any, params: Any, result: Any, *, context: ToolContext) -> None:
+            return None
+
+    async def main() -> str:
+        shop = Closes()
+        scene = Scene(Person(True, after=3600), policies=[shop])
+        paying = asyncio.ensure_future(scene.call("pay", amount=1))
+        await asyncio.sleep(60)
+        shop.open = False
+        return (await paying).message
+
+    assert run_virtual(main) == "pay is not allowed: we have closed"
+    assert ran == []
+
+
+def test_a_broker_of_ones_own_decides():
+    """Whatever has `decide` can be the broker."""
+
+    class Odd:
+        async def decide(self, request: Any, /) -> Approval:
+            even = request.arguments["amount"] % 2 == 0
+            return Approval(even, "even" if even else "odd", "odd", "approved" if even else "denied")
+
+    async def main() -> list[bool]:
+        scene = Scene(None, approvals=Odd())
+        return [(await scene.call("pay", amount=amount)).success for amount in (1, 2)]
+
+    assert run_virtual(main) == [False, True]
+
+
+def test_a_broker_that_raises_approves_nothing():
+    """The call fails and does not run."""
+
+    class Broken:
+        async def decide(self, request: Any, /) -> Approval:
+            raise OSError("gone")
+
+    async def main() -> None:
+        scene = Scene(None, approvals=Broken())
+        assert not (await scene.call("pay", amount=1)).success
+
+    run_virtual(main)
+    assert ran == []

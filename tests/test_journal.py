@@ -1,0 +1,535 @@
+"""`MemoryJournal`: steps that settle once, sleeping, children; and `context.once` through the gate."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from handrail import Effect, Tool, ToolContext, ToolResult, TransientError, tool
+from handrail.dispatch import open_gate
+from handrail.errors import DefinitionError, SessionError
+from handrail.events import ToolInvoked, ToolRolledBack
+from handrail.journal import MemoryJournal
+from handrail.protocols import CommitUnit
+from handrail.session import Session
+from handrail.testing import RecordingSubscriber, VirtualClock, run_virtual
+
+
+@dataclass(frozen=True)
+class Done:
+    what: str
+
+
+def counting(seconds: float = 0, fail: int = 0) -> tuple[list[int], Callable[[], Awaitable[int]]]:
+    """A function that counts its runs, takes a while, and fails the first so many times."""
+    runs: list[int] = []
+
+    async def function() -> int:
+        runs.append(len(runs) + 1)
+        number = runs[-1]
+        await asyncio.sleep(seconds)
+        if number <= fail:
+            raise ValueError(f"failed {number}")
+        return number
+
+    return runs, function
+
+
+# --- steps ---------------------------------------------------------------------------------------
+
+
+def test_a_step_that_succeeded_is_not_run_again():
+    """Its recorded value is returned, whatever function comes with the key; another key is another step."""
+
+    async def main() -> list[int]:
+        journal = MemoryJournal()
+        _, function = counting()
+        other, unused = counting()
+        found = [
+            await journal.step("a", function),
+            await journal.step("a", unused),
+            await journal.step("b", function),
+        ]
+        assert other == []
+        return found
+
+    assert run_virtual(main) == [1, 1, 2]
+
+
+@pytest.mark.parametrize("value", [None, False, 0, ""])
+def test_a_value_that_is_nothing_is_a_value(value: Any):
+    """What matters is that it succeeded."""
+    runs: list[int] = []
+
+    async def function() -> Any:
+        runs.append(1)
+        return value
+
+    async def main() -> Any:
+        journal = MemoryJournal()
+        await journal.step("a", function)
+        return await journal.step("a", function)
+
+    assert run_virtual(main) == value
+    assert runs == [1]
+
+
+def test_two_at_once_are_one():
+    """The second waits for the first and gets its value."""
+    runs, function = counting(seconds=5)
+
+    async def main() -> list[int]:
+        journal = MemoryJournal()
+        return await asyncio.gather(*(journal.step("a", function) for _ in range(5)))
+
+    assert run_virtual(main) == [1] * 5
+    assert runs == [1]
+
+
+def test_a_failure_lets_the_next_try():
+    """One that waited tries itself; only whoever ran it gets its error."""
+    runs, function = counting(seconds=5, fail=2)
+
+    async def main() -> list[Any]:
+        journal = MemoryJournal()
+        first = await asyncio.gather(*(journal.step("a", function) for _ in range(4)), return_exceptions=True)
+        return [*first, await journal.step("a", function)]
+
+    first, second, *others = run_virtual(main)
+    assert [str(first), str(second)] == ["failed 1", "failed 2"]
+    assert others == [3, 3, 3]
+    assert runs == [1, 2, 3]
+
+
+def test_a_cancelled_step_lets_the_next_try():
+    """Neither the one that waited nor a later one is cancelled with it."""
+    runs, function = counting(seconds=5)
+
+    async def main() -> list[int]:
+        journal = MemoryJournal()
+        first = asyncio.ensure_future(journal.step("a", function))
+        second = asyncio.ensure_future(journal.step("a", function))
+        await asyncio.sleep(1)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        return [await second, await journal.step("a", function)]
+
+    assert run_virtual(main) == [2, 2]
+    assert runs == [1, 2]
+
+
+def test_one_that_waits_can_be_cancelled_alone():
+    """The step goes on for whoever runs it."""
+    runs, function = counting(seconds=5)
+
+    async def main() -> int:
+        journal = MemoryJournal()
+        first = asyncio.ensure_future(journal.step("a", function))
+        second = asyncio.ensure_future(journal.step("a", function))
+        await asyncio.sleep(1)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        return await first
+
+    assert run_virtual(main) == 1
+    assert runs == [1]
+
+
+def test_a_step_inside_itself_is_refused_and_not_waited_for_forever():
+    """By name, with the mend; the outer one may be tried again, and another key inside is fine."""
+
+    async def main() -> None:
+        journal = MemoryJournal()
+        runs, function = counting()
+
+        async def inside() -> int:
+            return await journal.step("a", function)
+
+        async with asyncio.timeout(60):
+            with pytest.raises(DefinitionError, match=r"step 'a' needs its own outcome.*another key"):
+                await journal.step("a", inside)
+            assert await journal.step("b", inside) == 1
+            assert await journal.step("a", function) == 1
+        assert runs == [1]
+
+    run_virtual(main)
+
+
+# --- commit, load, sleep, spawn ------------------------------------------------------------------
+
+
+def unit(run: str, call: str) -> CommitUnit:
+    return CommitUnit(run_id=run, call_id=call, events=[b"{}"], result=b"{}")
+
+
+def test_what_was_committed_is_loaded_in_order_by_run():
+    """What is loaded does not change when more is committed."""
+
+    async def main() -> None:
+        journal = MemoryJournal()
+        for run, call in [("r", "1"), ("s", "1"), ("r", "2")]:
+            await journal.commit(unit(run, call))
+        loaded = await journal.load("r")
+        await journal.commit(unit("r", "3"))
+        assert [each.call_id for each in loaded] == ["1", "2"]
+        assert [each.call_id for each in await journal.load("r")] == ["1", "2", "3"]
+        assert list(await journal.load("nobody's")) == []
+
+    run_virtual(main)
+
+
+def test_a_call_is_recorded_when_it_commits_and_only_then():
+    """One unit for an outer call with all it did, none for one that failed."""
+
+    @tool(effect="staged")
+    async def inner(fail: bool, context: ToolContext) -> str:
+        """Do it."""
+        context.session.dispatch(Done("inner"))
+        if fail:
+            raise ValueError("no")
+        return "done"
+
+    @tool(effect="staged")
+    async def outer(fail: bool, context: ToolContext) -> str:
+        """Call it."""
+        await context.call("inner", fail=False)
+        context.session.dispatch(Done("outer"))
+        if fail:
+            raise ValueError("no")
+        return "done"
+
+    async def main() -> None:
+        journal = MemoryJournal(VirtualClock())
+        gate = open_gate([inner, outer], journal=journal)
+        for name in ("inner", "outer"):
+            for fail in (True, False):
+                await gate.invoke(name, {"fail": fail}, call_id=f"{name} {fail}")
+        units = await journal.load(gate.frame.run_context.run_id)
+        assert [each.call_id for each in units] == ["inner False", "outer False"]
+        assert [len(each.events) for each in units] == [1, 2]
+        assert b'"success":true' in units[0].result
+
+    run_virtual(main)
+
+
+def test_sleeping_ends_at_its_time_and_not_before():
+    """In virtual time, by the journal's own clock; a time that has passed is over at once."""
+
+    async def main() -> None:
+        clock = VirtualClock()
+        journal = MemoryJournal(clock)
+        start = clock.now()
+        await journal.sleep(start + timedelta(days=3))
+        assert clock.now() == start + timedelta(days=3)
+        await journal.sleep(start)
+        assert clock.now() == start + timedelta(days=3)
+
+    run_virtual(main)
+
+
+def test_a_spawned_run_runs_once_for_all_who_wait():
+    """Its value, or its error, is everybody's; also of those who come later."""
+    runs, function = counting(seconds=5)
+    failed, fails = counting(seconds=5, fail=9)
+
+    async def main() -> None:
+        journal = MemoryJournal()
+        assert await asyncio.gather(*(journal.spawn("r", function) for _ in range(3))) == [1, 1, 1]
+        assert await journal.spawn("r", function) == 1
+        errors = await asyncio.gather(*(journal.spawn("s", fails) for _ in range(3)), return_exceptions=True)
+        assert [str(error) for error in errors] == ["failed 1"] * 3
+
+    run_virtual(main)
+    assert runs == failed == [1]
+
+
+def test_cancelling_a_spawned_run_ends_it_for_whoever_waits():
+    """By its id; one that is over, or that there is not, is told apart."""
+
+    async def main() -> None:
+        journal = MemoryJournal()
+        _, function = counting(seconds=5)
+        waiting = asyncio.ensure_future(journal.spawn("r", function))
+        await asyncio.sleep(1)
+        journal.cancel("r")
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert waiting.cancelling() == 0
+        journal.cancel("r")
+        with pytest.raises(SessionError, match=r"session 'x': no run of this name was spawned here"):
+            journal.cancel("x")
+
+    run_virtual(main)
+
+
+def test_a_child_ends_with_the_last_that_waits_and_before_it():
+    """One of two going away leaves it running; with the last it is stopped, and cleans up first."""
+    order: list[str] = []
+
+    async def child() -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            await asyncio.sleep(1)
+            order.append("child")
+
+    async def parent(journal: MemoryJournal, name: str) -> None:
+        try:
+            await journal.spawn("r", child)
+        finally:
+            order.append(name)
+
+    async def main() -> None:
+        journal = MemoryJournal()
+        parents = [asyncio.ensure_future(parent(journal, name)) for name in ("one", "two")]
+        await asyncio.sleep(1)
+        for each in parents:
+            each.cancel()
+            await asyncio.wait({each})
+
+    run_virtual(main)
+    assert order == ["one", "child", "two"]
+
+
+# --- once ----------------------------------------------------------------------------------------
+
+
+class Bank:
+    """Something outside, where what is done stays done."""
+
+    def __init__(self) -> None:
+        self.paid: list[str] = []
+
+    async def pay(self, whom: str = "ada") -> int:
+        self.paid.append(whom)
+        await asyncio.sleep(1)
+        return len(self.paid)
+
+    def pay_at_once(self) -> int:
+        self.paid.append("at once")
+        return len(self.paid)
+
+
+def paying(body: Any, effect: Effect = "idempotent", **options: Any) -> Tool[Any, Any]:
+    @tool(name="pay", description="Pay.", effect=effect, **options)
+    async def pay(context: ToolContext) -> Any:
+        return await body(context)
+
+    return pay
+
+
+def one_call(
+    *tools: Tool[Any, Any], name: str = "pay", **options: Any
+) -> tuple[ToolResult[Any], RecordingSubscriber]:
+    async def main() -> tuple[ToolResult[Any], RecordingSubscriber]:
+        session = Session()
+        seen = RecordingSubscriber(session)
+        result = await open_gate(tools, session=session, clock=VirtualClock(), **options).invoke(name)
+        seen.assert_paired()
+        return result, seen
+
+    return run_virtual(main)
+
+
+def test_once_is_settled_once_across_retries():
+    """The second attempt gets the recorded value."""
+    bank = Bank()
+    got: list[int] = []
+
+    async def body(context: ToolContext) -> int:
+        got.append(await context.once("pay", bank.pay))
+        if context.invocation.attempt < 3:
+            raise TransientError("try again", retry_after=1)
+        return got[-1]
+
+    result, seen = one_call(paying(body))
+    assert (result.value, got, bank.paid) == (1, [1, 1, 1], ["ada"])
+    assert seen.of(ToolInvoked)[0].attempts == 3
+
+
+@pytest.mark.parametrize("how", ["async", "sync", "returns an awaitable"])
+def test_once_takes_any_function(how: str):
+    """An async one is awaited, a plain one runs in a thread."""
+    bank = Bank()
+    function: Any = {"async": bank.pay, "sync": bank.pay_at_once, "returns an awaitable": lambda: bank.pay()}[
+        how
+    ]
+
+    async def body(context: ToolContext) -> int:
+        return await context.once("pay", function)
+
+    assert one_call(paying(body))[0].value == 1
+    assert len(bank.paid) == 1
+
+
+def test_once_in_a_sync_handler():
+    """It is waited for in the handler's thread."""
+    bank = Bank()
+
+    @tool(name="pay", description="Pay.")
+    def pay(context: ToolContext) -> int:
+        return context.once("pay", bank.pay).wait() + context.once("pay", bank.pay).wait()
+
+    assert one_call(pay)[0].value == 2
+    assert bank.paid == ["ada"]
+
+
+def test_once_is_keyed_by_the_call_and_the_key():
+    """Another key and another call are others; the same arguments are no reason to skip it."""
+    bank = Bank()
+
+    async def body(context: ToolContext) -> list[int]:
+        return [
+            await context.once("a", bank.pay),
+            await context.once("b", bank.pay),
+            await context.once("a", bank.pay),
+        ]
+
+    async def main() -> list[Any]:
+        gate = open_gate([paying(body)])
+        return [(await gate.invoke("pay")).value for _ in range(2)]
+
+    assert run_virtual(main) == [[1, 2, 1], [3, 4, 3]]
+
+
+def test_once_of_one_call_at_the_same_time_is_one():
+    """Two branches of a handler that want the same thing done."""
+    bank = Bank()
+
+    async def body(context: ToolContext) -> list[int]:
+        return list(await asyncio.gather(context.once("a", bank.pay), context.once("a", bank.pay)))
+
+    assert one_call(paying(body))[0].value == [1, 1]
+
+
+def test_once_that_failed_may_be_tried_again():
+    """It was not settled."""
+    runs, function = counting(fail=1)
+
+    async def body(context: ToolContext) -> int:
+        try:
+            return await context.once("a", function)
+        except ValueError:
+            return await context.once("a", function)
+
+    assert one_call(paying(body))[0].value == 2
+    assert runs == [1, 2]
+
+
+@pytest.mark.parametrize("effect", ["pure", "read", "staged"])
+def test_once_is_refused_where_everything_can_be_undone(effect: Effect):
+    """By name, before anything is done, with the mend."""
+    bank = Bank()
+
+    async def body(context: ToolContext) -> int:
+        return await context.once("pay", bank.pay)
+
+    result, seen = one_call(paying(body, effect))
+    assert f"tool 'pay' declares effect='{effect}': it may not use `once` ('pay')" in result.message
+    assert "Declare the effect that it really has" in result.message
+    assert seen.statuses() == [("pay", "error")]
+    assert bank.paid == []
+
+
+@pytest.mark.parametrize("how", ["raises", "says so", "times out"])
+def test_what_once_did_is_listed_when_the_call_fails(how: str):
+    """The model is told what could not be undone, and so is the record."""
+    bank = Bank()
+
+    async def body(context: ToolContext) -> Any:
+        context.session.dispatch(Done("gone"))
+        await context.once("bank", bank.pay)
+        await context.once("mail", bank.pay)
+        if how == "raises":
+            raise ValueError("no")
+        if how == "says so":
+            return ToolResult.error("no")
+        await asyncio.sleep(100)
+        return "never"
+
+    result, seen = one_call(paying(body, timeout=10))
+    assert result.success is False
+    (undone,) = seen.of(ToolRolledBack)
+    assert sorted(undone.not_undone) == ["pay: once('bank')", "pay: once('mail')"]
+    assert "Could not be undone: " in result.message
+    for key in ("bank", "mail"):
+        assert result.message.count(f"pay: once('{key}')") == 1
+    assert seen.of(Done) == []
+
+
+def test_what_once_did_is_listed_once():
+    """Asking for a settled value again is no second payment."""
+    bank = Bank()
+
+    async def body(context: ToolContext) -> Any:
+        await context.once("bank", bank.pay)
+        await context.once("bank", bank.pay)
+        raise ValueError("no")
+
+    result, _ = one_call(paying(body))
+    assert bank.paid == ["ada"]
+    assert result.message.count("once('bank')") == 1
+
+
+def test_what_once_did_in_an_earlier_attempt_is_listed_too():
+    """It was done, although the last attempt did not come to it."""
+    bank = Bank()
+
+    async def body(context: ToolContext) -> Any:
+        if context.invocation.attempt == 1:
+            await context.once("bank", bank.pay)
+            raise TransientError("again", retry_after=1)
+        raise ValueError("no")
+
+    result, _ = one_call(paying(body))
+    assert bank.paid == ["ada"]
+    assert "pay: once('bank')" in result.message
+
+
+def test_what_once_did_in_an_inner_call_is_listed_by_the_outer():
+    """And an inner call that failed has listed its own."""
+    bank = Bank()
+
+    async def body(context: ToolContext) -> Any:
+        return await context.once("bank", bank.pay)
+
+    @tool
+    async def outer(context: ToolContext) -> str:
+        """Pay, and fail."""
+        await context.call("pay")
+        raise ValueError("no")
+
+    result, _ = one_call(paying(body), outer, name="outer")
+    assert "Could not be undone: pay: once('bank')." in result.message
+
+
+def test_once_of_two_runs_that_share_a_journal_are_two():
+    """A model's ids of calls repeat from run to run; what is settled in one run is not in another."""
+    bank = Bank()
+
+    async def body(context: ToolContext) -> int:
+        return await context.once("pay", bank.pay)
+
+    async def main() -> list[Any]:
+        journal = MemoryJournal()
+        tools = [paying(body)]
+        return [
+            (await open_gate(tools, journal=journal).invoke("pay", call_id="call_0")).value for _ in range(2)
+        ]
+
+    assert run_virtual(main) == [1, 2]
+
+
+def test_a_time_without_a_zone_is_refused():
+    """It could mean any of them."""
+
+    async def main() -> None:
+        with pytest.raises(DefinitionError, match=r"2030-01-01.*no time zone.*datetime.now\(UTC\)"):
+            await MemoryJournal().sleep(datetime(2030, 1, 1))
+
+    run_virtual(main)

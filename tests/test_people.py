@@ -1,0 +1,200 @@
+"""`handrail.testing.people`: the person, the stand-ins and the recorder that other tests rely on."""
+
+import asyncio
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from handrail import Declined, QuestionCancelled, QuestionTimedOut, ToolContext, tool
+from handrail.context import RunContext
+from handrail.dispatch import open_gate
+from handrail.events import ToolInvoked, ToolStarted
+from handrail.question import Answer, Question, QuestionKind
+from handrail.session import Session
+from handrail.testing import Agent, Nobody, Person, RecordingSubscriber, run_virtual
+from handrail.tools import ToolResult
+
+
+def asking(name: str = "pick", kind: QuestionKind = "input", payload: Any = None) -> Question:
+    return Question(
+        id="q1",
+        kind=kind,
+        name=name,
+        message="?",
+        payload=payload,
+        schema={},
+        digest="d" * 64,
+        principal="ada",
+        asked_by=(),
+        call_id="c",
+        asked_at=datetime(2030, 1, 1, tzinfo=UTC),
+    )
+
+
+def said(person: Person, question: Question) -> Answer:
+    async def main() -> Answer:
+        return await person.ask(question)
+
+    return run_virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("approve", "approved", "reason"),
+    [
+        (True, True, ""),
+        (False, False, ""),
+        ("not today", False, "not today"),
+        (lambda question: question.name == "pay", True, ""),
+        (lambda question: (False, f"no {question.name}"), False, "no pay"),
+        (lambda question: (True, "fine"), True, "fine"),
+    ],
+)
+def test_a_person_approves_by_rule(approve: Any, approved: bool, reason: str):
+    """Yes, no, no with a reason, or as a function says."""
+    answer = said(Person(approve), asking("pay", "approval"))
+    assert (answer.outcome, answer.value) == ("answered", {"approved": approved, "reason": reason})
+    assert (answer.question_id, answer.digest, answer.by) == ("q1", "d" * 64, "ada")
+
+
+def test_a_person_who_was_told_nothing_says_no():
+    """To approvals and to questions."""
+    assert said(Person(), asking(kind="approval")).value["approved"] is False
+    assert said(Person(), asking()).outcome == "declined"
+    assert said(Person(), asking()).reason == "no answer is laid out for 'pick'"
+
+
+@pytest.mark.parametrize(
+    ("laid_out", "outcome", "value", "reason"),
+    [
+        ({"selected": "tea"}, "answered", {"selected": "tea"}, ""),
+        (None, "answered", None, ""),
+        (lambda payload: payload * 2, "answered", 8, ""),
+        (Declined("pick", "no"), "declined", None, "no"),
+        (QuestionCancelled("pick"), "cancelled", None, ""),
+        (QuestionTimedOut("pick"), "timed out", None, ""),
+    ],
+)
+def test_a_person_answers_by_kind(laid_out: Any, outcome: str, value: Any, reason: str):
+    """A value, a function of what is shown, or a way of not answering."""
+    answer = said(Person(answers={"pick": laid_out}), asking(payload=4))
+    assert (answer.outcome, answer.value, answer.reason) == (outcome, value, reason)
+
+
+def test_another_exception_is_the_environments():
+    """It is raised where the person was asked."""
+    with pytest.raises(OSError, match="line dead"):
+        said(Person(answers={"pick": OSError("line dead")}), asking())
+
+
+@pytest.mark.parametrize("forge", ["digest", "principal", "question"])
+def test_a_forger_changes_that_and_nothing_else(forge: Any):
+    """So that a test shows which check refuses it."""
+    true, false = (
+        said(Person(True), asking(kind="approval")),
+        said(Person(True, forge=forge), asking(kind="approval")),
+    )
+    changed = {
+        name
+        for name in ("question_id", "digest", "by", "outcome", "value")
+        if getattr(true, name) != getattr(false, name)
+    }
+    assert changed == {{"digest": "digest", "principal": "by", "question": "question_id"}[forge]}
+
+
+def test_a_slow_person_waits_for_the_event_or_the_time():
+    """And has seen the question before."""
+
+    async def main() -> None:
+        event = asyncio.Event()
+        person = Person(answers={"pick": 1}, after=event)
+        answering = asyncio.ensure_future(person.ask(asking()))
+        await asyncio.sleep(1000)
+        assert not answering.done()
+        assert len(person.questions) == 1
+        event.set()
+        assert (await answering).value == 1
+        start = asyncio.get_running_loop().time()
+        await Person(after=5).ask(asking())
+        assert asyncio.get_running_loop().time() - start == 5
+
+    run_virtual(main)
+
+
+def test_wrong_first_is_wrong_once_for_each_question():
+    """Then comes what was laid out."""
+
+    async def main() -> list[Any]:
+        person = Person(answers={"pick": 1}, wrong_first="x")
+        return [(await person.ask(asking())).value for _ in range(3)]
+
+    assert run_virtual(main) == ["x", 1, 1]
+
+
+def test_who_is_there():
+    """A person is a user; the others are none, and would approve if they were asked."""
+    assert [each.run_mode for each in (Person(), Agent(), Nobody())] == ["user", "agent", "headless"]
+    assert said(Agent(), asking(kind="approval")).value["approved"] is True
+    assert said(Nobody(), asking(kind="approval")).value["approved"] is True
+
+
+@dataclass(frozen=True)
+class Note:
+    text: str
+
+
+def test_the_recorder_keeps_everything_in_order():
+    """By type, by subclass, and how calls ended; after closing it keeps what it has."""
+
+    @tool(effect="staged")
+    async def note(fail: bool, context: ToolContext) -> str:
+        """Note it, or fail."""
+        context.session.dispatch(Note("x"))
+        if fail:
+            raise ValueError("no")
+        return "noted"
+
+    async def main() -> None:
+        session = Session()
+        with RecordingSubscriber(session) as seen:
+            gate = open_gate([note], session=session)
+            await gate.invoke("note", {"fail": True})
+            await gate.invoke("note", {"fail": False})
+            await gate.invoke("nothing")
+        await gate.invoke("note", {"fail": False})
+        assert seen.statuses() == [("note", "error"), ("note", "ok"), ("nothing", "invalid")]
+        assert seen.of(Note) == [Note("x")]
+        assert len(seen.of(object)) == len(seen.events)
+        seen.assert_paired()
+
+    run_virtual(main)
+
+
+RUN = RunContext("r", "r", "s", 1, "w", "t", "p")
+START = ToolStarted("c", "t", ("t",), 0, RUN)
+END = ToolInvoked("c", "t", ("t",), "ok", ToolResult.ok(1), None, 0, 1, (), None, RUN)
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        ([START, END], None),
+        ([], None),
+        ([START], "never ended: \\['c'\\]"),
+        ([END], "ended before it started"),
+        ([END, START], "ended before it started"),
+        ([START, END, END], "ended twice"),
+        ([START, START, END], "started twice"),
+        ([START, END, START, END], "started twice"),
+    ],
+)
+def test_pairs_are_checked(events: list[object], words: str | None):
+    """One start and, after it, one end; anything else fails with the call named."""
+    seen = RecordingSubscriber(Session())
+    seen.events.extend(events)
+    if words is None:
+        seen.assert_paired()
+    else:
+        with pytest.raises(AssertionError, match=words):
+            seen.assert_paired()

@@ -1,0 +1,791 @@
+"""Questions: which answer counts, and that there is an end to every question."""
+
+import asyncio
+import threading
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Literal
+
+import msgspec
+import pytest
+from pydantic import SecretStr, TypeAdapter
+
+from handrail import (
+    Declined,
+    HandrailError,
+    NoAnswer,
+    QuestionCancelled,
+    QuestionTimedOut,
+    Tool,
+    ToolContext,
+    ToolResult,
+    UserContext,
+    gather,
+    tool,
+)
+from handrail.dispatch import open_gate
+from handrail.errors import AnswerRefused
+from handrail.events import QuestionAnswered, QuestionAsked, ToolInvoked
+from handrail.guard import CapabilityPolicy
+from handrail.journal import MemoryJournal, QuestionDesk, digest, new_key
+from handrail.question import Answer, Question
+from handrail.schema import Schema
+from handrail.session import Session
+from handrail.testing import Agent, Nobody, Person, RecordingSubscriber, VirtualClock, run_virtual
+
+
+def question(clock: VirtualClock, id: str = "q1", seconds: float | None = None, **more: Any) -> Question:
+    now = clock.now()
+    return Question(
+        id=id,
+        kind="input",
+        name="pick",
+        message="Which?",
+        payload={"choices": [1, 2]},
+        schema={"type": "integer"},
+        digest=more.pop("digest", f"digest of {id}"),
+        principal="ada",
+        asked_by=("tool",),
+        call_id="call",
+        asked_at=now,
+        expires_at=None if seconds is None else now + timedelta(seconds=seconds),
+        **more,
+    )
+
+
+def answer_to(asked: Question, value: Any = 1, **changed: Any) -> Answer:
+    right = Answer(question_id=asked.id, digest=asked.digest, by=asked.principal, value=value)
+    return msgspec.structs.replace(right, **changed)
+
+
+CHECK = Schema[int](int).parse_value
+
+
+class Desk:
+    """A desk in virtual time with one question on it."""
+
+    def __init__(self, seconds: float | None = 60) -> None:
+        self.clock = VirtualClock()
+        self.desk = QuestionDesk(self.clock)
+        self.question = question(self.clock, seconds=seconds)
+        self.asking = asyncio.ensure_future(self.desk.ask(self.question, None, CHECK))
+
+
+# --- attacks -------------------------------------------------------------------------------------
+
+
+async def wrong_digest(desk: Desk) -> None:
+    desk.desk.answer(answer_to(desk.question, digest="digest of q2"))
+
+
+async def empty_digest(desk: Desk) -> None:
+    desk.desk.answer(answer_to(desk.question, digest=""))
+
+
+async def unreadable_digest(desk: Desk) -> None:
+    desk.desk.answer(answer_to(desk.question, digest="\ud800 é"))
+
+
+async def wrong_principal(desk: Desk) -> None:
+    desk.desk.answer(answer_to(desk.question, by="mallory"))
+
+
+async def unknown_id(desk: Desk) -> None:
+    desk.desk.answer(answer_to(desk.question, question_id="q9"))
+
+
+async def late(desk: Desk) -> None:
+    await asyncio.sleep(61)
+    desk.desk.answer(answer_to(desk.question))
+
+
+async def late_by_the_clock(desk: Desk) -> None:
+    """The time is over, and the desk's own timer has not come to it yet."""
+    desk.clock._start += timedelta(seconds=60)
+    desk.desk.answer(answer_to(desk.question))
+
+
+async def second(desk: Desk) -> None:
+    desk.desk.answer(answer_to(desk.question, 1))
+    desk.desk.answer(answer_to(desk.question, 2))
+
+
+async def second_declines(desk: Desk) -> None:
+    desk.desk.answer(answer_to(desk.question, 1))
+    desk.desk.answer(answer_to(desk.question, None, outcome="declined"))
+
+
+async def after_a_decline(desk: Desk) -> None:
+    desk.desk.answer(answer_to(desk.question, None, outcome="declined"))
+    desk.desk.answer(answer_to(desk.question, 1))
+
+
+async def after_cancel(desk: Desk) -> None:
+    desk.desk.cancel("q1")
+    desk.desk.answer(answer_to(desk.question))
+
+
+async def after_the_asker_went(desk: Desk) -> None:
+    desk.asking.cancel()
+    await asyncio.wait({desk.asking})
+    desk.desk.answer(answer_to(desk.question))
+
+
+async def unfit(desk: Desk) -> None:
+    desk.desk.answer(answer_to(desk.question, "one"))
+
+
+async def nothing(desk: Desk) -> None:
+    desk.desk.answer(answer_to(desk.question, None))
+
+
+async def odd_outcome(desk: Desk) -> None:
+    desk.desk.answer(answer_to(desk.question, outcome="approved"))
+
+
+async def second_forged(desk: Desk) -> None:
+    desk.desk.answer(answer_to(desk.question, 1))
+    desk.desk.answer(answer_to(desk.question, 1, digest="another"))
+
+
+ATTACKS: dict[str, tuple[Any, str, str]] = {
+    "wrong digest": (wrong_digest, "its digest is not this question's", "read the question again."),
+    "empty digest": (empty_digest, "its digest is not this question's", "read the question again."),
+    "unreadable digest": (unreadable_digest, "its digest is not this question's", "read the question again."),
+    "wrong principal": (wrong_principal, "'mallory' may not answer it", "Only 'ada' may."),
+    "unknown id": (unknown_id, "there is no such question", "Answer one that is open."),
+    "late": (late, "it is over: timed out", "The first answer counts."),
+    "late by the clock": (late_by_the_clock, "it has expired", "Ask again to get a new question."),
+    "second": (second, "it is over: answered", "The first answer counts."),
+    "second declines": (second_declines, "it is over: answered", "The first answer counts."),
+    "after a decline": (after_a_decline, "it is over: declined", "The first answer counts."),
+    "after cancel": (after_cancel, "it is over: cancelled", "The first answer counts."),
+    "after the asker went": (after_the_asker_went, "it is over: cancelled", "The first answer counts."),
+    "unfit": (unfit, "it does not fit: must be a whole number", "Give what the schema says."),
+    "nothing": (nothing, "it does not fit: must be a whole number", "Give what the schema says."),
+    "odd outcome": (odd_outcome, "'approved' is no outcome", "Use one of 'answered', 'declined'"),
+    "second forged": (second_forged, "its digest is not this question's", "read the question again."),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_answer_that_does_not_count_is_refused(name: str):
+    """With words, and without any effect: the right answer is taken as before."""
+    attack, problem, mend = ATTACKS[name]
+
+    async def main() -> tuple[AnswerRefused, Any]:
+        desk = Desk()
+        await asyncio.sleep(1)
+        with pytest.raises(AnswerRefused) as refused:
+            await attack(desk)
+        if desk.desk.open_questions() and "expired" not in problem:
+            desk.desk.answer(answer_to(desk.question, 2))
+        (ended,) = await asyncio.gather(desk.asking, return_exceptions=True)
+        return refused.value, ended
+
+    refused, ended = run_virtual(main)
+    assert problem in refused.problem
+    assert mend in str(refused)
+    assert str(refused).startswith(f"answer to {refused.question!r} refused: ")
+    assert isinstance(refused, HandrailError)
+    assert isinstance(refused, ValueError)
+    if isinstance(ended, Answer) and ended.outcome == "answered":
+        assert ended.value == (1 if name.startswith("second") else 2)
+
+
+@pytest.mark.parametrize("outcome", ["answered", "declined", "cancelled"])
+def test_the_same_answer_again_is_harmless(outcome: Any):
+    """At once, and after the asker has gone on."""
+
+    async def main() -> Answer:
+        desk = Desk()
+        await asyncio.sleep(1)
+        given = answer_to(desk.question, outcome=outcome)
+        desk.desk.answer(given)
+        desk.desk.answer(given)
+        ended = await desk.asking
+        await asyncio.sleep(1000)
+        desk.desk.answer(given)
+        return ended
+
+    assert run_virtual(main).outcome == outcome
+
+
+def test_first_wins_under_threads():
+    """Of many that answer at the same moment exactly one is taken, and that one is what the asker gets."""
+    many = 16
+
+    async def main() -> tuple[list[int], Any]:
+        desk = QuestionDesk()
+        asked = question(VirtualClock(), seconds=None)
+        asking = asyncio.ensure_future(desk.ask(asked, None, CHECK))
+        await asyncio.sleep(0)
+        taken: list[int] = []
+        refused: list[str] = []
+        start = threading.Barrier(many)
+
+        def give(value: int) -> None:
+            start.wait()
+            try:
+                desk.answer(answer_to(asked, value))
+                taken.append(value)
+            except AnswerRefused as error:
+                refused.append(error.problem)
+
+        threads = [threading.Thread(target=give, args=(number,)) for number in range(many)]
+        for thread in threads:
+            thread.start()
+        got = await asking
+        for thread in threads:
+            thread.join()
+        assert refused == ["it is over: answered"] * (many - 1)
+        return taken, got.value
+
+    for _ in range(20):
+        taken, got = asyncio.run(main())
+        assert taken == [got]
+
+
+def test_a_check_that_is_slow_does_not_let_a_second_answer_in():
+    """Two whose values are looked at at the same time: the first to be found fit is the answer."""
+    both = threading.Barrier(2)
+
+    def slow(value: Any) -> None:
+        both.wait(timeout=5)
+
+    async def main() -> int:
+        desk = QuestionDesk()
+        asked = question(VirtualClock())
+        asking = asyncio.ensure_future(desk.ask(asked, None, slow))
+        await asyncio.sleep(0)
+        refused: list[AnswerRefused] = []
+
+        def give(value: int) -> None:
+            try:
+                desk.answer(answer_to(asked, value))
+            except AnswerRefused as error:
+                refused.append(error)
+
+        await asyncio.gather(*(asyncio.to_thread(give, number) for number in (1, 2)))
+        await asking
+        return len(refused)
+
+    assert asyncio.run(main()) == 1
+
+
+# --- the desk ------------------------------------------------------------------------------------
+
+
+def test_open_questions_are_listed_oldest_first_until_they_are_over():
+    """Answered, expired and withdrawn ones are not on the list."""
+
+    async def main() -> list[list[str]]:
+        clock = VirtualClock()
+        desk = QuestionDesk(clock)
+        questions = [
+            question(clock, f"q{number}", seconds=30 if number == 2 else None) for number in range(4)
+        ]
+        asking = [asyncio.ensure_future(desk.ask(each)) for each in questions]
+        lists: list[list[str]] = []
+
+        async def look() -> None:
+            await asyncio.sleep(1)
+            lists.append([each.id for each in desk.open_questions()])
+
+        await look()
+        desk.answer(answer_to(questions[1]))
+        await look()
+        await asyncio.sleep(30)
+        await look()
+        desk.cancel("q0")
+        asking[3].cancel()
+        await look()
+        await asyncio.gather(*asking, return_exceptions=True)
+        return lists
+
+    assert run_virtual(main) == [["q0", "q1", "q2", "q3"], ["q0", "q2", "q3"], ["q0", "q3"], []]
+
+
+def test_the_same_question_again_gets_its_answer_and_another_is_refused():
+    """A call that is run again does not ask twice; one id is one question."""
+
+    async def main() -> None:
+        clock = VirtualClock()
+        desk = QuestionDesk(clock)
+        person = Person(answers={"pick": 2}, after=5)
+        asked = question(clock)
+        one, two = await asyncio.gather(desk.ask(asked, person), desk.ask(asked, person))
+        three = await desk.ask(asked, person)
+        assert [each.value for each in (one, two, three)] == [2, 2, 2]
+        assert len(person.questions) == 1
+        with pytest.raises(AnswerRefused, match="another question with this id was asked already"):
+            await desk.ask(question(clock, digest="other"), person)
+
+    run_virtual(main)
+
+
+def test_a_question_without_an_answer_may_be_asked_again():
+    """Timed out or withdrawn is not an answer."""
+
+    async def main() -> None:
+        clock = VirtualClock()
+        desk = QuestionDesk(clock)
+        assert (await desk.ask(question(clock, seconds=10))).outcome == "timed out"
+        assert clock.monotonic() == 10
+        assert (await desk.ask(question(clock, seconds=10), Person(answers={"pick": 1}))).value == 1
+
+    run_virtual(main)
+
+
+def test_a_question_that_has_expired_already_is_over_at_once():
+    """However that came about, nobody waits for it."""
+
+    async def main() -> tuple[str, float]:
+        clock = VirtualClock()
+        late = msgspec.structs.replace(question(clock), expires_at=clock.now() - timedelta(days=1))
+        return (await QuestionDesk(clock).ask(late)).outcome, clock.monotonic()
+
+    assert run_virtual(main) == ("timed out", 0)
+
+
+class Raises(Person):
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+    async def ask(self, question: Question, /) -> Answer:
+        await asyncio.sleep(1)
+        raise self.error
+
+
+class Returns(Person):
+    async def ask(self, question: Question, /) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("environment", "outcome", "words"),
+    [
+        (Raises(OSError("line dead")), "cancelled", "whoever was to be asked could not be: OSError"),
+        (Raises(Declined("pick", "not now")), "declined", "not now"),
+        (Raises(QuestionTimedOut("pick")), "timed out", "nobody answered in time"),
+        (Raises(QuestionCancelled("pick")), "cancelled", "cancelled"),
+        (Returns(), "cancelled", "AttributeError"),
+        (Person(answers={"pick": 1}, forge="question"), "declined", "no answer that fits after 3 tries"),
+        (Person(answers={"pick": 1}, forge="digest"), "declined", "no answer that fits after 3 tries"),
+        (Person(answers={"pick": 1}, forge="principal"), "declined", "no answer that fits after 3 tries"),
+        (Person(answers={"pick": "x"}), "declined", "no answer that fits after 3 tries"),
+        (Person(), "declined", "no answer is laid out for 'pick'"),
+    ],
+    ids=range(10),
+)
+def test_an_environment_that_fails_ends_the_question(environment: Any, outcome: str, words: str):
+    """Never a hang, never a made-up answer."""
+
+    async def main() -> Answer:
+        clock = VirtualClock()
+        async with asyncio.timeout(1000):
+            return await QuestionDesk(clock).ask(question(clock), environment, CHECK)
+
+    ended = run_virtual(main)
+    assert ended.outcome == outcome
+    assert words in ended.reason
+    assert ended.value is None
+
+
+def test_an_answer_to_another_question_is_not_taken_for_this_one():
+    """Not even a right one; whoever gives it is asked again, and there is an end."""
+
+    class MixesUp(Person):
+        async def ask(self, question: Question, /) -> Answer:
+            self.questions.append(question)
+            return answer_to(other, 2)
+
+    async def main() -> tuple[Answer, int]:
+        nonlocal other
+        clock = VirtualClock()
+        desk = QuestionDesk(clock)
+        other = question(clock, "q2")
+        waiting = asyncio.ensure_future(desk.ask(other))
+        await asyncio.sleep(1)
+        async with asyncio.timeout(100):
+            ended = await desk.ask(question(clock), mixes_up, CHECK)
+        open_now = len(desk.open_questions())
+        desk.cancel("q2")
+        await waiting
+        return ended, open_now
+
+    other: Any = None
+    mixes_up = MixesUp()
+    ended, open_now = run_virtual(main)
+    assert ended.reason == "no answer that fits after 3 tries"
+    assert open_now == 1
+    assert "it answers 'q2'" in mixes_up.questions[-1].message
+
+
+def test_an_answer_from_elsewhere_ends_the_asking():
+    """Whoever was being asked is told to stop."""
+    stopped: list[bool] = []
+
+    class Waits(Person):
+        async def ask(self, question: Question, /) -> Answer:
+            try:
+                await asyncio.sleep(1e6)
+            except asyncio.CancelledError:
+                stopped.append(True)
+                raise
+            raise AssertionError
+
+    async def main() -> Any:
+        clock = VirtualClock()
+        desk = QuestionDesk(clock)
+        asked = question(clock)
+        asking = asyncio.ensure_future(desk.ask(asked, Waits(), CHECK))
+        await asyncio.sleep(1)
+        desk.answer(answer_to(asked, 7))
+        got = await asking
+        await asyncio.sleep(0)
+        return got.value
+
+    assert run_virtual(main) == 7
+    assert stopped == [True]
+
+
+# --- wait_for ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice:
+    selected: str
+
+
+@tool
+async def choose(choices: list[str], context: UserContext) -> str:
+    """Let somebody choose."""
+    return (await context.wait_for("pick", {"choices": choices}, Choice, timeout=60)).selected
+
+
+class Scene:
+    def __init__(self, environment: Any, tools: Any = (choose,), **options: Any) -> None:
+        self.session = Session(principal="ada")
+        self.seen = RecordingSubscriber(self.session)
+        self.clock = VirtualClock()
+        self.gate = open_gate(
+            tools, session=self.session, environment=environment, clock=self.clock, **options
+        )
+
+    async def call(self, name: str = "choose", /, **arguments: Any) -> ToolResult[Any]:
+        result = await self.gate.invoke(name, arguments or {"choices": ["tea", "milk"]})
+        self.seen.assert_paired()
+        return result
+
+
+def test_an_answer_is_validated_and_given_as_its_type():
+    """What was asked is shown, the answer is taken, and both are recorded."""
+    person = Person(answers={"pick": lambda payload: {"selected": payload["choices"][0]}})
+
+    async def main() -> None:
+        scene = Scene(person)
+        assert (await scene.call()).value == "tea"
+        (asked,) = scene.seen.of(QuestionAsked)
+        (answered,) = scene.seen.of(QuestionAnswered)
+        assert (asked.kind, asked.asked_by) == ("pick", ("choose",))
+        assert (answered.outcome, answered.by) == ("answered", "ada")
+        assert asked.question_id == answered.question_id == person.questions[0].id
+
+    run_virtual(main)
+    (question,) = person.questions
+    assert question.kind == "input"
+    assert question.payload == {"choices": ["tea", "milk"]}
+    assert question.schema["required"] == ["selected"]
+    assert question.expires_at is not None
+    assert question.expires_at - question.asked_at == timedelta(seconds=60)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "words"),
+    [
+        (Declined("pick", "not thirsty"), Declined, "choose failed: question 'pick': declined: not thirsty"),
+        (QuestionCancelled("pick"), QuestionCancelled, "question 'pick': cancelled before it was answered"),
+        (QuestionTimedOut("pick"), QuestionTimedOut, "question 'pick': nobody answered in time"),
+        ({"selected": 3}, Declined, "question 'pick': declined: no answer that fits after 3 tries"),
+        ("slow", QuestionTimedOut, "question 'pick': nobody answered in time"),
+    ],
+)
+def test_no_answer_raises_and_unhandled_the_result_says_which(answer: Any, error: type[NoAnswer], words: str):
+    """A failed result for the model, and the exception by which a handler can tell them apart."""
+    caught: list[NoAnswer] = []
+
+    @tool
+    async def try_to_choose(choices: list[str], context: UserContext) -> str:
+        """Let somebody choose, or choose oneself."""
+        try:
+            return (await context.wait_for("pick", {"choices": choices}, Choice, timeout=60)).selected
+        except NoAnswer as none:
+            caught.append(none)
+            return choices[-1]
+
+    person = Person(answers={"pick": answer}, after=61 if answer == "slow" else None)
+
+    async def main() -> None:
+        scene = Scene(person, [choose, try_to_choose])
+        failed = await scene.call()
+        assert (failed.success, words in failed.message) == (False, True)
+        handled = await scene.call("try_to_choose", choices=["tea", "milk"])
+        assert handled.value == "milk"
+        assert [status for _, status in scene.seen.statuses()] == ["error", "ok"]
+        assert scene.clock.monotonic() == (120 if answer == "slow" else 0)
+        assert isinstance(scene.seen.of(ToolInvoked)[0].error, error)
+
+    run_virtual(main)
+    assert [type(each) for each in caught] == [error]
+    assert caught[0].question == "pick"
+
+
+@pytest.mark.parametrize("environment", [None, Nobody(), Agent()])
+def test_nobody_to_ask_is_said_by_name(environment: Any):
+    """A tool that needs somebody fails saying so, and others see that there is nobody."""
+
+    @tool
+    async def is_there(context: ToolContext) -> bool:
+        """Look whether somebody is there."""
+        return context.wait_for is not None
+
+    async def main() -> None:
+        scene = Scene(environment, [choose, is_there])
+        assert "needs 'wait_for', which is not there" in (await scene.call()).message
+        assert (await scene.gate.invoke("is_there")).value is False
+
+    run_virtual(main)
+    assert environment is None or environment.questions == []
+
+
+def test_a_type_that_is_not_a_class_can_be_asked_for():
+    """By its adapter; the answer is checked against it."""
+
+    @tool
+    async def ask_size(context: UserContext) -> str:
+        """Ask for a size."""
+        return await context.wait_for("size", {}, TypeAdapter(Literal["s", "m"]))
+
+    async def main() -> ToolResult[Any]:
+        return await Scene(Person(answers={"size": "m"}, wrong_first="xl"), [ask_size]).gate.invoke(
+            "ask_size"
+        )
+
+    assert run_virtual(main).value == "m"
+
+
+def test_parallel_questions_of_one_call_each_get_their_answer():
+    """By their id, not by their order."""
+
+    @tool
+    async def ask_both(context: UserContext) -> list[int]:
+        """Ask two things."""
+        return list(await gather(context.wait_for("one", 1, int), context.wait_for("two", 2, int)))
+
+    person = Person(answers={"one": 11, "two": 22})
+
+    async def main() -> Any:
+        return (await Scene(person, [ask_both]).gate.invoke("ask_both")).value
+
+    assert run_virtual(main) == [11, 22]
+    assert len({question.id for question in person.questions}) == 2
+
+
+def test_a_sync_handler_asks_too():
+    """It waits in its thread; time a person takes is not its own."""
+
+    @tool(timeout=0.5)
+    def ask_slowly(context: UserContext) -> int:
+        """Ask from a thread."""
+        return context.wait_for("number", {}, int).wait()
+
+    async def main() -> ToolResult[Any]:
+        return await Scene(Person(answers={"number": 5}, after=3600), [ask_slowly]).gate.invoke("ask_slowly")
+
+    assert run_virtual(main).value == 5
+
+
+def test_secrets_in_a_payload_are_not_shown():
+    """What a handler shows by mistake is masked."""
+
+    @tool
+    async def confirm(context: UserContext) -> bool:
+        """Show a secret."""
+        return await context.wait_for("ok", {"password": SecretStr("hunter2")}, bool)
+
+    person = Person(answers={"ok": True})
+
+    async def main() -> None:
+        await Scene(person, [confirm]).gate.invoke("confirm")
+
+    run_virtual(main)
+    assert person.questions[0].payload == {"password": "**********"}
+
+
+def test_a_cancelled_call_withdraws_its_question():
+    """Nobody answers what nobody waits for."""
+
+    async def main() -> None:
+        clock = VirtualClock()
+        journal = MemoryJournal(clock)
+        person = Person(answers={"pick": {"selected": "tea"}}, after=asyncio.Event())
+        scene = Scene(person, journal=journal)
+        choosing = asyncio.ensure_future(scene.gate.invoke("choose", {"choices": ["tea"]}))
+        await asyncio.sleep(1)
+        (asked,) = journal.desk.open_questions()
+        scene.gate.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await choosing
+        with pytest.raises(AnswerRefused, match="it is over: cancelled"):
+            journal.answer(answer_to(asked, {"selected": "tea"}))
+        assert scene.seen.statuses() == [("choose", "cancelled")]
+
+    run_virtual(main)
+
+
+def test_an_answer_by_the_journal_reaches_the_handler():
+    """Whoever is connected is asked, and whoever comes first through another door is heard."""
+
+    async def main() -> Any:
+        clock = VirtualClock()
+        journal = MemoryJournal(clock)
+        scene = Scene(Person(after=asyncio.Event()), journal=journal)
+        choosing = asyncio.ensure_future(scene.gate.invoke("choose", {"choices": ["tea"]}))
+        await asyncio.sleep(1)
+        (asked,) = journal.desk.open_questions()
+        with pytest.raises(AnswerRefused, match="it does not fit: selected"):
+            journal.answer(answer_to(asked, {}))
+        journal.answer(answer_to(asked, {"selected": "by post"}))
+        return (await choosing).value
+
+    assert run_virtual(main) == "by post"
+
+
+# --- digests -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Argument:
+    argument: int
+
+
+@dataclass
+class Asks:
+    kind: str = "pick"
+    payload: str = "p"
+    argument: int = 1
+    tool: str = "asks"
+    principal: str = "ada"
+    call: str = "c"
+    key: bytes = b"k"
+    schema: type = int
+
+
+def digest_of(asks: Asks) -> str:
+    """The digest of the one question that a call made like this asks."""
+    person = Person(answers={asks.kind: asks.schema()})
+
+    async def handler(params: Argument, *, context: UserContext) -> ToolResult[Any]:
+        return ToolResult.ok(await context.wait_for(asks.kind, asks.payload, asks.schema))
+
+    async def main() -> None:
+        made = Tool(asks.tool, "Ask.", handler)
+        session = Session(principal=asks.principal)
+        gate = open_gate([made], session=session, environment=person, new_id=lambda: "0" * 32)
+        gate.frame.key = asks.key
+        assert (await gate.invoke(asks.tool, {"argument": asks.argument}, call_id=asks.call)).success
+
+    run_virtual(main)
+    return person.questions[0].digest
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"kind": "choose"},
+        {"payload": "q"},
+        {"argument": 2},
+        {"tool": "asks_too"},
+        {"principal": "bob"},
+        {"call": "d"},
+        {"key": b"l"},
+        {"schema": str},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_a_digest_covers_each_thing_that_an_answer_is_about(changed: dict[str, Any]):
+    """Change one and it is another; change none and it is the same."""
+    assert digest_of(Asks()) == digest_of(Asks())
+    assert digest_of(replace(Asks(), **changed)) != digest_of(Asks())
+
+
+def test_a_digest_of_an_approval_covers_what_is_shown_and_asked():
+    """The tool, its arguments and the reason."""
+    asked: list[Question] = []
+
+    def remember(question: Question) -> bool:
+        asked.append(question)
+        return True
+
+    @tool
+    async def pay(amount: int) -> str:
+        """Pay."""
+        return "paid"
+
+    async def main() -> None:
+        policies = [CapabilityPolicy()]
+        for amount in (1, 1, 2):
+            gate = open_gate([pay], policies=policies, environment=Person(remember), new_id=lambda: "0" * 32)
+            gate.frame.key = b"k"
+            assert (await gate.invoke("pay", {"amount": amount}, call_id="c")).success
+
+    run_virtual(main)
+    one, same, other = (question.digest for question in asked)
+    assert one == same != other
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("ab", "c"), ("a", "bc")),
+        (("a", None), ("a", "null")),
+        ((1,), ("1",)),
+        ((1, 2), (12,)),
+        ((1,), (True,)),
+        (([],), ({},)),
+        (("a",), ("a", "")),
+        (("a\0b",), ("a", "b")),
+        (("a", "b"), ("b", "a")),
+    ],
+)
+def test_no_two_lists_of_parts_share_a_digest(one: Any, other: Any):
+    """Nothing can be moved from one part into the next."""
+    assert digest(b"k", *one) != digest(b"k", *other)
+
+
+def test_a_digest_is_keyed_and_keys_are_of_chance():
+    """Without the key nobody makes one; the order of a mapping's keys does not matter."""
+    assert digest(b"k", "a") != digest(b"l", "a")
+    assert digest(b"k", {"a": 1, "b": 2}) == digest(b"k", {"b": 2, "a": 1})
+    assert new_key() != new_key()
+    assert len(new_key()) == 32
+
+
+def test_a_payload_that_can_not_be_shown_is_the_tools_fault():
+    """The model is not told to correct arguments that were right."""
+
+    @tool
+    async def show(context: UserContext) -> int:
+        """Show what can't be shown."""
+        return await context.wait_for("pick", {"it": object()}, int)
+
+    async def main() -> None:
+        scene = Scene(Person(), [show])
+        result = await scene.gate.invoke("show")
+        assert "can't be written as JSON" in result.message
+        assert scene.seen.statuses() == [("show", "error")]
+        assert "Correct them" not in result.message
+
+    run_virtual(main)
