@@ -18,7 +18,7 @@ test:
 
 test-deep: export HANDRAIL_DEEP = 1
 test-deep: test
-	@if [ -x scripts/mutants ]; then scripts/mutants; fi
+	@.venv/bin/python scripts/mutants.py
 
 check:
 	@scripts/check

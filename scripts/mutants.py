@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""Break the code on purpose, one place at a time, and see that the tests notice.
+
+Each mutant is a guarantee taken away. One that no test catches is a guarantee nobody checks, and
+fails this script. Run by `make test-deep`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Mutant(NamedTuple):
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTANTS = [
+    Mutant(
+        "file rollback skipped",
+        "dispatch/transaction.py",
+        "        for fork in self.touched:\n            fork.drop()",
+        "        for fork in self._forks.values() if self._forks else ():\n            fork.prepare()\n            fork.apply()",
+        "tests/test_failure_table.py",
+    ),
+    Mutant(
+        "version check skipped",
+        "dispatch/gate.py",
+        "        stale = transaction.stale()\n",
+        "        stale = ()\n",
+        "tests/test_effects.py tests/test_transactions.py",
+    ),
+    Mutant(
+        "double end event",
+        "dispatch/gate.py",
+        "        result = self._end(call)  # 10\n",
+        "        result = self._end(call)  # 10\n        self._end(call)\n",
+        "tests/test_gate.py",
+    ),
+    Mutant(
+        "published before commit",
+        "session/fork.py",
+        "        if route.logs:\n            root.dispatcher.publish(event)",
+        "        root.dispatcher.publish(event)",
+        "tests/test_gate.py tests/test_transactions.py",
+    ),
+    Mutant(
+        "stale read accepted",
+        "dispatch/gate.py",
+        "        if stale and EFFECTS[call.tool.effect].transactional:",
+        "        if stale and EFFECTS[call.tool.effect].transactional and call.tool.effect != 'staged':",
+        "tests/test_effects.py tests/test_transactions.py",
+    ),
+    Mutant(
+        "inner commit leaks",
+        "dispatch/transaction.py",
+        "    parent = None if call.parent is None else call.parent.transaction\n",
+        "    parent = None\n",
+        "tests/test_gate.py tests/test_transactions.py",
+    ),
+    Mutant(
+        "late thread's write accepted",
+        "dispatch/call.py",
+        "        self.ended = True\n",
+        "",
+        "tests/test_gate.py",
+    ),
+    Mutant(
+        "policy error allows",
+        "dispatch/gate.py",
+        '                raise Refused(\n                    "denied", f"The policy {policy.name!r} could not decide',
+        '                continue\n                raise Refused(\n                    "denied", f"The policy {policy.name!r} could not decide',
+        "tests/test_failure_table.py",
+    ),
+    Mutant(
+        "reservation not returned",
+        "limits/budget.py",
+        '        """Nothing was spent."""\n        self._end({})',
+        '        """Nothing was spent."""',
+        "tests/test_budget.py",
+    ),
+    Mutant(
+        "retry of an irreversible call",
+        "tools/effect.py",
+        '"irreversible": EffectRules(5, True, False, False,',
+        '"irreversible": EffectRules(5, True, False, True,',
+        "tests/test_effects.py",
+    ),
+]
+
+
+def caught(mutant: Mutant) -> bool:
+    """Does a test fail on the mutant? A mutant that can't be made or run is an error."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "src")
+        shutil.copytree(ROOT / "src", source)
+        file = source / "handrail" / mutant.file
+        text = file.read_text()
+        if text.count(mutant.old) != 1:
+            sys.exit(f"{mutant.name}: {mutant.file} holds its text {text.count(mutant.old)} times, not once")
+        file.write_text(text.replace(mutant.old, mutant.new))
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutant.tests.split()],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(source),
+                "HANDRAIL_DEEP": "",
+                "HYPOTHESIS_STORAGE_DIRECTORY": folder,
+            },
+            capture_output=True,
+            text=True,
+        )
+    if run.returncode not in (0, 1):
+        sys.exit(f"{mutant.name}: the tests could not be run\n{run.stdout[-2000:]}{run.stderr[-2000:]}")
+    return run.returncode == 1
+
+
+def main() -> int:
+    survivors: list[str] = []
+    for number, mutant in enumerate(MUTANTS, 1):
+        verdict = "caught" if caught(mutant) else "SURVIVED"
+        print(f"mutant {number:2} {verdict:8} {mutant.name} ({mutant.file})", flush=True)
+        if verdict == "SURVIVED":
+            survivors.append(mutant.name)
+    print(f"{len(MUTANTS) - len(survivors)} of {len(MUTANTS)} mutants caught")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

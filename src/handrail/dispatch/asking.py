@@ -1,0 +1,148 @@
+"""Asking somebody, on behalf of a call: `wait_for`, approvals and permissions, as questions."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pydantic_core
+
+from handrail.context import Approval
+from handrail.context.verbs import WaitFor
+from handrail.errors import (
+    Declined,
+    DefinitionError,
+    QuestionCancelled,
+    QuestionTimedOut,
+    ToolError,
+    ToolValidationError,
+)
+from handrail.events import ApprovalDecided, ApprovalRequested, QuestionAnswered, QuestionAsked
+from handrail.guard.approval import APPROVAL_SCHEMA
+from handrail.journal import digest
+from handrail.operation import Operation
+from handrail.protocols import ApprovalRequest
+from handrail.question import Answer, Question, QuestionKind
+from handrail.schema import Schema, schema_of, to_json
+
+if TYPE_CHECKING:
+    from handrail.dispatch.call import LiveCall
+
+
+def wait_for(call: LiveCall) -> WaitFor:
+    """The verb `wait_for` of one call."""
+
+    def verb(kind: str, payload: object, schema: Any, *, timeout: float | None = None) -> Operation[Any]:
+        call.home.check()
+        if timeout is not None and (isinstance(timeout, str | bool) or not timeout > 0):
+            raise DefinitionError(
+                f"wait_for({kind!r}): the timeout is {timeout!r}. Give a positive number of seconds, or None to wait."
+            )
+        return Operation(
+            lambda: _wait_for(call, kind, payload, schema, timeout), f"wait_for({kind!r})", call.home
+        )
+
+    return verb
+
+
+async def _wait_for(call: LiveCall, kind: str, payload: object, schema: Any, timeout: float | None) -> Any:
+    wanted: Schema[Any] = _schema(schema)
+    question = _question(
+        call, "input", kind, f"{call.name} asks: {kind}", payload, wanted.json_schema, timeout
+    )
+    call.frame.session.record(QuestionAsked(question.id, call.id, kind, call.path, call.run_context))
+    outcome, by = "cancelled", ""
+    try:
+        with call.waiting_for_a_person():
+            answer = await call.frame.steps.ask(question, call.frame.environment, wanted.parse_value)
+        outcome, by = answer.outcome, answer.by
+    finally:
+        call.frame.session.record(QuestionAnswered(question.id, call.id, outcome, by, call.run_context))
+    return wanted.parse_value(_value_of(answer, kind))
+
+
+def _value_of(answer: Answer, kind: str) -> Any:
+    if answer.outcome == "declined":
+        raise Declined(kind, answer.reason)
+    if answer.outcome == "timed out":
+        raise QuestionTimedOut(kind)
+    if answer.outcome == "cancelled":
+        raise QuestionCancelled(kind)
+    return answer.value
+
+
+async def ask_approval(call: LiveCall, name: str, reason: str) -> Approval:
+    """Ask the broker at the root, with everything the answer is to be bound to."""
+    frame = call.frame
+    arguments = _shown_arguments(call)
+    payload = {"tool": call.name, "arguments": arguments, "reason": reason}
+    question = _question(call, "approval", name, reason, payload, APPROVAL_SCHEMA, frame.approval_seconds)
+    request = ApprovalRequest(question=question, tool=call.name, arguments=arguments)
+    frame.session.record(
+        ApprovalRequested(question.id, call.id, call.name, call.path, reason, call.run_context)
+    )
+    approval = Approval(False, "", "", "cancelled")
+    try:
+        with call.waiting_for_a_person():
+            approval = await frame.broker.decide(request)
+    finally:
+        frame.session.record(ApprovalDecided(question.id, call.id, call.name, approval, call.run_context))
+    return approval
+
+
+def _shown_arguments(call: LiveCall) -> Any:
+    """The call's arguments as plain JSON, secrets masked."""
+    return pydantic_core.from_json(call.tool.dump(call.params))
+
+
+def _question(
+    call: LiveCall,
+    kind: QuestionKind,
+    name: str,
+    message: str,
+    payload: object,
+    schema: dict[str, Any],
+    timeout: float | None,
+) -> Question:
+    frame = call.frame
+    now = frame.clock.now()
+    try:
+        shown = to_json(payload)
+    except ToolValidationError as error:
+        raise ToolError(f"what {call.name} wants to ask can't be shown: {error}") from None
+    question_id = call.next_question_id()
+    principal = frame.session.principal
+    covered = (
+        call.tool.name,
+        call.tool.json_schema,
+        _text(call.arguments),
+        call.id,
+        question_id,
+        principal,
+    )
+    return Question(
+        id=question_id,
+        kind=kind,
+        name=name,
+        message=message,
+        payload=pydantic_core.from_json(shown),
+        schema=schema,
+        digest=digest(frame.key, kind, name, message, shown.decode(), schema, *covered),
+        principal=principal,
+        asked_by=call.path,
+        call_id=call.id,
+        asked_at=now,
+        expires_at=None if timeout is None else now + timedelta(seconds=timeout),
+    )
+
+
+def _text(arguments: Any) -> str:
+    """The arguments themselves, secrets and all: they go into the digest, which gives nothing away."""
+    return arguments.decode() if isinstance(arguments, bytes) else str(arguments)
+
+
+def _schema(wanted: Any) -> Schema[Any]:
+    try:
+        return schema_of(wanted)
+    except TypeError:  # an adapter, or a type that can't be hashed
+        return Schema(wanted)

@@ -1,0 +1,453 @@
+"""`LiveCall`: one call as the gate keeps it, and what its context's members and verbs do."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from handrail.context import (
+    Approval,
+    Extras,
+    Invocation,
+    RequestView,
+    ResponseAccumulator,
+    RunContext,
+    ToolContext,
+)
+from handrail.context.verbs import PromptModel, WaitFor
+from handrail.deadline import Deadline
+from handrail.dispatch.asking import ask_approval, wait_for
+from handrail.dispatch.frame import Frame
+from handrail.dispatch.transaction import Settled, Transaction
+from handrail.dispatch.views import CallBus, CallSession, CallSignal
+from handrail.dispatch.watchdog import Timer
+from handrail.errors import ContextExpired, EffectRefused, NotSupported
+from handrail.events import CallStatus, Emitted, Progress
+from handrail.limits import BudgetTracker, Heartbeat, Reservation
+from handrail.operation import DONE, Done, Home, Operation
+from handrail.protocols import (
+    ApprovalBroker,
+    BoundAdapter,
+    Filesystem,
+    Forkable,
+    PromptView,
+    RenderedPromptView,
+)
+from handrail.protocols import BudgetTracker as BudgetTrackerProtocol
+from handrail.resources.registry import CallResources
+from handrail.threads import run_in_thread
+from handrail.tools import EFFECTS, RunMode, Tool, ToolResult
+
+if TYPE_CHECKING:
+    from handrail.dispatch.gate import Gate
+
+NO_TOOL: Tool[Any, Any] = Tool("unknown", "Stands for a tool that was asked for and does not exist.")
+
+
+class LiveCall(msgspec.Struct, eq=False):
+    """One call. Everything that not every call needs is made when it is first asked for."""
+
+    gate: Gate
+    frame: Frame
+    name: str
+    id: str
+    path: tuple[str, ...]
+    loop: asyncio.AbstractEventLoop
+    started: float
+    ordinal: int
+    """The how-manieth call of its run, or of the call around it, this is."""
+    parent: LiveCall | None = None
+    depth: int = 0
+    message_id: str | None = None
+    tool: Tool[Any, Any] = NO_TOOL
+    params: Any = None
+    seen: Any = None
+    """The params as policies see them."""
+    attempt: int = 1
+    reruns: int = 0
+    status: CallStatus = "ok"
+    result: ToolResult[Any] | None = None
+    finished: Any = None
+    """What the handler gave back, whatever becomes of it."""
+    error: BaseException | None = None
+    stale: tuple[str, ...] = ()
+    approved: Approval | None = None
+    spending: Reservation | None = None
+    transaction: Transaction | None = None
+    token: object = None
+    timer: Timer | None = None
+    deadline_timer: Timer | None = None
+    stopped: bool = False
+    undoing: bool = False
+    """Does this undo something? Then neither a cancelled run nor its deadline stops it."""
+    asked: int = 0
+    """How many questions this attempt has asked."""
+    ended: bool = False
+    policy_context: ToolContext | None = None
+    bound: BoundAdapter | None = None
+    inner: int = 0
+    """How many calls and questions this attempt has made."""
+    left: tuple[str, ...] = ()
+    """What earlier tries did to the world that could not be undone."""
+    arguments: Any = None
+    """The arguments as they came."""
+    tries: int = 1
+    """How often the handler was started, for whatever reason."""
+    first: LiveCall | None = None
+    """The first try at this call, where this is another."""
+    _home: Home | None = None
+    _invocation: Invocation | None = None
+    _heartbeat: Heartbeat | None = None
+    made_resources: CallResources | None = None
+    """The call's view of its resources, once it asked for any."""
+    _cancel_watch: list[Callable[[], None]] | None = None
+
+    @property
+    def home(self) -> Home:
+        """Where this attempt's operations run; closed with it."""
+        home = self._home
+        if home is None:
+            with self.frame.session.lock:  # two threads may ask at once, and there is one home
+                home = self._home
+                if home is None:
+                    home = self._home = Home(self.loop, self.id)
+                    home.closed = self.ended
+        return home
+
+    @property
+    def let_through(self) -> bool:
+        """Has the gate let the handler start? Until then only policies have looked."""
+        return self.token is not None
+
+    def check(self) -> None:
+        """Raise `ContextExpired` if the handler is over."""
+        if self.ended:
+            raise ContextExpired(self.id)
+
+    def close(self) -> None:
+        """The handler is over: from now on its context refuses."""
+        self.ended = True
+        if self._home is not None:
+            self._home.close()
+
+    def next_question_id(self) -> str:
+        """By the call's place in its run and the order of asking, whatever ids a caller gives."""
+        self.asked += 1
+        return f"{self.key}~{self.tries}?{self.asked}"
+
+    def again(self, left: tuple[str, ...] = ()) -> LiveCall:
+        """Another try at the same call. What is left of this one keeps a context that is over."""
+        return LiveCall(
+            self.gate,
+            self.frame,
+            self.name,
+            self.id,
+            self.path,
+            self.loop,
+            self.started,
+            self.ordinal,
+            self.parent,
+            self.depth,
+            self.message_id,
+            self.tool,
+            attempt=self.attempt,
+            reruns=self.reruns,
+            approved=self.approved,
+            spending=self.spending,
+            tries=self.tries + 1,
+            left=(*self.left, *left),
+            first=self.first or self,
+        )
+
+    def next_inner_id(self) -> str:
+        """By order, never by chance; those of another try are told apart."""
+        self.inner += 1
+        return f"{self.id}.{self.inner}" if self.tries == 1 else f"{self.id}~{self.tries}.{self.inner}"
+
+    @property
+    def key(self) -> str:
+        """This call's place in its run: the same however often it, or what is around it, is tried."""
+        within = self.frame.run_context.run_id if self.parent is None else self.parent.key
+        return f"{within}.{self.ordinal}"
+
+    # Facts.
+
+    @property
+    def invocation(self) -> Invocation:
+        if self._invocation is None or self._invocation.attempt != self.attempt:
+            started_at = self.frame.began_at + timedelta(seconds=self.started)
+            self._invocation = Invocation(
+                self.id, started_at, self.attempt, f"{self.key}#{self.name}", self.message_id, self.path
+            )
+        return self._invocation
+
+    @property
+    def run_context(self) -> RunContext:
+        return self.frame.run_context
+
+    @property
+    def prompt(self) -> PromptView:
+        return self._there("prompt", self.frame.prompt, "Run the tool from a prompt.")
+
+    @property
+    def rendered_prompt(self) -> RenderedPromptView | None:
+        return self.frame.rendered_prompt
+
+    @property
+    def request(self) -> RequestView | None:
+        return self.frame.provider.request
+
+    @property
+    def response_accumulator(self) -> ResponseAccumulator | None:
+        return self.frame.provider.accumulator
+
+    @property
+    def extras(self) -> Extras:
+        return self.frame.provider.extras
+
+    # Things.
+
+    @property
+    def adapter(self) -> BoundAdapter:
+        bound = self.bound
+        if bound is None:
+            make = self._there("adapter", self.frame.adapter, "Run the tool from an adapter.")
+            bound = self.bound = make(self)
+        return bound
+
+    @property
+    def session(self) -> CallSession:
+        return CallSession(self)
+
+    @property
+    def event_bus(self) -> CallBus:
+        return CallBus(self)
+
+    @property
+    def deadline(self) -> Deadline | None:
+        return self.frame.deadline
+
+    @property
+    def signal(self) -> CallSignal:
+        return CallSignal(self)
+
+    @property
+    def heartbeat(self) -> Heartbeat:
+        if self._heartbeat is None:
+            self._heartbeat = Heartbeat(self.frame.lease, self.frame.clock)
+        return self._heartbeat
+
+    @property
+    def budget_tracker(self) -> BudgetTracker:
+        return self.frame.tracker
+
+    @property
+    def cost_tracker(self) -> BudgetTracker:
+        return self.frame.tracker
+
+    @property
+    def approval_controller(self) -> ApprovalBroker:
+        return self.frame.broker
+
+    @property
+    def resources(self) -> CallResources:
+        if self.made_resources is None:
+            self.made_resources = CallResources(self.frame.resources, self.home, self._fork, self.given())
+        return self.made_resources
+
+    def given(self) -> Mapping[type, Callable[[], Any]]:
+        """What a call has of itself, among its resources."""
+        return {
+            BudgetTracker: lambda: self.budget_tracker,
+            BudgetTrackerProtocol: lambda: self.budget_tracker,
+        }
+
+    @property
+    def filesystem(self) -> Filesystem:
+        files = self.frame.filesystem
+        if files is None:
+            return self.resources.get(Filesystem)
+        self.check()
+        return self.open_transaction.fork_of(files)
+
+    def _fork(self, protocol: type, resource: Forkable) -> Any:
+        return self.open_transaction.fork_of(resource)
+
+    @property
+    def open_transaction(self) -> Transaction:
+        """The call's transaction, which is there from step 7 on."""
+        transaction = self.transaction
+        if transaction is None:
+            raise NotSupported("session", "The call's transaction opens when its handler runs.")
+        return transaction
+
+    # Verbs.
+
+    def once(
+        self,
+        key: str,
+        function: Callable[[], Any],
+        probe: Callable[[], Any] | None,
+        on_unknown: Literal["ask", "fail"],
+    ) -> Operation[Any]:
+        if EFFECTS[self.tool.effect].transactional:
+            raise EffectRefused(
+                self.name, self.tool.effect, f"it may not use `once` ({key!r}), which can't be rolled back"
+            )
+        return Operation(lambda: self._once(key, function), f"once({key!r})", self.home)
+
+    async def _once(self, key: str, function: Callable[[], Any]) -> Any:
+        value = await self.frame.steps.step(
+            f"{self.invocation.idempotency_key}/{key}", lambda: _awaited(function)
+        )
+        done = Settled(f"{self.name}: once({key!r})", self.id, None, None, value)
+        if all(each.what != done.what for each in self.open_transaction.settled or ()):
+            self.open_transaction.settle(done)
+        return value
+
+    def beat(self) -> Done:
+        self.heartbeat.beat()
+        return DONE
+
+    def report_progress(self, message: str, done: float | None, total: float | None) -> Done:
+        self._publish(Progress(self.id, self.name, message, done, total, self.run_context))
+        return DONE
+
+    def emit(self, event: object) -> Done:
+        self._publish(Emitted(self.id, self.name, event, self.run_context))
+        return DONE
+
+    def _publish(self, fact: Progress | Emitted) -> None:
+        self.frame.session.dispatcher.publish(fact)
+
+    def request_approval(self, message: str) -> Operation[Approval]:
+        return Operation(
+            lambda: ask_approval(self, message, message), f"request_approval({message!r})", self.home
+        )
+
+    def request_permission(self, kind: str) -> Operation[Approval]:
+        return Operation(
+            lambda: ask_approval(self, kind, f"{self.name} asks for the permission {kind!r}"),
+            f"request_permission({kind!r})",
+            self.home,
+        )
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Operation[ToolResult[Any]]:
+        inner = new_call(self.gate, name, parent=self)
+        return Operation(lambda: self.gate.pass_through(inner, arguments), f"call({name!r})", self.home)
+
+    def call_worker(self, name: str, input: Any, attachments: Sequence[Any]) -> Operation[Any]:
+        raise NotSupported("call_worker", "Run the tool from a worker.")
+
+    def ticket(self) -> str:
+        raise NotSupported("ticket", "Give the run a journal that other processes can reach.")
+
+    # Verbs of an environment.
+
+    @property
+    def mode(self) -> RunMode:
+        """Whose place is taken: the tool says, or else the environment."""
+        environment = self.frame.environment
+        return self.tool.run_mode or ("headless" if environment is None else environment.run_mode)
+
+    @property
+    def wait_for(self) -> WaitFor | None:
+        environment = self.frame.environment
+        if self.mode != "user" or environment is None or environment.run_mode != "user":
+            return None
+        return wait_for(self)
+
+    @property
+    def prompt_model(self) -> PromptModel | None:
+        if self.mode != "agent" or self.frame.prompt_model is None:
+            return None
+        return self.frame.prompt_model(self)
+
+    # What the gate does with it.
+
+    @contextmanager
+    def waiting_for_a_person(self) -> Generator[None]:
+        """Time a person takes counts neither towards the timeout nor, where it pauses, the deadline."""
+        timers: list[Timer] = []
+        call: LiveCall | None = self
+        while call is not None:
+            if call.timer is not None:
+                timers.append(call.timer)
+            call = call.parent
+        deadline = self.frame.deadline
+        for timer in timers:
+            timer.hold()
+        if deadline is not None:
+            deadline.pause()
+        try:
+            yield
+        finally:
+            if deadline is not None:
+                deadline.resume()
+            for timer in timers:
+                timer.go_on()
+
+    def on_stop(self, watcher: Callable[[], None]) -> Callable[[], None]:
+        """Call `watcher` when the call is stopped from outside; what is returned takes it back."""
+        watchers = self._cancel_watch
+        if watchers is None:
+            watchers = self._cancel_watch = []
+        watchers.append(watcher)
+        return lambda: watchers.remove(watcher) if watcher in watchers else None
+
+    def stop(self) -> None:
+        """The call was cancelled or timed out: tell whoever looks at its signal."""
+        if not self.stopped:
+            self.stopped = True
+            for watcher in tuple(self._cancel_watch or ()):
+                watcher()
+
+    def _there(self, member: str, value: Any, mend: str) -> Any:
+        if value is None:
+            raise NotSupported(member, mend)
+        return value
+
+
+def new_call(
+    gate: Gate,
+    name: str,
+    id: str | None = None,
+    parent: LiveCall | None = None,
+    message_id: str | None = None,
+) -> LiveCall:
+    """A call of the tool called `name`, inside `parent` or the call this whole run is nested in."""
+    frame = gate.frame
+    started = frame.monotonic() - frame.began
+    parent = parent or frame.outer
+    if parent is None:
+        number = next(frame.counter)
+        loop = asyncio.get_running_loop()
+        made = LiveCall(
+            gate, frame, name, id or f"{frame.call_prefix}{number}", (name,), loop, started, number
+        )
+    else:
+        inside = parent.next_inner_id()
+        if id is not None:
+            inside = id
+        path = (*parent.path, name)
+        made = LiveCall(
+            gate, frame, name, inside, path, parent.loop, started, parent.inner, parent, parent.depth + 1
+        )
+        made.undoing = parent.undoing
+    if message_id is not None:
+        made.message_id = message_id
+    return made
+
+
+async def _awaited(function: Callable[[], Any]) -> Any:
+    """Run what `once` was given: an async function here, a plain one in a thread."""
+    if inspect.iscoroutinefunction(function):
+        return await function()
+    value = await run_in_thread(function)
+    return await value if inspect.isawaitable(value) else value

@@ -1,0 +1,165 @@
+"""The failure table: what comes of everything that can go wrong with a call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from handrail.errors import (
+    BudgetExceededError,
+    CallFailed,
+    CapabilityMissing,
+    Conflict,
+    DeadlineExceededError,
+    DepthExceededError,
+    EffectRefused,
+    NoAnswer,
+    PromptEvaluationError,
+    ToolValidationError,
+    VisibilityExpansionRequired,
+)
+from handrail.events import CallStatus
+from handrail.tools import ToolResult
+
+if TYPE_CHECKING:
+    from handrail.dispatch.call import LiveCall
+
+_SHORT = 300
+
+
+class Refused(Exception):
+    """The gate refused a call before its handler ran, or what the handler gave back."""
+
+    def __init__(self, status: CallStatus, message: str) -> None:
+        super().__init__(message)
+        self.status: CallStatus = status
+
+
+class TimedOut(Exception):
+    """The handler was still running at its timeout."""
+
+
+class SignatureMismatch(Exception):
+    """The handler could not be called with what handlers are called with."""
+
+
+class WrongResult(Exception):
+    """The handler returned something else than it declares, or something that can't be shown."""
+
+
+class Unsuccessful(Exception):
+    """The handler returned a result that says it failed."""
+
+    def __init__(self, result: ToolResult[Any]) -> None:
+        self.result = result
+
+
+class Failure:
+    """What a failed call comes to: what the model is told, and whether the run hears of it too."""
+
+    __slots__ = ("advice", "reraise", "result", "status")
+
+    def __init__(
+        self, status: CallStatus, message: str, reraise: BaseException | None = None, advice: str = ""
+    ) -> None:
+        self.status: CallStatus = status
+        self.result: ToolResult[Any] = ToolResult.error(message)
+        self.reraise = reraise
+        self.advice = advice
+        """What to do, where nothing of the call stands."""
+
+    def told(self, left: Sequence[str]) -> ToolResult[Any]:
+        """The result as the model gets it, once it is known what could not be undone."""
+        message, value = str(self.result.message), self.result.value
+        if left:
+            message = (
+                f"{message.rstrip('.')}. Could not be undone: {', '.join(left)}. "
+                "Find out what stands before you do it again."
+            )
+        elif self.advice:
+            message = f"{message} {self.advice}"
+        else:
+            return self.result
+        return ToolResult.error(message, value)
+
+
+def failure_of(call: LiveCall, raised: BaseException, cancel_requested: bool) -> Failure:
+    """The row of the table for this error. Whatever it is, there is a result."""
+    name = call.name
+    error = _concerning_the_run(raised)
+    match error:
+        case Refused():
+            return Failure(error.status, str(error))
+        case Unsuccessful():
+            failure = Failure("error", error.result.message)
+            failure.result = error.result
+            return failure
+        case ToolValidationError():
+            return Failure("invalid", _what_to_correct(name, error))
+        case SignatureMismatch():
+            return Failure(
+                "invalid",
+                f"{name} can't be called: {error}. This is a fault of the tool, not of the arguments.",
+            )
+        case WrongResult():
+            return Failure("error", f"{name} failed: {error}.")
+        case TimedOut():
+            return Failure(
+                "timed out",
+                f"{name} took longer than {error} seconds and was stopped.",
+            )
+        case asyncio.CancelledError() if cancel_requested:
+            return Failure("cancelled", f"{name} was cancelled.", error)
+        case asyncio.CancelledError():
+            return Failure("error", f"{name} failed: it cancelled itself.")
+        case VisibilityExpansionRequired():
+            return Failure("error", f"{name} needs sections that are not shown yet.", error)
+        case PromptEvaluationError() if error.run_id in (None, call.run_context.run_id):
+            return Failure("error", f"{name} stopped the run: {error}", error)
+        case DeadlineExceededError() if call.deadline is not None and error.deadline == call.deadline.at:
+            return _ends_the_run(call, "timed out", error, "deadline")
+        case BudgetExceededError() if error.of_root:
+            return _ends_the_run(call, "error", error, "budget")
+        case Conflict():
+            places = ", ".join(error.places)
+            what = f"{name} was not applied: changed by another call or by somebody else meanwhile: {places}."
+            return Failure("conflict", what, advice="Look at the new state and try again.")
+        case CapabilityMissing() | DepthExceededError() | EffectRefused() | CallFailed() | NoAnswer():
+            return Failure("error", f"{name} failed: {error}")
+        case Exception():
+            return Failure("error", f"{name} failed: {in_short(error)}")
+        case _:
+            return Failure("error", f"{name} was stopped by {type(error).__name__}.", error)
+
+
+def _what_to_correct(name: str, error: ToolValidationError) -> str:
+    problems = "\n".join(f"- {problem}" for problem in error.problems) or f"- {error}"
+    return f"The arguments of {name} do not fit:\n{problems}\nCorrect them and call again."
+
+
+def _ends_the_run(call: LiveCall, status: CallStatus, error: Exception, phase: str) -> Failure:
+    ending = PromptEvaluationError(f"{call.name}: {error}", phase=phase, run_id=call.run_context.run_id)
+    ending.__cause__ = error
+    return Failure(status, f"{call.name} was not run: {error}", ending)
+
+
+def in_short(error: BaseException) -> str:
+    """One line about an error, also about one that can't describe itself."""
+    try:
+        text = str(error).strip().split("\n", 1)[0]
+    except Exception:
+        text = ""
+    if len(text) > _SHORT:
+        text = text[: _SHORT - 1] + "…"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _concerning_the_run(error: BaseException) -> BaseException:
+    """What a task group wrapped up, where it is something the run has to hear of."""
+    members: tuple[BaseException, ...] = getattr(error, "exceptions", ())
+    for each in members if isinstance(error, BaseExceptionGroup) else ():
+        inside = _concerning_the_run(each)
+        if isinstance(inside, VisibilityExpansionRequired | PromptEvaluationError):
+            return inside
+    return cast(BaseException, error)

@@ -1,0 +1,149 @@
+"""`Frame`: what all the calls of one run share."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from handrail.clock import Clock
+from handrail.context import Extras, RequestView, ResponseAccumulator, RunContext
+from handrail.context.extras import NO_EXTRAS
+from handrail.context.verbs import PromptModel
+from handrail.deadline import Deadline
+from handrail.errors import DefinitionError
+from handrail.limits import BudgetTracker, Cancellation, Lease
+from handrail.protocols import (
+    ApprovalBroker,
+    BoundAdapter,
+    Environment,
+    Forkable,
+    Journal,
+    PromptView,
+    RenderedPromptView,
+    ToolPolicy,
+)
+from handrail.resources.registry import RunResources
+from handrail.session import Dispatcher, Session
+from handrail.tools import Tool
+
+if TYPE_CHECKING:
+    from handrail.dispatch.call import LiveCall
+
+DEPTH_LIMIT = 5
+
+
+class ProviderSide:
+    """What an adapter adds to the contexts of a turn: its request, what was streamed, its extras."""
+
+    __slots__ = ("accumulator", "extras", "request")
+
+    def __init__(
+        self,
+        request: RequestView | None = None,
+        accumulator: ResponseAccumulator | None = None,
+        extras: Extras = NO_EXTRAS,
+    ) -> None:
+        self.request = request
+        self.accumulator = accumulator
+        self.extras = extras
+
+
+class Frame:
+    """One run as its calls see it. Plain data: the gate reads it and changes nothing but the counter."""
+
+    def __init__(
+        self,
+        *,
+        tools: Iterable[Tool[Any, Any]],
+        policies: Iterable[ToolPolicy],
+        session: Session,
+        resources: RunResources,
+        filesystem: Forkable | None = None,
+        environment: Environment | None,
+        broker: ApprovalBroker,
+        steps: Journal,
+        journal: Journal | None,
+        clock: Clock,
+        run_context: RunContext,
+        key: bytes,
+        deadline: Deadline | None = None,
+        budget: BudgetTracker | None = None,
+        lease: Lease | None = None,
+        cancelled_with: Cancellation | None = None,
+        depth_limit: int = DEPTH_LIMIT,
+        approval_seconds: float | None = None,
+        outer: LiveCall | None = None,
+        prompt: PromptView | None = None,
+        adapter: Callable[[Any], BoundAdapter] | None = None,
+        prompt_model: Callable[[Any], PromptModel] | None = None,
+    ) -> None:
+        self.tools = _by_name(tools)
+        self.open_tools = {
+            name: tool for name, tool in self.tools.items() if tool.handler is not None and not tool.needs
+        }
+        """The tools that can be called without a further look: most of them."""
+        self.policies = tuple(policies)
+        self.session = session
+        self.record = session.record
+        self.publish = session.dispatcher.publish
+        plain = type(session.dispatcher).publish is Dispatcher.publish
+        self.told: Mapping[type, Any] = session.dispatcher.matching if plain else {}
+        self.resources = resources
+        self.filesystem = filesystem
+        """The files, where they join a call's transaction: the short way to them."""
+        self.environment = environment
+        self.broker = broker
+        self.steps = steps
+        self.journal = journal
+        self.clock = clock
+        self.run_context = run_context
+        self.key = key
+        self.deadline = deadline
+        self.budget = budget
+        self.lease = lease
+        self.cancellation = Cancellation(lambda: self.live.values(), cancelled_with)
+        self.limited = deadline is not None or budget is not None
+        self.watched = deadline is not None or lease is not None
+        self.depth_limit = depth_limit
+        self.approval_seconds = approval_seconds
+        self.outer = outer
+        """The call this run is nested in; None for a run of its own."""
+        self.prompt = prompt
+        self.rendered_prompt: RenderedPromptView | None = None
+        self.adapter = adapter
+        self.prompt_model = prompt_model
+        self.provider = ProviderSide()
+        self.began_at = clock.now()
+        self.live: dict[LiveCall, asyncio.Task[Any]] = {}
+        """The calls at work, and the task each runs in."""
+        self.monotonic = clock.monotonic
+        self.began = clock.monotonic()
+        self.call_prefix = f"{run_context.run_id}."
+        self.counter = itertools.count(1)
+        """Calls are numbered, never named by chance, so that a resumed run gives them the same ids."""
+        self._unbounded: BudgetTracker | None = None
+
+    @property
+    def tracker(self) -> BudgetTracker:
+        """What is spent here; without a budget, a tracker without bounds."""
+        if self.budget is not None:
+            return self.budget
+        if self._unbounded is None:
+            self._unbounded = BudgetTracker()
+        return self._unbounded
+
+
+def _by_name(tools: Iterable[Tool[Any, Any]]) -> Mapping[str, Tool[Any, Any]]:
+    found: dict[str, Tool[Any, Any]] = {}
+    for tool in tools:
+        if not isinstance(tool, Tool):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+            name = getattr(tool, "__name__", repr(tool))
+            raise DefinitionError(
+                f"{name} is not a tool. Put `@tool` on the function, or make a `Tool` of it."
+            )
+        if tool.name in found and found[tool.name] is not tool:
+            raise DefinitionError(f"two tools are called {tool.name!r}. Rename one of them.")
+        found[tool.name] = tool
+    return found

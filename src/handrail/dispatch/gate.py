@@ -1,0 +1,490 @@
+"""The gate: every call, whoever makes it, takes the same eleven steps, in this order.
+
+    1  look the name up                     7   open the transaction
+    2  parse the arguments                  8   run the handler, under its timeout and the deadline
+    3  policies, all must allow             9   success: on_result, commit; failure: roll back
+    4  approval where one is needed         10  publish ToolInvoked
+    5  deadline and budget                  11  return the result
+    6  build the context
+
+`Gate.pass_through` is these steps, top to bottom.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from handrail.context import ToolContext
+from handrail.dispatch.asking import ask_approval
+from handrail.dispatch.call import LiveCall, new_call
+from handrail.dispatch.committing import commit_lock_of
+from handrail.dispatch.failures import Refused, SignatureMismatch, TimedOut, Unsuccessful, failure_of
+from handrail.dispatch.frame import Frame
+from handrail.dispatch.policing import close_policy_context, policy_context, policy_resources
+from handrail.dispatch.recording import commit_unit
+from handrail.dispatch.starting import (
+    begin,
+    cancelled_after_all,
+    check_needs,
+    check_result,
+    in_own_task,
+    refuse_misfit,
+)
+from handrail.dispatch.transaction import Settled, Transaction, new_transaction
+from handrail.dispatch.undoing import compensate, forget_locals, shielded
+from handrail.dispatch.watchdog import Timer, watchdog_of
+from handrail.errors import (
+    Conflict,
+    DeadlineExceededError,
+    DefinitionError,
+    DepthExceededError,
+    TransientError,
+)
+from handrail.events import ToolInvoked, ToolRolledBack, ToolStarted
+from handrail.operation import Operation
+from handrail.protocols import PolicyDecision
+from handrail.schema import to_json
+from handrail.threads import run_in_thread
+from handrail.tools import EFFECTS, Tool, ToolResult
+from handrail.tools.effect import refusal
+
+log = logging.getLogger("handrail.gate")
+
+Arguments = str | bytes | Mapping[str, Any]
+
+_RETRIES = 2
+"""How often a call is tried again after a transient failure."""
+_RERUNS = 2
+"""How often a call is run again because what it read was changed meanwhile."""
+_TOKEN = object()
+"""What a call must hold to start a handler; given out in step 7 and nowhere else."""
+
+
+class Gate:
+    """One run's gate. It holds the frame and no state of its own."""
+
+    __slots__ = ("frame",)
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+
+    def invoke(
+        self, name: str, arguments: Arguments = "{}", *, call_id: str | None = None
+    ) -> Operation[ToolResult[Any]]:
+        """Call a tool by name, with JSON text or a mapping, as a model would."""
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+            named = getattr(name, "name", "...")
+            raise DefinitionError(
+                f"invoke takes the name of a tool, not a {type(name).__name__}. Write invoke({named!r}, ...)."
+            )
+        return Operation(lambda: self.pass_through(new_call(self, name, call_id), arguments), "invoke")
+
+    def cancel(self, reason: str = "cancelled") -> None:
+        """Stop every call of this run and everything below, children first. On the loop's thread."""
+        self.frame.cancellation.cancel(reason)
+
+    async def close(self) -> None:
+        """End the run: close its resources, last made first."""
+        self.frame.cancellation.close()
+        await self.frame.resources.close()
+
+    async def pass_through(self, call: LiveCall, arguments: Arguments) -> ToolResult[Any]:
+        """What happens to a call. It always ends in exactly one `ToolInvoked`."""
+        frame = self.frame
+        task: asyncio.Task[Any] = asyncio.current_task(call.loop)  # pyright: ignore[reportAssignmentType]  # we are in one
+        cancels = task.cancelling()
+        if frame.told.get(ToolStarted, True):  # somebody listens, or it is not known yet
+            frame.publish(ToolStarted(call.id, call.name, call.path, call.started, frame.run_context))
+        frame.live[call] = task
+        ending: BaseException | None = None
+        deadline = None if frame.deadline is None or call.undoing else self._watch_deadline(call, task)
+        try:
+            tool = call.tool = frame.open_tools.get(call.name) or self._look_up(call)  # 1
+            if call.parent is not None:
+                self._check_nesting(call, call.parent)
+            if frame.policies and type(arguments) is not str and type(arguments) is not bytes:
+                arguments = to_json(arguments)  # what is checked and approved is what runs, whoever holds it
+            call.params, call.arguments = tool.parse(arguments), arguments  # 2
+            while True:
+                # Opened here and used from step 7 on: what policies look at counts as read by the call.
+                call.transaction = new_transaction(call, tool)
+                if frame.policies:
+                    call.seen = tool.parse_again(call.params, arguments)  # no policy can change the handler's
+                    asked = await self._check_policies(call)  # 3
+                    if asked is not None and call.approved is None:
+                        await self._approve(call, asked)  # 4
+                        await self._check_policies(call)  # what was true when it was asked may not be now
+                if frame.limited or frame.cancellation.cancelled:
+                    self._check_limits(call)  # 5
+                context = tool.context_type(call)  # 6
+                call.token = _TOKEN  # 7
+                try:
+                    result = await self._run_handler(call, tool, context, task, cancels)  # 8
+                    if frame.policies:
+                        await self._tell_policies(call, result)
+                    if frame.journal is None:
+                        done = self._commit(call, result)  # 9, success
+                    else:
+                        done = await self._commit_journaled(call, result)  # 9, with a record
+                    if done:
+                        break
+                except TransientError as error:
+                    await self._wait_to_retry(call, error)
+                left = await self._undo(call, "it is run again")
+                del frame.live[call]
+                call = call.again(left)
+                frame.live[call] = task
+                if task.cancelling() > cancels:
+                    raise asyncio.CancelledError  # it came while the first try was undone
+                call.params, call.arguments = tool.parse(arguments), arguments
+        except GeneratorExit as error:
+            self._abandon(call, error)
+            raise
+        except BaseException as error:
+            if deadline is not None:
+                error = self._deadline_or(error, call, deadline, task, cancels)
+            stopped = task.cancelling() > cancels or (frame.cancellation.cancelled and not call.undoing)
+            ending = await self._roll_back(call, error, stopped)  # 9, failure
+        del frame.live[call]
+        if call.made_resources is not None or call.policy_context is not None:
+            await self._close_resources(call)
+        if deadline is not None and deadline.stop():
+            task.uncancel()  # it passed while something was shielded from it, and the call is over
+        result = self._end(call)  # 10
+        if ending is not None:
+            raise ending
+        if task.cancelling() > cancels:
+            raise asyncio.CancelledError  # it came while something was shielded from it
+        return result  # 11
+
+    # 1
+
+    def _look_up(self, call: LiveCall) -> Tool[Any, Any]:
+        tools = self.frame.tools
+        tool = tools.get(call.name)
+        if tool is None or tool.handler is None:
+            near = difflib.get_close_matches(call.name, tools, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(tools) or 'none'}."
+            raise Refused("invalid", f"There is no tool {call.name!r} that can be called. {hint}")
+        call.tool = tool
+        if tool.needs:
+            check_needs(call, tool)
+        return tool
+
+    def _check_nesting(self, call: LiveCall, outer: LiveCall) -> None:
+        """Calls nest only so deep, and only into effects that the outer one may have."""
+        if call.depth > self.frame.depth_limit:
+            raise DepthExceededError(call.path, self.frame.depth_limit)
+        why_not = refusal(outer.tool.effect, call.tool.effect)
+        if why_not is not None:
+            mend = f"If it is meant to, define {outer.name} with effect={call.tool.effect!r}."
+            raise Refused("denied", f"{outer.name} may not call {call.name}: {why_not}. {mend}")
+
+    # 3, 4
+
+    async def _check_policies(self, call: LiveCall) -> str | None:
+        """Every policy must allow; one that raises denies. Returns why somebody must be asked."""
+        asked: str | None = None
+        context = call.policy_context
+        if context is None:
+            context = call.policy_context = policy_context(call)
+        for policy in self.frame.policies:
+            try:
+                decision = policy.check(call.tool, call.seen, context=context)
+                if not isinstance(decision, PolicyDecision):
+                    decision = await decision
+                kind = decision.kind
+            except Exception as error:
+                log.exception(
+                    "the policy %r raised, or returned no PolicyDecision, on %s", policy.name, call.name
+                )
+                raise Refused(
+                    "denied", f"The policy {policy.name!r} could not decide and so denies {call.name}."
+                ) from error
+            if kind == "ask":
+                asked = asked or decision.reason or f"{policy.name} asks"
+            elif kind != "allow":  # also what is none of the three
+                raise Refused("denied", f"{call.name} is not allowed: {decision.reason}")
+        return asked
+
+    async def _approve(self, call: LiveCall, reason: str) -> None:
+        approval = await ask_approval(call, call.name, reason)
+        if not approval.approved:
+            why = f": {approval.reason}" if approval.reason else ""
+            raise Refused(
+                "denied",
+                f"{call.name} was not approved ({approval.outcome}){why}. It did not run. "
+                f"It was asked for because {reason}.",
+            )
+        call.approved = approval
+
+    # 5
+
+    def _check_limits(self, call: LiveCall) -> None:
+        frame = self.frame
+        if call.undoing:
+            return  # what has to be undone is, also in a run that was cancelled or has run out of time
+        if frame.cancellation.cancelled:
+            raise asyncio.CancelledError(frame.cancellation.reason)
+        if frame.deadline is not None:
+            frame.deadline.check(f"{call.name} could run")
+        if frame.budget is not None and call.spending is None:
+            call.spending = frame.budget.reserve(tool_calls=1)
+
+    # 8
+
+    async def _run_handler(
+        self,
+        call: LiveCall,
+        tool: Tool[Any, Any],
+        context: ToolContext,
+        task: asyncio.Task[Any],
+        cancelling: int,
+    ) -> ToolResult[Any]:
+        """Run the handler in this task, or in a thread if it is not async."""
+        handler: Any = tool.handler
+        if call.token is not _TOKEN or handler is None:
+            raise SignatureMismatch("it was not let through the gate")
+        params = call.params
+        watched = tool.timeout is not None or self.frame.lease is not None
+        if watched:
+            self._start_watching(call, tool, task)
+        try:
+            if tool.is_async:
+                try:
+                    begun = handler(params, context=context)
+                except TypeError as error:
+                    refuse_misfit(error)
+                    raise
+                result = await (begun if tool.own_task is False else in_own_task(begun))
+            else:
+                result = await run_in_thread(lambda: begin(handler, params, context))
+            call.finished = result
+        finally:
+            if watched:
+                self._stop_watching(call, task, cancelling)
+        if task.cancelling() > cancelling or (self.frame.cancellation.cancelled and not call.undoing):
+            await cancelled_after_all()
+        check_result(tool, result)
+        if not result.success:
+            raise Unsuccessful(result)
+        call.close()
+        return result
+
+    def _start_watching(self, call: LiveCall, tool: Tool[Any, Any], task: asyncio.Task[Any]) -> None:
+        """Watch over the handler: its timeout and the lease of its job."""
+        if tool.timeout is not None:
+            call.timer = watchdog_of(call.loop).watch(task, tool.timeout)
+        if self.frame.lease is not None:
+            call.heartbeat.keep(call.loop)
+
+    def _stop_watching(self, call: LiveCall, task: asyncio.Task[Any], cancelling: int) -> None:
+        """Take back what the timeout cancelled, and raise what it stands for.
+
+        Whoever else cancelled the task at the same moment is heard first.
+        """
+        if self.frame.lease is not None:
+            call.heartbeat.stop()
+        if call.timer is not None and call.timer.stop():
+            task.uncancel()
+            if task.cancelling() <= cancelling:
+                raise TimedOut(call.tool.timeout)
+
+    def _watch_deadline(self, call: LiveCall, task: asyncio.Task[Any]) -> Timer:
+        """The deadline holds during all of a call: policies, waiting for an approval, the handler."""
+        deadline: Any = self.frame.deadline
+        return watchdog_of(call.loop).watch(task, max(deadline.remaining(), 0), deadline.remaining)
+
+    def _deadline_or(
+        self, error: BaseException, call: LiveCall, timer: Timer, task: asyncio.Task[Any], cancelling: int
+    ) -> BaseException:
+        """What a cancellation by the deadline stands for; any other error as it is."""
+        deadline = self.frame.deadline
+        if timer.stop():
+            task.uncancel()
+            if (
+                isinstance(error, asyncio.CancelledError)
+                and task.cancelling() <= cancelling
+                and deadline is not None
+            ):
+                return DeadlineExceededError(deadline.at, f"{call.name} was done")
+        return error
+
+    # 9
+
+    async def _tell_policies(self, call: LiveCall, result: ToolResult[Any]) -> None:
+        """Every policy hears of a success before it is committed; one that raises fails the call."""
+        context: Any = call.policy_context
+        for policy in self.frame.policies:
+            try:
+                told = policy.on_result(call.tool, call.seen, result, context=context)
+                if told is not None:
+                    await told
+            except Exception as error:
+                raise Refused(
+                    "denied", f"The policy {policy.name!r} refused what {call.name} did: {error}"
+                ) from error
+
+    def _commit(self, call: LiveCall, result: ToolResult[Any]) -> bool:
+        """Make what the call did part of what it was forked from. False: it must run again."""
+        transaction: Any = call.transaction
+        if call.parent is not None and call.parent.ended:
+            raise Refused("cancelled", f"{call.name} was not applied: the call around it is over.")
+        if transaction.touched:
+            lock = self.frame.session.lock
+            lock.acquire()  # from the version check to the last change nobody else comes in between
+            try:
+                if self._must_run_again(call, transaction):
+                    return False
+                transaction.prepare()
+                transaction.apply()
+            finally:
+                lock.release()
+            transaction.publish()
+        if transaction.parent is not None:
+            self._hand_on(call, result, transaction, transaction.parent)
+        call.result = result
+        return True
+
+    async def _commit_journaled(self, call: LiveCall, result: ToolResult[Any]) -> bool:
+        """The same with a record: checked, recorded, applied, and nobody else commits in between."""
+        journal, transaction = self.frame.journal, call.open_transaction
+        if journal is None or transaction.parent is not None:
+            return self._commit(call, result)  # it becomes part of the outer call's record
+        async with commit_lock_of(self.frame.session):
+            if self._must_run_again(call, transaction):
+                return False
+            transaction.prepare()
+            await shielded(journal.commit(commit_unit(call, result)))
+            transaction.apply()
+        transaction.publish()
+        call.result = result
+        return True
+
+    def _must_run_again(self, call: LiveCall, transaction: Transaction) -> bool:
+        """Was something the call read changed meanwhile? If all of it can be undone, it runs again."""
+        stale = transaction.stale()
+        if stale and EFFECTS[call.tool.effect].transactional:
+            if call.reruns >= _RERUNS:
+                raise Conflict(stale)
+            call.reruns += 1
+            return True
+        call.stale = stale
+        return False
+
+    def _hand_on(
+        self, call: LiveCall, result: ToolResult[Any], transaction: Transaction, outer: Transaction
+    ) -> None:
+        """What an inner call did to the world is the outer one's to answer for, should it fail."""
+        outer.inherit(transaction)
+        self._remember(call, outer)
+
+    def _remember(self, call: LiveCall, transaction: Transaction) -> None:
+        """Note what a finished call did to the world, to be undone or named if that comes to nothing."""
+        tool = call.tool
+        result: Any = call.finished
+        if isinstance(result, ToolResult) and result.success:
+            if tool.effect == "compensable":
+                transaction.settle(Settled(call.name, call.id, tool, call.params, call.finished.value))
+            elif tool.effect == "irreversible":
+                transaction.settle(Settled(call.name, call.id, None, call.params, None))
+
+    async def _roll_back(self, call: LiveCall, error: BaseException, stopped: bool) -> BaseException | None:
+        """Undo the call and find what comes of it. Returns what the run is to hear, if anything."""
+        failure = failure_of(call, error, stopped)
+        if failure.status in ("cancelled", "timed out"):
+            call.stop()
+        call.status, call.error, call.result = failure.status, error, failure.result
+        if failure.status == "error" and log.isEnabledFor(logging.INFO):
+            log.info("%s failed", call.name, exc_info=error)
+        undone: tuple[str, ...] = ()
+        try:
+            undone = await self._undo(call, failure.result.message)
+        except Exception:  # whatever happens here, the call gets its end
+            log.exception("undoing %s failed", call.name)
+        call.result = failure.told(tuple(dict.fromkeys((*call.left, *undone))))
+        return failure.reraise
+
+    def _abandon(self, call: LiveCall, error: BaseException) -> None:
+        """The coroutine was closed from outside: nothing can be awaited any more, so only what needs no waiting."""
+        call.close()
+        if call.transaction is not None:
+            call.transaction.drop()
+        call.status, call.error = "cancelled", error
+        call.result = ToolResult.error(f"{call.name} was abandoned: its coroutine was closed.")
+        self.frame.live.pop(call, None)
+        self._end(call)
+
+    async def _undo(self, call: LiveCall, reason: str) -> tuple[str, ...]:
+        """Drop the call's forks and compensate inner calls, last first. Returns what stands."""
+        call.close()
+        transaction = call.transaction
+        if transaction is None:
+            return ()
+        transaction.drop()
+        self._remember(call, transaction)
+        compensated: tuple[str, ...] = ()
+        left: tuple[str, ...] = ()
+        if transaction.settled:
+            compensated, left = await shielded(compensate(self, call, transaction.settled))
+        if call.made_resources is not None or call.policy_context is not None:
+            await self._close_resources(call)
+            close_policy_context(call)
+        if call.token is not None:
+            self.frame.record(
+                ToolRolledBack(call.id, call.name, reason, compensated, left, self.frame.run_context)
+            )
+        return left
+
+    async def _wait_to_retry(self, call: LiveCall, error: TransientError) -> None:
+        """Wait before trying again, or raise the error where it may not be tried again."""
+        if not EFFECTS[call.tool.effect].retried or call.attempt > _RETRIES:
+            raise error
+        pause = 0.1 * 2 ** (call.attempt - 1) if error.retry_after is None else error.retry_after
+        deadline = self.frame.deadline
+        if deadline is not None and pause >= deadline.remaining():
+            raise error
+        call.attempt += 1
+        call.close()
+        await asyncio.sleep(pause)
+
+    # 10
+
+    def _end(self, call: LiveCall) -> ToolResult[Any]:
+        frame = self.frame
+        if call.policy_context is not None:
+            close_policy_context(call)
+        if call.spending is not None:
+            call.spending.settle()
+        result: Any = call.result
+        if call.first is not None:
+            call.first.result = result
+        seconds = frame.monotonic() - frame.began - call.started
+        frame.record(
+            ToolInvoked(
+                call.id,
+                call.name,
+                call.path,
+                call.status,
+                result,
+                call.params,
+                seconds,
+                call.attempt,
+                call.stale,
+                call.error,
+                frame.run_context,
+            )
+        )
+        if call.error is not None and call.status != "cancelled":
+            forget_locals(call.error)
+        return result
+
+    async def _close_resources(self, call: LiveCall) -> None:
+        for resources in (call.made_resources, policy_resources(call)):
+            if resources is not None and not resources.untouched:
+                for error in await shielded(resources.close()):
+                    log.error("closing a resource of %s raised", call.name, exc_info=error)

@@ -1,0 +1,115 @@
+"""Opening a gate: a run of its own, with everything left out filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.context import RunContext
+from handrail.deadline import Deadline
+from handrail.dispatch.frame import DEPTH_LIMIT, Frame
+from handrail.dispatch.gate import Gate
+from handrail.errors import DefinitionError
+from handrail.guard.approval import ApprovalMode, Broker
+from handrail.ids import NewId, random_id
+from handrail.journal import MemoryJournal, new_key
+from handrail.limits import Budget, BudgetTracker, Lease
+from handrail.protocols import ApprovalBroker, Environment, Filesystem, Forkable, Journal, ToolPolicy
+from handrail.resources.registry import Binding, RunResources, given
+from handrail.session import Session, check_serialisable
+from handrail.tools import Tool
+
+
+def open_gate(
+    tools: Iterable[Tool[Any, Any]] = (),
+    *,
+    session: Session | None = None,
+    policies: Iterable[ToolPolicy] = (),
+    filesystem: Filesystem | None = None,
+    resources: Iterable[Binding[Any]] = (),
+    environment: Environment | None = None,
+    approvals: ApprovalMode | ApprovalBroker | None = None,
+    approval_seconds: float | None = None,
+    deadline: Deadline | None = None,
+    budget: Budget | BudgetTracker | None = None,
+    journal: Journal | None = None,
+    lease: Lease | None = None,
+    depth_limit: int = DEPTH_LIMIT,
+    clock: Clock = SYSTEM_CLOCK,
+    new_id: NewId = random_id,
+) -> Gate:
+    """A gate for these tools: `await open_gate([weather]).invoke("weather", {"city": "Oslo"})`.
+
+    Nothing is asked for unless a policy asks; nothing is written to disk; without an environment
+    nobody is there.
+    """
+    _check_kinds(
+        tools=(tools, Iterable, "a list of tools: [weather]"),
+        policies=(policies, Iterable, "a list of policies: [CapabilityPolicy()]"),
+        session=(session, Session, "a Session"),
+        filesystem=(filesystem, Filesystem, "a Filesystem, for example MemoryFilesystem()"),
+        deadline=(deadline, Deadline, "a Deadline, for example Deadline.after(60)"),
+        budget=(budget, (Budget, BudgetTracker), "a Budget, for example Budget(tool_calls=100)"),
+    )
+    if isinstance(environment, type):
+        raise DefinitionError(
+            f"environment is the class {environment.__name__}. Make one: {environment.__name__}()."
+        )
+    if isinstance(depth_limit, bool) or depth_limit < 0:
+        raise DefinitionError(
+            f"a depth limit of {depth_limit!r} is not possible. Give a whole number of at least 0."
+        )
+    session = session or Session(new_id=new_id)
+    steps = journal or MemoryJournal(clock)
+    if journal is not None:
+        session.check_each(check_serialisable)
+    bindings = list(resources)
+    if filesystem is not None:
+        bindings.append(given(Filesystem, filesystem))  # pyright: ignore[reportArgumentType]  # a protocol as a key
+    run_id = new_id()
+    frame = Frame(
+        tools=tools,
+        policies=_checked(policies),
+        session=session,
+        resources=RunResources(bindings),
+        filesystem=filesystem if isinstance(filesystem, Forkable) else None,
+        environment=environment,
+        broker=Broker(steps, environment, approvals)
+        if approvals is None or isinstance(approvals, str)
+        else approvals,
+        steps=steps,
+        journal=journal,
+        clock=clock,
+        run_context=RunContext(run_id, run_id, session.id, 1, "local", new_id(), new_id()[:16]),
+        key=new_key(),
+        deadline=deadline,
+        budget=BudgetTracker(budget) if isinstance(budget, Budget) else budget,
+        lease=lease,
+        depth_limit=depth_limit,
+        approval_seconds=approval_seconds,
+    )
+    return Gate(frame)
+
+
+def _check_kinds(**given: tuple[object, Any, str]) -> None:
+    """What callers who are not typed get wrong first, refused by name."""
+    for name, (value, kind, wanted) in given.items():
+        if value is not None and (isinstance(value, str | bytes) or not isinstance(value, kind)):
+            raise DefinitionError(f"{name} is a {type(value).__name__}. Give {wanted}.")
+
+
+def _checked(policies: Iterable[ToolPolicy]) -> tuple[ToolPolicy, ...]:
+    found = tuple(policies)
+    for policy in found:
+        if not all(hasattr(policy, member) for member in ("name", "check", "on_result")):
+            raise DefinitionError(
+                f"{policy!r} is not a policy. A policy has a `name`, `check` and `on_result`; see ToolPolicy."
+            )
+    names = [policy.name for policy in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise DefinitionError(
+                f"two policies are called {name!r}, and their state would be mixed. Give one another name."
+            )
+    return found

@@ -1,0 +1,84 @@
+"""Starting a handler, and what can be told from how it began and ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, cast
+
+from handrail.context import ToolContext
+from handrail.dispatch.call import LiveCall
+from handrail.dispatch.failures import SignatureMismatch, WrongResult
+from handrail.errors import CapabilityMissing, ToolValidationError
+from handrail.operation import Operation
+from handrail.schema import to_json
+from handrail.tools import Tool, ToolResult
+
+
+def check_needs(call: LiveCall, tool: Tool[Any, Any]) -> None:
+    if "user" in tool.needs and call.wait_for is None:
+        raise CapabilityMissing(tool.name, "wait_for", "Run it where somebody can be asked.")
+    if "model" in tool.needs and call.prompt_model is None:
+        raise CapabilityMissing(tool.name, "prompt_model", "Run it where a model stands in for the user.")
+
+
+def begin(handler: Any, params: Any, context: ToolContext) -> Any:
+    """Call a handler that is not async, on a thread of its own."""
+    try:
+        return handler(params, context=context)
+    except TypeError as error:
+        refuse_misfit(error)
+        raise
+
+
+def refuse_misfit(error: TypeError) -> None:
+    """A `TypeError` with nothing below the call itself means that the call did not fit."""
+    traceback = error.__traceback__
+    if traceback is not None and traceback.tb_next is None:
+        raise SignatureMismatch(str(error)) from error
+
+
+async def in_own_task(handler: Coroutine[Any, Any, Any]) -> Any:
+    """Run a handler in a task of its own, to which a cancellation of this one is passed on.
+
+    For handlers with an `asyncio.TaskGroup`: before Python 3.13 a group whose member failed leaves its
+    task counting a cancellation that nobody asked for.
+    """
+    return await asyncio.get_running_loop().create_task(handler)
+
+
+async def cancelled_after_all() -> None:
+    """The handler swallowed a cancellation: it is carried out now, and nothing is committed."""
+    import anyio.lowlevel
+
+    await anyio.lowlevel.checkpoint_if_cancelled()
+    raise asyncio.CancelledError
+
+
+_SIMPLE = (str, int, float, bool, type(None))
+
+
+def check_result(tool: Tool[Any, Any], result: Any) -> None:
+    """What a handler gave back must be a result, of the type it declares, that can be shown."""
+    if type(result) is not ToolResult:
+        raise SignatureMismatch(f"its handler returned a {type(result).__name__} instead of a ToolResult")
+    value = cast("ToolResult[Any]", result).value
+    kind = tool.result_class
+    if kind is not None:
+        if not isinstance(value, kind) and result.success:
+            raise WrongResult(f"it returned {_described(value)} and declares {tool.result!r}")
+    elif type(value) not in _SIMPLE:
+        if isinstance(value, Operation):
+            raise WrongResult(f"it returned {_described(value)}")
+        if tool.result is Any:
+            try:
+                to_json(value)
+            except ToolValidationError as error:
+                raise WrongResult(f"what it returned {error}") from None
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Operation):
+        value.close()  # the error says enough; no warning on top
+        return f"the operation {value.name}, which has not run: its `await` or `.wait()` is missing,"
+    return "None" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,143 @@
+"""Transactions: one call's forks of the session and of every forkable resource, committed as one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from handrail.errors import ContextExpired
+from handrail.protocols import Fork, Forkable
+from handrail.session import Session, SessionFork
+from handrail.tools import EFFECTS, Tool
+
+if TYPE_CHECKING:
+    from handrail.dispatch.call import LiveCall
+
+
+class Settled:
+    """Something an inner call did that a rollback of the outer one can't simply forget."""
+
+    __slots__ = ("call_id", "params", "tool", "value", "what")
+
+    def __init__(self, what: str, call_id: str, tool: Tool[Any, Any] | None, params: Any, value: Any) -> None:
+        self.what = what
+        self.call_id = call_id
+        self.tool = tool
+        """The compensable tool to be compensated; None for what can't be undone."""
+        self.params = params
+        self.value = value
+
+
+NOTHING: list[Fork] = []
+
+
+class Transaction(msgspec.Struct, eq=False):
+    """What one call works on. Forks are made when first touched, so an untouched call costs nothing.
+
+    Inside another call's transaction the forks are forks of its forks, and committing goes there.
+    """
+
+    _root: Session
+    owner: str
+    """The name of the tool, said where a fork of the call refuses."""
+    writable: bool
+    parent: Transaction | None = None
+    settled: list[Settled] | None = None
+    touched: list[Fork] = NOTHING
+    """The forks made so far: what the call looked at or changed, and a rollback undoes."""
+    closed: bool = False
+    _session: SessionFork | None = None
+    _forks: dict[int, Any] | None = None
+
+    @property
+    def session(self) -> SessionFork:
+        """This call's fork of the session."""
+        return self._session or self._fork_session()
+
+    def _fork_session(self) -> SessionFork:
+        with self._root.lock:
+            self._check_open()
+            if self._session is None:
+                base = self._root if self.parent is None else self.parent.session
+                self._session = base.fork(self.owner)
+                self.touched = [*self.touched, self._session]
+            return self._session
+
+    def fork_of(self, resource: Forkable) -> Any:
+        """This call's fork of a resource."""
+        if self._forks is not None:
+            fork = self._forks.get(id(resource))
+            if fork is not None:
+                return fork
+        return self._fork_resource(resource)
+
+    def _fork_resource(self, resource: Forkable) -> Any:
+        with self._root.lock:
+            self._check_open()
+            forks = self._forks = self._forks or {}
+            fork = forks.get(id(resource))
+            if fork is None:
+                base = resource if self.parent is None else self.parent.fork_of(resource)
+                fork = forks[id(resource)] = base.fork(self.owner, writable=self.writable)
+                self.touched = [*self.touched, fork]
+            return fork
+
+    @property
+    def events(self) -> list[object]:
+        """The state events of the call and of what committed into it."""
+        return [] if self._session is None else self._session.events
+
+    def stale(self) -> tuple[str, ...]:
+        """What the call read that somebody else has changed since."""
+        found: tuple[str, ...] = ()
+        for fork in self.touched:
+            places = fork.stale()
+            if places:
+                found = (*found, *places)
+        return found
+
+    def prepare(self) -> None:
+        """Close every fork and check that each can be applied. Raises before anything is applied."""
+        self.closed = True
+        for fork in self.touched:
+            fork.prepare()
+
+    def apply(self) -> None:
+        """Apply every fork: nothing here fails or waits."""
+        for fork in self.touched:
+            fork.apply()
+
+    def publish(self) -> None:
+        """Publish the call's state events, once they are part of the session itself."""
+        if self._session is not None:
+            self._session.publish()
+
+    def drop(self) -> None:
+        """Forget everything the call did."""
+        with self._root.lock:
+            self.closed = True
+        for fork in self.touched:
+            fork.drop()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ContextExpired(self.owner)
+
+    def settle(self, done: Settled) -> None:
+        """Remember what an inner call did to the world."""
+        if self.settled is None:
+            self.settled = []
+        self.settled.append(done)
+
+    def inherit(self, inner: Transaction) -> None:
+        """Take over what an inner transaction remembers, now that it has committed into this one."""
+        for done in inner.settled or ():
+            self.settle(done)
+
+
+def new_transaction(call: LiveCall, tool: Tool[Any, Any]) -> Transaction:
+    """The transaction of one attempt at a call, inside that of the call around it."""
+    writable = EFFECTS[tool.effect].writes
+    parent = None if call.parent is None else call.parent.transaction
+    return Transaction(call.frame.session, call.name, writable, parent)

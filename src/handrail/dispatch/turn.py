@@ -1,0 +1,108 @@
+"""The calls of one model turn: at once, but for those that run alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from handrail.dispatch.call import LiveCall, new_call
+from handrail.dispatch.gate import Arguments, Gate
+from handrail.tools import ToolResult
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """One call a model asked for."""
+
+    name: str
+    arguments: Any = "{}"
+    id: str | None = None
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """What came of a turn: a result for every call, and what the run has to hear, if anything."""
+
+    results: tuple[ToolResult[Any], ...]
+    ending: BaseException | None
+
+
+async def run_turn(gate: Gate, calls: Sequence[ToolCall], message_id: str | None = None) -> Turn:
+    """Run the calls of one turn. Whatever happens, every one of them has exactly one result.
+
+    A call that stops the run cancels its siblings; each of them still gets its result.
+    """
+    live = [(new_call(gate, call.name, call.id, None, message_id), call.arguments) for call in calls]
+    ending: BaseException | None = None
+    for group in _groups(gate, live):
+        if ending is None:
+            ending = await _run_group(gate, group)
+    return Turn(tuple(_result_of(call) for call, _ in live), ending)
+
+
+def _groups(gate: Gate, live: list[tuple[LiveCall, Any]]) -> Iterator[list[tuple[LiveCall, Any]]]:
+    """Neighbours run together; a call that runs alone is a group of its own, in its place."""
+    group: list[tuple[LiveCall, Any]] = []
+    for call, arguments in live:
+        tool = gate.frame.tools.get(call.name)
+        if tool is not None and tool.alone:
+            if group:
+                yield group
+                group = []
+            yield [(call, arguments)]
+        else:
+            group.append((call, arguments))
+    if group:
+        yield group
+
+
+async def _run_group(gate: Gate, group: list[tuple[LiveCall, Arguments]]) -> BaseException | None:
+    if len(group) == 1:
+        call, arguments = group[0]
+        try:
+            await gate.pass_through(call, arguments)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            return error
+        return None
+    loop = asyncio.get_running_loop()
+    tasks = [loop.create_task(gate.pass_through(call, arguments)) for call, arguments in group]
+    waiting = set(tasks)
+    try:
+        while waiting:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
+            failed = [task for task in done if task.cancelled() or task.exception() is not None]
+            if failed:
+                await _stop(waiting)
+                return next(
+                    (task.exception() for task in failed if not task.cancelled()), asyncio.CancelledError()
+                )
+    except asyncio.CancelledError:
+        await _stop(waiting)
+        raise
+    return None
+
+
+async def _stop(tasks: set[asyncio.Task[ToolResult[Any]]]) -> None:
+    """Cancel these and wait until each has rolled back."""
+    for task in tasks:
+        task.cancel()
+    cancelled: asyncio.CancelledError | None = None
+    while any(not task.done() for task in tasks):
+        try:
+            await asyncio.wait(tasks)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # looked at
+    if cancelled is not None:
+        raise cancelled
+
+
+def _result_of(call: LiveCall) -> ToolResult[Any]:
+    if call.result is None:
+        return ToolResult.error(f"{call.name} was not run: the turn was stopped before it.")
+    return call.result

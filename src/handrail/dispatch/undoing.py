@@ -1,0 +1,99 @@
+"""Undoing what lies outside a transaction, and doing it although everything else was cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import traceback
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from handrail.dispatch.call import LiveCall, new_call
+from handrail.dispatch.failures import in_short
+from handrail.dispatch.transaction import Settled, new_transaction
+from handrail.threads import run_in_thread
+
+if TYPE_CHECKING:
+    from handrail.dispatch.gate import Gate
+
+T = TypeVar("T")
+
+log = logging.getLogger("handrail.gate")
+
+_SECONDS = 30.0
+"""How long one compensation may take."""
+
+
+async def shielded(work: Coroutine[Any, Any, T]) -> T:
+    """Carry `work` out whatever cancels this task meanwhile.
+
+    A cancellation is not lost: the task still counts it, and the gate raises it at the call's end.
+    """
+    import anyio
+
+    task = asyncio.ensure_future(work)
+    with anyio.CancelScope(shield=True):
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+    return task.result()
+
+
+async def compensate(
+    gate: Gate, call: LiveCall, settled: Sequence[Settled]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Compensate inner calls, last first. Returns what was compensated and what still stands."""
+    compensated: list[str] = []
+    left: list[str] = []
+    for done in reversed(settled):
+        if done.tool is None:
+            left.append(done.what)
+            continue
+        try:
+            await asyncio.wait_for(_compensate(gate, call, done), _SECONDS)
+            compensated.append(done.what)
+        except (Exception, asyncio.CancelledError) as error:
+            log.error("compensating %s (%s) raised", done.what, done.call_id, exc_info=error)
+            left.append(f"{done.what} (compensating it failed: {in_short(error)})")
+    return tuple(compensated), tuple(left)
+
+
+async def _compensate(gate: Gate, call: LiveCall, done: Settled) -> None:
+    """Run one `compensate` handler in a transaction of its own, beside the call that failed."""
+    tool = done.tool
+    assert tool is not None
+    assert tool.compensate is not None
+    undoing = new_call(gate, tool.name, f"{done.call_id}.undo", call.parent)
+    undoing.tool, undoing.undoing = tool, True
+    transaction = undoing.transaction = new_transaction(undoing, tool)
+    context = tool.context_type(undoing)
+    try:
+        if inspect.iscoroutinefunction(tool.compensate):
+            await tool.compensate(done.params, done.value, context=context)
+        else:
+            function = tool.compensate
+            made = await run_in_thread(lambda: function(done.params, done.value, context=context))
+            if inspect.isawaitable(made):
+                await made
+    except BaseException:
+        transaction.drop()
+        raise
+    finally:
+        undoing.close()
+    transaction.prepare()
+    transaction.apply()
+    transaction.publish()
+
+
+def forget_locals(error: BaseException) -> None:
+    """Keep where an error was raised, and let go of what the frames there held."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        each = pending.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            traceback.clear_frames(each.__traceback__)
+            pending += [each.__cause__, each.__context__]

@@ -1,0 +1,152 @@
+"""What a handler and a policy see of the session, the bus and the cancel signal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from handrail.errors import EffectRefused, EventRefused
+from handrail.events import Fact
+from handrail.operation import Operation
+from handrail.protocols import Slice
+
+if TYPE_CHECKING:
+    from handrail.dispatch.call import LiveCall
+
+T = TypeVar("T")
+
+
+class CallBus:
+    """The bus as a tool sees it: what it publishes is its own, under its name."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: LiveCall) -> None:
+        self._call = call
+
+    def publish(self, event: object, /) -> None:
+        """The same as `context.emit(event)`."""
+        self._call.home.check()
+        if isinstance(event, Fact):
+            raise reserved(event)
+        self._call.emit(event)
+
+    def subscribe(self, kind: type[T], listener: Callable[[T], None], /) -> Callable[[], None]:
+        """Listen, also after the call is over; call what is returned to stop."""
+        self._call.home.check()
+        return self._call.frame.session.dispatcher.subscribe(kind, listener)
+
+
+class CallSession:
+    """The session as a tool sees it: its fork, to read and to dispatch into."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: LiveCall) -> None:
+        self._call = call
+
+    @property
+    def id(self) -> str:
+        return self._call.frame.session.id
+
+    @property
+    def principal(self) -> str:
+        return self._call.frame.session.principal
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self._call.frame.session.config
+
+    @property
+    def dispatcher(self) -> CallBus:
+        return CallBus(self._call)
+
+    def __getitem__(self, kind: type[T], /) -> Slice[T]:
+        call = self._call
+        call.check()
+        return call.open_transaction.session[kind]
+
+    def dispatch(self, event: object, /) -> None:
+        """Reduce an event into the call's fork; it becomes real when the call commits."""
+        call = self._call
+        call.check()
+        if isinstance(event, Fact):
+            raise reserved(event)
+        transaction = call.open_transaction
+        if not transaction.writable:
+            raise EffectRefused(
+                call.name,
+                call.tool.effect,
+                f"it may not dispatch {type(event).__name__}: that takes effect='staged'",
+            )
+        transaction.session.dispatch(event)
+
+
+class PolicySession(CallSession):
+    """The session as a policy sees it.
+
+    Before the call's transaction it reads what the call will start from and may only log; after the
+    handler it reads and writes the call's fork, whatever the tool's own effect.
+    """
+
+    __slots__ = ()
+
+    def __getitem__(self, kind: type[T], /) -> Slice[T]:
+        call = self._call
+        if call.let_through:
+            return call.open_transaction.session[kind]
+        outer = call.parent.transaction if call.parent is not None else None
+        state = call.frame.session.state if outer is None else outer.session.state
+        return call.frame.session.slice_in(state, kind)
+
+    def dispatch(self, event: object, /) -> None:
+        call = self._call
+        if call.let_through:
+            call.open_transaction.session.dispatch(event)
+            return
+        session = call.frame.session
+        if not all(target.is_log for target in session.targets_of(event)):
+            raise EventRefused(
+                event, "a policy's `check` may only log", "Keep what it counts in a slice of kind 'log'."
+            )
+        session.dispatch(event)
+
+
+class CallSignal:
+    """Whether the call was cancelled or has run out of time."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: LiveCall) -> None:
+        self._call = call
+
+    @property
+    def cancelled(self) -> bool:
+        """True once the call is to stop; also after it ended, for a thread that outlived it."""
+        return self._call.stopped or self._call.frame.cancellation.cancelled
+
+    def wait(self) -> Operation[None]:
+        """Ends once the call is to stop."""
+        call = self._call
+        call.home.check()
+        return Operation(self._stopped, "signal.wait()", call.home)
+
+    async def _stopped(self) -> None:
+        if self.cancelled:
+            return
+        loop = asyncio.get_running_loop()
+        stopped: asyncio.Future[None] = loop.create_future()
+        wake = lambda: None if stopped.done() else stopped.set_result(None)  # noqa: E731  # it is only ever passed on
+        forget = [self._call.on_stop(wake), self._call.frame.cancellation.on_cancel(wake)]
+        try:
+            await stopped
+        finally:
+            for each in forget:
+                each()
+
+
+def reserved(event: object) -> EventRefused:
+    return EventRefused(
+        event, "its name is one of Handrail's own facts", "Publish an event class of your own."
+    )

@@ -1,0 +1,101 @@
+"""A gate with everything in memory, and tools that do one thing each, for the tests of the gate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from handrail import Tool, ToolContext, ToolResult, tool
+from handrail.dispatch import Gate, open_gate
+from handrail.events import Fact, ToolInvoked, ToolRolledBack, ToolStarted
+from handrail.resources.memory import MemoryFilesystem
+from handrail.session import Session
+from handrail.testing import VirtualClock, VirtualTimeLoop
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Note:
+    """A piece of state."""
+
+    text: str
+
+
+class Rig:
+    """A session, a filesystem, a gate over both, and every event in the order it was published."""
+
+    def __init__(self, tools: Iterable[Tool[Any, Any]], **options: Any) -> None:
+        self.session: Session = options.pop("session", None) or Session(id="session")
+        self.files: MemoryFilesystem = options.pop("files", None) or MemoryFilesystem()
+        self.events: list[object] = []
+        self.session.dispatcher.subscribe(object, self.events.append)
+        loop = asyncio.get_running_loop()
+        if isinstance(loop, VirtualTimeLoop):
+            options.setdefault("clock", VirtualClock(loop))
+        self.gate: Gate = open_gate(tools, session=self.session, filesystem=self.files, **options)
+
+    async def call(self, name: str, /, **arguments: Any) -> ToolResult[Any]:
+        return await self.gate.invoke(name, arguments)
+
+    def of(self, kind: type[T]) -> list[T]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def status(self, name: str) -> str:
+        """How the one call of this tool ended."""
+        (ended,) = [event for event in self.of(ToolInvoked) if event.tool == name]
+        return ended.status
+
+    @property
+    def notes(self) -> list[str]:
+        return [note.text for note in self.session[Note].all()]
+
+    @property
+    def paths(self) -> list[str]:
+        return list(self.files.glob("**"))
+
+    def assert_untouched(self) -> None:
+        """Nothing but events is left of what was called."""
+        assert self.notes == []
+        assert self.paths == []
+        assert not [event for event in self.events if not isinstance(event, Fact)]
+
+    def assert_paired(self) -> None:
+        """Every call has exactly one start and, later, exactly one end."""
+        started = [event.call_id for event in self.of(ToolStarted)]
+        ended = [event.call_id for event in self.of(ToolInvoked)]
+        assert len(set(started)) == len(started)
+        assert sorted(started) == sorted(ended)
+        for call_id in started:
+            order = [type(event) for event in self.events if getattr(event, "call_id", None) == call_id]
+            assert order[0] is ToolStarted
+            assert order[-1] is ToolInvoked
+
+    def rolled_back(self, name: str) -> list[ToolRolledBack]:
+        return [event for event in self.of(ToolRolledBack) if event.tool == name]
+
+
+def leave_traces(context: ToolContext, text: str) -> None:
+    """Change the session and the files, so that a rollback has something to undo."""
+    context.session.dispatch(Note(text))
+    context.filesystem.write(f"{text}.txt", text)
+
+
+def staged(body: Callable[[str, ToolContext], Coroutine[Any, Any, Any]], **options: Any) -> Tool[Any, Any]:
+    """A tool that leaves traces under the name it is given, then does `body`."""
+    name = options.pop("name", "work")
+    effect = options.pop("effect", "staged")
+
+    @tool(name=name, description="Leave traces, then do something.", effect=effect, **options)
+    async def work(text: str, context: ToolContext) -> Any:
+        leave_traces(context, text)
+        return await body(text, context)
+
+    return work
+
+
+async def nothing(text: str, context: ToolContext) -> str:
+    """A body that just succeeds."""
+    return text
