@@ -1,5 +1,6 @@
 """The public surface of the package is pinned: a name comes or goes only on purpose."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,9 @@ def test_public_names_can_be_got():
     """Every name in `__all__` really is there, the lazily imported ones too."""
     missing = [name for name in handrail.__all__ if not hasattr(handrail, name)]
     assert missing == []
+
+
+def test_the_version_is_said_once():
+    """What the package says of itself is what it is published as."""
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
+    assert handrail.__version__ == project["project"]["version"]

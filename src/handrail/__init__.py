@@ -1,0 +1,149 @@
+"""Handrail: a runtime for the tools of AI agents, where every call is a transaction.
+
+The names below are the public surface. Each is loaded when it is first used, so `import handrail`
+itself costs next to nothing and parts that need an extra are only met by those who use them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from handrail.clock import Clock, SystemClock
+    from handrail.context import (
+        PROVIDER_REQUEST_ID,
+        RATE_LIMIT,
+        TRACING_SPAN,
+        AgentContext,
+        Approval,
+        ExtraKey,
+        ToolContext,
+        UserContext,
+    )
+    from handrail.deadline import Deadline
+    from handrail.dispatch import Gate, ToolCall, open_gate, run_turn
+    from handrail.errors import (
+        CallFailed,
+        CapabilityMissing,
+        ContextExpired,
+        Declined,
+        HandrailError,
+        NoAnswer,
+        QuestionCancelled,
+        QuestionTimedOut,
+        ToolDefinitionError,
+        ToolValidationError,
+        TransientError,
+    )
+    from handrail.guard import (
+        CapabilityPolicy,
+        RateLimitPolicy,
+        ReadBeforeWritePolicy,
+        SequentialDependencyPolicy,
+    )
+    from handrail.limits import Budget
+    from handrail.operation import Operation, gather
+    from handrail.protocols import PolicyDecision, ToolPolicy
+    from handrail.resources import Binding
+    from handrail.resources.memory import MemoryFilesystem
+    from handrail.session import Session, kept
+    from handrail.tools import (
+        Effect,
+        FunctionTool,
+        PathArg,
+        Tool,
+        ToolExample,
+        ToolResult,
+        legacy_handler,
+        tool,
+        tool_context,
+    )
+
+_HOMES = {
+    "handrail.clock": "Clock SystemClock",
+    "handrail.context": "PROVIDER_REQUEST_ID RATE_LIMIT TRACING_SPAN AgentContext Approval ExtraKey ToolContext UserContext",
+    "handrail.deadline": "Deadline",
+    "handrail.dispatch": "Gate ToolCall open_gate run_turn",
+    "handrail.errors": (
+        "CallFailed CapabilityMissing ContextExpired Declined HandrailError NoAnswer QuestionCancelled "
+        "QuestionTimedOut ToolDefinitionError ToolValidationError TransientError"
+    ),
+    "handrail.guard": "CapabilityPolicy RateLimitPolicy ReadBeforeWritePolicy SequentialDependencyPolicy",
+    "handrail.limits": "Budget",
+    "handrail.operation": "Operation gather",
+    "handrail.protocols": "PolicyDecision ToolPolicy",
+    "handrail.resources": "Binding",
+    "handrail.resources.memory": "MemoryFilesystem",
+    "handrail.session": "Session kept",
+    "handrail.tools": (
+        "Effect FunctionTool PathArg Tool ToolExample ToolResult legacy_handler tool tool_context"
+    ),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "PROVIDER_REQUEST_ID",
+    "RATE_LIMIT",
+    "TRACING_SPAN",
+    "AgentContext",
+    "Approval",
+    "Binding",
+    "Budget",
+    "CallFailed",
+    "CapabilityMissing",
+    "CapabilityPolicy",
+    "Clock",
+    "ContextExpired",
+    "Deadline",
+    "Declined",
+    "Effect",
+    "ExtraKey",
+    "FunctionTool",
+    "Gate",
+    "HandrailError",
+    "MemoryFilesystem",
+    "NoAnswer",
+    "Operation",
+    "PathArg",
+    "PolicyDecision",
+    "QuestionCancelled",
+    "QuestionTimedOut",
+    "RateLimitPolicy",
+    "ReadBeforeWritePolicy",
+    "SequentialDependencyPolicy",
+    "Session",
+    "SystemClock",
+    "Tool",
+    "ToolCall",
+    "ToolContext",
+    "ToolDefinitionError",
+    "ToolExample",
+    "ToolPolicy",
+    "ToolResult",
+    "ToolValidationError",
+    "TransientError",
+    "UserContext",
+    "gather",
+    "kept",
+    "legacy_handler",
+    "open_gate",
+    "run_turn",
+    "tool",
+    "tool_context",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOME_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'handrail' has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
