@@ -1,0 +1,313 @@
+"""What a call through the gate costs, beside the same work written by hand, in one run.
+
+CPU time, medians over interleaved rounds: a machine that is busy slows both sides. Each row has
+the figure it must keep, and says whether it did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from handrail import Tool, ToolContext, ToolResult
+from handrail.dispatch import Gate, ToolCall, open_gate, run_turn
+from handrail.dispatch.call import new_call
+from handrail.events import Fact
+from handrail.protocols import PolicyDecision
+from handrail.resources.memory import MemoryFilesystem
+from handrail.session import Session
+
+ROUNDS = int(os.environ.get("ROUNDS", "15"))
+CALLS = int(os.environ.get("CALLS", "2000"))
+ARGUMENTS = '{"city":"Oslo","days":3}'
+
+
+@dataclass
+class Forecast:
+    city: str
+    days: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    city: str
+
+
+async def handler(params: Forecast, *, context: ToolContext) -> ToolResult[str]:
+    return ToolResult.ok(params.city, "fine")
+
+
+async def writing_handler(params: Forecast, *, context: ToolContext) -> ToolResult[str]:
+    context.filesystem.write("seen.txt", params.city)
+    context.session.dispatch(Seen(params.city))
+    return ToolResult.ok(params.city, "fine")
+
+
+async def sleeping_handler(params: Forecast, *, context: ToolContext) -> ToolResult[None]:
+    await asyncio.sleep(0.01)
+    return ToolResult.ok(None)
+
+
+class Allows:
+    """A policy that looks and allows."""
+
+    name = "allows"
+
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
+        return PolicyDecision.allow()
+
+    def on_result(self, tool: Any, params: Any, result: Any, *, context: ToolContext) -> None:
+        return None
+
+
+def listen(event: Fact) -> None:
+    """A subscriber that hears every fact."""
+
+
+# --- the two sides -------------------------------------------------------------------------------
+
+Timed = Callable[[], Awaitable[float]]
+
+
+async def cpu_of(work: Callable[[], Awaitable[Any]], calls: int = CALLS) -> float:
+    """CPU microseconds of one of many."""
+    gc.collect()
+    began = time.process_time()
+    for _ in range(calls):
+        await work()
+    return (time.process_time() - began) / calls * 1e6
+
+
+async def floor() -> float:
+    """By hand: parse with a cached validator, await the handler, keep its result."""
+    validate = TypeAdapter(Forecast).validator.validate_json
+    kept: list[Any] = []
+
+    async def work() -> None:
+        kept.append(await handler(validate(ARGUMENTS, strict=True, extra="forbid"), context=None))  # pyright: ignore[reportArgumentType]
+
+    return await cpu_of(work)
+
+
+async def writing_floor() -> float:
+    """The same, and a file kept in a dict and an event in a list."""
+    validate = TypeAdapter(Forecast).validator.validate_json
+    kept: list[Any] = []
+    files: dict[str, bytes] = {}
+    events: list[Any] = []
+
+    async def by_hand(params: Forecast, *, context: Any) -> ToolResult[str]:
+        files["seen.txt"] = params.city.encode()
+        events.append(Seen(params.city))
+        return ToolResult.ok(params.city, "fine")
+
+    async def work() -> None:
+        kept.append(await by_hand(validate(ARGUMENTS, strict=True, extra="forbid"), context=None))
+
+    return await cpu_of(work)
+
+
+def a_gate(body: Any = handler, *, timeout: float | None = None, items: int = 0, files: int = 0) -> Gate:
+    """A gate with a policy, a subscriber to every event, and so much in its session and files."""
+    session = Session()
+    for number in range(items):
+        session.dispatch(Seen(str(number)))
+    session.dispatcher.subscribe(Fact, listen)
+    memory = MemoryFilesystem({f"folder/{number}.txt": "text" for number in range(files)})
+    tool = Tool("forecast", "Forecast.", body, timeout=timeout, effect="staged")
+    return open_gate([tool], session=session, filesystem=memory, policies=[Allows()])
+
+
+def through(gate: Gate) -> Timed:
+    """As a model's turn enters the gate."""
+
+    async def work() -> Any:
+        return await gate.pass_through(new_call(gate, "forecast"), ARGUMENTS)
+
+    return lambda: cpu_of(work)
+
+
+def invoked(gate: Gate) -> Timed:
+    """As a program does, by an operation that could also be waited for."""
+
+    async def work() -> Any:
+        return await gate.invoke("forecast", ARGUMENTS)
+
+    return lambda: cpu_of(work)
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+
+async def medians(**sides: Timed) -> dict[str, float]:
+    """The median of each side, all measured in turn, round after round."""
+    taken: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(ROUNDS):
+        for name, side in sides.items():
+            taken[name].append(await side())
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def row(what: str, figure: float, unit: str, ratio: float, bound: float) -> None:
+    verdict = "ok" if ratio <= bound else "MISSED"
+    print(f"{what:58} {figure:9.2f} {unit:3} {ratio:6.2f}x   at most {bound}x   {verdict}", flush=True)
+
+
+async def calls() -> None:
+    times = await medians(
+        floor=floor,
+        gate=lambda: through(a_gate())(),
+        invoked=lambda: invoked(a_gate())(),
+        timeout=lambda: through(a_gate(timeout=30))(),
+        writing_floor=writing_floor,
+        writing=lambda: through(a_gate(writing_handler))(),
+    )
+    row("by hand: parse, await, result, keep", times["floor"], "us", 1, 1)
+    row("gate: policy, subscriber, both events", times["gate"], "us", times["gate"] / times["floor"], 4)
+    row("the same by gate.invoke, an Operation", times["invoked"], "us", times["invoked"] / times["floor"], 4)
+    row("gate with a timeout", times["timeout"], "us", times["timeout"] / times["floor"], 4)
+    row("by hand, with a file and an event", times["writing_floor"], "us", 1, 1)
+    row(
+        "gate, file written and event committed",
+        times["writing"],
+        "us",
+        times["writing"] / times["writing_floor"],
+        6,
+    )
+
+
+async def flatness() -> None:
+    small = await medians(
+        empty=through(a_gate(writing_handler)),
+        thousand=through(a_gate(writing_handler, items=1_000)),
+        many=through(a_gate(writing_handler, items=100_000)),
+        files=through(a_gate(writing_handler, files=10_000)),
+    )
+    for name, what in (
+        ("thousand", "a writing call at 1,000 items over one at none"),
+        ("many", "a writing call at 100,000 items over one at none"),
+        ("files", "a writing call at 10,000 files over one at none"),
+    ):
+        row(what, small[name], "us", small[name] / small["empty"], 1.3)
+
+
+async def forks() -> None:
+    def filled(items: int) -> Session:
+        session = Session()
+        for number in range(items):
+            session.dispatch(Seen(str(number)))
+        return session
+
+    def forking(items: int) -> Timed:
+        session = filled(items)
+
+        async def timed() -> float:
+            began = time.process_time()
+            for _ in range(CALLS * 5):
+                session.fork()
+            return (time.process_time() - began) / (CALLS * 5) * 1e6
+
+        return timed
+
+    def appending(items: int, siblings: int) -> Timed:
+        """Each fork appends 32 times, so that every fill of the last block counts once."""
+        session = filled(items)
+
+        async def timed() -> float:
+            gc.collect()
+            began = time.process_time()
+            for _ in range(max(CALLS // siblings // 32, 1)):
+                for fork in [session.fork() for _ in range(siblings)]:
+                    for _ in range(32):
+                        fork.dispatch(Seen("x"))
+            done = max(CALLS // siblings // 32, 1) * siblings * 32
+            return (time.process_time() - began) / done * 1e6
+
+        return timed
+
+    times = await medians(
+        ten=forking(10),
+        many=forking(100_000),
+        ten_raced=appending(10, 100),
+        many_raced=appending(100_000, 100),
+    )
+    row("a fork at 100,000 items over one at ten", times["many"], "us", times["many"] / times["ten"], 1.3)
+    raced = times["many_raced"] / times["ten_raced"]
+    row("an append by one of a hundred sibling forks, the same", times["many_raced"], "us", raced, 1.3)
+
+
+async def parallel() -> None:
+    gate = a_gate(sleeping_handler)
+    turn = [ToolCall("forecast", ARGUMENTS) for _ in range(100)]
+
+    async def bare() -> float:
+        began = time.perf_counter()
+        await asyncio.gather(*[asyncio.sleep(0.01) for _ in range(100)])
+        return (time.perf_counter() - began) * 1e3
+
+    async def gated() -> float:
+        began = time.perf_counter()
+        await run_turn(gate, turn)
+        return (time.perf_counter() - began) * 1e3
+
+    times = await medians(bare=bare, gated=gated)
+    row(
+        "100 parallel calls that sleep 10 ms, over bare asyncio",
+        times["gated"],
+        "ms",
+        times["gated"] / times["bare"],
+        1.5,
+    )
+
+
+def imports() -> None:
+    def cpu(code: str) -> float:
+        before = os.times()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        after = os.times()
+        return (
+            after.children_user + after.children_system - before.children_user - before.children_system
+        ) * 1e3
+
+    lines = {
+        "bare": "import pydantic, anyio",
+        "ours": "import handrail",
+        "used": "import pydantic, anyio, asyncio; from pydantic import BaseModel, Field, TypeAdapter",
+        "words": "from handrail import Tool, ToolContext, ToolResult, gather, tool",
+    }
+    taken: dict[str, list[float]] = {name: [] for name in lines}
+    for _ in range(ROUNDS):
+        for name, line in lines.items():
+            taken[name].append(cpu(line))
+    times = {name: statistics.median(each) for name, each in taken.items()}
+    row(
+        "import handrail over import pydantic, anyio", times["ours"], "ms", times["ours"] / times["bare"], 1.2
+    )
+    row(
+        "the words of a tool over the names they need",
+        times["words"],
+        "ms",
+        times["words"] / times["used"],
+        1.2,
+    )
+
+
+def main() -> None:
+    print(f"Python {sys.version.split()[0]}, {ROUNDS} rounds of {CALLS} calls, CPU time, medians\n")
+    for part in (calls, flatness, forks, parallel):
+        asyncio.run(part())
+    imports()
+
+
+if __name__ == "__main__":
+    main()
