@@ -1,0 +1,101 @@
+"""What the gate does with a tool call: it commits, undoes, isolates, asks, and stops.
+
+Run it with `make run`. Everything is in memory and ends by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Annotated
+
+from handrail import PathArg, ToolContext, tool
+from handrail.dispatch import ToolCall, open_gate, run_turn
+from handrail.guard import CapabilityPolicy
+from handrail.resources.memory import MemoryFilesystem
+from handrail.session import Session
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the shopping list, kept in the session."""
+
+    item: str
+    count: int
+
+
+@tool(effect="staged", capabilities={"fs.write"})
+async def add_to_list(
+    item: str, count: int, file: Annotated[str, PathArg("write")] = "list.txt", *, context: ToolContext
+) -> str:
+    """Add an item to the shopping list."""
+    context.session.dispatch(Line(item, count))
+    context.filesystem.append(file, f"{count} x {item}\n")
+    if item == "durian":
+        raise ValueError("the shop does not sell durians")
+    return f"{count} x {item} added"
+
+
+@tool(effect="irreversible", capabilities={"net"})
+async def order(shop: str) -> str:
+    """Order everything on the list."""
+    return f"ordered at {shop}"
+
+
+@tool(effect="staged", timeout=0.2)
+async def wait_for_discount(context: ToolContext) -> str:
+    """Wait until prices fall."""
+    context.filesystem.write("discount.txt", "soon")
+    await asyncio.sleep(60)
+    return "cheaper now"
+
+
+async def main() -> None:
+    session, files = Session(), MemoryFilesystem()
+    gate = open_gate(
+        [add_to_list, order, wait_for_discount],
+        session=session,
+        filesystem=files,
+        policies=[CapabilityPolicy()],
+    )
+
+    def show(title: str) -> None:
+        print(
+            f"   files: {', '.join(files.glob('**')) or 'none'}   lines: {len(session[Line])}   ({title})\n"
+        )
+
+    print("1. A call that succeeds is committed, its state and its file together.")
+    print("  ", (await gate.invoke("add_to_list", {"item": "bread", "count": 2})).render())
+    show("kept")
+
+    print("2. A call that fails half-way is undone. It had written both before it failed.")
+    print(
+        "  ", (await gate.invoke("add_to_list", {"item": "durian", "count": 1, "file": "other.txt"})).render()
+    )
+    show("as before")
+
+    print("3. Calls of one turn run at once and do not see each other; one failing undoes only its own.")
+    turn = await run_turn(
+        gate,
+        [
+            ToolCall("add_to_list", {"item": "milk", "count": 1, "file": "milk.txt"}),
+            ToolCall("add_to_list", {"item": "durian", "count": 9, "file": "durian.txt"}),
+        ],
+    )
+    for result in turn.results:
+        print("  ", result.render())
+    show("one of two kept")
+
+    print("4. What a model sends is not trusted: every mistake of one call, in words it can act on.")
+    print("  ", (await gate.invoke("add_to_list", '{"itme": "eggs", "count": "six"}')).render(), "\n")
+
+    print("5. What can't be undone has to be approved, and nobody is here.")
+    print("  ", (await gate.invoke("order", {"shop": "corner shop"})).render(), "\n")
+
+    print("6. A call that takes too long is stopped, and nothing of it is left.")
+    print("  ", (await gate.invoke("wait_for_discount")).render())
+    show("as before")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,31 @@
+"""Every example runs as it stands, in a process of its own, and shows what it says it shows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+
+SHOWN = {
+    "hello.py": [
+        "2 x bread added\n   files: list.txt   lines: 1   (kept)",
+        "ValueError: the shop does not sell durians\n   files: list.txt   lines: 1   (as before)",
+        "files: list.txt, milk.txt   lines: 2   (one of two kept)",
+        "- itme: unknown; did you mean item?",
+        "order was not approved (nobody there)",
+        "took longer than 0.2 seconds and was stopped",
+    ],
+}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=[path.name for path in EXAMPLES])
+def test_example_runs_and_shows_it(example: Path, tmp_path: Path) -> None:
+    """It ends by itself, without a complaint, and what it promises is on the screen."""
+    run = subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    assert (run.returncode, run.stderr) == (0, "")
+    for piece in SHOWN[example.name]:
+        assert piece in run.stdout
