@@ -659,3 +659,33 @@ def test_what_an_earlier_try_left_behind_can_not_touch_the_next() -> None:
         assert rig.paths == ["second.txt"]
 
     asyncio.run(main())
+
+
+def test_the_gate_beats_for_a_handler_until_it_beats_itself() -> None:
+    """The lease is extended while a handler runs; from its first own beat on only its own count."""
+
+    async def main() -> None:
+        class Lease:
+            interval = 10.0
+
+            def __init__(self) -> None:
+                self.extended: list[float] = []
+
+            def extend(self) -> None:
+                self.extended.append(asyncio.get_running_loop().time())
+
+        async def works(text: str, context: ToolContext) -> None:
+            await asyncio.sleep(25)
+            if text == "beats":
+                context.beat()
+                await asyncio.sleep(100)
+
+        lease = Lease()
+        rig = Rig([staged(works)], lease=lease)
+        await rig.call("work", text="silent")
+        assert lease.extended == [0, 10, 20]  # and no more once it is over
+        lease.extended.clear()
+        await rig.call("work", text="beats")
+        assert lease.extended == [25, 35, 45, 50]
+
+    run_virtual(main)
