@@ -90,6 +90,7 @@ class LiveCall(msgspec.Struct, eq=False):
     """How many questions this attempt has asked."""
     ended: bool = False
     policy_context: ToolContext | None = None
+    policies_made_resources: bool = False
     bound: BoundAdapter | None = None
     inner: int = 0
     """How many calls and questions this attempt has made."""

@@ -150,7 +150,7 @@ class Gate:
             stopped = task.cancelling() > cancels or (frame.cancellation.cancelled and not call.undoing)
             ending = await self._roll_back(call, error, stopped)  # 9, failure
         del frame.live[call]
-        if call.made_resources is not None or call.policy_context is not None:
+        if call.made_resources is not None or call.policies_made_resources:
             await self._close_resources(call)
         if deadline is not None and deadline.stop():
             task.uncancel()  # it passed while something was shielded from it, and the call is over
@@ -431,8 +431,9 @@ class Gate:
         left: tuple[str, ...] = ()
         if transaction.settled:
             compensated, left = await shielded(compensate(self, call, transaction.settled))
-        if call.made_resources is not None or call.policy_context is not None:
+        if call.made_resources is not None or call.policies_made_resources:
             await self._close_resources(call)
+        if call.policy_context is not None:
             close_policy_context(call)
         if call.token is not None:
             self.frame.record(

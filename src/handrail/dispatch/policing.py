@@ -46,6 +46,7 @@ class PolicyCall(msgspec.Struct, eq=False):
     @property
     def resources(self) -> CallResources:
         if self._resources is None:
+            self._call.policies_made_resources = True
             self._resources = CallResources(
                 self._call.frame.resources, self.home, self._view, self._call.given()
             )
