@@ -22,7 +22,7 @@ from handrail.context import ToolContext
 from handrail.dispatch.asking import ask_approval
 from handrail.dispatch.call import LiveCall, new_call
 from handrail.dispatch.committing import commit_lock_of
-from handrail.dispatch.failures import Refused, SignatureMismatch, TimedOut, Unsuccessful, failure_of
+from handrail.dispatch.failures import Refused, SignatureMismatch, Unsuccessful, failure_of
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.policing import close_policy_context, policy_context, policy_resources
 from handrail.dispatch.recording import commit_unit
@@ -34,12 +34,11 @@ from handrail.dispatch.starting import (
     in_own_task,
     refuse_misfit,
 )
+from handrail.dispatch.timing import deadline_or, start_watching, stop_watching, watch_deadline
 from handrail.dispatch.transaction import Settled, Transaction, new_transaction
 from handrail.dispatch.undoing import compensate, forget_locals, shielded
-from handrail.dispatch.watchdog import Timer, watchdog_of
 from handrail.errors import (
     Conflict,
-    DeadlineExceededError,
     DefinitionError,
     DepthExceededError,
     TransientError,
@@ -101,7 +100,7 @@ class Gate:
             frame.publish(ToolStarted(call.id, call.name, call.path, call.started, frame.run_context))
         frame.live[call] = task
         ending: BaseException | None = None
-        deadline = None if frame.deadline is None or call.undoing else self._watch_deadline(call, task)
+        deadline = None if frame.deadline is None or call.undoing else watch_deadline(call, task)
         try:
             tool = call.tool = frame.open_tools.get(call.name) or self._look_up(call)  # 1
             if call.parent is not None:
@@ -146,7 +145,7 @@ class Gate:
             raise
         except BaseException as error:
             if deadline is not None:
-                error = self._deadline_or(error, call, deadline, task, cancels)
+                error = deadline_or(error, call, deadline, task, cancels)
             stopped = task.cancelling() > cancels or (frame.cancellation.cancelled and not call.undoing)
             ending = await self._roll_back(call, error, stopped)  # 9, failure
         del frame.live[call]
@@ -252,7 +251,7 @@ class Gate:
         params = call.params
         watched = tool.timeout is not None or self.frame.lease is not None
         if watched:
-            self._start_watching(call, tool, task)
+            start_watching(call, tool, task)
         try:
             if tool.is_async:
                 try:
@@ -266,7 +265,7 @@ class Gate:
             call.finished = result
         finally:
             if watched:
-                self._stop_watching(call, task, cancelling)
+                stop_watching(call, task, cancelling)
         if task.cancelling() > cancelling or (self.frame.cancellation.cancelled and not call.undoing):
             await cancelled_after_all()
         check_result(tool, result)
@@ -274,45 +273,6 @@ class Gate:
             raise Unsuccessful(result)
         call.close()
         return result
-
-    def _start_watching(self, call: LiveCall, tool: Tool[Any, Any], task: asyncio.Task[Any]) -> None:
-        """Watch over the handler: its timeout and the lease of its job."""
-        if tool.timeout is not None:
-            call.timer = watchdog_of(call.loop).watch(task, tool.timeout)
-        if self.frame.lease is not None:
-            call.heartbeat.keep(call.loop)
-
-    def _stop_watching(self, call: LiveCall, task: asyncio.Task[Any], cancelling: int) -> None:
-        """Take back what the timeout cancelled, and raise what it stands for.
-
-        Whoever else cancelled the task at the same moment is heard first.
-        """
-        if self.frame.lease is not None:
-            call.heartbeat.stop()
-        if call.timer is not None and call.timer.stop():
-            task.uncancel()
-            if task.cancelling() <= cancelling:
-                raise TimedOut(call.tool.timeout)
-
-    def _watch_deadline(self, call: LiveCall, task: asyncio.Task[Any]) -> Timer:
-        """The deadline holds during all of a call: policies, waiting for an approval, the handler."""
-        deadline: Any = self.frame.deadline
-        return watchdog_of(call.loop).watch(task, max(deadline.remaining(), 0), deadline.remaining)
-
-    def _deadline_or(
-        self, error: BaseException, call: LiveCall, timer: Timer, task: asyncio.Task[Any], cancelling: int
-    ) -> BaseException:
-        """What a cancellation by the deadline stands for; any other error as it is."""
-        deadline = self.frame.deadline
-        if timer.stop():
-            task.uncancel()
-            if (
-                isinstance(error, asyncio.CancelledError)
-                and task.cancelling() <= cancelling
-                and deadline is not None
-            ):
-                return DeadlineExceededError(deadline.at, f"{call.name} was done")
-        return error
 
     # 9
 
