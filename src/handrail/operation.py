@@ -367,13 +367,13 @@ async def _gather(
         try:
             await settled
         finally:
-            await _cancel_and_await(tasks)
+            await cancel_and_await(tasks)
     if failed is not None:
         failed.result()  # raises what it raised, CancelledError included
     return tuple(task.result() for task in tasks)
 
 
-async def _cancel_and_await(tasks: Sequence[asyncio.Task[Any]]) -> None:
+async def cancel_and_await(tasks: Sequence[asyncio.Task[Any]]) -> None:
     """End these tasks; a cancellation that arrives meanwhile is raised only once they have ended."""
     cancelled: asyncio.CancelledError | None = None
     unfinished: list[asyncio.Task[Any]] = [task for task in tasks if not task.done()]
@@ -385,5 +385,8 @@ async def _cancel_and_await(tasks: Sequence[asyncio.Task[Any]]) -> None:
         except asyncio.CancelledError as error:
             cancelled = error
         unfinished = [task for task in unfinished if not task.done()]
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # looked at: whoever ends tasks has no use for what they raised
     if cancelled is not None:
         raise cancelled

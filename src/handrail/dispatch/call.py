@@ -82,7 +82,6 @@ class LiveCall(msgspec.Struct, eq=False):
     transaction: Transaction | None = None
     token: object = None
     timer: Timer | None = None
-    deadline_timer: Timer | None = None
     stopped: bool = False
     undoing: bool = False
     """Does this undo something? Then neither a cancelled run nor its deadline stops it."""
@@ -259,7 +258,7 @@ class LiveCall(msgspec.Struct, eq=False):
     @property
     def resources(self) -> CallResources:
         if self.made_resources is None:
-            self.made_resources = CallResources(self.frame.resources, self.home, self._fork, self.given())
+            self.made_resources = CallResources(self.frame.resources, self.home, self.fork, self.given())
         return self.made_resources
 
     def given(self) -> Mapping[type, Callable[[], Any]]:
@@ -277,7 +276,8 @@ class LiveCall(msgspec.Struct, eq=False):
         self.check()
         return self.open_transaction.fork_of(files)
 
-    def _fork(self, protocol: type, resource: Forkable) -> Any:
+    def fork(self, protocol: type, resource: Forkable) -> Any:
+        """The call's own version of a resource."""
         return self.open_transaction.fork_of(resource)
 
     @property

@@ -105,7 +105,6 @@ class Frame:
         self.lease = lease
         self.cancellation = Cancellation(lambda: self.live.values(), cancelled_with)
         self.limited = deadline is not None or budget is not None
-        self.watched = deadline is not None or lease is not None
         self.depth_limit = depth_limit
         self.approval_seconds = approval_seconds
         self.outer = outer

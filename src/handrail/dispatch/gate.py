@@ -306,7 +306,9 @@ class Gate:
                 lock.release()
             transaction.publish()
         if transaction.parent is not None:
-            self._hand_on(call, result, transaction, transaction.parent)
+            # What an inner call did to the world is the outer one's to answer for, should it fail.
+            transaction.parent.inherit(transaction)
+            self._remember(call, transaction.parent)
         call.result = result
         return True
 
@@ -335,13 +337,6 @@ class Gate:
             return True
         call.stale = stale
         return False
-
-    def _hand_on(
-        self, call: LiveCall, result: ToolResult[Any], transaction: Transaction, outer: Transaction
-    ) -> None:
-        """What an inner call did to the world is the outer one's to answer for, should it fail."""
-        outer.inherit(transaction)
-        self._remember(call, outer)
 
     def _remember(self, call: LiveCall, transaction: Transaction) -> None:
         """Note what a finished call did to the world, to be undone or named if that comes to nothing."""

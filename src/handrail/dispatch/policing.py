@@ -10,7 +10,7 @@ from handrail.context import ToolContext
 from handrail.dispatch.call import LiveCall
 from handrail.dispatch.views import PolicySession
 from handrail.operation import Home
-from handrail.protocols import Filesystem, Forkable
+from handrail.protocols import Filesystem
 from handrail.resources.registry import CallResources
 
 
@@ -48,17 +48,14 @@ class PolicyCall(msgspec.Struct, eq=False):
         if self._resources is None:
             self._call.policies_made_resources = True
             self._resources = CallResources(
-                self._call.frame.resources, self.home, self._view, self._call.given()
+                self._call.frame.resources, self.home, self._call.fork, self._call.given()
             )
         return self._resources
 
     @property
     def filesystem(self) -> Filesystem:
         files = self._call.frame.filesystem
-        return self.resources.get(Filesystem) if files is None else self._view(Filesystem, files)
-
-    def _view(self, protocol: type, resource: Forkable) -> Any:
-        return self._call.open_transaction.fork_of(resource)
+        return self.resources.get(Filesystem) if files is None else self._call.fork(Filesystem, files)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._call, name)

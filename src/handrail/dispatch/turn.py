@@ -10,6 +10,7 @@ import msgspec
 
 from handrail.dispatch.call import LiveCall, new_call
 from handrail.dispatch.gate import Arguments, Gate
+from handrail.operation import cancel_and_await
 from handrail.tools import ToolResult
 
 
@@ -75,31 +76,14 @@ async def _run_group(gate: Gate, group: list[tuple[LiveCall, Arguments]]) -> Bas
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
             failed = [task for task in done if task.cancelled() or task.exception() is not None]
             if failed:
-                await _stop(waiting)
+                await cancel_and_await(tuple(waiting))
                 return next(
                     (task.exception() for task in failed if not task.cancelled()), asyncio.CancelledError()
                 )
     except asyncio.CancelledError:
-        await _stop(waiting)
+        await cancel_and_await(tuple(waiting))
         raise
     return None
-
-
-async def _stop(tasks: set[asyncio.Task[ToolResult[Any]]]) -> None:
-    """Cancel these and wait until each has rolled back."""
-    for task in tasks:
-        task.cancel()
-    cancelled: asyncio.CancelledError | None = None
-    while any(not task.done() for task in tasks):
-        try:
-            await asyncio.wait(tasks)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    for task in tasks:
-        if not task.cancelled():
-            task.exception()  # looked at
-    if cancelled is not None:
-        raise cancelled
 
 
 def _result_of(call: LiveCall) -> ToolResult[Any]:

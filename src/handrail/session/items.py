@@ -25,7 +25,38 @@ def not_keyed() -> DefinitionError:
     )
 
 
-class Items(Generic[T]):
+class Readable(Generic[T]):
+    """What reading every kind of slice has in common: its items, one after another."""
+
+    __slots__ = ()
+
+    def all(self) -> tuple[T, ...]:
+        """Every item, oldest first; in a slice with keys, in the order its keys were first seen."""
+        return tuple(self)
+
+    def where(self, predicate: Callable[[T], bool], /) -> tuple[T, ...]:
+        """The items for which `predicate` is true, in the same order."""
+        return tuple(item for item in self if predicate(item))
+
+    def get(self, key: Hashable, /) -> T | None:
+        """The item with this key, in a slice that is kept by key."""
+        raise not_keyed()
+
+    def __iter__(self) -> Iterator[T]:
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self.all() == cast("Readable[Any]", other).all()
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]  # compared by content, which may be unhashable
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self)!r})"
+
+
+class Items(Readable[T]):
     """A sequence to which items are added at the end."""
 
     __slots__ = ("_full", "_tail")
@@ -59,17 +90,6 @@ class Items(Generic[T]):
         """The newest item, or None."""
         return self._tail[-1] if self._tail else None
 
-    def all(self) -> tuple[T, ...]:
-        """Every item, oldest first."""
-        return tuple(self)
-
-    def where(self, predicate: Callable[[T], bool], /) -> tuple[T, ...]:
-        """The items for which `predicate` is true, oldest first."""
-        return tuple(item for item in self if predicate(item))
-
-    def get(self, key: Hashable, /) -> T | None:
-        raise not_keyed()
-
     def __iter__(self) -> Iterator[T]:
         _, shift, root = self._full
         yield from _leaves(root, shift)
@@ -77,16 +97,6 @@ class Items(Generic[T]):
 
     def __len__(self) -> int:
         return self._full[0] + len(self._tail)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Items):
-            return NotImplemented
-        return self.all() == cast("Items[Any]", other).all()
-
-    __hash__ = None  # pyright: ignore[reportAssignmentType]  # compared by content, which may be unhashable
-
-    def __repr__(self) -> str:
-        return f"Items({list(self)!r})"
 
 
 _new: Callable[[Any], Any] = object.__new__
@@ -124,7 +134,7 @@ def _leaves(node: tuple[Any, ...], shift: int) -> Iterator[Any]:
             yield from _leaves(child, shift - _BITS)
 
 
-class Table(Generic[T]):
+class Table(Readable[T]):
     """Items found by a key: adding one with a known key puts it in the old one's place.
 
     `key` says what an item's key is. Items come out in the order their keys were first seen.
@@ -166,30 +176,12 @@ class Table(Generic[T]):
         key = self._order.latest()
         return None if self._size == 0 else self.get(key)
 
-    def all(self) -> tuple[T, ...]:
-        """Every item, in the order their keys were first seen."""
-        return tuple(self)
-
-    def where(self, predicate: Callable[[T], bool], /) -> tuple[T, ...]:
-        """The items for which `predicate` is true."""
-        return tuple(item for item in self if predicate(item))
-
     def __iter__(self) -> Iterator[T]:
         for key in self._order:
             yield cast(T, _find(self._root, key))
 
     def __len__(self) -> int:
         return self._size
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Table):
-            return NotImplemented
-        return self.all() == cast("Table[Any]", other).all()
-
-    __hash__ = None  # pyright: ignore[reportAssignmentType]  # compared by content, which may be unhashable
-
-    def __repr__(self) -> str:
-        return f"Table({list(self)!r})"
 
 
 _NOTHING = object()
