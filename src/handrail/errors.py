@@ -43,6 +43,12 @@ Each is ours *and* the builtin a caller would expect; each carries data beside i
     │       ├── EditRefused (ValueError)             the text to replace is not there, or not unique
     │       └── FileLimitReached                     too large, or too many
     ├── AnswerRefused (ValueError)               .question: unknown, late, forged, or it does not fit
+    ├── ModelError (RuntimeError)                .model, .status, .retry_after, .transient
+    │   ├── ModelRateLimited                       too much was asked of it
+    │   ├── ModelUnavailable (ConnectionError)     it could not be reached, or could not answer
+    │   ├── ModelAnswerBroken (ValueError)         its answer was cut off, or can't be read
+    │   └── ModelRequestRefused (ValueError)       the request is wrong: trying again won't help
+    ├── ConversationBusy (RuntimeError)          .conversation: another evaluation is at work on it
     ├── PromptEvaluationError (RuntimeError)     .phase, .run_id: the run itself can't go on
     └── VisibilityExpansionRequired              .sections: show these in full and evaluate again
 
@@ -363,6 +369,57 @@ class AnswerRefused(HandrailError, ValueError):
         super().__init__(f"answer to {question!r} refused: {problem}. {mend}")
         self.question = question
         self.problem = problem
+
+
+class ModelError(HandrailError, RuntimeError):
+    """A request to a model failed. Where it is `transient` the run tries again by itself."""
+
+    transient = False
+
+    def __init__(
+        self, model: str, problem: str, *, status: int | None = None, retry_after: float | None = None
+    ) -> None:
+        code = f" (status {status})" if status is not None else ""
+        super().__init__(f"model {model!r}: {problem}{code}")
+        self.model = model
+        self.problem = problem
+        self.status = status
+        self.retry_after = retry_after
+        """Seconds, where the provider said so."""
+
+
+class ModelRateLimited(ModelError):
+    """The provider takes no more for now."""
+
+    transient = True
+
+
+class ModelUnavailable(ModelError, ConnectionError):
+    """The provider could not be reached, or could not answer."""
+
+    transient = True
+
+
+class ModelAnswerBroken(ModelError, ValueError):
+    """The answer was cut off or can't be read, and nothing of it was used."""
+
+    transient = True
+
+
+class ModelRequestRefused(ModelError, ValueError):
+    """The provider refuses the request itself: a key, a model, or a setting is wrong."""
+
+
+class ConversationBusy(HandrailError, RuntimeError):
+    """A conversation is evaluated once at a time."""
+
+    def __init__(self, session: str, conversation: str) -> None:
+        super().__init__(
+            f"session {session!r}: another evaluation is at work on the conversation {conversation!r}. "
+            "Wait for it, or evaluate on a session of its own."
+        )
+        self.session = session
+        self.conversation = conversation
 
 
 class PromptEvaluationError(HandrailError, RuntimeError):

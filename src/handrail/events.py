@@ -8,11 +8,13 @@ tool publishes its own events with `context.emit`, which wraps them in `Emitted`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any, Literal
 
 import msgspec
 
 from handrail.context.facts import Approval, RunContext
+from handrail.messages import Message, StopReason, Usage
 from handrail.tools.result import ToolResult
 
 CallStatus = Literal["ok", "error", "denied", "cancelled", "timed out", "invalid", "conflict"]
@@ -122,4 +124,110 @@ class QuestionAnswered(Fact, frozen=True):
     call_id: str
     outcome: str
     by: str
+    run_context: RunContext
+
+
+# --- a run and its model -----------------------------------------------------------------------
+
+
+class PromptRendered(Fact, frozen=True):
+    """A run begins: its prompt was rendered."""
+
+    prompt: str
+    text: str
+    tools: tuple[str, ...]
+    run_context: RunContext
+
+
+class MessageAdded(Fact, frozen=True):
+    """A conversation has grown by a message. A session's conversations are made of these."""
+
+    conversation: str
+    message: Message
+    run_id: str
+
+
+class SectionOpened(Fact, frozen=True):
+    """A section that was shown as a summary is shown in full from here on."""
+
+    conversation: str
+    path: str
+    run_id: str
+
+
+class ModelRequested(Fact, frozen=True):
+    """A request goes to a model."""
+
+    model: str
+    attempt: int
+    messages: int
+    run_context: RunContext
+
+
+class ModelResponded(Fact, frozen=True):
+    """A model has answered, and this is what it took."""
+
+    model: str
+    stop_reason: StopReason
+    usage: Usage
+    cost: Decimal | None
+    """In US dollars; None where nobody knows the price."""
+    seconds: float
+    attempt: int
+    run_context: RunContext
+
+
+class ModelFailed(Fact, frozen=True):
+    """A request came to nothing. What was streamed of it does not count."""
+
+    model: str
+    attempt: int
+    error: str
+    retry_in: float | None
+    """Seconds until it is tried again; None when it is not."""
+    run_context: RunContext
+
+
+class TextDelta(Fact, frozen=True, gc=False):
+    """More of the answer's text, in a streamed run."""
+
+    text: str
+    run_context: RunContext
+
+
+class ThinkingDelta(Fact, frozen=True, gc=False):
+    """More of what the model says it thinks, in a streamed run."""
+
+    text: str
+    run_context: RunContext
+
+
+class CallDelta(Fact, frozen=True, gc=False):
+    """A call the model is writing, in a streamed run; `name` comes with its first piece."""
+
+    index: int
+    call_id: str
+    name: str
+    arguments: str
+    run_context: RunContext
+
+
+class Advised(Fact, frozen=True):
+    """The model was given advice, or held to its task; or whoever was to do so raised."""
+
+    kind: Literal["feedback", "completion"]
+    by: str
+    text: str
+    failed: bool
+    run_context: RunContext
+
+
+class PromptExecuted(Fact, frozen=True):
+    """A run is over."""
+
+    prompt: str
+    stop_reason: str
+    """Why it ended; `failed: ...` or `cancelled` where there is no response."""
+    usage: Usage
+    cost: Decimal | None
     run_context: RunContext

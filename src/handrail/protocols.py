@@ -6,7 +6,7 @@ one of these, and each has a public fake in `handrail.testing`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
@@ -18,6 +18,8 @@ from handrail.question import Answer, Question
 
 if TYPE_CHECKING:
     from handrail.context import ToolContext
+    from handrail.deadline import Deadline
+    from handrail.limits import Budget
     from handrail.operation import Operation
     from handrail.tools import RunMode, Tool, ToolResult
 
@@ -256,37 +258,6 @@ class Environment(Protocol):
         ...
 
 
-class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request to a model: the conversation so far, and what it may call."""
-
-    system: str
-    messages: Sequence[Mapping[str, Any]]
-    tools: Sequence[Tool[Any, Any]] = ()
-    output_schema: Mapping[str, Any] | None = None
-    temperature: float | None = None
-
-
-class ModelPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One piece of a model's answer as it arrives."""
-
-    kind: Literal["text", "call", "usage", "stop"]
-    text: str = ""
-    call_id: str = ""
-    name: str = ""
-    usage: Mapping[str, int] | None = None
-
-
-class Model(Protocol):
-    """A model: one method, a stream of parts."""
-
-    @property
-    def name(self) -> str:
-        """`provider:name`."""
-        ...
-
-    def stream(self, request: ModelRequest, /) -> AsyncIterator[ModelPart]: ...
-
-
 class CommitUnit(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one call changes, to be recorded as one: all of it or none."""
 
@@ -342,9 +313,25 @@ class Journal(Protocol):
 
 
 class BoundAdapter(Protocol):
-    """The adapter of this run as a call sees it: what it evaluates inherits the call's limits."""
+    """The adapter of this run as a call sees it.
 
-    def evaluate(self, prompt: Any, params: Any = None, /, **tighter: Any) -> Operation[Any]: ...
+    What it evaluates is part of the call: it has the call's session, bus, resources, broker, journal
+    and place in the tree; `deadline` and `budget` can only be tighter than the call's own.
+    """
+
+    def evaluate(
+        self,
+        prompt: Any,
+        params: Any = None,
+        /,
+        *,
+        message: str | None = None,
+        model: Any = None,
+        deadline: Deadline | None = None,
+        budget: Budget | None = None,
+        temperature: float | None = None,
+        opened: Sequence[str] = (),
+    ) -> Operation[Any]: ...
 
 
 class PromptView(Protocol):

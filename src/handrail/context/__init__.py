@@ -11,10 +11,12 @@ from handrail.context.call import Call
 from handrail.context.extras import (
     PROVIDER_REQUEST_ID,
     RATE_LIMIT,
+    RETRIES,
     TRACING_SPAN,
     ExtraKey,
     Extras,
     RateLimit,
+    Retries,
 )
 from handrail.context.facts import Approval, Invocation, RequestView, ResponseAccumulator, RunContext
 from handrail.context.ticket import Ticket
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PROVIDER_REQUEST_ID",
     "RATE_LIMIT",
+    "RETRIES",
     "TRACING_SPAN",
     "AgentContext",
     "Approval",
@@ -53,6 +56,7 @@ __all__ = [
     "RateLimit",
     "RequestView",
     "ResponseAccumulator",
+    "Retries",
     "RunContext",
     "Ticket",
     "ToolContext",

@@ -29,7 +29,7 @@ from handrail.dispatch.views import CallBus, CallSession, CallSignal
 from handrail.dispatch.watchdog import Timer
 from handrail.errors import ContextExpired, EffectRefused, NotSupported
 from handrail.events import CallStatus, Emitted, Progress
-from handrail.limits import BudgetTracker, Heartbeat, Reservation
+from handrail.limits import BudgetTracker, Heartbeat, Reservation, Spending
 from handrail.operation import DONE, Done, Home, Operation
 from handrail.protocols import (
     ApprovalBroker,
@@ -248,8 +248,8 @@ class LiveCall(msgspec.Struct, eq=False):
         return self.frame.tracker
 
     @property
-    def cost_tracker(self) -> BudgetTracker:
-        return self.frame.tracker
+    def cost_tracker(self) -> Spending:
+        return self.frame.spending
 
     @property
     def approval_controller(self) -> ApprovalBroker:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from handrail.clock import Clock
 from handrail.context import Extras, RequestView, ResponseAccumulator, RunContext
@@ -13,7 +13,7 @@ from handrail.context.extras import NO_EXTRAS
 from handrail.context.verbs import PromptModel
 from handrail.deadline import Deadline
 from handrail.errors import DefinitionError
-from handrail.limits import BudgetTracker, Cancellation, Lease
+from handrail.limits import BudgetTracker, Cancellation, Lease, Spending
 from handrail.protocols import (
     ApprovalBroker,
     BoundAdapter,
@@ -34,20 +34,27 @@ if TYPE_CHECKING:
 DEPTH_LIMIT = 5
 
 
-class ProviderSide:
-    """What an adapter adds to the contexts of a turn: its request, what was streamed, its extras."""
+class ProviderSide(Protocol):
+    """What an adapter adds to the contexts of a turn. Each is made when a tool asks for it."""
 
-    __slots__ = ("accumulator", "extras", "request")
+    @property
+    def request(self) -> RequestView | None: ...
+    @property
+    def accumulator(self) -> ResponseAccumulator | None: ...
+    @property
+    def extras(self) -> Extras: ...
 
-    def __init__(
-        self,
-        request: RequestView | None = None,
-        accumulator: ResponseAccumulator | None = None,
-        extras: Extras = NO_EXTRAS,
-    ) -> None:
-        self.request = request
-        self.accumulator = accumulator
-        self.extras = extras
+
+class NoProvider:
+    """The provider's side of a call that no model asked for."""
+
+    __slots__ = ()
+    request = None
+    accumulator = None
+    extras = NO_EXTRAS
+
+
+NO_PROVIDER = NoProvider()
 
 
 class Frame:
@@ -79,12 +86,11 @@ class Frame:
         adapter: Callable[[Any], BoundAdapter] | None = None,
         prompt_model: Callable[[Any], PromptModel] | None = None,
     ) -> None:
-        self.tools = _by_name(tools)
-        self.open_tools = {
-            name: tool for name, tool in self.tools.items() if tool.handler is not None and not tool.needs
-        }
+        self.tools: Mapping[str, Tool[Any, Any]] = {}
+        self.open_tools: Mapping[str, Tool[Any, Any]] = {}
         """The tools that can be called without a further look: most of them."""
-        self.policies = tuple(policies)
+        self.policies: tuple[ToolPolicy, ...] = ()
+        self.show(tools, policies)
         self.session = session
         self.record = session.record
         self.publish = session.dispatcher.publish
@@ -103,7 +109,9 @@ class Frame:
         self.deadline = deadline
         self.budget = budget
         self.lease = lease
-        self.cancellation = Cancellation(lambda: self.live.values(), cancelled_with)
+        self.task: asyncio.Task[Any] | None = None
+        """The task that runs the loop, where there is one: it is what a cancel stops between calls."""
+        self.cancellation = Cancellation(self._at_work, cancelled_with)
         self.limited = deadline is not None or budget is not None
         self.depth_limit = depth_limit
         self.approval_seconds = approval_seconds
@@ -113,7 +121,9 @@ class Frame:
         self.rendered_prompt: RenderedPromptView | None = None
         self.adapter = adapter
         self.prompt_model = prompt_model
-        self.provider = ProviderSide()
+        self.provider: ProviderSide = NO_PROVIDER
+        """What led to the calls that are at work now."""
+        self.spending = Spending(None if outer is None else outer.frame.spending)
         self.began_at = clock.now()
         self.live: dict[LiveCall, asyncio.Task[Any]] = {}
         """The calls at work, and the task each runs in."""
@@ -123,6 +133,19 @@ class Frame:
         self.counter = itertools.count(1)
         """Calls are numbered, never named by chance, so that a resumed run gives them the same ids."""
         self._unbounded: BudgetTracker | None = None
+
+    def show(self, tools: Iterable[Tool[Any, Any]], policies: Iterable[ToolPolicy]) -> None:
+        """From now on these can be called, under these policies."""
+        self.tools = _by_name(tools)
+        self.open_tools = {
+            name: tool for name, tool in self.tools.items() if tool.handler is not None and not tool.needs
+        }
+        self.policies = tuple(policies)
+
+    def _at_work(self) -> Collection[asyncio.Task[Any]]:
+        if self.live or self.task is None:
+            return self.live.values()
+        return (self.task,)
 
     @property
     def tracker(self) -> BudgetTracker:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.context import RunContext
+from handrail.context.verbs import PromptModel
 from handrail.deadline import Deadline
 from handrail.dispatch.frame import DEPTH_LIMIT, Frame
 from handrail.dispatch.gate import Gate
@@ -15,10 +16,22 @@ from handrail.guard.approval import ApprovalMode, Broker
 from handrail.ids import NewId, random_id
 from handrail.journal import MemoryJournal, new_key
 from handrail.limits import Budget, BudgetTracker, Lease
-from handrail.protocols import ApprovalBroker, Environment, Filesystem, Forkable, Journal, ToolPolicy
+from handrail.protocols import (
+    ApprovalBroker,
+    BoundAdapter,
+    Environment,
+    Filesystem,
+    Forkable,
+    Journal,
+    PromptView,
+    ToolPolicy,
+)
 from handrail.resources.registry import Binding, RunResources, given
 from handrail.session import Session, check_serialisable
 from handrail.tools import Tool
+
+if TYPE_CHECKING:
+    from handrail.dispatch.call import LiveCall
 
 
 def open_gate(
@@ -44,8 +57,51 @@ def open_gate(
     Nothing is asked for unless a policy asks; nothing is written to disk; without an environment
     nobody is there.
     """
-    _check_kinds(
-        tools=(tools, Iterable, "a list of tools: [weather]"),
+    check_kinds(tools=(tools, Iterable, "a list of tools: [weather]"))
+    frame = open_frame(
+        tools,
+        session=session,
+        policies=policies,
+        filesystem=filesystem,
+        resources=resources,
+        environment=environment,
+        approvals=approvals,
+        approval_seconds=approval_seconds,
+        deadline=deadline,
+        budget=budget,
+        journal=journal,
+        lease=lease,
+        depth_limit=depth_limit,
+        clock=clock,
+        new_id=new_id,
+    )
+    return Gate(frame)
+
+
+def open_frame(
+    tools: Iterable[Tool[Any, Any]],
+    *,
+    session: Session | None,
+    policies: Iterable[ToolPolicy],
+    filesystem: Filesystem | None,
+    resources: Iterable[Binding[Any]],
+    environment: Environment | None,
+    approvals: ApprovalMode | ApprovalBroker | None,
+    approval_seconds: float | None,
+    deadline: Deadline | None,
+    budget: Budget | BudgetTracker | None,
+    journal: Journal | None,
+    lease: Lease | None,
+    depth_limit: int,
+    clock: Clock,
+    new_id: NewId,
+    prompt: PromptView | None = None,
+    adapter: Callable[[Any], BoundAdapter] | None = None,
+    prompt_model: Callable[[Any], PromptModel] | None = None,
+    run_id: str | None = None,
+) -> Frame:
+    """A run of its own, everything given checked and everything left out filled in."""
+    check_kinds(
         policies=(policies, Iterable, "a list of policies: [CapabilityPolicy()]"),
         session=(session, Session, "a Session"),
         filesystem=(filesystem, Filesystem, "a Filesystem, for example MemoryFilesystem()"),
@@ -67,10 +123,10 @@ def open_gate(
     bindings = list(resources)
     if filesystem is not None:
         bindings.append(given(Filesystem, filesystem))  # pyright: ignore[reportArgumentType]  # a protocol as a key
-    run_id = new_id()
-    frame = Frame(
+    run_id = run_id or new_id()
+    return Frame(
         tools=tools,
-        policies=_checked(policies),
+        policies=check_policies(policies),
         session=session,
         resources=RunResources(bindings),
         filesystem=filesystem if isinstance(filesystem, Forkable) else None,
@@ -88,18 +144,64 @@ def open_gate(
         lease=lease,
         depth_limit=depth_limit,
         approval_seconds=approval_seconds,
+        prompt=prompt,
+        adapter=adapter,
+        prompt_model=prompt_model,
     )
-    return Gate(frame)
 
 
-def _check_kinds(**given: tuple[object, Any, str]) -> None:
+def nested_frame(
+    call: LiveCall,
+    tools: Iterable[Tool[Any, Any]],
+    *,
+    policies: Iterable[ToolPolicy],
+    run_id: str,
+    deadline: Deadline | None = None,
+    budget: Budget | None = None,
+    prompt: PromptView | None = None,
+) -> Frame:
+    """A run inside a call: it shares all the call has, and its own limits can only be tighter."""
+    outer = call.frame
+    ids = outer.run_context
+    if deadline is None or (outer.deadline is not None and outer.deadline.at <= deadline.at):
+        deadline = outer.deadline
+    return Frame(
+        tools=tools,
+        policies=check_policies(policies),
+        session=outer.session,
+        resources=outer.resources,
+        filesystem=outer.filesystem,
+        environment=outer.environment,
+        broker=outer.broker,
+        steps=outer.steps,
+        journal=outer.journal,
+        clock=outer.clock,
+        run_context=RunContext(
+            run_id, ids.request_id, ids.session_id, ids.attempt, ids.worker_id, ids.trace_id, ids.span_id
+        ),
+        key=outer.key,
+        deadline=deadline,
+        budget=outer.tracker.share(budget) if budget or outer.budget else None,
+        lease=outer.lease,
+        cancelled_with=outer.cancellation,
+        depth_limit=outer.depth_limit,
+        approval_seconds=outer.approval_seconds,
+        outer=call,
+        prompt=prompt,
+        adapter=outer.adapter,
+        prompt_model=outer.prompt_model,
+    )
+
+
+def check_kinds(**given: tuple[object, Any, str]) -> None:
     """What callers who are not typed get wrong first, refused by name."""
     for name, (value, kind, wanted) in given.items():
         if value is not None and (isinstance(value, str | bytes) or not isinstance(value, kind)):
             raise DefinitionError(f"{name} is a {type(value).__name__}. Give {wanted}.")
 
 
-def _checked(policies: Iterable[ToolPolicy]) -> tuple[ToolPolicy, ...]:
+def check_policies(policies: Iterable[ToolPolicy]) -> tuple[ToolPolicy, ...]:
+    """The policies, each whole and under a name of its own."""
     found = tuple(policies)
     for policy in found:
         if not all(hasattr(policy, member) for member in ("name", "check", "on_result")):

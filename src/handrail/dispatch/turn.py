@@ -29,17 +29,40 @@ class Turn(msgspec.Struct, frozen=True):
     ending: BaseException | None
 
 
+class OpenTurn:
+    """A turn's calls. Whatever becomes of `run()`, also a cancellation, each has exactly one result."""
+
+    __slots__ = ("_gate", "_live")
+
+    def __init__(self, gate: Gate, calls: Sequence[ToolCall], message_id: str | None = None) -> None:
+        self._gate = gate
+        self._live = [
+            (new_call(gate, call.name, call.id, None, message_id), call.arguments) for call in calls
+        ]
+
+    async def run(self) -> BaseException | None:
+        """Run them all; what is returned is what the run has to hear, if anything."""
+        if len(self._live) == 1:
+            return await _run_group(self._gate, self._live)
+        for group in _groups(self._gate, self._live):
+            ending = await _run_group(self._gate, group)
+            if ending is not None:
+                return ending
+        return None
+
+    def results(self) -> tuple[ToolResult[Any], ...]:
+        """A result for every call, in the order they were asked for."""
+        return tuple([_result_of(call) for call, _ in self._live])
+
+
 async def run_turn(gate: Gate, calls: Sequence[ToolCall], message_id: str | None = None) -> Turn:
     """Run the calls of one turn. Whatever happens, every one of them has exactly one result.
 
     A call that stops the run cancels its siblings; each of them still gets its result.
     """
-    live = [(new_call(gate, call.name, call.id, None, message_id), call.arguments) for call in calls]
-    ending: BaseException | None = None
-    for group in _groups(gate, live):
-        if ending is None:
-            ending = await _run_group(gate, group)
-    return Turn(tuple(_result_of(call) for call, _ in live), ending)
+    turn = OpenTurn(gate, calls, message_id)
+    ending = await turn.run()
+    return Turn(turn.results(), ending)
 
 
 def _groups(gate: Gate, live: list[tuple[LiveCall, Any]]) -> Iterator[list[tuple[LiveCall, Any]]]:

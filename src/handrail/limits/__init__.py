@@ -3,6 +3,7 @@
 from handrail.limits.budget import UNKNOWN, Budget, BudgetTracker, Reservation
 from handrail.limits.cancellation import Cancellation
 from handrail.limits.heartbeat import Heartbeat, Lease
+from handrail.limits.spending import Spending
 
 __all__ = [
     "UNKNOWN",
@@ -12,4 +13,5 @@ __all__ = [
     "Heartbeat",
     "Lease",
     "Reservation",
+    "Spending",
 ]

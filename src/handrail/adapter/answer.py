@@ -1,0 +1,146 @@
+"""One answer of a model, put together from its parts; and what a tool may see of it meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pydantic_core
+
+from handrail.context import (
+    PROVIDER_REQUEST_ID,
+    RATE_LIMIT,
+    RETRIES,
+    Extras,
+    RateLimit,
+    RequestView,
+    ResponseAccumulator,
+    Retries,
+)
+from handrail.messages import (
+    AssistantMessage,
+    CallAsked,
+    CallPart,
+    ModelPart,
+    ModelRequest,
+    SentPart,
+    StopPart,
+    TextPart,
+    ToolMessage,
+    Usage,
+    UsagePart,
+    UserMessage,
+)
+
+_NONE = Usage(requests=1)
+
+
+class Answer:
+    """Parts as they come in, and what they amount to.
+
+    It is also the provider's side of the calls it leads to (`request`, `response_accumulator` and
+    `extras` of their contexts), made only when a tool asks.
+    """
+
+    __slots__ = ("_accumulator", "_extras", "_messages", "_pieces", "_request", "_texts", "_view", "attempt", "model", "sent", "stop", "usage")
+
+    def __init__(self, model: str, request: ModelRequest, attempt: int) -> None:
+        self.model = model
+        self.attempt = attempt
+        self._request = request
+        self._messages = len(request.messages)
+        self._texts: list[str] = []
+        self._pieces: dict[int, list[CallPart]] = {}
+        self.usage = _NONE
+        self.stop: StopPart | None = None
+        self.sent: SentPart | None = None
+        self._view: RequestView | None = None
+        self._accumulator: ResponseAccumulator | None = None
+        self._extras: Extras | None = None
+
+    def take(self, part: ModelPart) -> None:
+        """One more part."""
+        kind = type(part)
+        if kind is TextPart:
+            self._texts.append(part.text)  # pyright: ignore[reportAttributeAccessIssue]  # a TextPart, and this is quicker
+        elif isinstance(part, CallPart):
+            pieces = self._pieces.get(part.index)
+            if pieces is None:
+                self._pieces[part.index] = [part]
+            else:
+                pieces.append(part)
+        elif isinstance(part, UsagePart):
+            self.usage = part.usage
+        elif isinstance(part, StopPart):
+            self.stop = part
+        elif isinstance(part, SentPart):
+            self.sent = part
+
+    @property
+    def text(self) -> str:
+        texts = self._texts
+        return texts[0] if len(texts) == 1 else "".join(texts)
+
+    def calls(self) -> tuple[CallAsked, ...]:
+        """The calls as they stand, in the order they were begun."""
+        return tuple([_whole(pieces) for pieces in self._pieces.values()])
+
+    def message(self, calls: tuple[CallAsked, ...]) -> AssistantMessage:
+        """The answer as a message, with its calls under the ids they go by here."""
+        return AssistantMessage(self.text, calls, None if self.stop is None else self.stop.kept)
+
+    # What a tool sees.
+
+    @property
+    def request(self) -> RequestView:
+        if self._view is None:
+            sent = self.sent
+            if sent is None:
+                self._view = RequestView(self.model, _plain(self._request, self._messages), {})
+            else:
+                self._view = RequestView(self.model, pydantic_core.from_json(sent.body), sent.headers)
+        return self._view
+
+    @property
+    def accumulator(self) -> ResponseAccumulator:
+        if self._accumulator is None:
+            self._accumulator = ResponseAccumulator(self.text, tuple(call.id for call in self.calls()))
+        return self._accumulator
+
+    @property
+    def extras(self) -> Extras:
+        if self._extras is None:
+            values: dict[str, Any] = {RETRIES.name: Retries(self.attempt - 1)}
+            sent = self.sent
+            if sent is not None:
+                if sent.request_id:
+                    values[PROVIDER_REQUEST_ID.name] = sent.request_id
+                if sent.requests_left is not None or sent.tokens_left is not None:
+                    values[RATE_LIMIT.name] = RateLimit(sent.requests_left, sent.tokens_left, sent.resets_at)
+            self._extras = Extras(values)
+        return self._extras
+
+
+def _whole(pieces: list[CallPart]) -> CallAsked:
+    first = pieces[0]
+    if len(pieces) == 1:
+        return CallAsked(first.id, first.name, first.arguments)
+    return CallAsked(
+        next((piece.id for piece in pieces if piece.id), ""),
+        "".join(piece.name for piece in pieces),
+        "".join(piece.arguments for piece in pieces),
+    )
+
+
+def _plain(request: ModelRequest, messages: int) -> Mapping[str, Any]:
+    """A request that went over no wire, as plain data."""
+    said: list[dict[str, Any]] = []
+    for message in request.messages.since(0)[:messages]:
+        if isinstance(message, UserMessage):
+            said.append({"role": "user", "text": message.text})
+        elif isinstance(message, ToolMessage):
+            said += [{"role": "tool", "id": each.id, "text": each.text} for each in message.results]
+        else:
+            calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in message.calls]
+            said.append({"role": "assistant", "text": message.text, "calls": calls})
+    return {"system": request.system, "messages": said, "tools": [offered.tool.name for offered in request.tools]}

@@ -1,0 +1,149 @@
+"""Conversations: what was said in one frame of a session, always fit to be sent to a provider."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from weakref import WeakKeyDictionary, ref
+
+from handrail.errors import ConversationBusy, DefinitionError
+from handrail.events import MessageAdded, SectionOpened
+from handrail.messages import AssistantMessage, CallAnswered, CallAsked, Message, Sent, ToolMessage, UserMessage
+from handrail.session import Session
+
+ROOT = "root"
+"""The conversation of a session's root: whoever evaluates on the session again continues it."""
+
+_INTERRUPTED = "This call was interrupted: what came of it is not known. Find out before you repeat it."
+
+
+class Conversation:
+    """One frame's messages.
+
+    - It is well-formed at every moment somebody else can look: each call of a model's message has
+      exactly one result in the message after it, and ids do not repeat.
+    - It only grows. The session's log of `MessageAdded` is the record; this is the working copy.
+    """
+
+    __slots__ = ("__weakref__", "_ids", "_session", "busy", "key", "messages", "opened")
+
+    def __init__(self, session: Session, key: str) -> None:
+        self.key = key
+        self._session = ref(session)  # the session keeps its conversations, not the other way round
+        self.busy = False
+        self.messages: Sent[Message] = Sent()
+        self._ids: set[str] = set()
+        self.opened: list[str] = []
+        """The sections a model has opened in it, in order."""
+
+    def load(self) -> None:
+        """Take what the session's log has of this conversation."""
+        session = self._of()
+        for fact in session[MessageAdded].where(lambda fact: fact.conversation == self.key):
+            self._take(fact.message)
+        for fact in session[SectionOpened].where(lambda fact: fact.conversation == self.key):
+            self.opened.append(fact.path)
+
+    def add(self, message: Message, run_id: str) -> None:
+        """Say one more thing."""
+        self._take(message)
+        self._of().record(MessageAdded(self.key, message, run_id))
+
+    def open_section(self, path: str, run_id: str) -> None:
+        """Remember that a section is shown in full from here on."""
+        self.opened.append(path)
+        self._of().record(SectionOpened(self.key, path, run_id))
+
+    def _of(self) -> Session:
+        session = self._session()
+        assert session is not None, "whoever evaluates holds the session"
+        return session
+
+    def close_calls(self, run_id: str) -> None:
+        """Give calls that were left without results one each: a run before this one was interrupted."""
+        last = self.messages[-1] if len(self.messages) else None
+        if isinstance(last, AssistantMessage) and last.calls:
+            left = tuple(CallAnswered(call.id, call.name, _INTERRUPTED, True) for call in last.calls)
+            self.add(ToolMessage(left), run_id)
+
+    def fresh_ids(self, calls: tuple[CallAsked, ...]) -> tuple[CallAsked, ...]:
+        """The calls, each under an id of its own: some providers leave ids out or repeat them."""
+        taken = self._ids
+        if len(calls) == 1 and calls[0].id and calls[0].id not in taken:
+            return calls
+        given: set[str] = set()
+        renamed: list[CallAsked] = []
+        for call in calls:
+            id, number = call.id, 1
+            while not id or id in taken or id in given:
+                number += 1
+                id = f"{call.id or 'call'}-{number}"
+            given.add(id)
+            renamed.append(call if id == call.id else CallAsked(id, call.name, call.arguments))
+        return tuple(renamed)
+
+    def begin_with(self, history: Iterable[Message], run_id: str) -> None:
+        """Take over what was said elsewhere. Only an empty conversation can."""
+        said = list(history)
+        if said and len(self.messages):
+            raise DefinitionError(
+                f"the conversation {self.key!r} of session {self._of().id!r} has begun already. "
+                "Give `history` to a new session."
+            )
+        check_well_formed(said)
+        for message in said:
+            self.add(message, run_id)
+
+    def _take(self, message: Message) -> None:
+        self.messages.append(message)
+        if type(message) is AssistantMessage and message.calls:
+            for call in message.calls:
+                self._ids.add(call.id)
+
+    def __enter__(self) -> Conversation:
+        if self.busy:
+            raise ConversationBusy(self._of().id, self.key)
+        self.busy = True
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.busy = False
+
+
+def check_well_formed(messages: Iterable[Message]) -> None:
+    """Refuse what no provider would take: a call without its one result, or a result without a call."""
+    open_calls: list[str] | None = None
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, UserMessage | AssistantMessage | ToolMessage):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+            raise DefinitionError(
+                f"message {number} is a {type(message).__name__}. "
+                "A history is made of UserMessage, AssistantMessage and ToolMessage."
+            )
+        if isinstance(message, ToolMessage):
+            if open_calls != [result.id for result in message.results]:
+                raise DefinitionError(
+                    f"message {number} has other results than the message before it has calls. "
+                    "Give one result for every call, in the same order."
+                )
+            open_calls = None
+            continue
+        if open_calls:
+            raise DefinitionError(
+                f"message {number} comes before the results of the calls {', '.join(open_calls)}. "
+                "Put a ToolMessage with one result for every call before it."
+            )
+        open_calls = [call.id for call in message.calls] if isinstance(message, AssistantMessage) else None
+        open_calls = open_calls or None
+    if open_calls:
+        raise DefinitionError(f"the calls {', '.join(open_calls)} have no results. End with a ToolMessage.")
+
+
+_roots: WeakKeyDictionary[Session, Conversation] = WeakKeyDictionary()
+
+
+def root_conversation(session: Session) -> Conversation:
+    """The conversation of a session's root: the same object for everybody who asks."""
+    conversation = _roots.get(session)
+    if conversation is None:
+        conversation = _roots[session] = Conversation(session, ROOT)
+        conversation.load()
+    return conversation

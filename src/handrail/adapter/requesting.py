@@ -1,0 +1,190 @@
+"""One answer from a model: within the deadline and the budget, tried again where that can help."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from handrail.adapter.answer import Answer
+from handrail.dispatch.watchdog import watchdog_of
+from handrail.errors import (
+    BudgetExceededError,
+    DeadlineExceededError,
+    ModelAnswerBroken,
+    ModelError,
+)
+from handrail.events import (
+    CallDelta,
+    ModelFailed,
+    ModelRequested,
+    ModelResponded,
+    TextDelta,
+    ThinkingDelta,
+)
+from handrail.limits import BudgetTracker, Reservation
+from handrail.messages import (
+    AssistantMessage,
+    CallPart,
+    Message,
+    ModelPart,
+    ModelRequest,
+    TextPart,
+    ThinkingPart,
+    ToolMessage,
+    Usage,
+)
+
+if TYPE_CHECKING:
+    from handrail.adapter.run import Run
+
+OUTPUT_BOUND = 4096
+"""How many tokens an answer may have where tokens or money are limited and nobody said how many."""
+_LEAST_OUTPUT = 16
+_PER_MESSAGE = 16
+"""Tokens a provider adds around a message, at most."""
+
+
+async def ask(run: Run) -> Answer:
+    """The model's next answer, whole. Anything else is a `PromptEvaluationError`."""
+    frame = run.frame
+    deadline = frame.deadline
+    if deadline is None:
+        return await _ask_until_answered(run)
+    loop = asyncio.get_running_loop()
+    task: Any = asyncio.current_task(loop)
+    cancels = task.cancelling()
+    timer = watchdog_of(loop).watch(task, max(deadline.remaining(), 0), deadline.remaining)
+    try:
+        deadline.check("the model was asked")
+        return await _ask_until_answered(run)
+    except asyncio.CancelledError:
+        if timer.stop():
+            task.uncancel()
+            if task.cancelling() <= cancels:
+                raise run.failed(DeadlineExceededError(deadline.at, "the model had answered"), "deadline") from None
+        raise
+    except DeadlineExceededError as error:
+        raise run.failed(error, "deadline") from None
+    finally:
+        if timer.stop():
+            task.uncancel()
+
+
+async def _ask_until_answered(run: Run) -> Answer:
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            return await _ask_once(run, attempt)
+        except BudgetExceededError as error:
+            raise run.failed(error, "budget") from None
+        except ModelError as error:
+            wait = run.retry.wait_after(attempt, error)
+            run.frame.session.record(
+                ModelFailed(run.model.name, attempt, str(error), wait, run.frame.run_context)
+            )
+            if wait is None:
+                tries = "" if attempt == 1 else f" It was tried {attempt} times."
+                raise run.failed(error, "request", tries) from error
+            deadline = run.frame.deadline
+            if deadline is not None and deadline.remaining() <= wait:
+                late = f" The next try, in {wait:.1f} s, would be past the deadline."
+                raise run.failed(error, "deadline", late) from error
+            if error.retry_after is not None and run.throttle is not None:
+                run.throttle.hold(wait)  # whoever else asks this provider would be refused as well
+            await asyncio.sleep(wait)
+
+
+async def _ask_once(run: Run, attempt: int) -> Answer:
+    frame, model = run.frame, run.model
+    request, reserved = (run.request(), None) if frame.budget is None else _reserve(run, frame.budget)
+    answer = Answer(model.name, request, attempt)
+    throttle = run.throttle
+    try:
+        if throttle is not None:
+            await throttle.enter()
+        try:
+            if frame.told.get(ModelRequested, True):
+                frame.publish(
+                    ModelRequested(model.name, attempt, len(request.messages), frame.run_context)
+                )
+            began = frame.monotonic()
+            parts = model.stream(request)
+            try:
+                if request.stream:
+                    async for part in parts:
+                        answer.take(part)
+                        _publish_delta(run, part)
+                else:
+                    async for part in parts:
+                        answer.take(part)
+            except BaseException:
+                await parts.aclose()
+                raise
+            if answer.stop is None:
+                raise ModelAnswerBroken(model.name, "the answer ended before it was whole")
+        finally:
+            if throttle is not None:
+                throttle.leave()
+        _charge(run, answer, reserved, frame.monotonic() - began)
+        return answer
+    except BaseException:
+        if reserved is not None:
+            used = answer.usage
+            reserved.settle(requests=1, tokens=used.tokens, money=run.tariff(used) if used.tokens else 0)
+        raise
+
+
+def _charge(run: Run, answer: Answer, reserved: Reservation | None, seconds: float) -> None:
+    """The request is answered: what it really used, here and in every run above."""
+    usage = answer.usage
+    cost = run.tariff(usage)
+    frame = run.frame
+    frame.spending.add(usage, cost)
+    if reserved is not None:
+        reserved.settle(requests=1, tokens=usage.tokens, money=cost)
+    run.counted = (len(run.conversation.messages) + 1, usage.tokens)  # the answer itself is the one more
+    stop: Any = answer.stop
+    frame.session.record(
+        ModelResponded(run.model.name, stop.reason, usage, cost, seconds, answer.attempt, frame.run_context)
+    )
+
+
+def _reserve(run: Run, budget: BudgetTracker) -> tuple[ModelRequest, Reservation]:
+    """Set an upper bound aside for the request; where little is left, its answer must be short.
+
+    No tokenizer makes more tokens than there are bytes. What the provider has counted in an earlier
+    turn is not estimated again.
+    """
+    left = budget.remaining()
+    known, tokens = run.counted
+    sent = tokens + sum(_size(message) for message in run.conversation.messages.since(known))
+    if not known:
+        sent += len(run.system.encode()) + run.tools_size()
+    room = run.max_tokens or OUTPUT_BOUND
+    if "tokens" in left:
+        room = max(min(room, int(left["tokens"]) - sent), _LEAST_OUTPUT)
+    bound = Usage(sent, room)
+    reserved = budget.reserve(requests=1, tokens=bound.tokens, money=run.tariff(bound))
+    return run.request(max_tokens=room if {"tokens", "money"} & left.keys() else run.max_tokens), reserved
+
+
+def _size(message: Message) -> int:
+    if isinstance(message, AssistantMessage):
+        calls = sum(len(call.name.encode()) + len(call.arguments.encode()) for call in message.calls)
+        return len(message.text.encode()) + calls + _PER_MESSAGE * (1 + len(message.calls))
+    if isinstance(message, ToolMessage):
+        return sum(len(result.text.encode()) + _PER_MESSAGE for result in message.results)
+    return len(message.text.encode()) + _PER_MESSAGE
+
+
+def _publish_delta(run: Run, part: ModelPart) -> None:
+    frame = run.frame
+    if isinstance(part, TextPart):
+        if run.on_text is not None:
+            run.on_text(part.text)
+        frame.publish(TextDelta(part.text, frame.run_context))
+    elif isinstance(part, CallPart):
+        frame.publish(CallDelta(part.index, part.id, part.name, part.arguments, frame.run_context))
+    elif isinstance(part, ThinkingPart):
+        frame.publish(ThinkingDelta(part.text, frame.run_context))

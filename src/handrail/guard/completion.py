@@ -1,0 +1,113 @@
+"""Completion: holding a run that stops too early, and saying what is missing, up to a cap."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from handrail.errors import DefinitionError
+from handrail.guard.feedback import CAP
+from handrail.guard.watching import RunState
+
+
+class CompletionChecker(Protocol):
+    """Looks at a run that wants to end. One that raises is reported, and the run goes on."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def cap(self) -> int:
+        """How often it may hold one run; after that the run ends as it is."""
+        ...
+
+    def missing(self, state: RunState, /) -> str | None | Awaitable[str | None]:
+        """What is still to be done, for the model; None when it is complete."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FilesThere:
+    """Complete once these files are there, and not empty."""
+
+    paths: tuple[str, ...]
+    cap: int = CAP
+    name: str = "files"
+
+    def __init__(self, *paths: str, cap: int = CAP, name: str = "files") -> None:
+        if not paths:
+            raise DefinitionError("FilesThere() waits for no file. Name at least one.")
+        object.__setattr__(self, "paths", paths)
+        object.__setattr__(self, "cap", cap)
+        object.__setattr__(self, "name", name)
+
+    def missing(self, state: RunState, /) -> str | None:
+        files = state.filesystem
+        if files is None:
+            raise DefinitionError("FilesThere needs files. Give the run a filesystem.")
+        absent = [path for path in self.paths if not files.exists(path)]
+        empty = [path for path in self.paths if path not in absent and files.stat(path).size == 0]
+        said = [f"not there: {', '.join(absent)}"] if absent else []
+        said += [f"empty: {', '.join(empty)}"] if empty else []
+        return f"Files are still to be written ({'; '.join(said)})." if said else None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFilled:
+    """Complete once these fields of the structured output hold something."""
+
+    fields: tuple[str, ...]
+    cap: int = CAP
+    name: str = "output"
+
+    def __init__(self, *fields: str, cap: int = CAP, name: str = "output") -> None:
+        if not fields:
+            raise DefinitionError("OutputFilled() looks at no field. Name at least one.")
+        object.__setattr__(self, "fields", fields)
+        object.__setattr__(self, "cap", cap)
+        object.__setattr__(self, "name", name)
+
+    def missing(self, state: RunState, /) -> str | None:
+        empty = [field for field in self.fields if getattr(state.output, field) in (None, "", (), [], {})]
+        return f"These fields of the answer are empty: {', '.join(empty)}. Fill them." if empty else None
+
+
+class _Composed:
+    """Several checkers as one."""
+
+    def __init__(self, checkers: tuple[CompletionChecker, ...], cap: int, how: str) -> None:
+        if not checkers:
+            raise DefinitionError(f"{how}_of() has nothing to check. Give at least one checker.")
+        self.checkers = checkers
+        self.cap = cap
+        self.name = f"{how} of ({', '.join(checker.name for checker in checkers)})"
+
+    async def _each(self, state: RunState) -> list[str | None]:
+        return [await said_by(checker.missing(state)) for checker in self.checkers]
+
+
+class _AllOf(_Composed):
+    async def missing(self, state: RunState, /) -> str | None:
+        return " ".join(said for said in await self._each(state) if said) or None
+
+
+class _AnyOf(_Composed):
+    async def missing(self, state: RunState, /) -> str | None:
+        missing = await self._each(state)
+        return None if not all(missing) else "One of these must hold. " + " Or: ".join(filter(None, missing))
+
+
+def all_of(*checkers: CompletionChecker, cap: int = CAP) -> CompletionChecker:
+    """Complete once every one of them is."""
+    return _AllOf(checkers, cap, "all")
+
+
+def any_of(*checkers: CompletionChecker, cap: int = CAP) -> CompletionChecker:
+    """Complete once one of them is."""
+    return _AnyOf(checkers, cap, "any")
+
+
+async def said_by(answer: Any) -> str | None:
+    """What a provider or checker says, awaited where it has to be."""
+    return await answer if inspect.isawaitable(answer) else answer

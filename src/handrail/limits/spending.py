@@ -1,0 +1,43 @@
+"""What models used: tokens and money, of a run and of everything below it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal
+
+from handrail.messages import Usage
+
+_NOTHING = Usage()
+_FREE = Decimal(0)
+
+
+class Spending:
+    """A running sum, which also counts towards every run above.
+
+    The cost is None once a part of it is unknown: an unknown price is not nothing.
+    """
+
+    __slots__ = ("_above", "cost", "usage")
+
+    def __init__(self, above: Spending | None = None) -> None:
+        self._above = above
+        self.usage = _NOTHING
+        self.cost: Decimal | None = _FREE
+
+    def add(self, usage: Usage, cost: Decimal | None) -> None:
+        """One request was answered."""
+        spending: Spending | None = self
+        while spending is not None:
+            spending.usage += usage
+            if cost is None:
+                spending.cost = None
+            elif cost and spending.cost is not None:
+                spending.cost += cost
+            spending = spending._above
+
+    def spent(self) -> Mapping[str, Decimal]:
+        """The same by unit; money is left out where it is unknown."""
+        found = {"tokens": Decimal(self.usage.tokens), "requests": Decimal(self.usage.requests)}
+        if self.cost is not None:
+            found["money"] = self.cost
+        return found

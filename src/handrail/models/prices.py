@@ -1,0 +1,60 @@
+"""What a request costs: by a price given with the model, or by the table of `genai-prices`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+from handrail.messages import Price, Traits, Usage
+
+_MILLION = 1_000_000
+_FREE = Decimal(0)
+
+Tariff = Callable[[Usage], Decimal | None]
+"""The cost of a usage in US dollars; None where it is not known."""
+
+
+def tariff_of(model: str, traits: Traits) -> Tariff:
+    """How requests to this model are priced. An unknown price is unknown, not nothing."""
+    if traits.price is not None:
+        price = traits.price
+        return lambda usage: cost_at(price, usage)
+    return _from_table(model)
+
+
+def cost_at(price: Price, usage: Usage) -> Decimal:
+    """The cost at a known price."""
+    if not (price.input or price.output):
+        return _FREE
+    cached = price.input if price.cached is None else price.cached
+    fresh = max(usage.input - usage.cached, 0)
+    return (price.input * fresh + cached * usage.cached + price.output * usage.output) / _MILLION
+
+
+@lru_cache(maxsize=256)
+def _from_table(model: str) -> Tariff:
+    """The tariff of a known provider; of an unknown one, or without the extra `prices`, unknown."""
+    provider, _, name = model.partition(":")
+    try:
+        table: Any = import_module("genai_prices")
+        table.calc_price(table.Usage(input_tokens=1, output_tokens=1), model_ref=name, provider_id=provider)
+    except (ImportError, LookupError):
+        return _unknown
+
+    def cost(usage: Usage) -> Decimal | None:
+        used = table.Usage(
+            input_tokens=usage.input,
+            output_tokens=usage.output,
+            cache_read_tokens=usage.cached or None,
+            cache_write_tokens=usage.cache_writes or None,
+        )
+        return table.calc_price(used, model_ref=name, provider_id=provider).total_price
+
+    return cost
+
+
+def _unknown(usage: Usage) -> None:
+    return None
