@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Declined,
         HandrailError,
         NoAnswer,
+        PromptValidationError,
         QuestionCancelled,
         QuestionTimedOut,
         ToolDefinitionError,
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     )
     from handrail.limits import Budget
     from handrail.operation import Operation, gather
+    from handrail.prompt import MarkdownSection, Prompt, RenderedPrompt, Section
+    from handrail.prompt.overrides import Overrides
     from handrail.protocols import PolicyDecision, ToolPolicy
     from handrail.resources import Binding
     from handrail.resources.memory import MemoryFilesystem
@@ -66,12 +69,14 @@ _HOMES = {
     "handrail.deadline": "Deadline",
     "handrail.dispatch": "Gate ToolCall open_gate run_turn",
     "handrail.errors": (
-        "CallFailed CapabilityMissing ContextExpired Declined HandrailError NoAnswer QuestionCancelled "
-        "QuestionTimedOut ToolDefinitionError ToolValidationError TransientError"
+        "CallFailed CapabilityMissing ContextExpired Declined HandrailError NoAnswer PromptValidationError "
+        "QuestionCancelled QuestionTimedOut ToolDefinitionError ToolValidationError TransientError"
     ),
     "handrail.guard": "CapabilityPolicy RateLimitPolicy ReadBeforeWritePolicy SequentialDependencyPolicy",
     "handrail.limits": "Budget",
     "handrail.operation": "Operation gather",
+    "handrail.prompt": "MarkdownSection Prompt RenderedPrompt Section",
+    "handrail.prompt.overrides": "Overrides",
     "handrail.protocols": "PolicyDecision ToolPolicy",
     "handrail.resources": "Binding",
     "handrail.resources.memory": "MemoryFilesystem",
@@ -104,15 +109,21 @@ __all__ = [
     "FunctionTool",
     "Gate",
     "HandrailError",
+    "MarkdownSection",
     "MemoryFilesystem",
     "NoAnswer",
     "Operation",
+    "Overrides",
     "PathArg",
     "PolicyDecision",
+    "Prompt",
+    "PromptValidationError",
     "QuestionCancelled",
     "QuestionTimedOut",
     "RateLimitPolicy",
     "ReadBeforeWritePolicy",
+    "RenderedPrompt",
+    "Section",
     "SequentialDependencyPolicy",
     "Session",
     "SystemClock",

@@ -5,6 +5,8 @@ Each is ours *and* the builtin a caller would expect; each carries data beside i
     HandrailError
     ├── DefinitionError (ValueError)             something was defined wrongly; found when it is defined
     │   ├── ToolDefinitionError                    .tool, .problem, .mend
+    │   ├── PromptDefinitionError                  .place, .problem, .mend
+    │   │   └── PromptValidationError                .tool, .places: two tools of one name
     │   └── ExtraKeyError                          .key
     ├── ToolError                                what a handler raises, or what stops a call before it
     │   ├── ToolValidationError (ValueError)       .problems: the arguments do not fit, all of it at once
@@ -49,6 +51,7 @@ Each is ours *and* the builtin a caller would expect; each carries data beside i
     │   ├── ModelAnswerBroken (ValueError)         its answer was cut off, or can't be read
     │   └── ModelRequestRefused (ValueError)       the request is wrong: trying again won't help
     ├── ConversationBusy (RuntimeError)          .conversation: another evaluation is at work on it
+    ├── PromptRenderError (ValueError)           .prompt, .problem, .mend: not with what was given
     ├── PromptEvaluationError (RuntimeError)     .phase, .run_id: the run itself can't go on
     └── VisibilityExpansionRequired              .sections: show these in full and evaluate again
 
@@ -83,6 +86,29 @@ class ToolDefinitionError(DefinitionError):
         self.tool = tool
         self.problem = problem
         self.mend = mend
+
+
+class PromptDefinitionError(DefinitionError):
+    """A prompt or a section can't be made as written; `place` says which."""
+
+    def __init__(self, place: str, problem: str, mend: str) -> None:
+        super().__init__(f"{place}: {problem}. {mend}")
+        self.place = place
+        self.problem = problem
+        self.mend = mend
+
+
+class PromptValidationError(PromptDefinitionError):
+    """Two tools that would be offered together have one name; `places` are the paths of their sections."""
+
+    def __init__(self, prompt: str, tool: str, places: Sequence[str]) -> None:
+        super().__init__(
+            f"prompt {prompt!r}",
+            f"two tools are called {tool!r}, in {' and in '.join(places)}",
+            "Rename one, drop one, or let only one of the two be enabled at a time.",
+        )
+        self.tool = tool
+        self.places = tuple(places)
 
 
 class ExtraKeyError(DefinitionError):
@@ -420,6 +446,14 @@ class ConversationBusy(HandrailError, RuntimeError):
         )
         self.session = session
         self.conversation = conversation
+class PromptRenderError(HandrailError, ValueError):
+    """A prompt can't be rendered with the params, session or opened sections it was given."""
+
+    def __init__(self, prompt: str, problem: str, mend: str) -> None:
+        super().__init__(f"prompt {prompt!r}: {problem}. {mend}")
+        self.prompt = prompt
+        self.problem = problem
+        self.mend = mend
 
 
 class PromptEvaluationError(HandrailError, RuntimeError):

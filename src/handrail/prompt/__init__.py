@@ -1,0 +1,18 @@
+"""Prompts: instructions, tools and policies in one tree, and what a model is shown of it."""
+
+from handrail.prompt.definition import Prompt
+from handrail.prompt.plan import OPENER
+from handrail.prompt.rendering import ClosedSection, Opening, RenderedPrompt, ScopedPolicy
+from handrail.prompt.section import MarkdownSection, Section, Visibility
+
+__all__ = [
+    "OPENER",
+    "ClosedSection",
+    "MarkdownSection",
+    "Opening",
+    "Prompt",
+    "RenderedPrompt",
+    "ScopedPolicy",
+    "Section",
+    "Visibility",
+]

@@ -1,0 +1,139 @@
+"""Plans: a prompt's tree with its templates read and its words settled, made once when it is defined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from handrail.prompt.condition import Asked
+from handrail.prompt.section import Section
+from handrail.prompt.template import Template, template_of
+from handrail.protocols import ToolPolicy
+from handrail.schema import to_json
+from handrail.tools import Tool, ToolExample
+
+OPENER = "open_sections"
+"""The name of the built-in tool by which a model opens a section that it sees as a summary."""
+
+AnyTool = Tool[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One enabled section with everything filled in: what one rendering shows of it."""
+
+    path: str
+    title: str
+    heading: str
+    body: str
+    summary: str
+    examples: str
+    is_summary: bool
+    """Is it shown as a summary until it is opened?"""
+    tools: tuple[AnyTool, ...]
+    policies: tuple[ToolPolicy, ...]
+    children: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One section of a prompt, its templates read."""
+
+    section: Section[Any]
+    path: str
+    heading: str
+    body: Template
+    summary: Template | None
+    tools: tuple[AnyTool, ...]
+    examples: str
+    children: tuple[Planned, ...]
+
+    def resolve(self, values: Mapping[str, Any], asked: Asked) -> Node | None:
+        """The section as these values and conditions make it; None where it is disabled."""
+        section, path = self.section, self.path
+        if not asked.answer(section.enabled, path, "enabled", (True, False)):
+            return None
+        visibility = asked.answer(section.visibility, path, "visibility", ("full", "summary"))
+        return Node(
+            path,
+            section.title,
+            self.heading,
+            self.body.fill(values),
+            "" if self.summary is None else self.summary.fill(values),
+            self.examples,
+            visibility == "summary",
+            self.tools,
+            tuple(section.policies),
+            resolved(self.children, values, asked),
+        )
+
+
+class Words:
+    """The words of a prompt as they are written; an override puts others in their place."""
+
+    def body(self, path: str, section: Section[Any]) -> str:
+        return section.template
+
+    def summary(self, path: str, section: Section[Any]) -> str | None:
+        return section.summary
+
+    def tool(self, tool: AnyTool) -> AnyTool:
+        return tool
+
+
+def plan(
+    sections: Sequence[Section[Any]], words: Words, above: str = "", depth: int = 0
+) -> tuple[Planned, ...]:
+    """Read the templates of a tree of sections, in the words that are to be used."""
+    made: list[Planned] = []
+    for section in sections:
+        path = f"{above}{section.key}"
+        summary = words.summary(path, section)
+        tools = tuple(words.tool(tool) for tool in section.tools)
+        made.append(
+            Planned(
+                section,
+                path,
+                section.heading(depth),
+                template_of(words.body(path, section)),
+                None if summary is None else template_of(summary),
+                tools,
+                examples_of(tools),
+                plan(section.children, words, f"{path}.", depth + 1),
+            )
+        )
+    return tuple(made)
+
+
+def resolved(plans: Sequence[Planned], values: Mapping[str, Any], asked: Asked) -> tuple[Node, ...]:
+    """The enabled ones of these, filled in."""
+    nodes = (one.resolve(values, asked) for one in plans)
+    return tuple(node for node in nodes if node is not None)
+
+
+def all_of(plans: Sequence[Planned]) -> Iterator[Planned]:
+    """Every section of a plan, in the order in which they are written."""
+    for one in plans:
+        yield one
+        yield from all_of(one.children)
+
+
+def examples_of(tools: Sequence[AnyTool]) -> str:
+    """The examples of these tools as a model reads them; "" where there are none."""
+    shown = [
+        f"- {tool.name}: {example.description}\n  input: {_input(tool, example)}\n  output: {_json(example.output)}"
+        for tool in tools
+        if tool.handler is not None
+        for example in tool.examples
+    ]
+    return "\n".join(shown)
+
+
+def _input(tool: AnyTool, example: ToolExample[Any, Any]) -> str:
+    given: Any = example.input
+    return _json(cast(object, given)) if isinstance(given, Mapping) else tool.dump(given).decode()
+
+
+def _json(value: object) -> str:
+    return to_json(value).decode()

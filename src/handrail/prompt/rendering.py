@@ -1,0 +1,240 @@
+"""`RenderedPrompt`: what a model is shown of a prompt, and how it opens what it was shown in short."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Generic
+
+from typing_extensions import TypeVar
+
+from handrail.deadline import Deadline
+from handrail.errors import PromptDefinitionError, PromptValidationError, ToolValidationError
+from handrail.prompt.plan import OPENER, AnyTool, Node
+from handrail.protocols import ToolPolicy
+from handrail.schema import Problem, Schema
+
+OutputT = TypeVar("OutputT", default=Any)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScopedPolicy:
+    """A policy and the tools it decides on; None means every tool of the prompt.
+
+    Whatever its scope, a policy hears of the results of every tool. The tools of sections that are not
+    open yet are in the scope already, so opening a section changes no policy.
+    """
+
+    policy: ToolPolicy
+    tools: frozenset[str] | None
+
+    def decides_on(self, tool: str) -> bool:
+        """Must this policy allow a call of that tool?"""
+        return self.tools is None or tool in self.tools
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ClosedSection:
+    """A section that is shown as a summary."""
+
+    path: str
+    title: str
+
+
+class Tree:
+    """Everything of a prompt that is enabled in one rendering, whether it is shown yet or not."""
+
+    __slots__ = ("_by_path", "examples", "nodes", "output_schema", "policies", "prompt", "tools")
+
+    def __init__(
+        self,
+        prompt: str,
+        nodes: Sequence[Node],
+        tools: Sequence[AnyTool],
+        examples: str,
+        policies: Sequence[ToolPolicy],
+        output_schema: Schema[Any] | None,
+    ) -> None:
+        self.prompt = prompt
+        self.nodes = tuple(nodes)
+        self.tools = tuple(tools)
+        self.examples = examples
+        self.output_schema = output_schema
+        self._by_path = {node.path: node for node in _all_of(nodes)}
+        check_names(
+            prompt,
+            [("the prompt itself", tools)]
+            + [(f"section {node.path!r}", node.tools) for node in _all_of(nodes)],
+        )
+        self.policies = self._scoped(policies)
+
+    def _scoped(self, policies: Sequence[ToolPolicy]) -> tuple[ScopedPolicy, ...]:
+        """Each policy once, with the tools of all the sections that declare it."""
+        scopes: dict[int, tuple[ToolPolicy, frozenset[str] | None]] = {}
+        for policy in policies:
+            scopes[id(policy)] = (policy, None)
+        for node in self._by_path.values():
+            below = frozenset(tool.name for one in _all_of([node]) for tool in one.tools)
+            for policy in node.policies:
+                _, so_far = scopes.get(id(policy), (policy, frozenset[str]()))
+                scopes[id(policy)] = (policy, None if so_far is None else so_far | below)
+        names = [policy.name for policy, _ in scopes.values()]
+        for name in names:
+            if names.count(name) > 1:
+                raise PromptDefinitionError(
+                    f"prompt {self.prompt!r}",
+                    f"two policies are called {name!r}, and their state would be mixed",
+                    "Give one another name, or declare the same one in both places.",
+                )
+        return tuple(ScopedPolicy(policy, scope) for policy, scope in scopes.values())
+
+    def summaries(self, paths: Iterable[str]) -> frozenset[str]:
+        """Which sections have to be opened for these to be shown in full: they, and those around them."""
+        wanted = {prefix for path in paths for prefix in _prefixes(path)}
+        return frozenset(path for path in wanted if path in self._by_path and self._by_path[path].is_summary)
+
+    def check_openable(
+        self, paths: Sequence[str], opened: frozenset[str], closed: Sequence[ClosedSection]
+    ) -> None:
+        problems: list[Problem] = []
+        for path in paths:
+            if path not in self._by_path:
+                problems.append(Problem("", f"there is no section {path!r}"))
+            elif self.summaries([path]) <= opened:
+                problems.append(Problem("", f"section {path!r} is open already"))
+        if not paths:
+            problems.append(Problem("", "no section is named"))
+        if problems:
+            can = ", ".join(repr(section.path) for section in closed)
+            mend = f"What can be opened: {can}." if can else "Every section is shown in full already."
+            raise ToolValidationError(f"{'; '.join(map(str, problems))}. {mend}", problems)
+
+    def outermost(self, paths: frozenset[str]) -> list[Node]:
+        """Those of these sections that are in no other of them, in order."""
+        return [
+            node
+            for path, node in self._by_path.items()
+            if path in paths and not paths & set(_prefixes(path)[:-1])
+        ]
+
+    def rendered(self, opened: frozenset[str], deadline: Deadline | None) -> RenderedPrompt[Any]:
+        """The prompt with these summaries opened."""
+        shown = list(_shown(self.nodes, opened))
+        blocks = [text_of(node, opened) for node in self.nodes]
+        if self.examples:
+            blocks.append(f"## Examples\n\n{self.examples}")
+        tools = [*self.tools, *(tool for node in shown if _is_open(node, opened) for tool in node.tools)]
+        return RenderedPrompt(
+            text="\n\n".join(block for block in blocks if block),
+            tools=tuple(tool for tool in tools if tool.handler is not None),
+            output_schema=self.output_schema,
+            deadline=deadline,
+            policies=self.policies,
+            closed=tuple(
+                ClosedSection(node.path, node.title) for node in shown if not _is_open(node, opened)
+            ),
+            opened=opened,
+            _tree=self,
+        )
+
+
+@dataclasses.dataclass(frozen=True)  # no slots: a subscripted call sets an attribute
+class RenderedPrompt(Generic[OutputT]):
+    """A prompt as a model is shown it. It never changes: opening a section makes another."""
+
+    text: str
+    tools: tuple[AnyTool, ...]
+    """What is offered, in the order of declaration: of enabled sections that are shown in full."""
+    output_schema: Schema[OutputT] | None
+    deadline: Deadline | None
+    policies: tuple[ScopedPolicy, ...]
+    """Those of every enabled section, shown in full or not."""
+    closed: tuple[ClosedSection, ...]
+    """The sections that are shown as summaries."""
+    opened: frozenset[str]
+    """The summaries that were opened: given to `render(opened=...)`, they give this again."""
+    _tree: Tree = dataclasses.field(repr=False, compare=False)
+
+    def open(self, paths: Sequence[str]) -> Opening[OutputT]:
+        """Show these sections in full, and the ones around them that are still closed.
+
+        Their children are shown by their own visibility. Params and session are not asked again: this is
+        the same rendering, further unfolded. A path that is unknown or open already is a
+        `ToolValidationError` which tells the model what can be opened; then nothing is opened.
+        """
+        paths = [paths] if isinstance(paths, str) else list(paths)
+        tree = self._tree
+        tree.check_openable(paths, self.opened, self.closed)
+        opened = self.opened | tree.summaries(paths)
+        rendered: RenderedPrompt[OutputT] = tree.rendered(opened, self.deadline)
+        shown_before = {tool.name for tool in self.tools}
+        text = "\n\n".join(text_of(node, opened) for node in tree.outermost(opened - self.opened))
+        tools = tuple(tool for tool in rendered.tools if tool.name not in shown_before)
+        return Opening(text, tools, rendered)
+
+
+@dataclasses.dataclass(frozen=True)
+class Opening(Generic[OutputT]):
+    """What came of opening sections: the model gets `text` as the result of its call."""
+
+    text: str
+    """The newly opened sections in full."""
+    tools: tuple[AnyTool, ...]
+    """The tools that are shown now and were not before, in order."""
+    rendered: RenderedPrompt[OutputT]
+    """The whole prompt as it is now."""
+
+    @property
+    def policies(self) -> tuple[ScopedPolicy, ...]:
+        """What comes into force with it: nothing, since policies hold from the start (`ScopedPolicy`)."""
+        return ()
+
+
+def text_of(node: Node, opened: frozenset[str]) -> str:
+    """A section as it is shown: in full, or its summary and how to open it."""
+    if not _is_open(node, opened):
+        call = json.dumps({"sections": [node.path]})
+        blocks = [node.heading, node.summary, f"Call {OPENER} with {call} to see it in full."]
+    else:
+        blocks = [
+            node.heading,
+            node.body,
+            node.examples,
+            *(text_of(child, opened) for child in node.children),
+        ]
+    return "\n\n".join(block for block in blocks if block)
+
+
+def check_names(prompt: str, places: Iterable[tuple[str, Sequence[AnyTool]]]) -> None:
+    """Refuse two tools of one name, wherever they are declared."""
+    seen: dict[str, str] = {}
+    for place, tools in places:
+        for tool in tools:
+            if tool.name in seen:
+                raise PromptValidationError(prompt, tool.name, (seen[tool.name], place))
+            seen[tool.name] = place
+
+
+def _is_open(node: Node, opened: frozenset[str]) -> bool:
+    return not node.is_summary or node.path in opened
+
+
+def _all_of(nodes: Iterable[Node]) -> Iterator[Node]:
+    for node in nodes:
+        yield node
+        yield from _all_of(node.children)
+
+
+def _shown(nodes: Iterable[Node], opened: frozenset[str]) -> Iterator[Node]:
+    """The sections that are to be seen, in full or as a summary."""
+    for node in nodes:
+        yield node
+        if _is_open(node, opened):
+            yield from _shown(node.children, opened)
+
+
+def _prefixes(path: str) -> list[str]:
+    """`a.b.c` as `a`, `a.b`, `a.b.c`."""
+    keys = path.split(".")
+    return [".".join(keys[: count + 1]) for count in range(len(keys))]
