@@ -446,6 +446,8 @@ class ConversationBusy(HandrailError, RuntimeError):
         )
         self.session = session
         self.conversation = conversation
+
+
 class PromptRenderError(HandrailError, ValueError):
     """A prompt can't be rendered with the params, session or opened sections it was given."""
 

@@ -42,7 +42,20 @@ class Answer:
     `extras` of their contexts), made only when a tool asks.
     """
 
-    __slots__ = ("_accumulator", "_extras", "_messages", "_pieces", "_request", "_texts", "_view", "attempt", "model", "sent", "stop", "usage")
+    __slots__ = (
+        "_accumulator",
+        "_extras",
+        "_messages",
+        "_pieces",
+        "_request",
+        "_texts",
+        "_view",
+        "attempt",
+        "model",
+        "sent",
+        "stop",
+        "usage",
+    )
 
     def __init__(self, model: str, request: ModelRequest, attempt: int) -> None:
         self.model = model
@@ -141,6 +154,12 @@ def _plain(request: ModelRequest, messages: int) -> Mapping[str, Any]:
         elif isinstance(message, ToolMessage):
             said += [{"role": "tool", "id": each.id, "text": each.text} for each in message.results]
         else:
-            calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in message.calls]
+            calls = [
+                {"id": call.id, "name": call.name, "arguments": call.arguments} for call in message.calls
+            ]
             said.append({"role": "assistant", "text": message.text, "calls": calls})
-    return {"system": request.system, "messages": said, "tools": [offered.tool.name for offered in request.tools]}
+    return {
+        "system": request.system,
+        "messages": said,
+        "tools": [offered.tool.name for offered in request.tools],
+    }

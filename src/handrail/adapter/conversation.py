@@ -7,7 +7,15 @@ from weakref import WeakKeyDictionary, ref
 
 from handrail.errors import ConversationBusy, DefinitionError
 from handrail.events import MessageAdded, SectionOpened
-from handrail.messages import AssistantMessage, CallAnswered, CallAsked, Message, Sent, ToolMessage, UserMessage
+from handrail.messages import (
+    AssistantMessage,
+    CallAnswered,
+    CallAsked,
+    Message,
+    Sent,
+    ToolMessage,
+    UserMessage,
+)
 from handrail.session import Session
 
 ROOT = "root"
@@ -73,7 +81,7 @@ class Conversation:
         given: set[str] = set()
         renamed: list[CallAsked] = []
         for call in calls:
-            id, number = call.id, 1
+            id, number = call.id, int(bool(call.id))
             while not id or id in taken or id in given:
                 number += 1
                 id = f"{call.id or 'call'}-{number}"

@@ -70,7 +70,7 @@ def _wrapped(schema: Schema[Any]) -> Schema[Any]:
     return Schema(made)
 
 
-def _ByAdapter(adapter: TypeAdapter[Any]) -> Any:  # noqa: N802  # it stands for a type
+def _ByAdapter(adapter: TypeAdapter[Any]) -> Any:  # it stands for a type
     """A type that is what the adapter says it is."""
 
     class ByAdapter:
@@ -81,4 +81,3 @@ def _ByAdapter(adapter: TypeAdapter[Any]) -> Any:  # noqa: N802  # it stands for
             return cls.core
 
     return ByAdapter
-

@@ -61,7 +61,9 @@ async def ask(run: Run) -> Answer:
         if timer.stop():
             task.uncancel()
             if task.cancelling() <= cancels:
-                raise run.failed(DeadlineExceededError(deadline.at, "the model had answered"), "deadline") from None
+                raise run.failed(
+                    DeadlineExceededError(deadline.at, "the model had answered"), "deadline"
+                ) from None
         raise
     except DeadlineExceededError as error:
         raise run.failed(error, "deadline") from None
@@ -105,9 +107,7 @@ async def _ask_once(run: Run, attempt: int) -> Answer:
             await throttle.enter()
         try:
             if frame.told.get(ModelRequested, True):
-                frame.publish(
-                    ModelRequested(model.name, attempt, len(request.messages), frame.run_context)
-                )
+                frame.publish(ModelRequested(model.name, attempt, len(request.messages), frame.run_context))
             began = frame.monotonic()
             parts = model.stream(request)
             try:

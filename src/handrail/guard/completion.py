@@ -22,7 +22,7 @@ class CompletionChecker(Protocol):
         """How often it may hold one run; after that the run ends as it is."""
         ...
 
-    def missing(self, state: RunState, /) -> str | None | Awaitable[str | None]:
+    def missing(self, state: RunState, /) -> str | Awaitable[str | None] | None:
         """What is still to be done, for the model; None when it is complete."""
         ...
 

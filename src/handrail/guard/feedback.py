@@ -45,7 +45,7 @@ class FeedbackProvider(Protocol):
         """How often it may speak in one run."""
         ...
 
-    def advise(self, state: RunState, /) -> str | None | Awaitable[str | None]:
+    def advise(self, state: RunState, /) -> str | Awaitable[str | None] | None:
         """What to tell the model; None when there is nothing to say."""
         ...
 

@@ -1,0 +1,301 @@
+"""`Adapter`: runs a prompt on a model until it is done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from handrail.adapter.bound import Bound, prompt_model_of
+from handrail.adapter.conversation import Conversation, root_conversation
+from handrail.adapter.disclosure import opener
+from handrail.adapter.loop import Outcome, run_until_done
+from handrail.adapter.output import Output
+from handrail.adapter.pacing import Retry, Throttle
+from handrail.adapter.response import PromptResponse
+from handrail.adapter.run import Run, Settings
+from handrail.adapter.stream import RunStream
+from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.deadline import Deadline
+from handrail.dispatch.frame import DEPTH_LIMIT, Frame
+from handrail.dispatch.opening import check_kinds, open_frame
+from handrail.errors import DefinitionError
+from handrail.events import PromptExecuted, PromptRendered
+from handrail.guard.approval import ApprovalMode
+from handrail.ids import NewId, random_id
+from handrail.limits import Budget, BudgetTracker, Lease
+from handrail.messages import Message, Model, UserMessage
+from handrail.models import model_named
+from handrail.operation import Operation
+from handrail.prompt import Prompt, RenderedPrompt
+from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, Journal
+from handrail.resources.registry import Binding
+from handrail.session import Session
+
+OutputT = TypeVar("OutputT")
+
+NO_MESSAGE = "Do what the instructions say."
+"""What is said to a model where the prompt itself holds all there is to say."""
+
+
+class Adapter:
+    """Runs prompts on a model. One adapter serves any number of runs at once.
+
+    `model` is a model or its name, `provider:name`. Keys come from the environment, never from here.
+    """
+
+    def __init__(
+        self,
+        model: Model | str,
+        *,
+        environment: Environment | None = None,
+        approvals: ApprovalMode | ApprovalBroker | None = None,
+        approval_seconds: float | None = None,
+        filesystem: Filesystem | None = None,
+        resources: Iterable[Binding[Any]] = (),
+        journal: Journal | None = None,
+        retry: Retry | None = None,
+        throttle: Throttle | None = None,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        opens_in_place: bool = True,
+        depth_limit: int = DEPTH_LIMIT,
+        lease: Lease | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        new_id: NewId = random_id,
+    ) -> None:
+        self.model = model_named(model) if isinstance(model, str) else _checked_model(model)
+        self._environment = environment
+        self._approvals: ApprovalMode | ApprovalBroker | None = approvals
+        self._approval_seconds = approval_seconds
+        self._filesystem = filesystem
+        self._resources = tuple(resources)
+        self._journal = journal
+        self._retry = retry or Retry()
+        self._throttle = throttle
+        self._temperature = temperature
+        self._max_tokens = max_tokens
+        self.opens_in_place = opens_in_place
+        self._depth_limit = depth_limit
+        self._lease = lease
+        self._clock = clock
+        self._new_id = new_id
+
+    def evaluate(
+        self,
+        prompt: Prompt[OutputT],
+        params: object = None,
+        /,
+        *,
+        message: str | None = None,
+        history: Iterable[Message] = (),
+        session: Session | None = None,
+        bus: EventBus | None = None,
+        deadline: Deadline | None = None,
+        budget: Budget | BudgetTracker | None = None,
+        filesystem: Filesystem | None = None,
+        resources: Iterable[Binding[Any]] = (),
+        environment: Environment | None = None,
+        approvals: ApprovalMode | ApprovalBroker | None = None,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        opened: Sequence[str] = (),
+        run_id: str | None = None,
+    ) -> Operation[PromptResponse[OutputT]]:
+        """Run the prompt until the model is done.
+
+        `params` fills the prompt's templates; a plain string is the user's message. Evaluated again on
+        the same session, the conversation goes on. What is given here goes before what the adapter has.
+        A failing tool never ends a run; what does is raised as `PromptEvaluationError`.
+        """
+        given = _given(locals())
+        return Operation(lambda: self._evaluate(prompt, given), f"evaluate({prompt.name!r})")
+
+    def stream(
+        self,
+        prompt: Prompt[OutputT],
+        params: object = None,
+        /,
+        *,
+        message: str | None = None,
+        history: Iterable[Message] = (),
+        session: Session | None = None,
+        bus: EventBus | None = None,
+        deadline: Deadline | None = None,
+        budget: Budget | BudgetTracker | None = None,
+        filesystem: Filesystem | None = None,
+        resources: Iterable[Binding[Any]] = (),
+        environment: Environment | None = None,
+        approvals: ApprovalMode | ApprovalBroker | None = None,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        opened: Sequence[str] = (),
+        run_id: str | None = None,
+    ) -> RunStream[OutputT]:
+        """The same run, as a stream of its events: `async for`, or `for` in a script.
+
+        `.response` is the operation that ends in the response. A stream that is left early, or whose
+        response is cancelled, cancels the run.
+        """
+        given = _given(locals())
+        given["session"] = session = session or Session(new_id=self._new_id)
+        given["run_id"] = run_id or self._new_id()
+        return RunStream(
+            lambda: self._evaluate(prompt, given, streaming=True), session, given["run_id"], prompt.name
+        )
+
+    async def _evaluate(
+        self, prompt: Prompt[OutputT], given: dict[str, Any], streaming: bool = False
+    ) -> PromptResponse[OutputT]:
+        params, message = given["params"], given["message"]
+        if isinstance(params, str):
+            params, message = None, _one_message(params, message)
+        session: Session = given["session"] or Session(
+            new_id=self._new_id, **({} if given["bus"] is None else {"dispatcher": given["bus"]})
+        )
+        settings = Settings(
+            self.model,
+            retry=self._retry,
+            throttle=self._throttle,
+            temperature=self._temperature if given["temperature"] is None else given["temperature"],
+            max_tokens=given["max_tokens"] or self._max_tokens,
+            streaming=streaming,
+        )
+        frame = open_frame(
+            (),
+            session=session,
+            policies=(),
+            filesystem=given["filesystem"] or self._filesystem,
+            resources=[*self._resources, *prompt.resources, *given["resources"]],
+            environment=given["environment"] or self._environment,
+            approvals=given["approvals"] or self._approvals,
+            approval_seconds=self._approval_seconds,
+            deadline=given["deadline"],
+            budget=given["budget"],
+            journal=self._journal,
+            lease=self._lease,
+            depth_limit=self._depth_limit,
+            clock=self._clock,
+            new_id=self._new_id,
+            prompt=prompt,
+            adapter=lambda call: Bound(self, settings, call),
+            prompt_model=lambda call: prompt_model_of(self, settings, call),
+            run_id=given["run_id"],
+        )
+        conversation = root_conversation(session)
+        forward = _forwarding(session, given["bus"])
+        try:
+            with conversation:
+                conversation.close_calls(frame.run_context.run_id)
+                conversation.begin_with(given["history"], frame.run_context.run_id)
+                rendered = prompt.render(
+                    params, session=session, opened=given["opened"], deadline=frame.deadline
+                )
+                outcome = await self.run_in(frame, settings, conversation, prompt, rendered, message)
+        finally:
+            forward()
+            await frame.resources.close()
+        return PromptResponse(
+            outcome.text,
+            outcome.output,
+            frame.spending.usage,
+            frame.spending.cost,
+            frame.run_context.run_id,
+            outcome.stop_reason,
+            session,
+        )
+
+    async def run_in(
+        self,
+        frame: Frame,
+        settings: Settings,
+        conversation: Conversation,
+        prompt: Prompt[Any],
+        rendered: RenderedPrompt[Any],
+        message: str | None,
+        *,
+        output: Output | None = None,
+        on_text: Callable[[str], None] | None = None,
+    ) -> Outcome:
+        """One run, root or nested, from its rendered prompt to its end."""
+        run_id = frame.run_context.run_id
+        if rendered.output_schema is not None:
+            output = Output(rendered.output_schema)
+        run: Run
+        closed = rendered.closed
+        extra = [opener(lambda: run.rendered, self.opens_in_place)] if closed else []
+        run = Run(
+            settings,
+            frame,
+            conversation,
+            rendered,
+            prompt_name=prompt.name,
+            output=output,
+            extra_tools=extra,
+            feedback=prompt.feedback,
+            completion=prompt.completion,
+            on_text=on_text,
+        )
+        for path in conversation.opened:
+            if path not in run.rendered.opened and any(each.path == path for each in closed):
+                run.open([path])
+        frame.task = asyncio.current_task()
+        if frame.told.get(PromptRendered, True):
+            names = tuple(tool.name for tool in rendered.tools)
+            frame.publish(PromptRendered(prompt.name, rendered.text, names, frame.run_context))
+        conversation.add(UserMessage(NO_MESSAGE if message is None else message), run_id)
+        ended = "cancelled"
+        try:
+            outcome = await run_until_done(run)
+            ended = outcome.stop_reason
+            return outcome
+        except Exception as error:
+            ended = f"failed: {error}"
+            raise
+        finally:
+            frame.task = None
+            frame.cancellation.close()
+            spending = frame.spending
+            frame.session.record(
+                PromptExecuted(prompt.name, ended, spending.usage, spending.cost, frame.run_context)
+            )
+
+
+def _given(arguments: dict[str, Any]) -> dict[str, Any]:
+    """What an evaluation was given, checked where it can be before it begins."""
+    del arguments["self"]
+    prompt, params, message = arguments.pop("prompt"), arguments["params"], arguments["message"]
+    if not isinstance(prompt, Prompt):
+        raise DefinitionError(
+            f"evaluate takes a Prompt, not a {type(prompt).__name__}. "
+            'Write `evaluate(Prompt("guide", "Answer briefly."), "the message")`.'
+        )
+    if isinstance(params, str):
+        _one_message(params, message)
+    check_kinds(session=(arguments["session"], Session, "a Session"))
+    return arguments
+
+
+def _one_message(params: str, message: str | None) -> str:
+    if message is not None:
+        raise DefinitionError(
+            "two messages were given: a string as params is the user's message, and so is `message`. "
+            "Give one of them."
+        )
+    return params
+
+
+def _checked_model(model: Any) -> Model:
+    if isinstance(model, type) or not all(hasattr(model, member) for member in ("name", "traits", "stream")):
+        raise DefinitionError(
+            f"{model!r} is not a model. Give one, such as OpenAIModel('gpt-5') or ScriptedModel([...]), "
+            "or a name like 'openai:gpt-5'."
+        )
+    return model
+
+
+def _forwarding(session: Session, bus: EventBus | None) -> Callable[[], None]:
+    """While this lasts, whoever listens on `bus` hears of the run as well."""
+    if bus is None or bus is session.dispatcher:
+        return lambda: None
+    return session.dispatcher.subscribe(object, bus.publish)

@@ -1,0 +1,118 @@
+"""Those who watch over one run: when they are asked, and how often they may speak."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Literal
+
+from handrail.adapter.run import Run
+from handrail.events import Advised
+from handrail.guard.completion import CompletionChecker, said_by
+from handrail.guard.feedback import FeedbackProvider
+from handrail.guard.watching import RunState
+from handrail.messages import UserMessage
+
+log = logging.getLogger("handrail.adapter")
+
+
+class Advisers:
+    """The feedback providers and completion checkers of one run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._given: dict[int, int] = {}
+        self._asked_at: dict[int, tuple[int, float]] = {}
+        self._seen: set[type] = set()
+        self._began = run.frame.monotonic()
+        self._stop: list[Callable[[], None]] = [
+            run.frame.session.dispatcher.subscribe(kind, self._note(kind))
+            for kind in {each.trigger.event for each in run.feedback if each.trigger.event is not None}
+        ]
+
+    def close(self) -> None:
+        """The run is over."""
+        for stop in self._stop:
+            stop()
+
+    def _note(self, kind: type) -> Callable[[object], None]:
+        return lambda event: self._seen.add(kind)
+
+    async def advise(self) -> None:
+        """After a turn of calls: whoever is due may give one piece of advice."""
+        seen, self._seen = self._seen, set()
+        for provider in self._run.feedback:
+            if self._is_due(provider, seen) and self._given.get(id(provider), 0) < provider.cap:
+                said = await self._said("feedback", provider, provider.advise, "", None)
+                if said:
+                    self._run.conversation.add(
+                        UserMessage(f"[{provider.name}] {said}"), self._run.frame.run_context.run_id
+                    )
+
+    async def hold(self, text: str, output: Any) -> str | None:
+        """When a run wants to end: what is missing; "" where it is, but nobody may hold it any longer."""
+        missing: list[str] = []
+        spent = False
+        for checker in self._run.completion:
+            if self._given.get(id(checker), 0) >= checker.cap:
+                spent = spent or bool(
+                    await self._said("completion", checker, checker.missing, text, output, count=False)
+                )
+                continue
+            said = await self._said("completion", checker, checker.missing, text, output)
+            if said:
+                missing.append(said)
+        if missing:
+            return f"This is not finished. {' '.join(missing)} Go on, then answer again."
+        return "" if spent else None
+
+    def _is_due(self, provider: FeedbackProvider, seen: set[type]) -> bool:
+        trigger, calls = provider.trigger, self._run.calls
+        now = self._run.frame.monotonic()
+        calls_then, then = self._asked_at.get(id(provider), (0, self._began))
+        due = (
+            (trigger.calls is not None and calls - calls_then >= trigger.calls)
+            or (trigger.seconds is not None and now - then >= trigger.seconds)
+            or (trigger.event is not None and trigger.event in seen)
+        )
+        if due:
+            self._asked_at[id(provider)] = (calls, now)
+        return due
+
+    async def _said(
+        self,
+        kind: Literal["feedback", "completion"],
+        who: FeedbackProvider | CompletionChecker,
+        asked: Callable[[RunState], Any],
+        text: str,
+        output: Any,
+        count: bool = True,
+    ) -> str | None:
+        frame = self._run.frame
+        failed = False
+        try:
+            said = await said_by(asked(self._state(who, text, output)))
+        except Exception as error:
+            log.exception("the %s %r raised; the run goes on", kind, who.name)
+            said, failed = f"{type(error).__name__}: {error}", True
+        if said and count:
+            if not failed:
+                self._given[id(who)] = self._given.get(id(who), 0) + 1
+            frame.session.record(Advised(kind, who.name, said, failed, frame.run_context))
+        return None if failed else said
+
+    def _state(self, who: object, text: str, output: Any) -> RunState:
+        run, frame = self._run, self._run.frame
+        budget = frame.budget
+        return RunState(
+            session=run.session_view,
+            calls=run.calls,
+            seconds=frame.monotonic() - self._began,
+            given=self._given.get(id(who), 0),
+            deadline=frame.deadline,
+            left={} if budget is None else budget.remaining(),
+            spent={} if budget is None else {unit: float(spent) for unit, spent in budget.spent().items()},
+            filesystem=run.filesystem,
+            text=text,
+            output=output,
+        )

@@ -1,0 +1,154 @@
+"""What a call can evaluate: the adapter bound to it, and the verb `prompt_model`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from handrail.adapter.conversation import Conversation
+from handrail.adapter.output import Output
+from handrail.adapter.response import PromptResponse
+from handrail.adapter.run import Settings
+from handrail.context.verbs import PromptModel
+from handrail.deadline import Deadline
+from handrail.dispatch.opening import nested_frame
+from handrail.limits import Budget
+from handrail.messages import Model
+from handrail.models import model_named
+from handrail.operation import Operation
+from handrail.prompt import Prompt
+from handrail.schema import Schema
+from handrail.tools import Tool
+
+if TYPE_CHECKING:
+    from handrail.adapter.adapter import Adapter
+    from handrail.dispatch.call import LiveCall
+
+OutputT = TypeVar("OutputT")
+
+_NO_SYSTEM = "You are part of a program. Answer exactly what is asked."
+
+
+class Bound:
+    """The adapter as one call has it: what it evaluates is part of the call.
+
+    It has the call's session, bus, resources, broker, journal, deadline, budget, and its place in the
+    tree; limits given here can only be tighter. Each evaluation is a conversation of its own.
+    """
+
+    __slots__ = ("_adapter", "_call", "_settings")
+
+    def __init__(self, adapter: Adapter, settings: Settings, call: LiveCall) -> None:
+        self._adapter = adapter
+        self._settings = settings
+        self._call = call
+
+    def evaluate(
+        self,
+        prompt: Prompt[OutputT],
+        params: object = None,
+        /,
+        *,
+        message: str | None = None,
+        model: Model | str | None = None,
+        deadline: Deadline | None = None,
+        budget: Budget | None = None,
+        temperature: float | None = None,
+        opened: Sequence[str] = (),
+    ) -> Operation[PromptResponse[OutputT]]:
+        """Run another prompt inside this call."""
+        call = self._call
+        call.home.check()
+        if isinstance(params, str):
+            params, message = None, params
+        settings = override(self._settings, model, temperature)
+
+        async def evaluate() -> PromptResponse[OutputT]:
+            frame, conversation = _nest(call, prompt, deadline, budget)
+            rendered = prompt.render(params, session=call.session, opened=opened, deadline=frame.deadline)
+            outcome = await self._adapter.run_in(frame, settings, conversation, prompt, rendered, message)
+            spent = frame.spending
+            return PromptResponse(
+                outcome.text,
+                outcome.output,
+                spent.usage,
+                spent.cost,
+                frame.run_context.run_id,
+                outcome.stop_reason,
+                frame.session,
+            )
+
+        return Operation(evaluate, f"evaluate({prompt.name!r})", call.home)
+
+
+def prompt_model_of(adapter: Adapter, settings: Settings, call: LiveCall) -> PromptModel:
+    """The verb `prompt_model` of one call."""
+
+    def verb(
+        prompt: str,
+        schema: Any,
+        *,
+        system: str | None = None,
+        model: str | None = None,
+        temperature: float | None = None,
+        tools: Sequence[Tool[Any, Any]] = (),
+        on_text: Callable[[str], None] | None = None,
+    ) -> Operation[Any]:
+        call.home.check()
+        wanted: Schema[Any] = Schema(schema)
+        asked = Prompt(
+            "prompt_model",
+            (system or _NO_SYSTEM).replace("$", "$$"),
+            tools=tools,
+            policies=call.frame.policies,
+        )
+        chosen = override(settings, model, temperature)
+        if on_text is not None:
+            chosen = override(chosen, streaming=True)
+
+        async def ask() -> Any:
+            frame, conversation = _nest(call, asked, None, None)
+            outcome = await adapter.run_in(
+                frame,
+                chosen,
+                conversation,
+                asked,
+                asked.render(),
+                prompt,
+                output=Output(wanted),
+                on_text=on_text,
+            )
+            return outcome.output
+
+        return Operation(ask, "prompt_model", call.home)
+
+    return verb
+
+
+def _nest(call: LiveCall, prompt: Prompt[Any], deadline: Deadline | None, budget: Budget | None) -> Any:
+    """A frame and a conversation inside the call, under ids that follow from the call's own."""
+    call.evaluations += 1
+    run_id = f"{call.key}~{call.tries}/{call.evaluations}"
+    frame = nested_frame(
+        call, (), policies=(), run_id=run_id, deadline=deadline, budget=budget, prompt=prompt
+    )
+    return frame, Conversation(frame.session, run_id)
+
+
+def override(
+    settings: Settings,
+    model: Model | str | None = None,
+    temperature: float | None = None,
+    streaming: bool | None = None,
+) -> Settings:
+    """The same settings but for what is given."""
+    if model is None and temperature is None and streaming is None:
+        return settings
+    return Settings(
+        settings.model if model is None else model_named(model) if isinstance(model, str) else model,
+        retry=settings.retry,
+        throttle=settings.throttle,
+        temperature=settings.temperature if temperature is None else temperature,
+        max_tokens=settings.max_tokens,
+        streaming=settings.streaming if streaming is None else streaming,
+    )

@@ -1,0 +1,142 @@
+"""The loop: ask the model, run the calls it wants, tell it what came of them, until it is done.
+
+There is one for every provider. Whatever happens in it, the conversation is left as a provider would
+take it: each call has its one result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from handrail.adapter.advising import Advisers
+from handrail.adapter.answer import Answer
+from handrail.adapter.output import REPAIRS, what_to_correct
+from handrail.adapter.requesting import ask
+from handrail.adapter.run import Run
+from handrail.dispatch.turn import OpenTurn, ToolCall
+from handrail.errors import ToolValidationError
+from handrail.messages import CallAnswered, CallAsked, ToolMessage, UserMessage
+from handrail.prompt import OPENER
+from handrail.tools import ToolResult
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a run ended by itself."""
+
+    text: str
+    output: Any
+    stop_reason: str
+
+
+async def run_until_done(run: Run) -> Outcome:
+    """Evaluate: raises `PromptEvaluationError` where the run can't go on."""
+    conversation, frame = run.conversation, run.frame
+    run_id = frame.run_context.run_id
+    advisers = Advisers(run) if run.feedback or run.completion else None
+    repairs = turns = 0
+    try:
+        while True:
+            answer = await ask(run)
+            turns += 1
+            calls = conversation.fresh_ids(answer.calls())
+            conversation.add(answer.message(calls), run_id)
+            taken: Any = None
+            if calls:
+                frame.provider = answer
+                results = await _run_calls(run, calls, f"{run_id}/{turns}")
+                taken = _answer_among(run, calls, results) if run.answers_by_call else None
+                if taken is None:
+                    repairs += run.answers_by_call and any(run.answer_tool(call.name) for call in calls)
+                    if repairs > REPAIRS:
+                        raise _no_answer(run, results[-1].message)
+                    if advisers is not None:
+                        await advisers.advise()
+                    continue
+                outcome = Outcome(answer.text, run.output.value_of(taken.value), "done")  # pyright: ignore[reportOptionalMemberAccess]  # it answers by a call, so there is one
+            else:
+                try:
+                    outcome = _outcome(run, answer)
+                except ToolValidationError as error:
+                    repairs += 1
+                    if repairs > REPAIRS:
+                        raise _no_answer(run, str(error)) from None
+                    conversation.add(UserMessage(what_to_correct(error)), run_id)
+                    continue
+            if advisers is None:
+                return outcome
+            held = await advisers.hold(outcome.text, outcome.output)
+            if held is None:
+                return outcome
+            if not held:
+                return Outcome(outcome.text, outcome.output, "incomplete")
+            conversation.add(UserMessage(held), run_id)
+    finally:
+        if advisers is not None:
+            advisers.close()
+
+
+async def _run_calls(run: Run, calls: tuple[CallAsked, ...], message_id: str) -> tuple[ToolResult[Any], ...]:
+    """Run a turn's calls through the gate and give each its result, also when the turn is cut short."""
+    turn = OpenTurn(run.gate, [ToolCall(call.name, call.arguments, call.id) for call in calls], message_id)
+    run.calls += len(calls)
+    ending: BaseException | None = None
+    results: tuple[ToolResult[Any], ...] = ()
+    try:
+        ending = await turn.run()
+    finally:
+        results = turn.results()
+        answered = tuple(
+            [
+                CallAnswered(
+                    call.id, call.name, result.render(), not result.success, _opened(run, call, result)
+                )
+                for call, result in zip(calls, results, strict=True)
+            ]
+        )
+        run.conversation.add(ToolMessage(answered), run.frame.run_context.run_id)
+    if ending is not None:
+        raise ending
+    return results
+
+
+def _opened(run: Run, call: CallAsked, result: ToolResult[Any]) -> tuple[str, ...]:
+    """Bring the tools into view that a call has opened, and say which."""
+    if call.name != OPENER or not result.success:
+        return ()
+    paths = [path for path in result.value if path not in run.rendered.opened]
+    if not paths:
+        return ()  # another call of the same turn has opened them
+    for path in paths:
+        run.conversation.open_section(path, run.frame.run_context.run_id)
+    return run.open(paths)
+
+
+def _answer_among(
+    run: Run, calls: tuple[CallAsked, ...], results: tuple[ToolResult[Any], ...]
+) -> ToolResult[Any] | None:
+    for call, result in zip(calls, results, strict=True):
+        if run.answer_tool(call.name) and result.success:
+            return result
+    return None
+
+
+def _outcome(run: Run, answer: Answer) -> Outcome:
+    """What an answer without calls comes to; `ToolValidationError` where it is not what was asked for."""
+    stop: Any = answer.stop
+    reason = "done" if stop.reason == "calls" else stop.reason
+    output = run.output
+    if output is None:
+        return Outcome(answer.text, None, reason)
+    if run.answers_by_call:
+        raise ToolValidationError("the answer was not given by calling final_answer")
+    if reason == "length":
+        raise ToolValidationError("the answer was cut off because it is too long: make it shorter")
+    return Outcome(answer.text, output.parse(answer.text), reason)
+
+
+def _no_answer(run: Run, problem: str) -> Exception:
+    return run.failed(
+        ToolValidationError(f"after {REPAIRS} corrections the answer still does not fit: {problem}"), "output"
+    )

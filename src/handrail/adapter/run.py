@@ -1,0 +1,171 @@
+"""`Run`: everything one evaluation holds while it lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from handrail.adapter.conversation import Conversation
+from handrail.adapter.output import ANSWER_TOOL, Output
+from handrail.adapter.pacing import Retry, Throttle
+from handrail.dispatch import Gate
+from handrail.dispatch.frame import Frame
+from handrail.errors import DeadlineExceededError, LimitError, PromptEvaluationError
+from handrail.guard.scope import within_scope
+from handrail.messages import Model, ModelRequest, Offered, Sent
+from handrail.models.prices import Tariff, tariff_of
+from handrail.prompt import RenderedPrompt
+from handrail.protocols import Filesystem, SessionView
+from handrail.tools import Tool
+
+
+class Settings:
+    """How a run asks its model. What is nested in it asks in the same way unless told otherwise."""
+
+    __slots__ = ("max_tokens", "model", "retry", "streaming", "tariff", "temperature", "throttle")
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        retry: Retry,
+        throttle: Throttle | None,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        streaming: bool = False,
+    ) -> None:
+        self.model = model
+        self.retry = retry
+        self.throttle = throttle
+        self.temperature = temperature
+        self.max_tokens = max_tokens
+        self.streaming = streaming
+        self.tariff: Tariff = tariff_of(model.name, model.traits)
+
+
+class Run:
+    """One evaluation: a prompt on a model, in a frame, with a conversation."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        frame: Frame,
+        conversation: Conversation,
+        rendered: RenderedPrompt[Any],
+        *,
+        prompt_name: str,
+        output: Output | None,
+        extra_tools: Sequence[Tool[Any, Any]] = (),
+        feedback: Sequence[Any] = (),
+        completion: Sequence[Any] = (),
+        on_text: Callable[[str], None] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.frame = frame
+        self.gate = Gate(frame)
+        self.conversation = conversation
+        self.rendered = rendered
+        self.prompt_name = prompt_name
+        self.system = rendered.text
+        """What is sent first. It stays as it is, also when sections are opened."""
+        self.output = output
+        self.feedback = feedback
+        self.completion = completion
+        self.on_text = on_text
+        self.answers_by_call = output is not None and not settings.model.traits.native_output
+        self._extra_tools = [*extra_tools, *([output.tool()] if output and self.answers_by_call else [])]
+        self.counted = (0, 0)
+        """How many messages the provider has counted, and how many tokens they were."""
+        self.calls = 0
+        self._request: ModelRequest | None = None
+        self.tools: Sent[Offered] = Sent(Offered(tool) for tool in (*rendered.tools, *self._extra_tools))
+        self._allow(rendered)
+
+    # What is asked of the model.
+
+    model = property(lambda self: self.settings.model)
+    retry = property(lambda self: self.settings.retry)
+    throttle = property(lambda self: self.settings.throttle)
+    tariff = property(lambda self: self.settings.tariff)
+    max_tokens = property(lambda self: self.settings.max_tokens)
+
+    def request(self, max_tokens: int | None = None) -> ModelRequest:
+        """The next request. The conversation and the tools in it grow by themselves."""
+        most = max_tokens or self.settings.max_tokens
+        request = self._request
+        if request is None or request.max_tokens != most:
+            output = self.output
+            request = self._request = ModelRequest(
+                self.system,
+                self.conversation.messages,
+                self.tools,
+                None if output is None or self.answers_by_call else output.schema,
+                self.settings.temperature,
+                most,
+                self.settings.streaming,
+                self.answers_by_call,
+            )
+        return request
+
+    def tools_size(self) -> int:
+        """The bytes of what is said about the tools, at most."""
+        return sum(
+            len(str(offered.tool.json_schema)) + len(offered.tool.description.encode())
+            for offered in self.tools
+        )
+
+    # Tools come into view.
+
+    def open(self, paths: Sequence[str]) -> tuple[str, ...]:
+        """Show more sections: their tools can be called from now on. Returns the tools' names."""
+        opening = self.rendered.open(paths)
+        self.rendered = opening.rendered
+        for tool in opening.tools:
+            self.tools.append(Offered(tool, deferred=True))
+        self._allow(opening.rendered)
+        return tuple(tool.name for tool in opening.tools)
+
+    def _allow(self, rendered: RenderedPrompt[Any]) -> None:
+        policies = [within_scope(scoped.policy, scoped.tools) for scoped in rendered.policies]
+        self.frame.rendered_prompt = rendered
+        self.frame.show([*rendered.tools, *self._extra_tools], policies)
+
+    # How it ends.
+
+    def failed(self, error: Exception, phase: str, more: str = "") -> PromptEvaluationError:
+        """What ends the run. A limit that is not the run's own ends the ones around it as well."""
+        shared = isinstance(error, LimitError) and self._is_shared(error)
+        ending = PromptEvaluationError(
+            f"prompt {self.prompt_name!r}: {error}.{more}".replace("..", "."),
+            phase=phase,
+            run_id=None if shared else self.frame.run_context.run_id,
+        )
+        ending.__cause__ = error
+        return ending
+
+    def _is_shared(self, error: LimitError) -> bool:
+        outer = self.frame.outer
+        if outer is None:
+            return False
+        if isinstance(error, DeadlineExceededError):
+            return self.frame.deadline is outer.frame.deadline
+        return bool(getattr(error, "of_root", False))
+
+    # What those who watch over it see.
+
+    @property
+    def session_view(self) -> SessionView:
+        outer = self.frame.outer
+        return self.frame.session if outer is None else outer.session
+
+    @property
+    def filesystem(self) -> Filesystem | None:
+        outer = self.frame.outer
+        if outer is not None:
+            return outer.filesystem if self.frame.filesystem is not None else None
+        files: Any = self.frame.filesystem
+        return files
+
+    def answer_tool(self, name: str) -> bool:
+        """Is this the call by which the run is answered?"""
+        return self.answers_by_call and name == ANSWER_TOOL

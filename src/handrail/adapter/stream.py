@@ -1,0 +1,125 @@
+"""`RunStream`: a run as the stream of its events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, Generic, TypeVar
+
+from handrail.adapter.response import PromptResponse
+from handrail.errors import OperationUsedTwice
+from handrail.operation import Operation, cancel_and_await
+from handrail.session import Session
+from handrail.threads import background_loop, run_on
+
+OutputT = TypeVar("OutputT")
+
+_END = object()
+
+
+class RunStream(Generic[OutputT]):
+    """The events of one run and of everything nested in it, as they happen; then its response.
+
+    Iterate with `async for`, or with `for` in a script; `.response` is an operation that gives the
+    response, and raises what ended the run where there is none. Iterating never raises for the run:
+    what happened is in the events. Whoever leaves the iteration before the end cancels the run.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[], Coroutine[Any, Any, PromptResponse[OutputT]]],
+        session: Session,
+        run_id: str,
+        name: str,
+    ) -> None:
+        self._begin = begin
+        self._session = session
+        self._run_id = run_id
+        self._name = name
+        self._task: asyncio.Task[PromptResponse[OutputT]] | None = None
+        self._iterated = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def run_id(self) -> str:
+        return self._run_id
+
+    @property
+    def response(self) -> Operation[PromptResponse[OutputT]]:
+        """What the run comes to; it runs the run if nobody has begun to iterate."""
+        return Operation(self._finish, f"stream({self._name!r}).response")
+
+    async def _finish(self) -> PromptResponse[OutputT]:
+        task = self._start()
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.done():
+                await cancel_and_await([task])
+            raise
+
+    def _start(self) -> asyncio.Task[PromptResponse[OutputT]]:
+        if self._task is None:
+            self._loop = asyncio.get_running_loop()
+            self._task = self._loop.create_task(self._begin())
+            self._task.add_done_callback(_seen)
+        return self._task
+
+    def __aiter__(self) -> AsyncIterator[object]:
+        if self._iterated:
+            raise OperationUsedTwice(
+                f"stream({self._name!r})",
+                "it has been iterated already. Call stream() again for another run.",
+            )
+        self._iterated = True
+        return self._events()
+
+    async def _events(self) -> AsyncIterator[object]:
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[object] = asyncio.Queue()
+
+        def put(event: object) -> None:
+            context = getattr(event, "run_context", None)
+            run_id = getattr(context, "run_id", None) or getattr(event, "run_id", "")
+            if run_id == self._run_id or run_id.startswith(f"{self._run_id}."):
+                if asyncio._get_running_loop() is loop:  # pyright: ignore[reportPrivateUsage]  # asyncio documents it for this
+                    queue.put_nowait(event)
+                else:
+                    loop.call_soon_threadsafe(queue.put_nowait, event)
+
+        stop = self._session.dispatcher.subscribe(object, put)
+        task = self._start()
+        task.add_done_callback(lambda _: queue.put_nowait(_END))
+        try:
+            while (event := await queue.get()) is not _END:
+                yield event
+        finally:
+            stop()
+            if not task.done():
+                await cancel_and_await([task])
+
+    def __iter__(self) -> Iterator[object]:
+        events = self.__aiter__()
+        loop = background_loop()
+        name = f"stream({self._name!r})"
+        try:
+            while True:
+                try:
+                    yield run_on(loop, _next(events), name)
+                except StopAsyncIteration:
+                    return
+        finally:
+            run_on(loop, _close(events), name)
+
+
+def _seen(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()  # it is raised by `.response`; a stream that was only iterated has shown it
+
+
+async def _next(events: AsyncIterator[object]) -> object:
+    return await anext(events)
+
+
+async def _close(events: Any) -> None:
+    await events.aclose()

@@ -1,0 +1,36 @@
+"""Models: each speaks to one kind of provider behind the same small protocol, a stream of parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+from handrail.errors import DefinitionError
+from handrail.messages import Model
+
+_PROVIDERS = {
+    "openai": ("handrail.models.openai", "OpenAIModel"),
+    "anthropic": ("handrail.models.anthropic", "AnthropicModel"),
+    "local": ("handrail.models.local", "LocalModel"),
+}
+"""Those we speak to ourselves. Every other name goes over the bridge."""
+
+
+def model_named(name: str) -> Model:
+    """The model of this name, `provider:name`. Its key comes from the environment."""
+    provider, colon, model = name.partition(":")
+    if not colon or not provider or not model:
+        raise DefinitionError(
+            f"{name!r} is not the name of a model. Write provider:name, for example openai:gpt-5, "
+            "anthropic:claude-sonnet-5 or local:smollm2-135m."
+        )
+    made = _made.get(name)
+    if made is None:
+        module, kind = _PROVIDERS.get(provider, ("handrail.models.bridge", "BridgedModel"))
+        make: Callable[[str], Model] = getattr(import_module(module), kind)
+        made = _made[name] = make(model if provider in _PROVIDERS else name)
+    return made
+
+
+_made: dict[str, Model] = {}
+"""One model for a name, so that whoever names it shares its connections."""

@@ -1,0 +1,289 @@
+"""`AnthropicModel`: Anthropic's messages API, and every server that speaks it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from typing import Any
+
+from handrail.errors import (
+    ModelAnswerBroken,
+    ModelError,
+    ModelRateLimited,
+    ModelRequestRefused,
+    ModelUnavailable,
+)
+from handrail.messages import (
+    AssistantMessage,
+    CallAnswered,
+    CallPart,
+    Kept,
+    Message,
+    ModelPart,
+    ModelRequest,
+    Offered,
+    Price,
+    SentPart,
+    StopPart,
+    StopReason,
+    TextPart,
+    ThinkingPart,
+    ToolMessage,
+    Traits,
+    Usage,
+    UsagePart,
+)
+from handrail.models.http import Provider, decode
+from handrail.models.wire import body_of, encode, raw_object, text_json
+
+WIRE = "anthropic"
+_ANTHROPIC = "https://api.anthropic.com"
+_CACHE = {"cache_control": {"type": "ephemeral"}}
+_EMPTY = "(nothing)"
+"""The API refuses empty text."""
+_STOPS: dict[str, StopReason] = {
+    "end_turn": "done",
+    "stop_sequence": "done",
+    "tool_use": "calls",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "refusal": "refused",
+}
+
+
+class AnthropicModel:
+    """A model of Anthropic's, with its key in `ANTHROPIC_API_KEY`; or of a server that speaks the same.
+
+    What stays the same from request to request (tools, system prompt, the conversation so far) is marked
+    for the provider's cache. Thoughts are kept and sent back as the API wants them. `options` are further
+    fields of the request, such as `{"thinking": {"type": "enabled", "budget_tokens": 2048}}`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        base_url: str = _ANTHROPIC,
+        key_variable: str | None = "ANTHROPIC_API_KEY",
+        headers: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
+        max_tokens: int = 8192,
+        cache: bool = True,
+        native_output: bool = True,
+        defers_tools: bool = True,
+        price: Price | None = None,
+        silence: float = 300.0,
+    ) -> None:
+        self.name = f"anthropic:{name}"
+        self.traits = Traits(price, native_output, defers_tools)
+        self._provider = Provider(
+            self.name,
+            base_url,
+            key_variable=key_variable,
+            key_header="x-api-key",
+            key_needed=base_url == _ANTHROPIC,
+            headers={"anthropic-version": "2023-06-01", **(headers or {})},
+            silence=silence,
+        )
+        self._fields = {"model": name, **(options or {})}
+        self._max_tokens = max_tokens
+        self._cache = cache
+
+    async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
+        provider = self._provider
+        body = self._body(request)
+        if not request.stream:
+            sent, answer = await provider.fetch("/v1/messages", body)
+            yield sent
+            try:
+                for part in _whole(answer):
+                    yield part
+            except (KeyError, TypeError, AttributeError):
+                raise ModelAnswerBroken(provider.model, f"this is no answer: {str(answer)[:200]}") from None
+            return
+        pieces = _Pieces(provider)
+        async for event in provider.events("/v1/messages", body):
+            if isinstance(event, SentPart):
+                yield event
+                continue
+            data = provider.decoded(event)
+            try:
+                for part in pieces.take(data):
+                    yield part
+            except (KeyError, TypeError, AttributeError):
+                raise ModelAnswerBroken(
+                    provider.model, f"this is no part of an answer: {event[:200]!r}"
+                ) from None
+
+    def _body(self, request: ModelRequest) -> bytes:
+        more: dict[str, Any] = {"max_tokens": request.max_tokens or self._max_tokens, **self._fields}
+        if request.temperature is not None:
+            more["temperature"] = request.temperature
+        if request.stream:
+            more["stream"] = True
+        if request.must_call:
+            more["tool_choice"] = {"type": "any"}
+        if request.output is not None:
+            more["output_config"] = {"format": {"type": "json_schema", "schema": request.output.json_schema}}
+        if self._cache:
+            more |= _CACHE  # moves along with the newest message, whose bytes it leaves alone
+        written = {"messages": b"[%s]" % request.messages.encoded(_message)}
+        if request.system:
+            marked = b"," + encode(_CACHE)[1:-1] if self._cache else b""
+            written["system"] = b'[{"type":"text","text":%s%s}]' % (text_json(request.system), marked)
+        if len(request.tools):
+            written["tools"] = b"[%s]" % request.tools.encoded(
+                _tool if self.traits.defers_tools else _plain_tool
+            )
+        return body_of(more, **written)
+
+    def __repr__(self) -> str:
+        return f"AnthropicModel({self.name!r})"
+
+
+def _plain_tool(offered: Offered) -> bytes:
+    tool = offered.tool
+    return encode({"name": tool.name, "description": tool.description, "input_schema": tool.json_schema})
+
+
+def _tool(offered: Offered) -> bytes:
+    written = _plain_tool(offered)
+    return written[:-1] + b',"defer_loading":true}' if offered.deferred else written
+
+
+def _message(message: Message) -> bytes:
+    if isinstance(message, ToolMessage):
+        results = [_result(each) for each in message.results]
+        opened = [{"type": "text", "text": each.text} for each in message.results if each.shows]
+        return encode({"role": "user", "content": [*results, *opened]})
+    if isinstance(message, AssistantMessage):
+        return encode({"role": "assistant", "content": _blocks(message)})
+    return encode({"role": "user", "content": [{"type": "text", "text": message.text or _EMPTY}]})
+
+
+def _result(result: CallAnswered) -> dict[str, Any]:
+    block: dict[str, Any] = {"type": "tool_result", "tool_use_id": result.id, "content": result.text}
+    if result.shows:
+        # Tools that were sent deferred come into view by name; the text follows in a block of its own.
+        block["content"] = [{"type": "tool_reference", "tool_name": name} for name in result.shows]
+    if result.failed:
+        block["is_error"] = True
+    return block
+
+
+def _blocks(message: AssistantMessage) -> list[Any]:
+    calls = [
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": raw_object(call.arguments)}
+        for call in message.calls
+    ]
+    if message.kept is not None and message.kept.wire == WIRE:
+        # Signed thoughts go back as they came, in their place before the calls.
+        return [calls.pop(0) if block["type"] == "tool_use" else block for block in decode(message.kept.data)]
+    if message.text or not calls:
+        return [{"type": "text", "text": message.text or _EMPTY}, *calls]
+    return calls
+
+
+def _whole(answer: Any) -> Iterator[ModelPart]:
+    blocks = answer["content"]
+    index = 0
+    for block in blocks:
+        match block["type"]:
+            case "text":
+                yield TextPart(block["text"])
+            case "thinking":
+                yield ThinkingPart(block.get("thinking") or "")
+            case "tool_use":
+                yield CallPart(
+                    index, block.get("id") or "", block["name"], encode(block.get("input") or {}).decode()
+                )
+                index += 1
+            case _:
+                pass
+    yield UsagePart(_usage(answer.get("usage") or {}))
+    yield StopPart(_STOPS.get(answer.get("stop_reason") or "end_turn", "done"), _kept(blocks))
+
+
+def _usage(usage: Mapping[str, Any], output: int | None = None) -> Usage:
+    read, written = usage.get("cache_read_input_tokens") or 0, usage.get("cache_creation_input_tokens") or 0
+    sent = (usage.get("input_tokens") or 0) + read + written
+    return Usage(sent, (usage.get("output_tokens") or 0) if output is None else output, read, written, 1)
+
+
+def _kept(blocks: list[Any]) -> Kept | None:
+    """The blocks as they have to be sent back, where there are thoughts among them."""
+    if not any(block["type"] in ("thinking", "redacted_thinking") for block in blocks):
+        return None
+    return Kept(WIRE, encode([block for block in blocks if block["type"] != "text" or block["text"]]))
+
+
+class _Pieces:
+    """The events of one streamed answer."""
+
+    __slots__ = ("_blocks", "_calls", "_provider", "_stop", "_usage")
+
+    def __init__(self, provider: Provider) -> None:
+        self._provider = provider
+        self._blocks: dict[int, dict[str, Any]] = {}
+        self._calls: dict[int, int] = {}
+        self._usage: dict[str, Any] = {}
+        self._stop = "end_turn"
+
+    def take(self, event: Any) -> Iterator[ModelPart]:
+        match event.get("type"):
+            case "message_start":
+                self._usage = dict(event["message"].get("usage") or {})
+            case "content_block_start":
+                yield from self._begin(event["index"], dict(event["content_block"]))
+            case "content_block_delta":
+                yield from self._more(event["index"], event["delta"])
+            case "message_delta":
+                self._stop = event["delta"].get("stop_reason") or self._stop
+                self._usage |= {
+                    name: value for name, value in (event.get("usage") or {}).items() if value is not None
+                }
+            case "message_stop":
+                yield UsagePart(_usage(self._usage))
+                blocks = [self._blocks[index] for index in sorted(self._blocks)]
+                yield StopPart(_STOPS.get(self._stop, "done"), _kept(blocks))
+            case "error":
+                raise _failure(self._provider, event.get("error") or {})
+            case _:
+                pass
+
+    def _begin(self, index: int, block: dict[str, Any]) -> Iterator[ModelPart]:
+        self._blocks[index] = block
+        if block["type"] == "tool_use":
+            number = self._calls[index] = len(self._calls)
+            given = block.pop("input", None)
+            yield CallPart(
+                number, block.get("id") or "", block["name"], encode(given).decode() if given else ""
+            )
+        elif block["type"] == "text" and block.get("text"):
+            yield TextPart(block["text"])
+
+    def _more(self, index: int, delta: Any) -> Iterator[ModelPart]:
+        block = self._blocks[index]
+        match delta["type"]:
+            case "text_delta":
+                block["text"] = block.get("text", "") + delta["text"]
+                yield TextPart(delta["text"])
+            case "input_json_delta":
+                yield CallPart(self._calls[index], arguments=delta["partial_json"])
+            case "thinking_delta":
+                block["thinking"] = block.get("thinking", "") + delta["thinking"]
+                yield ThinkingPart(delta["thinking"])
+            case "signature_delta":
+                block["signature"] = block.get("signature", "") + delta["signature"]
+            case _:
+                pass
+
+
+def _failure(provider: Provider, error: Mapping[str, Any]) -> ModelError:
+    said = f"it failed in the middle of its answer: {str(error.get('message') or dict(error))[:300]}"
+    match error.get("type"):
+        case "rate_limit_error":
+            return ModelRateLimited(provider.model, said)
+        case "invalid_request_error" | "authentication_error" | "permission_error" | "not_found_error":
+            return ModelRequestRefused(provider.model, said)
+        case _:
+            return ModelUnavailable(provider.model, said)

@@ -1,0 +1,187 @@
+"""The wire of chat completions: `POST /chat/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from typing import Any
+
+from handrail.errors import ModelAnswerBroken, ModelError, ModelUnavailable
+from handrail.messages import (
+    AssistantMessage,
+    CallPart,
+    Message,
+    ModelPart,
+    ModelRequest,
+    Offered,
+    SentPart,
+    StopPart,
+    StopReason,
+    TextPart,
+    ThinkingPart,
+    ToolMessage,
+    Usage,
+    UsagePart,
+)
+from handrail.models.http import Provider
+from handrail.models.wire import body_of, encode, is_strict, text_json
+
+_STOPS: dict[str, StopReason] = {
+    "stop": "done",
+    "tool_calls": "calls",
+    "function_call": "calls",
+    "length": "length",
+    "content_filter": "refused",
+}
+
+
+async def stream(
+    provider: Provider, fields: Mapping[str, Any], request: ModelRequest, most: str
+) -> AsyncGenerator[ModelPart]:
+    """One request and the parts of its answer."""
+    body = _body(fields, request, most)
+    if not request.stream:
+        sent, answer = await provider.fetch("/chat/completions", body)
+        yield sent
+        try:
+            for part in _whole(answer):
+                yield part
+        except (KeyError, IndexError, TypeError, AttributeError):
+            raise ModelAnswerBroken(provider.model, f"this is no answer: {str(answer)[:200]}") from None
+        return
+    stop: StopPart | None = None
+    async for event in provider.events("/chat/completions", body):
+        if isinstance(event, SentPart):
+            yield event
+        elif event.strip() == b"[DONE]":
+            break
+        else:
+            chunk = provider.decoded(event)
+            try:
+                for part in _pieces(provider, chunk):
+                    if isinstance(part, StopPart):
+                        stop = part
+                    else:
+                        yield part
+            except (KeyError, TypeError, AttributeError):
+                raise ModelAnswerBroken(
+                    provider.model, f"this is no part of an answer: {event[:200]!r}"
+                ) from None
+    if stop is not None:
+        yield stop
+
+
+def _body(fields: Mapping[str, Any], request: ModelRequest, most: str) -> bytes:
+    said = request.messages.encoded(_message)
+    if request.system:
+        said = b'{"role":"system","content":%s},%s' % (text_json(request.system), said)
+    more: dict[str, Any] = dict(fields)
+    if request.temperature is not None:
+        more["temperature"] = request.temperature
+    if request.max_tokens is not None:
+        more[most] = request.max_tokens
+    if request.stream:
+        more |= {"stream": True, "stream_options": {"include_usage": True}}
+    if request.must_call:
+        more["tool_choice"] = "required"
+    if request.output is not None:
+        schema = request.output.json_schema
+        wanted = {"name": "answer", "schema": schema, "strict": is_strict(schema)}
+        more["response_format"] = {"type": "json_schema", "json_schema": wanted}
+    if len(request.tools):
+        return body_of(more, messages=b"[%s]" % said, tools=b"[%s]" % request.tools.encoded(_tool))
+    return body_of(more, messages=b"[%s]" % said)
+
+
+def _tool(offered: Offered) -> bytes:
+    tool = offered.tool
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.json_schema}
+    return encode({"type": "function", "function": function})
+
+
+def _message(message: Message) -> bytes:
+    if isinstance(message, ToolMessage):
+        return b",".join(
+            encode({"role": "tool", "tool_call_id": each.id, "content": each.text})
+            for each in message.results
+        )
+    if isinstance(message, AssistantMessage):
+        said: dict[str, Any] = {"role": "assistant", "content": message.text or None}
+        if message.calls:
+            said["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in message.calls
+            ]
+        elif not message.text:
+            said["content"] = ""
+        return encode(said)
+    return encode({"role": "user", "content": message.text})
+
+
+def _whole(answer: Any) -> Iterator[ModelPart]:
+    choice = answer["choices"][0]
+    said = choice["message"]
+    thoughts = said.get("reasoning_content") or said.get("reasoning")
+    if isinstance(thoughts, str) and thoughts:
+        yield ThinkingPart(thoughts)
+    text = said.get("content") or said.get("refusal")
+    if text:
+        yield TextPart(text)
+    for index, call in enumerate(said.get("tool_calls") or ()):
+        function = call["function"]
+        arguments = function.get("arguments") or "{}"
+        yield CallPart(
+            index,
+            call.get("id") or "",
+            function["name"],
+            arguments if isinstance(arguments, str) else encode(arguments).decode(),
+        )
+    if answer.get("usage"):
+        yield UsagePart(_usage(answer["usage"]))
+    reason = _STOPS.get(choice.get("finish_reason") or "stop", "done")
+    yield StopPart("refused" if said.get("refusal") else reason)
+
+
+def _pieces(provider: Provider, chunk: Any) -> Iterator[ModelPart]:
+    error = chunk.get("error")
+    if error:
+        raise _failure(provider, error)
+    for choice in chunk.get("choices") or ():
+        delta = choice.get("delta") or {}
+        thoughts = delta.get("reasoning_content") or delta.get("reasoning")
+        if isinstance(thoughts, str) and thoughts:
+            yield ThinkingPart(thoughts)
+        text = delta.get("content") or delta.get("refusal")
+        if text:
+            yield TextPart(text)
+        for number, call in enumerate(delta.get("tool_calls") or ()):
+            function = call.get("function") or {}
+            yield CallPart(
+                call.get("index", number),
+                call.get("id") or "",
+                function.get("name") or "",
+                function.get("arguments") or "",
+            )
+        if choice.get("finish_reason"):
+            yield StopPart(_STOPS.get(choice["finish_reason"], "done"))
+    if chunk.get("usage"):
+        yield UsagePart(_usage(chunk["usage"]))
+
+
+def _failure(provider: Provider, error: Any) -> ModelError:
+    said = str(error.get("message") or error) if isinstance(error, dict) else str(error)
+    return ModelUnavailable(provider.model, f"it failed in the middle of its answer: {said[:300]}")
+
+
+def _usage(usage: Any) -> Usage:
+    details = usage.get("prompt_tokens_details") or {}
+    return Usage(
+        usage.get("prompt_tokens") or 0,
+        usage.get("completion_tokens") or 0,
+        details.get("cached_tokens") or 0,
+        0,
+        1,
+    )

@@ -1,0 +1,272 @@
+"""One provider over HTTP: a request out, JSON or a stream of events back, and every failure in our words.
+
+aiohttp is met only here, and only once a request is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.errors import (
+    DefinitionError,
+    ModelAnswerBroken,
+    ModelError,
+    ModelRateLimited,
+    ModelRequestRefused,
+    ModelUnavailable,
+)
+from handrail.messages import SentPart
+
+if TYPE_CHECKING:
+    import aiohttp
+
+_LARGE = 1 << 20
+"""From this size on, aiohttp wants a body as something it can read in pieces."""
+_PASSING = frozenset({408, 425, 500, 502, 503, 504, 520, 522, 524, 529})
+_SHOWN = frozenset({"content-type", "anthropic-version", "anthropic-beta", "openai-beta", "accept"})
+_MOST_SAID = 500
+
+decode = msgspec.json.decode
+
+
+class Provider:
+    """Where requests of one model go, and what they carry.
+
+    The key is read from the environment when a request is made, and is in nothing that this gives out:
+    not in a view of the request, not in an error, not in its own repr.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str,
+        *,
+        key_variable: str | None,
+        key_header: str,
+        key_prefix: str = "",
+        key_needed: bool,
+        headers: Mapping[str, str] | None = None,
+        silence: float = 300.0,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        if not base_url.startswith(("http://", "https://")):
+            raise DefinitionError(
+                f"model {model!r}: the address {base_url!r} is none. Write it like 'https://host/v1'."
+            )
+        self.model = model
+        self._base_url = base_url.rstrip("/")
+        self._key_variable = key_variable
+        self._key_header = key_header
+        self._key_prefix = key_prefix
+        self._key_needed = key_needed
+        self._headers = {
+            "content-type": "application/json",
+            **{k.lower(): v for k, v in (headers or {}).items()},
+        }
+        self._silence = silence
+        """Seconds without a byte after which a provider counts as gone."""
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"Provider({self.model!r}, {self._base_url!r})"
+
+    # Two ways to be answered.
+
+    async def fetch(self, path: str, body: bytes) -> tuple[SentPart, Any]:
+        """The whole answer at once, decoded."""
+        async with self._post(path, body) as response:
+            raw = await response.read()
+            return self._sent(body, response), self.decoded(raw)
+
+    async def events(self, path: str, body: bytes) -> AsyncGenerator[SentPart | bytes]:
+        """What came before the answer, then the data of each event as it arrives."""
+        async with self._post(path, body) as response:
+            yield self._sent(body, response)
+            if "event-stream" not in response.headers.get("content-type", ""):
+                said = self._without_key((await response.read()).decode(errors="replace"))
+                raise ModelAnswerBroken(self.model, f"a stream was asked for and this came: {said[:200]!r}")
+            async for data in _event_data(response.content):
+                yield data
+
+    def decoded(self, data: bytes) -> Any:
+        """JSON from the provider, or `ModelAnswerBroken`."""
+        try:
+            return decode(data)
+        except msgspec.DecodeError as error:
+            raise ModelAnswerBroken(self.model, f"the answer can't be read: {error}") from None
+
+    @asynccontextmanager
+    async def _post(self, path: str, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
+        client = await _client()
+        aiohttp = _aiohttp()
+        data: Any = io.BytesIO(body) if len(body) >= _LARGE else body
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=self._silence)
+        try:
+            async with client.post(
+                self._base_url + path,
+                data=data,
+                headers=self._with_key(),
+                timeout=timeout,
+                allow_redirects=False,
+            ) as response:
+                if response.status != 200:
+                    raise await self._failure(response)
+                yield response
+        except ModelError:
+            raise
+        except TimeoutError:
+            raise ModelUnavailable(self.model, f"nothing came for {self._silence:g} seconds") from None
+        except aiohttp.ClientPayloadError:
+            raise ModelAnswerBroken(
+                self.model, "the connection was lost in the middle of the answer"
+            ) from None
+        except aiohttp.ClientError as error:
+            said = self._without_key(str(error)) or type(error).__name__
+            raise ModelUnavailable(self.model, f"it can't be reached: {said}") from None
+
+    # Secrets.
+
+    def _key(self) -> str:
+        return os.environ.get(self._key_variable, "") if self._key_variable else ""
+
+    def _with_key(self) -> dict[str, str]:
+        key = self._key()
+        if not key and self._key_needed:
+            raise ModelRequestRefused(
+                self.model, f"there is no key for it. Set {self._key_variable} in the environment"
+            )
+        return {**self._headers, self._key_header: self._key_prefix + key} if key else self._headers
+
+    def _without_key(self, text: str) -> str:
+        """Some providers say the key back in an error."""
+        key = self._key()
+        return text.replace(key, "[the key]") if key else text
+
+    # What came back.
+
+    def _sent(self, body: bytes, response: aiohttp.ClientResponse) -> SentPart:
+        headers = response.headers
+        return SentPart(
+            body,
+            {name: value if name in _SHOWN else "[redacted]" for name, value in self._headers.items()},
+            headers.get("x-request-id") or headers.get("request-id") or "",
+            _number(
+                headers.get("x-ratelimit-remaining-requests")
+                or headers.get("anthropic-ratelimit-requests-remaining")
+            ),
+            _number(
+                headers.get("x-ratelimit-remaining-tokens")
+                or headers.get("anthropic-ratelimit-tokens-remaining")
+            ),
+        )
+
+    async def _failure(self, response: aiohttp.ClientResponse) -> ModelError:
+        raw = await response.read()
+        said = self._without_key(_message_in(raw))[:_MOST_SAID]
+        status = response.status
+        wait = self._retry_after(response.headers)
+        if status == 429:
+            return ModelRateLimited(self.model, said, status=status, retry_after=wait)
+        if status in _PASSING:
+            return ModelUnavailable(self.model, said, status=status, retry_after=wait)
+        return ModelRequestRefused(self.model, said, status=status)
+
+    def _retry_after(self, headers: Mapping[str, str]) -> float | None:
+        milliseconds = headers.get("retry-after-ms")
+        said = headers.get("retry-after")
+        try:
+            if milliseconds is not None:
+                return max(float(milliseconds) / 1000, 0.0)
+            if said is None:
+                return None
+            if said.strip().replace(".", "", 1).isdigit():
+                return float(said)
+            when = parsedate_to_datetime(said)
+            when = when if when.tzinfo else when.replace(tzinfo=UTC)
+            return max((when - self._now()).total_seconds(), 0.0)
+        except ValueError:
+            return None
+
+    def _now(self) -> datetime:
+        return self._clock.now()
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _message_in(raw: bytes) -> str:
+    """What a provider says about a failure, in any of the shapes there are."""
+    try:
+        data: Any = decode(raw)
+    except msgspec.DecodeError:
+        return raw.decode(errors="replace").strip() or "it said nothing"
+    error = data.get("error", data) if isinstance(data, dict) else data
+    if isinstance(error, dict):
+        return str(error.get("message") or error)
+    return str(error)
+
+
+async def _event_data(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """The data of server-sent events, one event at a time."""
+    rest = b""
+    data: list[bytes] = []
+    async for chunk in content.iter_any():
+        lines = (rest + chunk).split(b"\n")
+        rest = lines.pop()
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                data.append(line[5:].removeprefix(b" "))
+            elif not line and data:
+                yield b"\n".join(data)
+                data = []
+    if rest.startswith(b"data:"):
+        data.append(rest[5:].strip())
+    if data:
+        yield b"\n".join(data)
+
+
+# --- one client a loop -------------------------------------------------------------------------
+
+
+def _aiohttp() -> Any:
+    try:
+        import aiohttp
+    except ImportError as error:
+        raise DefinitionError(
+            "models over HTTP need aiohttp, which is not installed. Run `pip install 'handrail[models]'`."
+        ) from error
+    return aiohttp
+
+
+_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Any, AsyncGenerator[Any]]] = WeakKeyDictionary()
+
+
+async def _client() -> aiohttp.ClientSession:
+    """The client of this loop. It is closed with the loop's other async generators, at the loop's end."""
+    loop = asyncio.get_running_loop()
+    kept = _clients.get(loop)
+    if kept is None:
+        keeper = _keep_client()
+        kept = _clients[loop] = (await anext(keeper), keeper)
+    return kept[0]
+
+
+async def _keep_client() -> AsyncGenerator[aiohttp.ClientSession]:
+    aiohttp = _aiohttp()
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), auto_decompress=True, cookie_jar=aiohttp.DummyCookieJar()
+    ) as client:
+        yield client

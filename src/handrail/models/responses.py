@@ -1,0 +1,248 @@
+"""The wire of OpenAI's responses API: `POST /responses`, nothing kept by the provider."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from typing import Any
+
+from handrail.errors import ModelAnswerBroken, ModelError, ModelRateLimited, ModelUnavailable
+from handrail.messages import (
+    AssistantMessage,
+    CallPart,
+    Kept,
+    Message,
+    ModelPart,
+    ModelRequest,
+    Offered,
+    SentPart,
+    StopPart,
+    StopReason,
+    TextPart,
+    ThinkingPart,
+    ToolMessage,
+    Usage,
+    UsagePart,
+)
+from handrail.models.http import Provider, decode
+from handrail.models.wire import body_of, encode, is_strict, text_json
+
+WIRE = "responses"
+
+
+async def stream(
+    provider: Provider, fields: Mapping[str, Any], request: ModelRequest, most: str
+) -> AsyncGenerator[ModelPart]:
+    """One request and the parts of its answer."""
+    body = _body(fields, request)
+    if not request.stream:
+        sent, answer = await provider.fetch("/responses", body)
+        yield sent
+        try:
+            for part in (*_whole(answer), *_end(provider, answer)):
+                yield part
+        except (KeyError, IndexError, TypeError, AttributeError):
+            raise ModelAnswerBroken(provider.model, f"this is no answer: {str(answer)[:200]}") from None
+        return
+    pieces = _Pieces(provider)
+    async for event in provider.events("/responses", body):
+        if isinstance(event, SentPart):
+            yield event
+        elif event.strip() == b"[DONE]":
+            break
+        else:
+            data = provider.decoded(event)
+            try:
+                for part in pieces.take(data):
+                    yield part
+            except (KeyError, TypeError, AttributeError):
+                raise ModelAnswerBroken(
+                    provider.model, f"this is no part of an answer: {event[:200]!r}"
+                ) from None
+
+
+def _body(fields: Mapping[str, Any], request: ModelRequest) -> bytes:
+    more: dict[str, Any] = {"store": False, "include": ["reasoning.encrypted_content"], **fields}
+    if request.temperature is not None:
+        more["temperature"] = request.temperature
+    if request.max_tokens is not None:
+        more["max_output_tokens"] = request.max_tokens
+    if request.stream:
+        more["stream"] = True
+    if request.must_call:
+        more["tool_choice"] = "required"
+    if request.output is not None:
+        schema = request.output.json_schema
+        more["text"] = {
+            "format": {"type": "json_schema", "name": "answer", "schema": schema, "strict": is_strict(schema)}
+        }
+    written = {"input": b"[%s]" % request.messages.encoded(_items)}
+    if request.system:
+        written["instructions"] = text_json(request.system)
+    if len(request.tools):
+        written["tools"] = b"[%s]" % request.tools.encoded(_tool)
+    return body_of(more, **written)
+
+
+def _tool(offered: Offered) -> bytes:
+    tool = offered.tool
+    return encode(
+        {
+            "type": "function",
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": tool.json_schema,
+            "strict": False,
+        }
+    )
+
+
+def _items(message: Message) -> bytes:
+    """A message as items of the input; at least one, since they are joined with commas."""
+    if isinstance(message, ToolMessage):
+        items: list[Any] = [
+            {"type": "function_call_output", "call_id": each.id, "output": each.text}
+            for each in message.results
+        ]
+    elif isinstance(message, AssistantMessage):
+        items = _said(message)
+    else:
+        items = [{"type": "message", "role": "user", "content": message.text}]
+    return b",".join(map(encode, items))
+
+
+def _said(message: AssistantMessage) -> list[Any]:
+    calls = [
+        {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments or "{}"}
+        for call in message.calls
+    ]
+    if message.kept is not None and message.kept.wire == WIRE:
+        # Thoughts have to come back in their place between the calls, under the ids the calls go by here.
+        return [
+            calls.pop(0) if item["type"] == "function_call" else item for item in decode(message.kept.data)
+        ]
+    text = {"type": "output_text", "text": message.text, "annotations": []}
+    said = {"type": "message", "role": "assistant", "content": [text]}
+    return [said, *calls] if message.text or not calls else calls
+
+
+def _whole(answer: Any) -> Iterator[ModelPart]:
+    index = 0
+    for item in answer["output"]:
+        match item["type"]:
+            case "message":
+                for content in item["content"]:
+                    yield TextPart(content.get("text") or content.get("refusal") or "")
+            case "function_call":
+                yield CallPart(index, item.get("call_id") or "", item["name"], item.get("arguments") or "{}")
+                index += 1
+            case "reasoning":
+                for summary in item.get("summary") or ():
+                    yield ThinkingPart(summary.get("text", ""))
+            case _:
+                pass
+
+
+def _end(provider: Provider, answer: Any) -> Iterator[ModelPart]:
+    """Usage and the reason to stop, out of a whole response."""
+    if answer.get("status") == "failed":
+        raise _failure(provider, answer.get("error") or {})
+    usage = answer.get("usage")
+    if usage:
+        details = usage.get("input_tokens_details") or {}
+        yield UsagePart(
+            Usage(
+                usage.get("input_tokens") or 0,
+                usage.get("output_tokens") or 0,
+                details.get("cached_tokens") or 0,
+                0,
+                1,
+            )
+        )
+    items = answer.get("output") or []
+    yield StopPart(_reason(answer, items), _kept(items))
+
+
+def _reason(answer: Any, items: list[Any]) -> StopReason:
+    if answer.get("status") == "incomplete":
+        why = (answer.get("incomplete_details") or {}).get("reason")
+        return "refused" if why == "content_filter" else "length"
+    if any(item["type"] == "function_call" for item in items):
+        return "calls"
+    said = [content for item in items if item["type"] == "message" for content in item["content"]]
+    return "refused" if any(content.get("type") == "refusal" for content in said) else "done"
+
+
+def _kept(items: list[Any]) -> Kept | None:
+    """The items as they have to be sent back, where there are thoughts among them."""
+    back = [
+        {
+            name: value
+            for name, value in item.items()
+            if name != "status" and (name != "id" or item["type"] == "reasoning")
+        }
+        for item in items
+        if item["type"] in ("message", "function_call") or item.get("encrypted_content")
+    ]
+    return Kept(WIRE, encode(back)) if any(item["type"] == "reasoning" for item in back) else None
+
+
+class _Pieces:
+    """The events of one streamed response."""
+
+    __slots__ = ("_calls", "_provider", "_written")
+
+    def __init__(self, provider: Provider) -> None:
+        self._provider = provider
+        self._calls: dict[str, int] = {}
+        self._written: set[str] = set()
+
+    def take(self, event: Any) -> Iterator[ModelPart]:
+        kind = event.get("type", "")
+        match kind:
+            case "response.output_text.delta" | "response.refusal.delta":
+                yield TextPart(event["delta"])
+            case "response.reasoning_summary_text.delta" | "response.reasoning_text.delta":
+                yield ThinkingPart(event["delta"])
+            case "response.output_item.added" if event["item"]["type"] == "function_call":
+                item = event["item"]
+                index = self._index(event)
+                yield CallPart(
+                    index, item.get("call_id") or "", item.get("name") or "", item.get("arguments") or ""
+                )
+                if item.get("arguments"):
+                    self._written.add(_id(event))
+            case "response.function_call_arguments.delta":
+                self._written.add(_id(event))
+                yield CallPart(self._index(event), arguments=event["delta"])
+            case "response.output_item.done" if event["item"]["type"] == "function_call":
+                item = event["item"]
+                if _id(event) not in self._calls:
+                    yield CallPart(
+                        self._index(event),
+                        item.get("call_id") or "",
+                        item["name"],
+                        item.get("arguments") or "",
+                    )
+                elif _id(event) not in self._written:
+                    yield CallPart(self._index(event), arguments=item.get("arguments") or "")
+            case "response.completed" | "response.incomplete" | "response.failed":
+                yield from _end(self._provider, event["response"])
+            case "error":
+                raise _failure(self._provider, event.get("error") or event)
+            case _:
+                pass
+
+    def _index(self, event: Any) -> int:
+        return self._calls.setdefault(_id(event), len(self._calls))
+
+
+def _id(event: Any) -> str:
+    """What tells an item from the others; servers differ in which of these they send."""
+    return str(event.get("item_id") or event.get("item", {}).get("id") or event.get("output_index"))
+
+
+def _failure(provider: Provider, error: Any) -> ModelError:
+    said = f"it failed in the middle of its answer: {str(error.get('message') or error)[:300]}"
+    if error.get("code") == "rate_limit_exceeded":
+        return ModelRateLimited(provider.model, said)
+    return ModelUnavailable(provider.model, said)

@@ -1,0 +1,51 @@
+"""What the wires have in common: JSON made once, schemas as providers want them, arguments as they came."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+encode = msgspec.json.encode
+
+
+@lru_cache(maxsize=256)
+def text_json(text: str) -> bytes:
+    """A text as JSON. What is sent with every request, as a prompt is, is written once."""
+    return encode(text)
+
+
+def raw_object(arguments: str) -> msgspec.Raw:
+    """A call's arguments for a wire that wants an object, whatever the model had sent."""
+    try:
+        found = msgspec.json.decode(arguments or "{}")
+    except msgspec.DecodeError:
+        found = None
+    return msgspec.Raw(
+        arguments.encode()
+        if arguments and isinstance(found, dict)
+        else encode({} if not arguments else {"unreadable": arguments})
+    )
+
+
+def body_of(fields: Mapping[str, Any], **written: bytes) -> bytes:
+    """A request's body: plain fields, and some whose JSON is there already."""
+    plain = encode(fields)
+    parts = [b'"%s":%s' % (name.encode(), raw) for name, raw in written.items()]
+    return b"{" + b",".join([plain[1:-1], *parts] if fields else parts) + b"}"
+
+
+def is_strict(schema: Any) -> bool:
+    """Can a provider's strict mode hold a model to this schema? It wants every property to be required."""
+    if isinstance(schema, list):
+        return all(is_strict(each) for each in schema)
+    if not isinstance(schema, Mapping):
+        return True
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping) and set(properties) != set(schema.get("required", ())):
+        return False
+    if schema.get("type") == "object" and schema.get("additionalProperties") is not False:
+        return False
+    return "default" not in schema and all(is_strict(each) for each in schema.values())
