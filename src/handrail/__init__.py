@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from handrail.adapter import Adapter, PromptResponse
     from handrail.clock import Clock, SystemClock
     from handrail.context import (
         PROVIDER_REQUEST_ID,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         Declined,
         HandrailError,
         NoAnswer,
+        PromptEvaluationError,
         PromptValidationError,
         QuestionCancelled,
         QuestionTimedOut,
@@ -44,6 +46,10 @@ if TYPE_CHECKING:
         SequentialDependencyPolicy,
     )
     from handrail.limits import Budget
+    from handrail.models.anthropic import AnthropicModel
+    from handrail.models.local import LocalModel
+    from handrail.models.openai import OpenAIModel
+    from handrail.models.scripted import ScriptedModel
     from handrail.operation import Operation, gather
     from handrail.prompt import MarkdownSection, Prompt, RenderedPrompt, Section
     from handrail.prompt.overrides import Overrides
@@ -64,16 +70,21 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "handrail.adapter": "Adapter PromptResponse",
     "handrail.clock": "Clock SystemClock",
     "handrail.context": "PROVIDER_REQUEST_ID RATE_LIMIT TRACING_SPAN AgentContext Approval ExtraKey ToolContext UserContext",
     "handrail.deadline": "Deadline",
     "handrail.dispatch": "Gate ToolCall open_gate run_turn",
     "handrail.errors": (
-        "CallFailed CapabilityMissing ContextExpired Declined HandrailError NoAnswer PromptValidationError "
-        "QuestionCancelled QuestionTimedOut ToolDefinitionError ToolValidationError TransientError"
+        "CallFailed CapabilityMissing ContextExpired Declined HandrailError NoAnswer PromptEvaluationError "
+        "PromptValidationError QuestionCancelled QuestionTimedOut ToolDefinitionError ToolValidationError TransientError"
     ),
     "handrail.guard": "CapabilityPolicy RateLimitPolicy ReadBeforeWritePolicy SequentialDependencyPolicy",
     "handrail.limits": "Budget",
+    "handrail.models.anthropic": "AnthropicModel",
+    "handrail.models.local": "LocalModel",
+    "handrail.models.openai": "OpenAIModel",
+    "handrail.models.scripted": "ScriptedModel",
     "handrail.operation": "Operation gather",
     "handrail.prompt": "MarkdownSection Prompt RenderedPrompt Section",
     "handrail.prompt.overrides": "Overrides",
@@ -93,7 +104,9 @@ __all__ = [
     "PROVIDER_REQUEST_ID",
     "RATE_LIMIT",
     "TRACING_SPAN",
+    "Adapter",
     "AgentContext",
+    "AnthropicModel",
     "Approval",
     "Binding",
     "Budget",
@@ -109,20 +122,25 @@ __all__ = [
     "FunctionTool",
     "Gate",
     "HandrailError",
+    "LocalModel",
     "MarkdownSection",
     "MemoryFilesystem",
     "NoAnswer",
+    "OpenAIModel",
     "Operation",
     "Overrides",
     "PathArg",
     "PolicyDecision",
     "Prompt",
+    "PromptEvaluationError",
+    "PromptResponse",
     "PromptValidationError",
     "QuestionCancelled",
     "QuestionTimedOut",
     "RateLimitPolicy",
     "ReadBeforeWritePolicy",
     "RenderedPrompt",
+    "ScriptedModel",
     "Section",
     "SequentialDependencyPolicy",
     "Session",

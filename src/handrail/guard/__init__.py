@@ -1,17 +1,30 @@
-"""Whether a call may run: policies and approvals."""
+"""Whether a call may run, and whether a run may end: policies, approvals, feedback, completion."""
 
 from handrail.guard.approval import Broker
+from handrail.guard.completion import CompletionChecker, FilesThere, OutputFilled, all_of, any_of
+from handrail.guard.feedback import BudgetFeedback, DeadlineFeedback, FeedbackProvider, Trigger
 from handrail.guard.policy import (
     CapabilityPolicy,
     RateLimitPolicy,
     ReadBeforeWritePolicy,
     SequentialDependencyPolicy,
 )
+from handrail.guard.watching import RunState
 
 __all__ = [
     "Broker",
+    "BudgetFeedback",
     "CapabilityPolicy",
+    "CompletionChecker",
+    "DeadlineFeedback",
+    "FeedbackProvider",
+    "FilesThere",
+    "OutputFilled",
     "RateLimitPolicy",
     "ReadBeforeWritePolicy",
+    "RunState",
     "SequentialDependencyPolicy",
+    "Trigger",
+    "all_of",
+    "any_of",
 ]

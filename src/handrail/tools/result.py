@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import msgspec
 
@@ -61,6 +61,6 @@ def _rendered(value: object) -> str:
         return ""
     if isinstance(value, str):
         return value
-    if isinstance(value, Renders):
-        return value.render()
+    if callable(getattr(value, "render", None)):  # a `Renders`: asking its protocol takes 25 times as long
+        return cast(Renders, value).render()
     return to_json(value).decode()
