@@ -73,9 +73,8 @@ class Answer:
 
     def take(self, part: ModelPart) -> None:
         """One more part."""
-        kind = type(part)
-        if kind is TextPart:
-            self._texts.append(part.text)  # pyright: ignore[reportAttributeAccessIssue]  # a TextPart, and this is quicker
+        if isinstance(part, TextPart):
+            self._texts.append(part.text)
         elif isinstance(part, CallPart):
             pieces = self._pieces.get(part.index)
             if pieces is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, create_model
 from pydantic_core import CoreSchema
@@ -64,13 +64,14 @@ def what_to_correct(error: ToolValidationError) -> str:
 
 def _wrapped(schema: Schema[Any]) -> Schema[Any]:
     """An object with one value: providers hold models to objects only."""
-    annotation = schema.annotation
-    value: Any = _ByAdapter(annotation) if isinstance(annotation, TypeAdapter) else annotation
+    value: Any = schema.annotation
+    if isinstance(value, TypeAdapter):
+        value = _by_adapter(cast("TypeAdapter[Any]", value))
     made = create_model("Answer", __config__=ConfigDict(frozen=True), value=(value, ...))
     return Schema(made)
 
 
-def _ByAdapter(adapter: TypeAdapter[Any]) -> Any:  # it stands for a type
+def _by_adapter(adapter: TypeAdapter[Any]) -> type:
     """A type that is what the adapter says it is."""
 
     class ByAdapter:

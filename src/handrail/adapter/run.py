@@ -61,6 +61,11 @@ class Run:
         on_text: Callable[[str], None] | None = None,
     ) -> None:
         self.settings = settings
+        self.model = settings.model
+        self.retry = settings.retry
+        self.throttle = settings.throttle
+        self.tariff = settings.tariff
+        self.max_tokens = settings.max_tokens
         self.frame = frame
         self.gate = Gate(frame)
         self.conversation = conversation
@@ -74,7 +79,7 @@ class Run:
         self.on_text = on_text
         self.answers_by_call = output is not None and not settings.model.traits.native_output
         self._extra_tools = [*extra_tools, *([output.tool()] if output and self.answers_by_call else [])]
-        self.counted = (0, 0)
+        self.counted: tuple[int, int] = (0, 0)
         """How many messages the provider has counted, and how many tokens they were."""
         self.calls = 0
         self._request: ModelRequest | None = None
@@ -82,12 +87,6 @@ class Run:
         self._allow(rendered)
 
     # What is asked of the model.
-
-    model = property(lambda self: self.settings.model)
-    retry = property(lambda self: self.settings.retry)
-    throttle = property(lambda self: self.settings.throttle)
-    tariff = property(lambda self: self.settings.tariff)
-    max_tokens = property(lambda self: self.settings.max_tokens)
 
     def request(self, max_tokens: int | None = None) -> ModelRequest:
         """The next request. The conversation and the tools in it grow by themselves."""

@@ -93,6 +93,8 @@ class LiveCall(msgspec.Struct, eq=False):
     bound: BoundAdapter | None = None
     inner: int = 0
     """How many calls and questions this attempt has made."""
+    evaluations: int = 0
+    """How many runs this attempt has nested in itself."""
     left: tuple[str, ...] = ()
     """What earlier tries did to the world that could not be undone."""
     arguments: Any = None

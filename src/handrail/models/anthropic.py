@@ -1,5 +1,8 @@
 """`AnthropicModel`: Anthropic's messages API, and every server that speaks it."""
 
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# What a provider sends has no types until it was looked at.
+
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping

@@ -1,5 +1,8 @@
 """The wire of chat completions: `POST /chat/completions`."""
 
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# What a provider sends has no types until it was looked at.
+
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -132,7 +135,7 @@ def _whole(answer: Any) -> Iterator[ModelPart]:
         yield TextPart(text)
     for index, call in enumerate(said.get("tool_calls") or ()):
         function = call["function"]
-        arguments = function.get("arguments") or "{}"
+        arguments: Any = function.get("arguments") or "{}"
         yield CallPart(
             index,
             call.get("id") or "",

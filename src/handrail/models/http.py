@@ -3,6 +3,9 @@
 aiohttp is met only here, and only once a request is made.
 """
 
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# What a provider sends has no types until it was looked at.
+
 from __future__ import annotations
 
 import asyncio
@@ -107,7 +110,7 @@ class Provider:
             raise ModelAnswerBroken(self.model, f"the answer can't be read: {error}") from None
 
     @asynccontextmanager
-    async def _post(self, path: str, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _post(self, path: str, body: bytes) -> AsyncGenerator[aiohttp.ClientResponse]:
         client = await _client()
         aiohttp = _aiohttp()
         data: Any = io.BytesIO(body) if len(body) >= _LARGE else body

@@ -1,5 +1,8 @@
 """The wire of OpenAI's responses API: `POST /responses`, nothing kept by the provider."""
 
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# What a provider sends has no types until it was looked at.
+
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping

@@ -1,5 +1,8 @@
 """What the wires have in common: JSON made once, schemas as providers want them, arguments as they came."""
 
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# What a provider sends has no types until it was looked at.
+
 from __future__ import annotations
 
 from collections.abc import Mapping
