@@ -3,81 +3,89 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from handrail.errors import PromptRenderError
+from handrail.errors import PromptDefinitionError, PromptRenderError
 from handrail.tools.signature import body_of, mentions
 
 ASKABLE = ("params", "session")
 """What such a function can ask for, by these names."""
 
 
-class ConditionError(ValueError):
-    """A function that can't be asked; `.problem` and `.mend` say why."""
-
-    def __init__(self, problem: str, mend: str) -> None:
-        super().__init__(f"{problem}. {mend}")
-        self.problem = problem
-        self.mend = mend
-
-
 def asked_for(function: Callable[..., Any]) -> frozenset[str]:
-    """Which of `params` and `session` a function takes, or `ConditionError` if it takes anything else."""
+    """Which of `params` and `session` a function takes, or `PromptDefinitionError` if it takes anything else."""
     form = "Write it as a function of `params`, of `session`, or of both, by these names."
     body = body_of(function)
     if inspect.iscoroutinefunction(body) or inspect.isgeneratorfunction(body):
-        raise ConditionError("is async or yields, and rendering does not wait", "Make it a plain function.")
+        raise PromptDefinitionError(
+            "function", "is async or yields, and rendering does not wait", "Make it a plain one."
+        )
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        raise ConditionError("has a signature that can't be read", form) from None
+        raise PromptDefinitionError("function", "has a signature that can't be read", form) from None
     asked: set[str] = set()
     for parameter in parameters:
         by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         if by_name and parameter.name in ASKABLE:
             asked.add(parameter.name)
         elif not by_name or parameter.default is parameter.empty:
-            raise ConditionError(f"takes {str(parameter)!r}", form)
+            raise PromptDefinitionError("function", f"takes {str(parameter)!r}", form)
     return frozenset(asked)
 
 
-def fields_used(function: Callable[..., Any], fields: frozenset[str]) -> frozenset[str]:
-    """Which fields of the params a function reads, by the names in its code.
+class Condition:
+    """One `enabled` or `visibility`, ready to be asked."""
 
-    One that names none hands its params on to somebody else, who may read any of them.
-    """
-    if "params" not in asked_for(function):
-        return frozenset()
-    return frozenset(field for field in fields if mentions(body_of(function), field)) or fields
+    __slots__ = ("_allowed", "_asked", "_function", "_value", "_what")
 
+    def __init__(self, given: object, what: str, allowed: tuple[object, ...]) -> None:
+        self._value = given
+        self._what = what
+        self._allowed = allowed
+        self._function = cast("Callable[..., Any]", given) if callable(given) else None
+        self._asked = frozenset[str]() if self._function is None else asked_for(self._function)
 
-class Asked:
-    """What the conditions of one rendering are asked with."""
+    @property
+    def is_fixed(self) -> bool:
+        """Is it the same at every rendering?"""
+        return self._function is None
 
-    __slots__ = ("_given", "_prompt")
+    @property
+    def asks_params(self) -> bool:
+        return "params" in self._asked
 
-    def __init__(self, prompt: str, params: Any, session: Any) -> None:
-        self._prompt = prompt
-        self._given = {"params": params, "session": session}
+    def may_be(self, value: object) -> bool:
+        """Can the answer be this?"""
+        return self._function is not None or self._value == value
 
-    def answer(self, condition: object, path: str, what: str, allowed: tuple[object, ...]) -> Any:
-        """The value of a condition: itself, or what its function says."""
-        if not callable(condition):
-            return condition
-        where = f"`{what}` of section {path!r}"
-        function = cast("Callable[..., Any]", condition)
-        names = asked_for(function)
-        if "session" in names and self._given["session"] is None:
+    def fields_used(self, fields: frozenset[str]) -> frozenset[str]:
+        """Which fields of the params it reads, by the names in its function's code.
+
+        A function that names none hands its params on to another, which may read any of them.
+        """
+        if self._function is None or not self.asks_params:
+            return frozenset()
+        body = body_of(self._function)
+        return frozenset(field for field in fields if mentions(body, field)) or fields
+
+    def answer(self, prompt: str, path: str, given: Mapping[str, Any]) -> Any:
+        """Its value, or what its function says to the params and session of a rendering."""
+        function = self._function
+        if function is None:
+            return self._value
+        where = f"`{self._what}` of section {path!r}"
+        if "session" in self._asked and given["session"] is None:
             raise PromptRenderError(
-                self._prompt, f"{where} asks for the session, and there is none", "Give `session=`."
+                prompt, f"{where} asks for the session, and there is none", "Give `session=`."
             )
         try:
-            found = function(**{name: self._given[name] for name in names})
+            found = function(**{name: given[name] for name in self._asked})
         except Exception as error:
-            problem = f"{where} raised {type(error).__name__}: {error}"
-            raise PromptRenderError(self._prompt, problem, "Correct the function.") from error
-        if not any(found is one or (type(found) is str and found == one) for one in allowed):
-            words = " or ".join(map(repr, allowed))
-            raise PromptRenderError(self._prompt, f"{where} gave {found!r}", f"It must give {words}.")
+            problem = f"{where} raised {type(error).__name__}: {error}".rstrip(".")
+            raise PromptRenderError(prompt, problem, "Correct the function.") from error
+        if type(found) is not type(self._allowed[0]) or found not in self._allowed:
+            words = " or ".join(map(repr, self._allowed))
+            raise PromptRenderError(prompt, f"{where} gave {found!r}", f"It must give {words}.")
         return found

@@ -11,7 +11,6 @@ from typing_extensions import TypeVar
 from handrail.deadline import Deadline
 from handrail.errors import PromptRenderError
 from handrail.prompt.checking import Checked, check_prompt
-from handrail.prompt.condition import Asked
 from handrail.prompt.plan import resolved
 from handrail.prompt.rendering import RenderedPrompt, Tree
 from handrail.prompt.section import Section, plain_section
@@ -84,11 +83,27 @@ class Prompt(Generic[OutputT]):
         overrides: Overrides | None = None,
     ) -> None: ...
     def __init__(
-        self, name: Any, sections: Any, *, output: Any = None, overrides: Any = None, **several: Any
+        self,
+        name: str,
+        sections: Any,
+        *,
+        tools: Any = (),
+        output: Any = None,
+        policies: Any = (),
+        feedback: Any = (),
+        completion: Any = (),
+        resources: Any = (),
+        overrides: Any = None,
     ) -> None:
-        given = {"tools": (), "policies": (), "feedback": (), "completion": (), "resources": (), **several}
-        given |= {"name": name, "output": output, "overrides": overrides}
-        given["sections"] = (plain_section(sections),) if isinstance(sections, str) else sections
+        if isinstance(sections, str) and sections.strip():
+            sections = (plain_section(sections),)
+        given = {"name": name, "sections": sections, "tools": tools, "output": output, "policies": policies}
+        given |= {
+            "feedback": feedback,
+            "completion": completion,
+            "resources": resources,
+            "overrides": overrides,
+        }
         for field, value in given.items():
             object.__setattr__(self, field, value)
         checked = check_prompt(cast("Prompt[Any]", self))
@@ -115,6 +130,7 @@ class Prompt(Generic[OutputT]):
         neither is rendered once.
         """
         checked = self._checked
+        opened = (opened,) if isinstance(opened, str) else opened
         if not checked.is_fixed:
             return self._rendered(params, session, opened, deadline)
         if params is not None:
@@ -139,6 +155,6 @@ class Prompt(Generic[OutputT]):
                 self.name, f"{unknown[0]!r} in `opened` is no section", f"Its sections are {known}."
             )
         values = {name: getattr(taken, name) for name in checked.used}
-        nodes = resolved(checked.plans, values, Asked(self.name, taken, session))
+        nodes = resolved(self.name, checked.plans, values, {"params": taken, "session": session})
         tree = Tree(self.name, nodes, checked.tools, checked.examples, self.policies, checked.output_schema)
         return tree.rendered(tree.summaries(opened), deadline)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from handrail.prompt.condition import Asked
+from handrail.prompt.condition import Condition
 from handrail.prompt.section import Section
 from handrail.prompt.template import Template, template_of
 from handrail.protocols import ToolPolicy
@@ -43,20 +43,22 @@ class Planned:
     section: Section[Any]
     path: str
     heading: str
+    enabled: Condition
+    visibility: Condition
     body: Template
     summary: Template | None
     tools: tuple[AnyTool, ...]
     examples: str
     children: tuple[Planned, ...]
 
-    def resolve(self, values: Mapping[str, Any], asked: Asked) -> Node | None:
-        """The section as these values and conditions make it; None where it is disabled."""
-        section, path = self.section, self.path
-        if not asked.answer(section.enabled, path, "enabled", (True, False)):
+    def resolve(self, prompt: str, values: Mapping[str, Any], given: Mapping[str, Any]) -> Node | None:
+        """The section with these values in it, for what is given to conditions; None where it is disabled."""
+        section = self.section
+        if not self.enabled.answer(prompt, self.path, given):
             return None
-        visibility = asked.answer(section.visibility, path, "visibility", ("full", "summary"))
+        visibility = self.visibility.answer(prompt, self.path, given)
         return Node(
-            path,
+            self.path,
             section.title,
             self.heading,
             self.body.fill(values),
@@ -65,7 +67,7 @@ class Planned:
             visibility == "summary",
             self.tools,
             tuple(section.policies),
-            resolved(self.children, values, asked),
+            resolved(prompt, self.children, values, given),
         )
 
 
@@ -96,6 +98,8 @@ def plan(
                 section,
                 path,
                 section.heading(depth),
+                Condition(section.enabled, "enabled", (True, False)),
+                Condition(section.visibility, "visibility", ("full", "summary")),
                 template_of(words.body(path, section)),
                 None if summary is None else template_of(summary),
                 tools,
@@ -106,9 +110,11 @@ def plan(
     return tuple(made)
 
 
-def resolved(plans: Sequence[Planned], values: Mapping[str, Any], asked: Asked) -> tuple[Node, ...]:
+def resolved(
+    prompt: str, plans: Sequence[Planned], values: Mapping[str, Any], given: Mapping[str, Any]
+) -> tuple[Node, ...]:
     """The enabled ones of these, filled in."""
-    nodes = (one.resolve(values, asked) for one in plans)
+    nodes = (one.resolve(prompt, values, given) for one in plans)
     return tuple(node for node in nodes if node is not None)
 
 
@@ -121,19 +127,24 @@ def all_of(plans: Sequence[Planned]) -> Iterator[Planned]:
 
 def examples_of(tools: Sequence[AnyTool]) -> str:
     """The examples of these tools as a model reads them; "" where there are none."""
-    shown = [
-        f"- {tool.name}: {example.description}\n  input: {_input(tool, example)}\n  output: {_json(example.output)}"
+    words = [
+        (tool.name, example_words(tool, example))
         for tool in tools
         if tool.handler is not None
         for example in tool.examples
     ]
-    return "\n".join(shown)
+    return "\n".join(
+        f"- {name}: {one['description']}\n  input: {one['input']}\n  output: {one['output']}"
+        for name, one in words
+    )
 
 
-def _input(tool: AnyTool, example: ToolExample[Any, Any]) -> str:
+def example_words(tool: AnyTool, example: ToolExample[Any, Any]) -> dict[str, str]:
+    """An example as text: its description, and input and output as JSON."""
     given: Any = example.input
-    return _json(cast(object, given)) if isinstance(given, Mapping) else tool.dump(given).decode()
-
-
-def _json(value: object) -> str:
-    return to_json(value).decode()
+    sent = to_json(cast(object, given)) if isinstance(given, Mapping) else tool.dump(given)
+    return {
+        "description": example.description,
+        "input": sent.decode(),
+        "output": to_json(example.output).decode(),
+    }

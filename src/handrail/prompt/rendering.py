@@ -62,7 +62,7 @@ class Tree:
         self.examples = examples
         self.output_schema = output_schema
         self._by_path = {node.path: node for node in _all_of(nodes)}
-        check_names(
+        check_tool_names(
             prompt,
             [("the prompt itself", tools)]
             + [(f"section {node.path!r}", node.tools) for node in _all_of(nodes)],
@@ -193,20 +193,16 @@ class Opening(Generic[OutputT]):
 
 def text_of(node: Node, opened: frozenset[str]) -> str:
     """A section as it is shown: in full, or its summary and how to open it."""
-    if not _is_open(node, opened):
+    if _is_open(node, opened):
+        examples = f"Examples:\n\n{node.examples}" if node.examples else ""
+        blocks = [node.heading, node.body, examples, *(text_of(child, opened) for child in node.children)]
+    else:
         call = json.dumps({"sections": [node.path]})
         blocks = [node.heading, node.summary, f"Call {OPENER} with {call} to see it in full."]
-    else:
-        blocks = [
-            node.heading,
-            node.body,
-            node.examples,
-            *(text_of(child, opened) for child in node.children),
-        ]
     return "\n\n".join(block for block in blocks if block)
 
 
-def check_names(prompt: str, places: Iterable[tuple[str, Sequence[AnyTool]]]) -> None:
+def check_tool_names(prompt: str, places: Iterable[tuple[str, Sequence[AnyTool]]]) -> None:
     """Refuse two tools of one name, wherever they are declared."""
     seen: dict[str, str] = {}
     for place, tools in places:

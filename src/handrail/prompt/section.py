@@ -11,6 +11,7 @@ from typing_extensions import TypeVar as TypeVarWithDefault
 
 from handrail.prompt.section_checking import check_params_type, check_section
 from handrail.protocols import SessionView, ToolPolicy
+from handrail.schema.wording import describe
 from handrail.tools import Tool
 
 ParamsT = TypeVarWithDefault("ParamsT", default=Any)
@@ -65,7 +66,7 @@ class Section(Generic[ParamsT], abc.ABC):
     accepts_overrides: bool = True
 
     def __post_init__(self) -> None:
-        check_section(self)
+        check_section(self, Section)
 
     def __class_getitem__(cls, params: Any) -> Any:
         generic: Any = getattr(super(), "__class_getitem__")  # noqa: B009  # Generic's, unknown to the type stubs
@@ -73,11 +74,11 @@ class Section(Generic[ParamsT], abc.ABC):
             return generic(params)
         if params in (Any, None, type(None)):
             return cls
+        check_params_type(cls.__name__, params)
         made = _KNOWING.get((cls, params))
         if made is None:
             generic(params)  # refuses a second subscript, in typing's own words
-            check_params_type(cls.__name__, params)
-            name = f"{cls.__name__}[{getattr(params, '__qualname__', params)}]"
+            name = f"{cls.__name__}[{describe(params)}]"
             names = {"params_type": params, "__module__": cls.__module__, "__doc__": cls.__doc__}
             made = _KNOWING[cls, params] = type(name, (cls,), names)
         return made
@@ -121,3 +122,12 @@ class PlainSection(MarkdownSection[Any]):
 def plain_section(text: str) -> Section[Any]:
     """The section that a prompt given as a text has."""
     return cast("Section[Any]", PlainSection("Instructions", "instructions", text))
+
+
+def walk(sections: Sequence[Section[Any]], above: str = "") -> list[tuple[str, Section[Any]]]:
+    """Every section with its path, in the order in which they are written."""
+    found: list[tuple[str, Section[Any]]] = []
+    for section in sections:
+        path = f"{above}{section.key}"
+        found += [(path, section), *walk(section.children, f"{path}.")]
+    return found

@@ -9,16 +9,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from handrail.errors import PromptDefinitionError
+
 _DOLLAR = re.compile(r"\$(?:(?P<dollar>\$)|(?P<bare>[^\W\d]\w*)|\{(?P<braced>[^\W\d]\w*)\}|(?P<wrong>))")
-
-
-class TemplateError(ValueError):
-    """A `$` that stands for nothing; `.problem` and `.mend` say which."""
-
-    def __init__(self, problem: str, mend: str) -> None:
-        super().__init__(f"{problem}. {mend}")
-        self.problem = problem
-        self.mend = mend
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +32,13 @@ class Template:
 
 @lru_cache(maxsize=1024)
 def template_of(text: str) -> Template:
-    """Read a template, or `TemplateError` for a `$` that is neither a name nor a dollar.
+    """Read a template, or `PromptDefinitionError` for a `$` that is neither a name nor a dollar.
 
     Indentation that all lines share and empty lines around the text are dropped, so that a template can be
     written with the indentation of the code around it.
     """
-    text = textwrap.dedent(text).strip("\n").rstrip()
+    whole = textwrap.dedent(text).rstrip()
+    text = whole.lstrip("\n")
     parts: list[str] = []
     piece = ""
     at = 0
@@ -52,7 +46,7 @@ def template_of(text: str) -> Template:
         piece += text[at : match.start()]
         at = match.end()
         if match["wrong"] is not None:
-            raise _wrong(text, match.start())
+            raise _wrong(text, match.start(), len(whole) - len(text) + 1)
         if match["dollar"]:
             piece += "$"
         else:
@@ -62,10 +56,11 @@ def template_of(text: str) -> Template:
     return Template(tuple(parts), frozenset(parts[1::2]))
 
 
-def _wrong(text: str, at: int) -> TemplateError:
-    line = text.count("\n", 0, at) + 1
+def _wrong(text: str, at: int, first: int) -> PromptDefinitionError:
+    line = text.count("\n", 0, at) + first
     shown = text[at : at + 12].split("\n", 1)[0]
-    return TemplateError(
+    return PromptDefinitionError(
+        "template",
         f"{shown!r} in line {line} is no placeholder",
         "Write `$name` or `${name}` for a field, and `$$` for a dollar sign.",
     )

@@ -20,6 +20,7 @@ from handrail.schema.wording import describe
 from handrail.tools.copying import quick_copy
 from handrail.tools.effect import EFFECTS
 from handrail.tools.example import Need, RunMode, ToolExample
+from handrail.tools.naming import is_name, mend_for
 from handrail.tools.paths import PathFinder
 from handrail.tools.signature import (
     MISSING,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 LONGEST_DESCRIPTION = 200
 
-_NAME = re.compile(r"[a-z0-9_-]{1,64}\Z")
 _CAPABILITY = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)*\Z")
 _NO_ARGUMENTS: JsonSchema = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -44,6 +44,13 @@ _NO_ARGUMENTS: JsonSchema = {"type": "object", "properties": {}, "additionalProp
 def check(tool: Tool[Any, Any]) -> None:
     """Fill in what follows from a new tool's handler, and refuse it with the mend if it is wrong."""
     _Check(tool).all()
+
+
+def check_words(tool: Tool[Any, Any]) -> None:
+    """Look again at what a model reads of a tool, after only that was changed."""
+    check = _Check(tool)
+    check.description()
+    check.examples()
 
 
 class _Check:
@@ -72,12 +79,8 @@ class _Check:
 
     def name(self) -> None:
         name: Any = self.tool.name
-        if not isinstance(name, str) or not _NAME.match(name):
-            raise self.refuse(
-                f"the name {name!r} is not allowed",
-                "Use 1 to 64 of the characters a-z, 0-9, '_' and '-'"
-                + (f", for example {_suggested(name)!r}." if isinstance(name, str) and name else "."),
-            )
+        if not is_name(name):
+            raise self.refuse(f"the name {name!r} is not allowed", mend_for(name))
 
     def description(self) -> None:
         text: Any = self.tool.description
@@ -299,11 +302,6 @@ def _class_of(result: Any) -> type | tuple[type, ...] | None:
     ):
         return None
     return origin
-
-
-def _suggested(name: str) -> str:
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
-    return re.sub(r"[^a-z0-9_-]+", "_", words).strip("_")[:64] or "my_tool"
 
 
 def _needs(context_type: type[ToolContext]) -> frozenset[Need]:
