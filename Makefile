@@ -28,5 +28,5 @@ bench:
 	@.venv/bin/python bench/run.py
 
 clean:
-	rm -rf .venv .venv-* .pytest_cache .ruff_cache .hypothesis build dist bench/results
+	rm -rf .venv .venv-* .components .pytest_cache .ruff_cache .hypothesis build dist bench/results
 	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
