@@ -1,14 +1,18 @@
-"""Settings for every test: how many examples are drawn, here and in a deep run.
+"""Settings for every test: how many examples are drawn, here and in a deep run; and the model servers.
 
 An ordinary run draws the same examples every time, so that it says the same of the same code; a deep
-run draws new ones.
+run draws new ones. The servers (see servers.py) are started when a test first asks for one.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from servers import Aimock, Embedded, Llmock, aimock, embedded, llmock
 
 settings.register_profile(
     "quick", max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -17,3 +21,33 @@ settings.register_profile(
     "deep", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("deep" if os.environ.get("HANDRAIL_DEEP") else "quick")
+
+
+@pytest.fixture(scope="session")
+def started_aimock() -> Iterator[Aimock]:
+    with aimock() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def started_llmock() -> Iterator[Llmock]:
+    with llmock() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def embedded_server() -> Iterator[Embedded]:
+    with embedded() as server:
+        yield server
+
+
+@pytest.fixture
+def aimock_server(started_aimock: Aimock) -> Aimock:
+    started_aimock.script([])
+    return started_aimock
+
+
+@pytest.fixture
+def llmock_server(started_llmock: Llmock) -> Llmock:
+    started_llmock.script([])
+    return started_llmock
