@@ -22,7 +22,8 @@ class RunStream(Generic[OutputT]):
 
     Iterate with `async for`, or with `for` in a script; `.response` is an operation that gives the
     response, and raises what ended the run where there is none. Iterating never raises for the run:
-    what happened is in the events. Whoever leaves the iteration before the end cancels the run.
+    what happened is in the events. Whoever leaves before the end cancels the run: a `for` loop by itself, an
+    `async for` once its generator is closed, and both at once with `aclose()`.
     """
 
     def __init__(
@@ -57,6 +58,11 @@ class RunStream(Generic[OutputT]):
             if not task.done():
                 await cancel_and_await([task])
             raise
+
+    async def aclose(self) -> None:
+        """End the run if it is still going, and wait until it has ended. Harmless when it is over."""
+        if self._task is not None and not self._task.done():
+            await cancel_and_await([self._task])
 
     def _start(self) -> asyncio.Task[PromptResponse[OutputT]]:
         if self._task is None:
