@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from handrail.errors import DefinitionError, PromptDefinitionError
 from handrail.prompt.overrides import Overrides
@@ -178,7 +178,7 @@ class _Check:
             return None
         if not is_record(output):
             raise self.refuse(
-                f"output is {describe(output) if isinstance(output, type) else shown(output)}",
+                f"output is {describe(output) if isinstance(output, type) or get_args(output) else shown(output)}",
                 "Give a dataclass or a pydantic model, the class itself; a plain value can be a field of one.",
             )
         try:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 from collections.abc import Callable, Mapping
+from itertools import pairwise
+from types import CodeType
 from typing import Any, cast
 
 from handrail.errors import PromptDefinitionError, PromptRenderError
-from handrail.tools.signature import body_of, mentions
+from handrail.tools.signature import body_of
 
 ASKABLE = ("params", "session")
 """What such a function can ask for, by these names."""
@@ -61,14 +64,11 @@ class Condition:
         return self._function is not None or self._value == value
 
     def fields_used(self, fields: frozenset[str]) -> frozenset[str]:
-        """Which fields of the params it reads, by the names in its function's code.
-
-        A function that names none hands its params on to another, which may read any of them.
-        """
+        """Which fields of the params its function reads; all, where that can't be told from its code."""
         if self._function is None or not self.asks_params:
             return frozenset()
-        body = body_of(self._function)
-        return frozenset(field for field in fields if mentions(body, field)) or fields
+        read = _attributes_read(body_of(self._function), "params")
+        return fields if read is None else fields & read
 
     def answer(self, prompt: str, path: str, given: Mapping[str, Any]) -> Any:
         """Its value, or what its function says to the params and session of a rendering."""
@@ -89,3 +89,19 @@ class Condition:
             words = " or ".join(map(repr, self._allowed))
             raise PromptRenderError(prompt, f"{where} gave {found!r}", f"It must give {words}.")
         return found
+
+
+def _attributes_read(function: Any, name: str) -> frozenset[str] | None:
+    """The attributes that a function reads of this parameter; None where it does anything else with it."""
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType):
+        return None
+    read: set[str] = set()
+    for used, following in pairwise(dis.get_instructions(code)):
+        names = cast("object", used.argval)
+        if names != name and not (isinstance(names, tuple) and name in names):
+            continue
+        if names != name or following.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+            return None
+        read.add(following.argval)
+    return frozenset(read)

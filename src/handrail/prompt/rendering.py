@@ -107,7 +107,7 @@ class Tree:
             problems.append(Problem("", "no section is named"))
         if problems:
             can = ", ".join(repr(section.path) for section in closed)
-            mend = f"What can be opened: {can}." if can else "Every section is shown in full already."
+            mend = f"What can be opened: {can}." if can else "Every section is shown in full."
             raise ToolValidationError(f"{'; '.join(map(str, problems))}. {mend}", problems)
 
     def outermost(self, paths: frozenset[str]) -> list[Node]:
