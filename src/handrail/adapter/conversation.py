@@ -28,7 +28,7 @@ class Conversation:
     """One frame's messages.
 
     - It is well-formed at every moment somebody else can look: each call of a model's message has
-      exactly one result in the message after it, and ids do not repeat.
+      exactly one result in the message after it, and ids do not repeat anywhere in the session.
     - It only grows. The session's log of `MessageAdded` is the record; this is the working copy.
     """
 
@@ -39,21 +39,24 @@ class Conversation:
         self._session = ref(session)  # the session keeps its conversations, not the other way round
         self.busy = False
         self.messages: Sent[Message] = Sent()
-        self._ids: set[str] = set()
+        self._ids = _ids_of(session)
         self.opened: list[str] = []
         """The sections a model has opened in it, in order."""
 
     def load(self) -> None:
         """Take what the session's log has of this conversation."""
         session = self._of()
-        for fact in session[MessageAdded].where(lambda fact: fact.conversation == self.key):
-            self._take(fact.message)
-        for fact in session[SectionOpened].where(lambda fact: fact.conversation == self.key):
-            self.opened.append(fact.path)
+        for fact in session[MessageAdded]:
+            if fact.conversation == self.key:
+                self.messages.append(fact.message)
+            if isinstance(fact.message, AssistantMessage):
+                self._ids.update((call.id, 1) for call in fact.message.calls)
+        for opened in session[SectionOpened].where(lambda fact: fact.conversation == self.key):
+            self.opened.append(opened.path)
 
     def add(self, message: Message, run_id: str) -> None:
         """Say one more thing."""
-        self._take(message)
+        self.messages.append(message)
         self._of().record(MessageAdded(self.key, message, run_id))
 
     def open_section(self, path: str, run_id: str) -> None:
@@ -77,15 +80,18 @@ class Conversation:
         """The calls, each under an id of its own: some providers leave ids out or repeat them."""
         taken = self._ids
         if len(calls) == 1 and calls[0].id and calls[0].id not in taken:
+            taken[calls[0].id] = 1
             return calls
-        given: set[str] = set()
         renamed: list[CallAsked] = []
         for call in calls:
-            id, number = call.id, int(bool(call.id))
-            while not id or id in taken or id in given:
-                number += 1
-                id = f"{call.id or 'call'}-{number}"
-            given.add(id)
+            id = call.id or "call"
+            if not call.id or id in taken:
+                number = taken.get(id, 0)
+                while id in taken or id == call.id or not number:
+                    number += 1
+                    id = f"{call.id or 'call'}-{number}"
+                taken[call.id or "call"] = number
+            taken[id] = taken.get(id, 1)
             renamed.append(call if id == call.id else CallAsked(id, call.name, call.arguments))
         return tuple(renamed)
 
@@ -99,13 +105,9 @@ class Conversation:
             )
         check_well_formed(said)
         for message in said:
+            if isinstance(message, AssistantMessage):
+                self._ids.update((call.id, 1) for call in message.calls)
             self.add(message, run_id)
-
-    def _take(self, message: Message) -> None:
-        self.messages.append(message)
-        if type(message) is AssistantMessage and message.calls:
-            for call in message.calls:
-                self._ids.add(call.id)
 
     def __enter__(self) -> Conversation:
         if self.busy:
@@ -143,6 +145,17 @@ def check_well_formed(messages: Iterable[Message]) -> None:
         open_calls = open_calls or None
     if open_calls:
         raise DefinitionError(f"the calls {', '.join(open_calls)} have no results. End with a ToolMessage.")
+
+
+_ids: WeakKeyDictionary[Session, dict[str, int]] = WeakKeyDictionary()
+"""The ids of calls in each session, and how often each was given by a model."""
+
+
+def _ids_of(session: Session) -> dict[str, int]:
+    found = _ids.get(session)
+    if found is None:
+        found = _ids[session] = {}
+    return found
 
 
 _roots: WeakKeyDictionary[Session, Conversation] = WeakKeyDictionary()

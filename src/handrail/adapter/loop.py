@@ -61,7 +61,7 @@ async def run_until_done(run: Run) -> Outcome:
                 except ToolValidationError as error:
                     repairs += 1
                     if repairs > REPAIRS:
-                        raise _no_answer(run, str(error)) from None
+                        raise _no_answer(run, str(error)) from error
                     conversation.add(UserMessage(what_to_correct(error)), run_id)
                     continue
             if advisers is None:

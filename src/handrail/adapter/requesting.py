@@ -61,12 +61,11 @@ async def ask(run: Run) -> Answer:
         if timer.stop():
             task.uncancel()
             if task.cancelling() <= cancels:
-                raise run.failed(
-                    DeadlineExceededError(deadline.at, "the model had answered"), "deadline"
-                ) from None
+                late = DeadlineExceededError(deadline.at, "the model had answered")
+                raise run.failed(late, "deadline") from late
         raise
     except DeadlineExceededError as error:
-        raise run.failed(error, "deadline") from None
+        raise run.failed(error, "deadline") from error
     finally:
         if timer.stop():
             task.uncancel()
@@ -79,7 +78,7 @@ async def _ask_until_answered(run: Run) -> Answer:
         try:
             return await _ask_once(run, attempt)
         except BudgetExceededError as error:
-            raise run.failed(error, "budget") from None
+            raise run.failed(error, "budget") from error
         except ModelError as error:
             wait = run.retry.wait_after(attempt, error)
             run.frame.session.record(

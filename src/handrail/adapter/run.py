@@ -134,13 +134,11 @@ class Run:
     def failed(self, error: Exception, phase: str, more: str = "") -> PromptEvaluationError:
         """What ends the run. A limit that is not the run's own ends the ones around it as well."""
         shared = isinstance(error, LimitError) and self._is_shared(error)
-        ending = PromptEvaluationError(
-            f"prompt {self.prompt_name!r}: {error}.{more}".replace("..", "."),
+        return PromptEvaluationError(
+            f"prompt {self.prompt_name!r}: {str(error).rstrip('.')}.{more}",
             phase=phase,
             run_id=None if shared else self.frame.run_context.run_id,
         )
-        ending.__cause__ = error
-        return ending
 
     def _is_shared(self, error: LimitError) -> bool:
         outer = self.frame.outer

@@ -108,7 +108,8 @@ class Tree:
         if problems:
             can = ", ".join(repr(section.path) for section in closed)
             mend = f"What can be opened: {can}." if can else "Every section is shown in full."
-            raise ToolValidationError(f"{'; '.join(map(str, problems))}. {mend}", problems)
+            said = f"{'; '.join(map(str, problems))}. {mend}"
+            raise ToolValidationError(said, [*problems, Problem("", mend)])
 
     def outermost(self, paths: frozenset[str]) -> list[Node]:
         """Those of these sections that are in no other of them, in order."""
