@@ -1,0 +1,164 @@
+"""A planted key: it reaches the provider, and nothing else ever shows it."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import logging
+import traceback
+from typing import Any
+
+import msgspec
+import pytest
+
+from handrail import (
+    Adapter,
+    AnthropicModel,
+    OpenAIModel,
+    Prompt,
+    PromptEvaluationError,
+    Session,
+    ToolContext,
+    tool,
+)
+from handrail.adapter import Retry
+from handrail.journal import MemoryJournal
+from handrail.messages import Model
+from handrail.session import save
+from handrail.testing import RecordingSubscriber
+from servers import Aimock, Llmock
+from stages import MESSAGE, WIRES, Call, Fail, Say, Stage, Wire
+
+KEY = "sk-planted-7d1f0c2e9b"
+
+
+def everything(value: Any, seen: set[int] | None = None) -> str:
+    """All text that can be found in a value, following whatever it holds."""
+    seen = set() if seen is None else seen
+    if id(value) in seen or isinstance(value, type | int | float | bool | None):
+        return ""
+    seen.add(id(value))
+    if isinstance(value, str):
+        return value + "\n"
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode(errors="replace") + "\n"
+    if isinstance(value, dict):
+        return "".join(everything(each, seen) for pair in value.items() for each in pair)  # pyright: ignore
+    if isinstance(value, list | tuple | set | frozenset):
+        return "".join(everything(each, seen) for each in value)  # pyright: ignore
+    text = repr(value) + "\n"
+    if isinstance(value, msgspec.Struct):
+        text += "".join(everything(getattr(value, name), seen) for name in value.__struct_fields__)
+    elif dataclasses.is_dataclass(value):
+        text += "".join(
+            everything(getattr(value, field.name, None), seen) for field in dataclasses.fields(value)
+        )
+    elif isinstance(value, BaseException):
+        text += "".join(traceback.format_exception(value)) + everything(value.args, seen)
+        text += everything(getattr(value, "__dict__", {}), seen)
+    return text
+
+
+class Recording(MemoryJournal):
+    """A journal whose rows can be looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[Any] = []
+
+    async def commit(self, unit: Any, /) -> None:
+        self.rows.append(unit)
+        await super().commit(unit)
+
+
+def _model(wire: Wire, server: Aimock | Llmock) -> Model:
+    if wire == "messages":
+        return AnthropicModel("gpt-test", base_url=server.anthropic_url, key_variable="PLANTED_KEY")
+    return OpenAIModel(
+        "gpt-test", api=wire, base_url=server.openai_url, key_variable="PLANTED_KEY", headers={"x-team": KEY}
+    )
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_planted_key_is_shown_nowhere(
+    wire: Wire, aimock_server: Aimock, llmock_server: Llmock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in an event, a log line, a journal row, an exception, a context, or a saved session."""
+    monkeypatch.setenv("PLANTED_KEY", KEY)
+    logged = io.StringIO()
+    handler = logging.StreamHandler(logged)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    monkeypatch.setattr(root, "level", logging.DEBUG)
+    found: list[str] = []
+
+    @tool
+    async def get_weather(city: str, days: int, context: ToolContext) -> str:
+        """Say what the weather will be like."""
+        members = [name for name in dir(context) if not name.startswith("_")]
+        for name in members:
+            value = getattr(context, name, None)
+            if not callable(value):
+                found.append(everything(value))
+        assert context.request is not None
+        found.append(everything(context.request))
+        raise ValueError("so that there is a traceback too")
+
+    prompt = Prompt("p", "Go.", tools=[get_weather])
+    try:
+        for server, scene in ((aimock_server, (Call(), Say())), (llmock_server, (Call(), Fail(401)))):
+            stage = Stage("x", wire, server)
+            stage.play(*scene)
+            session, journal = Session(), Recording()
+            model = _model(wire, server)
+            adapter = Adapter(model, retry=Retry(attempts=1), journal=journal)
+            with RecordingSubscriber(session) as seen:
+                try:
+                    response: Any = adapter.evaluate(prompt, MESSAGE, session=session).wait()
+                except PromptEvaluationError as error:
+                    response = error
+            found += [everything(seen.events), everything(journal.rows), everything(response)]
+            found += [save(session).decode(), repr(model), repr(adapter), everything(vars(model))]
+    finally:
+        root.removeHandler(handler)
+    found.append(logged.getvalue())
+    assert sum(len(text) for text in found) > 2000
+    for text in found:
+        assert KEY not in text
+    if wire == "messages":
+        return
+    seen_headers = [entry.raw["headers"] for entry in aimock_server.requests()]
+    assert all("x-team" in headers for headers in seen_headers)
+
+
+def test_a_provider_that_says_the_key_back_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that holds the key is shown without it."""
+    from handrail.models.http import Provider
+
+    monkeypatch.setenv("PLANTED_KEY", KEY)
+    provider = Provider(
+        "m", "http://127.0.0.1:1", key_variable="PLANTED_KEY", key_header="x-api-key", key_needed=True
+    )
+    assert (
+        provider._without_key(f"Incorrect API key provided: {KEY}.")
+        == "Incorrect API key provided: [the key]."
+    )
+    with pytest.raises(PromptEvaluationError) as raised:
+        Adapter(
+            OpenAIModel("m", base_url="http://127.0.0.1:1", key_variable="PLANTED_KEY"),
+            retry=Retry(attempts=1),
+        ).evaluate(Prompt("p", "Go."), "hi").wait()
+    assert "can't be reached" in str(raised.value)
+    assert KEY not in everything(raised.value)
+
+
+def test_a_missing_key_is_said_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a key the run ends at once, naming the variable to set."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+    for name, variable in (
+        ("openai:gpt-5", "OPENAI_API_KEY"),
+        ("anthropic:claude-sonnet-5", "ANTHROPIC_API_KEY"),
+    ):
+        with pytest.raises(PromptEvaluationError, match=f"Set {variable} in the environment"):
+            Adapter(name).evaluate(Prompt("p", "Go."), "hi").wait()
