@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import logging
@@ -22,6 +23,7 @@ from handrail import (
     tool,
 )
 from handrail.adapter import Retry
+from handrail.errors import HandrailError
 from handrail.journal import MemoryJournal
 from handrail.messages import Model
 from handrail.session import save
@@ -91,17 +93,16 @@ def test_a_planted_key_is_shown_nowhere(
     root.addHandler(handler)
     monkeypatch.setattr(root, "level", logging.DEBUG)
     found: list[str] = []
+    looked_at: set[str] = set()
 
     @tool
     async def get_weather(city: str, days: int, context: ToolContext) -> str:
         """Say what the weather will be like."""
         members = [name for name in dir(context) if not name.startswith("_")]
         for name in members:
-            value = getattr(context, name, None)
-            if not callable(value):
-                found.append(everything(value))
-        assert context.request is not None
-        found.append(everything(context.request))
+            with contextlib.suppress(HandrailError):  # what is not there in this run
+                found.append(everything(getattr(context, name)))
+                looked_at.add(name)
         raise ValueError("so that there is a traceback too")
 
     prompt = Prompt("p", "Go.", tools=[get_weather])
@@ -122,7 +123,7 @@ def test_a_planted_key_is_shown_nowhere(
     finally:
         root.removeHandler(handler)
     found.append(logged.getvalue())
-    assert sum(len(text) for text in found) > 2000
+    assert {"request", "extras", "session", "adapter", "run_context", "response_accumulator"} <= looked_at
     for text in found:
         assert KEY not in text
     if wire == "messages":
