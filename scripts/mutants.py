@@ -97,6 +97,34 @@ MUTANTS = [
         '"irreversible": EffectRules(5, True, False, True,',
         "tests/test_effects.py",
     ),
+    Mutant(
+        "disabled section shown",
+        "prompt/plan.py",
+        "        if not self.enabled.answer(prompt, self.path, given):\n            return None\n",
+        "",
+        "tests/test_prompt_rendering.py",
+    ),
+    Mutant(
+        "tools of closed sections offered",
+        "prompt/rendering.py",
+        "for node in shown if _is_open(node, opened) for tool in node.tools",
+        "for node in shown for tool in node.tools",
+        "tests/test_disclosure.py",
+    ),
+    Mutant(
+        "values looked into",
+        "prompt/template.py",
+        '        return "".join(filled)',
+        '        return template_of("".join(filled).replace("$$", "$")).parts[0]',
+        "tests/test_prompt_rendering.py",
+    ),
+    Mutant(
+        "stale override applied",
+        "prompt/overrides.py",
+        "one for one in accepting if one.replaces == override.replaces",
+        "one for one in accepting",
+        "tests/test_overrides.py",
+    ),
 ]
 
 

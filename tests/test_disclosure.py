@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,8 +148,8 @@ def test_policies_hold_before_their_section_is_open():
 
 def test_the_deadline_and_the_values_stay_those_of_the_rendering():
     """Opening asks nobody again: params and conditions are as they were."""
-    answers: Iterator[Visibility] = iter(["summary", "full"])
-    section = MarkdownSection[Topic]("A", "a", "$name", summary="S", visibility=lambda: next(answers))
+    answers: list[Visibility] = ["full", "summary"]
+    section = MarkdownSection[Topic]("A", "a", "$name", summary="S", visibility=answers.pop)
     deadline = Deadline.after(60)
     topic = Topic("cats")
     rendered = Prompt("p", [section]).render(topic, deadline=deadline)

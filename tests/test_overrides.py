@@ -452,6 +452,7 @@ def test_overrides_are_values():
     """Equal by their folder, which may be a text or a path."""
     assert Overrides("prompts") == Overrides(Path("prompts"))
     assert len({Overrides("prompts"), Overrides("prompts"), Overrides("other")}) == 2
+    assert Overrides("prompts") not in (Overrides("other"), "prompts", Path("prompts"))
     assert repr(Overrides("prompts")) == "Overrides('prompts')"
     assert Overrides("a").file_of(Prompt("p", "Text.")) == Path("a/p.toml")
 

@@ -212,6 +212,10 @@ SECTIONS: Rows = {
         lambda: section(enabled=eval("lambda params, /: True")),
         "section 'search': the function of enabled takes 'params'. Write it as",
     ),
+    "enabled-positional-default": (
+        lambda: section(enabled=eval("lambda params=None, /: True")),
+        "section 'search': the function of enabled takes 'params=None'. Write it as",
+    ),
     "enabled-async": (
         lambda: section(enabled=asynchronous),
         "section 'search': the function of enabled is async or yields, and rendering does not wait. "
@@ -450,6 +454,10 @@ def deep_or_so(params: Wide, limit: int = 3) -> bool:
     return params.deep and limit > 2
 
 
+def deep_at(params: Wide, session: Any) -> bool:
+    return params.deep and session is not None
+
+
 class Deep:
     def __call__(self, *, session: Any, params: Wide) -> bool:
         return bool(session) and params.deep
@@ -465,10 +473,22 @@ class Deep:
         lambda params: bool(params.city) and params.deep,
         lambda params: deep(params),
         lambda params: bool(params.city) and deep(params),
+        lambda params, session: deep_at(params, session),
         lambda params: any(params.deep for _ in "ab"),
         lambda params: getattr(params, "deep"),  # noqa: B009  # what is tested
     ],
-    ids=["name", "default", "partial", "object", "two", "handed-on", "both", "inner-code", "getattr"],
+    ids=[
+        "name",
+        "default",
+        "partial",
+        "object",
+        "two",
+        "handed-on",
+        "both",
+        "handed-on-with-another",
+        "inner-code",
+        "getattr",
+    ],
 )
 def test_a_field_that_a_condition_reads_is_used(condition: Any):
     """By its code; one that does anything else with its params may read them all."""

@@ -33,7 +33,7 @@ def asked_for(function: Callable[..., Any]) -> frozenset[str]:
         by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         if by_name and parameter.name in ASKABLE:
             asked.add(parameter.name)
-        elif not by_name or parameter.default is parameter.empty:
+        elif parameter.name in ASKABLE or parameter.default is parameter.empty:
             raise PromptDefinitionError("function", f"takes {str(parameter)!r}", form)
     return frozenset(asked)
 
