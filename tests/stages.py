@@ -99,9 +99,8 @@ def _fixture(line: Line, number: int) -> dict[str, Any]:
             ]
             made["response"] = {"toolCalls": calls}
         case Fail():
-            made["response"] = {"error": {"message": "scripted failure"}, "status": line.status}
-            if line.retry_after is not None:
-                made["response"]["retryAfter"] = line.retry_after
+            wait = {} if line.retry_after is None else {"retryAfter": line.retry_after}
+            made["response"] = {"error": {"message": "scripted failure"}, "status": line.status, **wait}
         case Fault():
             made["response"] = {"content": line.text}
             made |= {

@@ -136,7 +136,8 @@ def case(name: str) -> Callable[[Any], Any]:
 
 
 def adapter(model: Model, **options: Any) -> Adapter:
-    return Adapter(model, **{"retry": QUICK, "temperature": 0, **options})
+    given: dict[str, Any] = {"retry": QUICK, "temperature": 0, **options}
+    return Adapter(model, **given)
 
 
 @tool(name="get_weather")
@@ -230,7 +231,7 @@ async def test_parallel_calls(stage: Stage) -> None:
         said = [each.result.value for each in response.session[ToolInvoked].all()]
         assert sorted(said) == ["It rains in Oslo for 1 days.", "It rains in Rome for 2 days."]
         assert response.text == "Done."
-    _check_conversation(response.session, calls=2)
+        _check_conversation(response.session, calls=2)
 
 
 @case("arguments in pieces")
@@ -315,7 +316,7 @@ async def test_usage(stage: Stage) -> None:
 @case("stop: done")
 async def test_stopped_at_the_end(stage: Stage) -> None:
     """A model that has said all it wants to is done."""
-    limit = {"max_tokens": 40} if stage.name.endswith("@embedded") else {}
+    limit: dict[str, Any] = {"max_tokens": 40} if stage.name.endswith("@embedded") else {}
     for stream in (False, True):
         model = stage.play(Say("Paris."))
         plain = Prompt("plain", "You are a helpful assistant.")
@@ -362,7 +363,8 @@ async def test_cancelled_mid_stream(stage: Stage) -> None:
     """Cancelling a run in the middle of an answer closes the connection, and the server sees it go."""
     plain = Prompt("plain", "You are a helpful assistant.")
     session = Session()
-    told, most = (MESSAGE, {}) if not stage.name.endswith("@embedded") else (_LONG, {"max_tokens": 400})
+    most: dict[str, Any] = {"max_tokens": 400} if stage.name.endswith("@embedded") else {}
+    told = _LONG if most else MESSAGE
     streaming = adapter(stage.play(Fault("slow"))).stream(plain, told, session=session, **most)
     began = time.monotonic()
     if stage.wire is None:

@@ -6,7 +6,7 @@ bytes, so that a turn costs the same however long the conversation has become.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
@@ -67,6 +67,11 @@ class ToolMessage(msgspec.Struct, frozen=True, tag="tool"):
     """The results of a turn: one for every call of the message before it, in the same order."""
 
     results: tuple[CallAnswered, ...]
+
+    @property
+    def text(self) -> str:
+        """What the results say, one after the other."""
+        return "\n".join(result.text for result in self.results)
 
 
 Message = UserMessage | AssistantMessage | ToolMessage
@@ -268,12 +273,4 @@ class Model(Protocol):
     @property
     def traits(self) -> Traits: ...
 
-    def stream(self, request: ModelRequest, /) -> AsyncPartIterator: ...
-
-
-class AsyncPartIterator(Protocol):
-    """What an async generator of parts is."""
-
-    def __aiter__(self) -> AsyncPartIterator: ...
-    async def __anext__(self) -> ModelPart: ...
-    async def aclose(self) -> None: ...
+    def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]: ...

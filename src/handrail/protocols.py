@@ -17,10 +17,13 @@ from handrail.context.facts import Approval
 from handrail.question import Answer, Question
 
 if TYPE_CHECKING:
+    from handrail.adapter import PromptResponse
     from handrail.context import ToolContext
     from handrail.deadline import Deadline
     from handrail.limits import Budget
+    from handrail.messages import Model
     from handrail.operation import Operation
+    from handrail.prompt import Prompt
     from handrail.tools import RunMode, Tool, ToolResult
 
 T = TypeVar("T")
@@ -321,17 +324,17 @@ class BoundAdapter(Protocol):
 
     def evaluate(
         self,
-        prompt: Any,
-        params: Any = None,
+        prompt: Prompt[T],
+        params: object = None,
         /,
         *,
         message: str | None = None,
-        model: Any = None,
+        model: Model | str | None = None,
         deadline: Deadline | None = None,
         budget: Budget | None = None,
         temperature: float | None = None,
         opened: Sequence[str] = (),
-    ) -> Operation[Any]: ...
+    ) -> Operation[PromptResponse[T]]: ...
 
 
 class PromptView(Protocol):

@@ -46,7 +46,7 @@ class Conversation:
     def load(self) -> None:
         """Take what the session's log has of this conversation."""
         session = self._of()
-        for fact in session[MessageAdded]:
+        for fact in session[MessageAdded].all():
             if fact.conversation == self.key:
                 self.messages.append(fact.message)
             if isinstance(fact.message, AssistantMessage):

@@ -1,0 +1,65 @@
+"""What a type checker knows about an evaluation."""
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import assert_type
+
+from handrail import (
+    Adapter,
+    AgentContext,
+    Prompt,
+    PromptResponse,
+    ScriptedModel,
+    Session,
+    ToolCall,
+    ToolContext,
+    tool,
+)
+from handrail.operation import Operation
+
+
+@dataclass(frozen=True)
+class Report:
+    title: str
+
+
+adapter = Adapter(ScriptedModel([ToolCall("weather"), "text"]))
+plain = Prompt("plain", "Answer.")
+typed = Prompt("typed", "Report.", output=Report)
+
+assert_type(adapter.evaluate(plain, "hi"), Operation[PromptResponse[None]])
+assert_type(adapter.evaluate(typed, "hi").wait().output, Report)
+assert_type(adapter.evaluate(typed, "hi", session=Session()).wait().text, str)
+assert_type(adapter.stream(typed, "hi").response.wait().output, Report)
+
+adapter.evaluate("prompt", "hi")  # expect-error: reportArgumentType
+adapter.evaluate(plain, "hi", sesion=Session())  # expect-error: reportCallIssue
+_ = adapter.evaluate(plain, "hi").text  # expect-error: reportAttributeAccessIssue, reportUnknownMemberType
+report = adapter.evaluate(typed, "hi").wait().output
+_ = report.name  # expect-error: reportAttributeAccessIssue, reportUnknownMemberType
+Adapter(7)  # expect-error: reportArgumentType
+
+
+@tool
+async def nested(context: ToolContext) -> str:
+    """Evaluate another prompt."""
+    if context.prompt_model:
+        assert_type(await context.prompt_model("Report", Report), Report)
+    response = await context.adapter.evaluate(typed, "hi")
+    assert_type(response, PromptResponse[Report])
+    assert_type(response.output.title, str)
+    assert_type(response.cost, Decimal | None)
+    assert_type(context.adapter.evaluate(plain, "hi"), Operation[PromptResponse[None]])
+    return response.text
+
+
+@tool
+async def standing_in(context: AgentContext) -> str:
+    """Ask the model."""
+    assert_type(await context.prompt_model("Report", Report, tools=[nested]), Report)
+    return "done"
+
+
+async def read_events() -> None:
+    async for event in adapter.stream(plain, "hi"):
+        assert_type(event, object)
