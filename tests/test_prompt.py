@@ -404,6 +404,11 @@ PROMPTS: Rows = {
         "prompt 'guide': two tools are called 'weather', in the prompt itself and in section 'search'. "
         "Rename one, drop one, or let only one of the two be enabled at a time.",
     ),
+    "two-policies": (
+        lambda: prompt(section(policies=[RateLimitPolicy(1, 60)]), policies=[RateLimitPolicy(2, 60)]),
+        "prompt 'guide': two policies are called 'rate_limit', and their state would be mixed. "
+        "Give one another name, or declare the same one in both places.",
+    ),
     "two-tools-in-one-place": (
         lambda: prompt(section(tools=[weather, weather])),
         "prompt 'guide': two tools are called 'weather', in section 'search' and in section 'search'.",

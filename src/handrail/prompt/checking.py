@@ -11,7 +11,7 @@ from handrail.errors import DefinitionError, PromptDefinitionError
 from handrail.prompt.overrides import Overrides
 from handrail.prompt.params import ParamsTaker, fields_of, is_record
 from handrail.prompt.plan import OPENER, AnyTool, Planned, Words, all_of, examples_of, plan
-from handrail.prompt.rendering import check_tool_names
+from handrail.prompt.rendering import check_policy_names, check_tool_names
 from handrail.prompt.section import Section, walk
 from handrail.prompt.section_checking import (
     check_placeholders,
@@ -57,7 +57,7 @@ def check_prompt(prompt: Prompt[Any]) -> Checked:
     check.parts()
     params_type = check.params_type()
     plans = check.texts(params_type)
-    check.tools(plans)
+    check.names(plans)
     words = check.overrides(params_type)
     if words is not None:
         plans = check.texts_overridden(params_type, words)
@@ -157,11 +157,13 @@ class _Check:
             )
         return plans
 
-    def tools(self, plans: Sequence[Planned]) -> None:
-        """What is always enabled together has different names, and the opener's is kept free."""
+    def names(self, plans: Sequence[Planned]) -> None:
+        """Tools and policies that are always enabled together have different names; the opener's is kept free."""
         always = list(_always_enabled(plans))
         places = [("the prompt itself", self.prompt.tools)]
         check_tool_names(self.prompt.name, places + [(f"section {one.path!r}", one.tools) for one in always])
+        in_sections = [policy for one in always for policy in one.section.policies]
+        check_policy_names(self.prompt.name, [*self.prompt.policies, *in_sections])
         every = list(all_of(plans))
         if not any(one.visibility.may_be("summary") for one in every):
             return

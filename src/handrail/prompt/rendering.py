@@ -79,14 +79,7 @@ class Tree:
             for policy in node.policies:
                 _, so_far = scopes.get(id(policy), (policy, frozenset[str]()))
                 scopes[id(policy)] = (policy, None if so_far is None else so_far | below)
-        names = [policy.name for policy, _ in scopes.values()]
-        for name in names:
-            if names.count(name) > 1:
-                raise PromptDefinitionError(
-                    f"prompt {self.prompt!r}",
-                    f"two policies are called {name!r}, and their state would be mixed",
-                    "Give one another name, or declare the same one in both places.",
-                )
+        check_policy_names(self.prompt, [policy for policy, _ in scopes.values()])
         return tuple(ScopedPolicy(policy, scope) for policy, scope in scopes.values())
 
     def summaries(self, paths: Iterable[str]) -> frozenset[str]:
@@ -211,6 +204,18 @@ def check_tool_names(prompt: str, places: Iterable[tuple[str, Sequence[AnyTool]]
             if tool.name in seen:
                 raise PromptValidationError(prompt, tool.name, (seen[tool.name], place))
             seen[tool.name] = place
+
+
+def check_policy_names(prompt: str, policies: Iterable[ToolPolicy]) -> None:
+    """Refuse two policies of one name; one that is declared in two places is one."""
+    seen: dict[str, ToolPolicy] = {}
+    for policy in policies:
+        if seen.setdefault(policy.name, policy) is not policy:
+            raise PromptDefinitionError(
+                f"prompt {prompt!r}",
+                f"two policies are called {policy.name!r}, and their state would be mixed",
+                "Give one another name, or declare the same one in both places.",
+            )
 
 
 def _is_open(node: Node, opened: frozenset[str]) -> bool:
