@@ -546,8 +546,9 @@ def test_only_the_gate_starts_handlers() -> None:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Attribute) and node.attr == "handler" and isinstance(node.ctx, ast.Load):
                 callers.add(str(file.relative_to(source)))
-    # checking.py checks its signature, and frame.py looks whether there is one.
-    assert callers == {"dispatch/gate.py", "dispatch/frame.py", "tools/checking.py"}
+    # checking.py checks its signature; the others look whether there is one.
+    look = {"dispatch/frame.py", "prompt/plan.py", "prompt/rendering.py"}
+    assert callers == {"dispatch/gate.py", "tools/checking.py", *look}
 
 
 def test_read_only_effects_may_not_write() -> None:

@@ -34,9 +34,9 @@ assert_type(adapter.stream(typed, "hi").response.wait().output, Report)
 
 adapter.evaluate("prompt", "hi")  # expect-error: reportArgumentType
 adapter.evaluate(plain, "hi", sesion=Session())  # expect-error: reportCallIssue
-_ = adapter.evaluate(plain, "hi").text  # expect-error: reportAttributeAccessIssue, reportUnknownMemberType
-report = adapter.evaluate(typed, "hi").wait().output
-_ = report.name  # expect-error: reportAttributeAccessIssue, reportUnknownMemberType
+adapter.evaluate(typed, "hi", budget=5)  # expect-error: reportArgumentType
+wrong: str = adapter.evaluate(typed, "hi").wait().output  # expect-error: reportAssignmentType
+Adapter()  # expect-error: reportCallIssue
 Adapter(7)  # expect-error: reportArgumentType
 
 
