@@ -626,6 +626,18 @@ def test_a_reader_of_other_things_needs_no_filesystem_and_no_path_of_ours():
     run_virtual(main)
 
 
+def test_the_root_may_be_looked_at():
+    """A tool that reads the folder itself has read no file, and is not refused for it."""
+
+    @tool(effect="read")
+    async def look(path: Annotated[str, PathArg("read")], context: ToolContext) -> int:
+        """Look at a folder."""
+        return len(context.filesystem.list(path))
+
+    gate = open_gate([look], filesystem=MemoryFilesystem(), policies=[ReadBeforeWritePolicy()])
+    assert gate.invoke("look", {"path": "."}).wait().unwrap() == 0
+
+
 def test_a_file_that_can_not_be_read_is_not_free():
     """That something stands in the way of reading does not make a file a new one."""
 

@@ -188,6 +188,8 @@ _UNREADABLE = "unreadable"
 
 def _content_digest(files: Filesystem, path: str) -> str | None:
     """What stands for a file's content; None where there is no file."""
+    if not path:
+        return None  # the root, which is a folder
     try:
         return hashlib.blake2b(files.read_bytes(path), digest_size=16).hexdigest()
     except FileMissing:
