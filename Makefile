@@ -1,7 +1,7 @@
 .PHONY: help run test test-deep check bench clean
 
 help:
-	@echo 'make run        run examples/hello.py'
+	@echo 'make run        run examples/local_model.py: a real model, in the process'
 	@echo 'make test       check, then the tests on every supported Python found here'
 	@echo 'make test-deep  the same with full counts, then the mutants'
 	@echo 'make check      lint, format, types, layers, lengths, public names'
@@ -10,7 +10,7 @@ help:
 
 run:
 	@scripts/venv .venv requirements/dev.txt
-	@.venv/bin/python examples/hello.py
+	@.venv/bin/python examples/local_model.py
 
 test:
 	@scripts/check

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from handrail import AnthropicModel, OpenAIModel, ScriptedModel, ToolCall
+from handrail import AnthropicModel, LocalModel, OpenAIModel, ScriptedModel, ToolCall
 from handrail.errors import ModelAnswerBroken, ModelRateLimited, ModelUnavailable
 from handrail.messages import Model, Usage
 from handrail.models.scripted import Reply, Scripted
@@ -72,6 +72,11 @@ class Stage:
     server: Aimock | Llmock | Embedded | None = None
     options: dict[str, Any] = field(default_factory=dict[str, Any])
 
+    @property
+    def is_small(self) -> bool:
+        """Is it the embedded model, which can't be scripted, and says what it can?"""
+        return self.name == "local" or isinstance(self.server, Embedded)
+
     def play(self, *scene: Line, **options: Any) -> Model:
         """Script the scene, one line a request, and give the model for it."""
         server = self.server
@@ -79,6 +84,10 @@ class Stage:
             server.script([_fixture(line, number) for number, line in enumerate(scene)])
         elif isinstance(server, Llmock):
             server.script([behavior for line in scene for behavior in _behaviors(line)])
+        elif self.name == "local":
+            return LocalModel(
+                first_call="get_weather" if any(isinstance(line, Call) for line in scene) else None
+            )
         elif server is None:
             return ScriptedModel([_scripted(line) for line in scene], **options)
         assert self.wire is not None

@@ -19,13 +19,21 @@ SHOWN = {
         "order was not approved (nobody there)",
         "took longer than 0.2 seconds and was stopped",
     ],
+    "local_model.py": [
+        "a 135M demo model",
+        "-> 3 desk lamps for Maria Lopez",
+        "record_order failed: ValueError: only 12 coffee mugs are left",
+        "orders.csv:\n      Maria Lopez,desk lamps,3\n      Tom Becker,notebooks,12\n\n",
+        "good  Works like a charm.",
+    ],
 }
 
 
+@pytest.mark.timeout(120)  # a real model is at work in one of them
 @pytest.mark.parametrize("example", EXAMPLES, ids=[path.name for path in EXAMPLES])
 def test_example_runs_and_shows_it(example: Path, tmp_path: Path) -> None:
     """It ends by itself, without a complaint, and what it promises is on the screen."""
-    run = subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    run = subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True, timeout=110)
     assert (run.returncode, run.stderr) == (0, "")
     for piece in SHOWN[example.name]:
         assert piece in run.stdout

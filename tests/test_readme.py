@@ -16,6 +16,8 @@ from types import ModuleType
 
 import pytest
 
+from handrail import Session
+
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"(?P<indent> *)(?P<ticks>`{3,})\s*(?P<language>[\w+-]*)[^`]*")
 CONTINUES, PRINTS = "<!-- continues -->", "<!-- prints -->"
@@ -127,6 +129,33 @@ def examples() -> list[object]:
 def test_example_runs(document: Path, blocks: list[Block], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What the documentation shows is true."""
     run(document, blocks, tmp_path, monkeypatch)
+
+
+def test_hello_world_is_ten_lines_on_either_model():
+    """The two differ in the line that makes the model, and in its name among the imports."""
+    scripted, local = [block.code.splitlines() for block in extract(ROOT / "README.md")[:2]]
+    assert [len([line for line in code if line]) for code in (scripted, local)] == [8, 8]
+    assert len(scripted) == len(local) == 10
+    assert [
+        number for number, (one, other) in enumerate(zip(scripted, local, strict=True)) if one != other
+    ] == [0, 7]
+
+
+def test_hello_world_on_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its call is made, through the gate, and its answer is text: structure, not prose."""
+    from handrail.adapter import adapter as module
+    from handrail.events import ModelResponded, ToolInvoked
+
+    sessions: list[Session] = []
+    monkeypatch.setattr(module, "Session", lambda **given: sessions.append(Session(**given)) or sessions[-1])
+    block = extract(ROOT / "README.md")[1]
+    run(ROOT / "README.md", [block], tmp_path, monkeypatch)
+    (session,) = sessions
+    (invoked,) = session[ToolInvoked].all()
+    assert (invoked.tool, invoked.status) == ("weather", "ok")
+    assert isinstance(invoked.params.city, str)
+    assert session[ModelResponded].all()[0].stop_reason == "calls"
+    assert session[ModelResponded].all()[-1].usage.output > 0
 
 
 DOCUMENT = """\

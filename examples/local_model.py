@@ -1,0 +1,106 @@
+"""A model in this process, no key and no network: first a question and its answer, then some real work.
+
+The model is SmolLM2, a 135M demo model: far too small to choose a tool or to calculate, but shown a few
+examples it extracts and classifies. What it writes goes through the gate like the calls of any model.
+It takes half a minute on one core, and ends by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from handrail import MemoryFilesystem, Prompt, Session, ToolContext, ToolExample, tool
+from handrail.adapter import Adapter
+from handrail.events import ToolInvoked
+from handrail.models.local import LocalModel
+
+
+def hello() -> None:
+    """The least there is: a tool, a prompt, a model that is told to call the tool first."""
+
+    @tool(effect="read")
+    async def fare(city: str) -> str:
+        """What a ticket to a city costs."""
+        return {"Rome": "129 euros"}.get(city, "unknown")
+
+    prompt = Prompt("desk", "Answer in one short sentence.", tools=[fare])
+    adapter = Adapter(LocalModel(first_call=fare))
+    print("  ", adapter.evaluate(prompt, "How much is the ticket to Rome?").wait().text)
+
+
+STOCK = {"desk lamps": 30, "notebooks": 200, "coffee mugs": 12}
+MAILS = [
+    "Hi, this is Maria Lopez, please send me 3 desk lamps.",
+    "Tom Becker would like to order 12 notebooks for the office.",
+    "Can you add 40 coffee mugs to my order? Thanks, Yuki Tanaka",
+]
+
+
+def example(mail: str, customer: str, item: str, quantity: int) -> ToolExample[Mapping[str, Any], str]:
+    return ToolExample(mail, {"customer": customer, "item": item, "quantity": quantity}, "recorded")
+
+
+@tool(
+    effect="staged",
+    examples=[
+        example("Hello, Anna Berg here. I want 5 blue pens.", "Anna Berg", "blue pens", 5),
+        example("Please ship 20 folders. Best, John Smith", "John Smith", "folders", 20),
+    ],
+)
+async def record_order(customer: str, item: str, quantity: int, context: ToolContext) -> str:
+    """Record one order of a customer."""
+    context.filesystem.append("orders.csv", f"{customer},{item},{quantity}\n")
+    if quantity > STOCK.get(item, 0):
+        raise ValueError(f"only {STOCK.get(item, 0)} {item} are left")
+    return f"{quantity} {item} for {customer}"
+
+
+def orders() -> None:
+    """Details out of free text, by way of a tool: checked, recorded, and undone where they can't be met."""
+    files = MemoryFilesystem()
+    adapter = Adapter(LocalModel(first_call=record_order, max_tokens=48), filesystem=files)
+    prompt = Prompt("orders", "You are a helpful assistant.", tools=[record_order])
+    for mail in MAILS:
+        session = Session()
+        session.dispatcher.subscribe(ToolInvoked, lambda event: print("     ->", event.result.render()))
+        print("  ", mail)
+        adapter.evaluate(prompt, mail, session=session).wait()
+    print("\n   orders.csv:\n     ", files.read("orders.csv").strip().replace("\n", "\n      "))
+
+
+SHOWN = """\
+Review: A wonderful film.
+Sentiment: good
+
+Review: It broke after a day.
+Sentiment: bad
+
+Review: I love it.
+Sentiment: good
+
+Review: A waste of money.
+Sentiment: bad
+
+Review: """
+
+
+def reviews() -> None:
+    """One of a few words, and never anything else."""
+    model = LocalModel()
+    for review in (
+        "The soup was cold and the waiter rude.",
+        "Works like a charm.",
+        "I will never come back.",
+    ):
+        found = model.complete(f"{SHOWN}{review}\nSentiment:", choices=["good", "bad"]).wait()
+        print(f"   {found:5} {review}")
+
+
+if __name__ == "__main__":
+    print(f"This is {LocalModel()!r}.\n\n1. A question, the call it is told to make, and its answer.")
+    hello()
+    print("\n2. Orders out of mails, through a tool. The third can't be met: what it wrote is undone.")
+    orders()
+    print("\n3. Reviews sorted, by examples in plain text.")
+    reviews()

