@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, JsonValue
 
 from handrail import Prompt, Tool, ToolExample, gather, tool
 from handrail.adapter import Adapter
-from handrail.errors import DefinitionError, ModelRequestRefused, PromptEvaluationError
+from handrail.errors import DefinitionError, ModelRequestRefused, ModelUnavailable, PromptEvaluationError
 from handrail.events import ToolInvoked
 from handrail.messages import (
     AssistantMessage,
@@ -96,7 +96,7 @@ async def test_the_first_call_is_forced_and_goes_through_the_gate():
     prompt = Prompt("guide", "You are a helpful assistant.", tools=[other, weather])
     response = await Adapter(model).evaluate(prompt, "What is the weather in Oslo?", session=session)
     [call] = invoked
-    assert (call.name, call.result.success) == ("weather", True)
+    assert (call.tool, call.result.success) == ("weather", True)
     assert response.text
     assert response.stop_reason in ("done", "length")
     assert (response.usage.requests, response.cost) == (2, Decimal(0))
@@ -154,11 +154,17 @@ async def test_structured_output_is_held_to_its_schema():
 @on_a_loop
 async def test_complete_gives_one_of_the_choices():
     """Classification by examples in plain text; whatever the text, nothing but a choice comes back."""
-    shown = "A wonderful film: good\nIt broke after a day: bad\nI love it: good\nA waste of money: bad\n"
+    reviews = {
+        "A wonderful film.": "good",
+        "It broke after a day.": "bad",
+        "I love it.": "good",
+        "A waste.": "bad",
+    }
+    shown = "".join(f"Review: {text}\nSentiment: {label}\n\n" for text, label in reviews.items())
     model = LocalModel()
     found = await gather(
-        model.complete(f"{shown}The best soup ever:", choices=["good", "bad"]),
-        model.complete(f"{shown}Never again, it was awful: ", choices=["good", "bad"]),
+        model.complete(f"{shown}Review: Works like a charm.\nSentiment:", choices=["good", "bad"]),
+        model.complete(f"{shown}Review: I will never come back.\nSentiment: ", choices=["good", "bad"]),
         model.complete("1, 2, 3,", choices=['été "x"\\', "zwei"]),
     )
     assert found[:2] == ("good", "bad")
@@ -185,19 +191,33 @@ async def test_leaving_a_stream_ends_the_generation():
         await model.complete("a, b,", choices=["c"])
 
 
+def test_the_reading_of_a_prompt_can_be_ended():
+    """A long prompt is given up between two of its batches, not after a minute."""
+    pieces: list[str] = []
+
+    def take(piece: str) -> bool:
+        pieces.append(piece)
+        return len(pieces) == 4
+
+    with pytest.raises(ModelUnavailable, match="in the middle of an answer"):
+        LocalModel()._engine()._generate({"prompt": "word " * 3000, "n_predict": 1}, take)
+    assert pieces == [""] * 4
+
+
 @on_a_loop
-async def test_cancelling_ends_the_reading_of_a_prompt():
-    """A long prompt is given up between two of its batches."""
+async def test_a_request_nobody_waits_for_never_begins():
+    """Cancelled while another has the engine, it is passed over; the other is not disturbed."""
     model = LocalModel()
-    task = asyncio.create_task(parts_of(model, asking("word " * 3000, max_tokens=1)))
-    waiting = asyncio.create_task(parts_of(model, asking("word " * 2000, max_tokens=1)))
+    first = model.stream(asking("Count from one to twenty.", max_tokens=12, stream=True))
+    begun = [await anext(first), await anext(first)]
+    waiting = asyncio.create_task(parts_of(model, asking("word " * 3000, max_tokens=1)))
     await asyncio.sleep(0)
-    task.cancel()
     waiting.cancel()
-    assert [type(each) for each in await asyncio.gather(task, waiting, return_exceptions=True)] == [
+    assert [type(each) for each in await asyncio.gather(waiting, return_exceptions=True)] == [
         asyncio.CancelledError
-    ] * 2
-    async with asyncio.timeout(20):  # the prompt would take more than a minute
+    ]
+    assert [*begun, *[part async for part in first]][-1] == StopPart("length")
+    async with asyncio.timeout(20):  # its prompt would take more than a minute
         await model.complete("a, b,", choices=["c"])
 
 
@@ -319,7 +339,7 @@ threading.Thread(target=generate, daemon=True).start()
 begun.wait()
 """,
     "fork": """
-import os, sys
+import os
 from handrail.errors import ModelRequestRefused
 from handrail.models.local import LocalModel
 
@@ -332,14 +352,14 @@ else:
     try:
         model.complete("a, b,", choices=["d"]).wait()
     except ModelRequestRefused as error:
-        sys.exit("forked" not in str(error))
+        os._exit("forked" not in str(error))  # as multiprocessing ends a child
 """,
 }
 
 
 @pytest.mark.parametrize("way", LEAVES)
 def test_a_process_can_end_and_fork_at_any_time(way: Literal["exit", "fork"]):
-    """A program ends cleanly in the middle of an answer; a child is told that it has no engine, and ends."""
+    """A program ends cleanly in the middle of an answer; a forked child is told that it has no engine."""
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", LEAVES[way]], capture_output=True, text=True, timeout=55
     )

@@ -167,7 +167,10 @@ class Engine:
             raise ModelRequestRefused(self._model, f"its engine can't be loaded: {error}") from error
 
     def leave_behind(self) -> None:
-        """In a forked child: never generate, and never unload, which would wait for the parent's threads."""
+        """In a forked child: never generate, and never unload, which would wait for the parent's threads.
+
+        For the same reason such a child has to end as `multiprocessing` ends its own, by `os._exit`.
+        """
         self._turn = threading.Lock()
         if self._server is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._server))
