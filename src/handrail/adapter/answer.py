@@ -89,6 +89,16 @@ class Answer:
             self.sent = part
 
     @property
+    def counted(self) -> bool:
+        """Has the provider said what the request used?"""
+        return self.usage is not _NONE
+
+    @property
+    def begun(self) -> bool:
+        """Has anything of it arrived? Then the provider has been at work, and wants to be paid."""
+        return bool(self.sent or self._texts or self._pieces)
+
+    @property
     def text(self) -> str:
         texts = self._texts
         return texts[0] if len(texts) == 1 else "".join(texts)

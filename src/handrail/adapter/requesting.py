@@ -129,20 +129,28 @@ async def _ask_once(run: Run, attempt: int) -> Answer:
         return answer
     except BaseException:
         if reserved is not None:
-            used = answer.usage
-            reserved.settle(requests=1, tokens=used.tokens, money=run.tariff(used) if used.tokens else 0)
+            if answer.counted:
+                reserved.settle(requests=1, tokens=answer.usage.tokens, money=run.tariff(answer.usage))
+            elif answer.begun:
+                reserved.settle(requests=1)  # nobody knows what it used: the bound stands
+            else:
+                reserved.settle(requests=1, tokens=0, money=0)
         raise
 
 
 def _charge(run: Run, answer: Answer, reserved: Reservation | None, seconds: float) -> None:
-    """The request is answered: what it really used, here and in every run above."""
+    """The request is answered: what it really used, here and in every run above.
+
+    Where the provider does not say, it is unknown, not nothing: the bound that was reserved stands.
+    """
     usage = answer.usage
-    cost = run.tariff(usage)
+    cost = run.tariff(usage) if answer.counted else run.uncounted_cost()
     frame = run.frame
     frame.spending.add(usage, cost)
+    if answer.counted:
+        run.counted = (len(run.conversation.messages) + 1, usage.tokens)  # the answer itself is the one more
     if reserved is not None:
-        reserved.settle(requests=1, tokens=usage.tokens, money=cost)
-    run.counted = (len(run.conversation.messages) + 1, usage.tokens)  # the answer itself is the one more
+        reserved.settle(requests=1, **({"tokens": usage.tokens, "money": cost} if answer.counted else {}))
     stop: Any = answer.stop
     frame.session.record(
         ModelResponded(run.model.name, stop.reason, usage, cost, seconds, answer.attempt, frame.run_context)

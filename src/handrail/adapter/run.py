@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from typing import Any
 
 from handrail.adapter.conversation import Conversation
@@ -12,7 +13,7 @@ from handrail.dispatch import Gate
 from handrail.dispatch.frame import Frame
 from handrail.errors import DeadlineExceededError, LimitError, PromptEvaluationError
 from handrail.guard.scope import within_scope
-from handrail.messages import Model, ModelRequest, Offered, Sent
+from handrail.messages import Model, ModelRequest, Offered, Sent, Usage
 from handrail.models.prices import Tariff, tariff_of
 from handrail.prompt import RenderedPrompt
 from handrail.protocols import Filesystem, SessionView
@@ -112,6 +113,11 @@ class Run:
             len(str(offered.tool.json_schema)) + len(offered.tool.description.encode())
             for offered in self.tools
         )
+
+    def uncounted_cost(self) -> Decimal | None:
+        """What a request cost whose usage nobody has told: unknown, unless the model is free."""
+        one = self.tariff(Usage(1, 1))
+        return None if one is None or one else one
 
     # Tools come into view.
 

@@ -202,7 +202,8 @@ def _whole(answer: Any) -> Iterator[ModelPart]:
                 index += 1
             case _:
                 pass
-    yield UsagePart(_usage(answer.get("usage") or {}))
+    if answer.get("usage"):
+        yield UsagePart(_usage(answer["usage"]))
     yield StopPart(_STOPS.get(answer.get("stop_reason") or "end_turn", "done"), _kept(blocks))
 
 
@@ -245,7 +246,8 @@ class _Pieces:
                     name: value for name, value in (event.get("usage") or {}).items() if value is not None
                 }
             case "message_stop":
-                yield UsagePart(_usage(self._usage))
+                if self._usage:
+                    yield UsagePart(_usage(self._usage))
                 blocks = [self._blocks[index] for index in sorted(self._blocks)]
                 yield StopPart(_STOPS.get(self._stop, "done"), _kept(blocks))
             case "error":

@@ -1,0 +1,87 @@
+"""A model server that says exactly the bytes it is given: for what no well-behaved server would send."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+
+class Raw:
+    """What came in over loopback, and where it came in."""
+
+    def __init__(self, answers: tuple[bytes, ...]) -> None:
+        self._answers = list(answers)
+        self._writers: list[asyncio.StreamWriter] = []
+        self.url = ""
+        self.bodies: list[Any] = []
+        self.connections = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self._writers.append(writer)
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                length = int(head.split(b"content-length:")[1].split(b"\r\n")[0])
+                self.bodies.append(json.loads(await reader.readexactly(length)))
+                answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+                for piece in answer.split(b"<pause>"):
+                    writer.write(piece)
+                    await writer.drain()
+                    await asyncio.sleep(0)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    def close(self) -> None:
+        for writer in self._writers:
+            writer.close()
+
+
+@asynccontextmanager
+async def raw_server(*answers: bytes) -> AsyncGenerator[Raw]:
+    """Answer each request with the next of these; the last one again and again."""
+    raw = Raw(answers)
+    server = await asyncio.start_server(raw.serve, "127.0.0.1", 0)
+    raw.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield raw
+    finally:
+        server.close()
+        raw.close()
+        await asyncio.sleep(0.01)
+
+
+def whole(answer: Any, status: int = 200) -> bytes:
+    """A JSON answer."""
+    body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+    head = b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return head % (status, len(body)) + body
+
+
+def streamed(*events: Any, end: bytes = b"data: [DONE]\n\n") -> bytes:
+    """A stream of events, each in a chunk of its own, and a last chunk that comes a little later."""
+    chunks = [
+        b"data: " + (each if isinstance(each, bytes) else json.dumps(each).encode()) + b"\n\n"
+        for each in events
+    ]
+    said = b"".join(b"%x\r\n%s\r\n<pause>" % (len(chunk), chunk) for chunk in [*chunks, end] if chunk)
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    return head + said + b"0\r\n\r\n"
+
+
+def said(content: Any = "ok", usage: Any = None, **more: Any) -> bytes:
+    """A whole chat completion."""
+    answer: dict[str, Any] = {
+        "choices": [{"message": {"role": "assistant", "content": content, **more}, "finish_reason": "stop"}]
+    }
+    return whole(answer | ({"usage": usage} if usage is not None else {}))
+
+
+def delta(finish: str | None = None, **delta: Any) -> dict[str, Any]:
+    """A piece of a chat completion."""
+    return {"choices": [{"delta": delta, "finish_reason": finish}]}
