@@ -110,9 +110,11 @@ class Conversation:
             self.add(message, run_id)
 
     def __enter__(self) -> Conversation:
-        if self.busy:
-            raise ConversationBusy(self._of().id, self.key)
-        self.busy = True
+        session = self._of()
+        with session.lock:  # sessions are shared between threads, each with a loop of its own
+            if self.busy:
+                raise ConversationBusy(session.id, self.key)
+            self.busy = True
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -162,9 +164,11 @@ _roots: WeakKeyDictionary[Session, Conversation] = WeakKeyDictionary()
 
 
 def root_conversation(session: Session) -> Conversation:
-    """The conversation of a session's root: the same object for everybody who asks."""
-    conversation = _roots.get(session)
-    if conversation is None:
-        conversation = _roots[session] = Conversation(session, ROOT)
-        conversation.load()
+    """The conversation of a session's root: the same object for everybody who asks, wholly loaded."""
+    with session.lock:
+        conversation = _roots.get(session)
+        if conversation is None:
+            conversation = Conversation(session, ROOT)
+            conversation.load()
+            _roots[session] = conversation
     return conversation
