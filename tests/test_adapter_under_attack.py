@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -10,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from handrail import Adapter, Prompt, ScriptedModel, Session
+from handrail import Adapter, Budget, OpenAIModel, Prompt, ScriptedModel, Session, tool
 from handrail.errors import ConversationBusy
 from handrail.messages import AssistantMessage, UserMessage
 from handrail.models.scripted import Reply
 from handrail.session import load, save
+from raw_server import raw_server, said
 
 PLAIN = Prompt("p", "Go.")
 
@@ -63,3 +65,27 @@ def test_two_threads_meet_in_a_session_that_was_just_loaded() -> None:
             thread.join()
         assert "answered" in came
         assert {len(request.messages) for request in model.requests} <= {10003, 10005}
+
+
+# --- text --------------------------------------------------------------------------------------
+
+
+@tool
+async def list_files() -> str:
+    """List the files."""
+    return os.fsdecode(b"caf\xe9.txt, \xc3\xa9t\xc3\xa9.txt")
+
+
+async def test_half_a_character_does_not_end_a_conversation() -> None:
+    """A file name that is not UTF-8, or a message with half a character, is sent with a sign in its place."""
+    call = {"id": "a", "type": "function", "function": {"name": "list_files", "arguments": "{}"}}
+    async with raw_server(said(None, tool_calls=[call]), said("ok")) as raw:
+        adapter = Adapter(OpenAIModel("m", base_url=raw.url, key_variable=None))
+        session = Session()
+        prompt = Prompt("p", "Go.", tools=[list_files])
+        await adapter.evaluate(prompt, "half \ud83d, whole \ud83d\ude00", session=session)
+        response = await adapter.evaluate(prompt, "Again.", session=session, budget=Budget(tokens=100_000))
+    assert response.text == "ok"
+    user, _, result = raw.bodies[1]["messages"][1:]
+    assert user["content"] == "half \ufffd, whole \U0001f600"
+    assert result["content"] == "caf\ufffd.txt, \u00e9t\u00e9.txt"

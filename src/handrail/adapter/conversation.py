@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from weakref import WeakKeyDictionary, ref
 
+import msgspec
+
 from handrail.errors import ConversationBusy, DefinitionError
 from handrail.events import MessageAdded, SectionOpened
 from handrail.messages import (
@@ -55,7 +57,8 @@ class Conversation:
             self.opened.append(opened.path)
 
     def add(self, message: Message, run_id: str) -> None:
-        """Say one more thing."""
+        """Say one more thing. Half a character in it, which no provider takes, becomes a whole one."""
+        message = _sendable(message)
         self.messages.append(message)
         self._of().record(MessageAdded(self.key, message, run_id))
 
@@ -119,6 +122,27 @@ class Conversation:
 
     def __exit__(self, *error: object) -> None:
         self.busy = False
+
+
+def _sendable(message: Message) -> Message:
+    """The message with nothing in it that is no text, such as names of files that are not UTF-8."""
+    if isinstance(message, UserMessage):
+        return message if message.text.isascii() else UserMessage(_text(message.text))
+    if isinstance(message, ToolMessage):
+        if all(result.text.isascii() for result in message.results):
+            return message
+        return ToolMessage(
+            tuple(msgspec.structs.replace(each, text=_text(each.text)) for each in message.results)
+        )
+    return message  # a model's comes from JSON, where there is no such thing
+
+
+def _text(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def check_well_formed(messages: Iterable[Message]) -> None:
