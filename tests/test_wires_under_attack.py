@@ -78,3 +78,49 @@ async def test_a_refused_request_is_free() -> None:
         with pytest.raises(PromptEvaluationError):
             await Adapter(chat(raw), retry=ONCE).evaluate(PLAIN, "hi", budget=budget)
         assert (budget.spent()["tokens"], budget.spent()["requests"]) == (0, 1)
+
+
+# --- the key -----------------------------------------------------------------------------------
+
+KEY = "sk-planted-4b1d77"
+SAYS_IT = {"message": f"Incorrect API key provided: {KEY}."}
+
+
+def chain(error: BaseException | None) -> str:
+    """All that an error and those it came from say and hold."""
+    if error is None:
+        return ""
+    held = f"{error!s}{error!r}{error.args!r}{vars(error)!r}"
+    return held + chain(error.__cause__) + (chain(error.__context__) if error.__context__ is not error.__cause__ else "")
+
+
+@pytest.mark.parametrize(
+    ("wire", "answer", "stream"),
+    [
+        ("chat", whole({"error": SAYS_IT}), False),
+        ("chat", streamed({"error": SAYS_IT}), True),
+        ("chat", streamed([KEY]), True),
+        ("chat", whole({"error": SAYS_IT}), True),
+        ("chat", whole({"error": SAYS_IT}, 401), True),
+        ("chat", b"nonsense\r\n\r\n", False),
+        ("responses", whole({"status": "failed", "output": [], "error": SAYS_IT}), False),
+        ("responses", streamed({"type": "error", "error": SAYS_IT}), True),
+        ("messages", streamed({"type": "error", "error": SAYS_IT}), True),
+        ("messages", whole({"said": KEY}), False),
+    ],
+)
+async def test_a_provider_can_not_bring_the_key_out(
+    wire: str, answer: bytes, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However it says the key back, no error shows it, nor the errors it came from."""
+    monkeypatch.setenv("PLANTED_KEY", KEY)
+    async with raw_server(answer) as raw:
+        model: Any = (
+            AnthropicModel("m", base_url=raw.url, key_variable="PLANTED_KEY")
+            if wire == "messages"
+            else OpenAIModel("m", api=wire, base_url=raw.url, key_variable="PLANTED_KEY")  # pyright: ignore[reportArgumentType]  # from a table
+        )
+        adapter = Adapter(model, retry=ONCE)
+        with pytest.raises(PromptEvaluationError) as raised:
+            await (adapter.stream(PLAIN, "hi").response if stream else adapter.evaluate(PLAIN, "hi"))
+    assert KEY not in chain(raised.value)

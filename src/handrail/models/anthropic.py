@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
 from handrail.errors import (
-    ModelAnswerBroken,
     ModelError,
     ModelRateLimited,
     ModelRequestRefused,
@@ -101,7 +100,7 @@ class AnthropicModel:
                 for part in _whole(answer):
                     yield part
             except (KeyError, TypeError, AttributeError):
-                raise ModelAnswerBroken(provider.model, f"this is no answer: {str(answer)[:200]}") from None
+                raise provider.broken("this is no answer", answer) from None
             return
         pieces = _Pieces(provider)
         async for event in provider.events("/v1/messages", body):
@@ -113,9 +112,7 @@ class AnthropicModel:
                 for part in pieces.take(data):
                     yield part
             except (KeyError, TypeError, AttributeError):
-                raise ModelAnswerBroken(
-                    provider.model, f"this is no part of an answer: {event[:200]!r}"
-                ) from None
+                raise provider.broken("this is no part of an answer", repr(event)) from None
 
     def _body(self, request: ModelRequest) -> bytes:
         more: dict[str, Any] = {"max_tokens": request.max_tokens or self._max_tokens, **self._fields}
@@ -284,7 +281,7 @@ class _Pieces:
 
 
 def _failure(provider: Provider, error: Mapping[str, Any]) -> ModelError:
-    said = f"it failed in the middle of its answer: {str(error.get('message') or dict(error))[:300]}"
+    said = f"it failed in the middle of its answer: {provider.quoted(error.get('message') or dict(error))}"
     match error.get("type"):
         case "rate_limit_error":
             return ModelRateLimited(provider.model, said)

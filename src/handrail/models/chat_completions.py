@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
-from handrail.errors import ModelAnswerBroken, ModelError, ModelUnavailable
+from handrail.errors import ModelError, ModelUnavailable
 from handrail.messages import (
     AssistantMessage,
     CallPart,
@@ -49,7 +49,7 @@ async def stream(
             for part in _whole(answer):
                 yield part
         except (KeyError, IndexError, TypeError, AttributeError):
-            raise ModelAnswerBroken(provider.model, f"this is no answer: {str(answer)[:200]}") from None
+            raise provider.broken("this is no answer", answer) from None
         return
     stop: StopPart | None = None
     async for event in provider.events("/chat/completions", body):
@@ -66,9 +66,7 @@ async def stream(
                     else:
                         yield part
             except (KeyError, TypeError, AttributeError):
-                raise ModelAnswerBroken(
-                    provider.model, f"this is no part of an answer: {event[:200]!r}"
-                ) from None
+                raise provider.broken("this is no part of an answer", repr(event)) from None
     if stop is not None:
         yield stop
 
@@ -176,7 +174,7 @@ def _pieces(provider: Provider, chunk: Any) -> Iterator[ModelPart]:
 
 def _failure(provider: Provider, error: Any) -> ModelError:
     said = str(error.get("message") or error) if isinstance(error, dict) else str(error)
-    return ModelUnavailable(provider.model, f"it failed in the middle of its answer: {said[:300]}")
+    return ModelUnavailable(provider.model, f"it failed in the middle of its answer: {provider.quoted(said)}")
 
 
 def _usage(usage: Any) -> Usage:

@@ -97,10 +97,18 @@ class Provider:
         async with self._post(path, body) as response:
             yield self._sent(body, response)
             if "event-stream" not in response.headers.get("content-type", ""):
-                said = self._without_key((await response.read()).decode(errors="replace"))
-                raise ModelAnswerBroken(self.model, f"a stream was asked for and this came: {said[:200]!r}")
+                came = (await response.read()).decode(errors="replace")
+                raise self.broken("a stream was asked for and this came", repr(came))
             async for data in _event_data(response.content):
                 yield data
+
+    def quoted(self, said: object, most: int = 300) -> str:
+        """What a provider said, fit to be shown: without the key, and short."""
+        return self._without_key(str(said))[:most]
+
+    def broken(self, what: str, said: object) -> ModelAnswerBroken:
+        """What came was not what was asked for."""
+        return ModelAnswerBroken(self.model, f"{what}: {self.quoted(said, 200)}")
 
     def decoded(self, data: bytes) -> Any:
         """JSON from the provider, or `ModelAnswerBroken`."""
@@ -115,6 +123,7 @@ class Provider:
         aiohttp = _aiohttp()
         data: Any = io.BytesIO(body) if len(body) >= _LARGE else body
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=self._silence)
+        failure: ModelError
         try:
             async with client.post(
                 self._base_url + path,
@@ -129,14 +138,15 @@ class Provider:
         except ModelError:
             raise
         except TimeoutError:
-            raise ModelUnavailable(self.model, f"nothing came for {self._silence:g} seconds") from None
+            failure = ModelUnavailable(self.model, f"nothing came for {self._silence:g} seconds")
         except aiohttp.ClientPayloadError:
-            raise ModelAnswerBroken(
-                self.model, "the connection was lost in the middle of the answer"
-            ) from None
+            failure = ModelAnswerBroken(self.model, "the connection was lost in the middle of the answer")
         except aiohttp.ClientError as error:
-            said = self._without_key(str(error)) or type(error).__name__
-            raise ModelUnavailable(self.model, f"it can't be reached: {said}") from None
+            said = self.quoted(getattr(error, "message", "") or error) or type(error).__name__
+            failure = ModelUnavailable(self.model, f"it can't be reached: {said}")
+        else:
+            return
+        raise failure from None  # out here: what aiohttp raised may hold the headers, and must not be its context
 
     # Secrets.
 
@@ -176,7 +186,7 @@ class Provider:
 
     async def _failure(self, response: aiohttp.ClientResponse) -> ModelError:
         raw = await response.read()
-        said = self._without_key(_message_in(raw))[:_MOST_SAID]
+        said = self.quoted(_message_in(raw), _MOST_SAID)
         status = response.status
         wait = self._retry_after(response.headers)
         if status == 429:

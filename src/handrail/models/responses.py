@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
-from handrail.errors import ModelAnswerBroken, ModelError, ModelRateLimited, ModelUnavailable
+from handrail.errors import ModelError, ModelRateLimited, ModelUnavailable
 from handrail.messages import (
     AssistantMessage,
     CallPart,
@@ -44,7 +44,7 @@ async def stream(
             for part in (*_whole(answer), *_end(provider, answer)):
                 yield part
         except (KeyError, IndexError, TypeError, AttributeError):
-            raise ModelAnswerBroken(provider.model, f"this is no answer: {str(answer)[:200]}") from None
+            raise provider.broken("this is no answer", answer) from None
         return
     pieces = _Pieces(provider)
     async for event in provider.events("/responses", body):
@@ -58,9 +58,7 @@ async def stream(
                 for part in pieces.take(data):
                     yield part
             except (KeyError, TypeError, AttributeError):
-                raise ModelAnswerBroken(
-                    provider.model, f"this is no part of an answer: {event[:200]!r}"
-                ) from None
+                raise provider.broken("this is no part of an answer", repr(event)) from None
 
 
 def _body(fields: Mapping[str, Any], request: ModelRequest) -> bytes:
@@ -245,7 +243,7 @@ def _id(event: Any) -> str:
 
 
 def _failure(provider: Provider, error: Any) -> ModelError:
-    said = f"it failed in the middle of its answer: {str(error.get('message') or error)[:300]}"
+    said = f"it failed in the middle of its answer: {provider.quoted(error.get('message') or error)}"
     if error.get("code") == "rate_limit_exceeded":
         return ModelRateLimited(provider.model, said)
     return ModelUnavailable(provider.model, said)
