@@ -124,3 +124,66 @@ async def test_a_provider_can_not_bring_the_key_out(
         with pytest.raises(PromptEvaluationError) as raised:
             await (adapter.stream(PLAIN, "hi").response if stream else adapter.evaluate(PLAIN, "hi"))
     assert KEY not in chain(raised.value)
+
+
+# --- shapes ------------------------------------------------------------------------------------
+
+
+def piece(city: str, id: str, **more: Any) -> dict[str, Any]:
+    """A whole call in one piece."""
+    return {"id": id, "function": {"name": "weather", "arguments": f'{{"city": "{city}"}}'}, **more}
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [delta(tool_calls=[piece("Oslo", "a")]), delta(tool_calls=[piece("Rome", "b")])],
+        [delta(tool_calls=[piece("Oslo", "a"), piece("Rome", "b")])],
+        [delta(tool_calls=[piece("Oslo", "a", index=None), piece("Rome", "b", index=None)])],
+        [delta(tool_calls=[piece("Oslo", "a", index=0)]), delta(tool_calls=[piece("Rome", "b", index=0)])],
+        [delta(tool_calls=[piece("Oslo", "", index=0)]), delta(tool_calls=[piece("Rome", "", index=1)])],
+        [
+            delta(tool_calls=[{"index": 0, "id": "a", "function": {"name": "weather", "arguments": '{"ci'}}]),
+            delta(tool_calls=[piece("Rome", "b", index=1)]),
+            delta(tool_calls=[{"index": 0, "id": "z", "function": {"arguments": 'ty": "Os'}}]),
+            delta(tool_calls=[{"index": 0, "id": "a", "function": {"name": "weather", "arguments": 'lo"}'}}]),
+        ],
+        [
+            delta(tool_calls=[{"index": n, "function": {"name": "weather", "arguments": {"city": city}}}])
+            for n, city in enumerate(("Oslo", "Rome"))
+        ],
+    ],
+    ids=["no index", "in one chunk", "null", "all 0", "no ids", "interleaved, ids and names again", "objects"],
+)
+async def test_parallel_calls_are_told_apart(chunks: list[Any]) -> None:
+    """However a server numbers its calls, and whether or not it does, each call is one."""
+    async with raw_server(
+        streamed(*chunks, delta("tool_calls")), streamed(delta(content="Rain."), delta("stop"))
+    ) as raw:
+        response = await Adapter(chat(raw), retry=ONCE).stream(GUIDE, "hi").response
+    assert response.text == "Rain."
+    asked, *results = raw.bodies[1]["messages"][2:]
+    assert [call["function"]["name"] for call in asked["tool_calls"]] == ["weather", "weather"]
+    assert all(isinstance(call["function"]["arguments"], str) for call in asked["tool_calls"])
+    assert [result["content"] for result in results] == ["It rains in Oslo.", "It rains in Rome."]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_content_in_parts(stream: bool) -> None:
+    """Some servers send text in parts, with thoughts between them."""
+    parts = [{"type": "text", "text": "One "}, {"type": "thinking", "thinking": []}, {"type": "text", "text": "two."}]
+    answer = streamed(delta(content=parts), delta(content="!"), delta("stop")) if stream else said([*parts, "!"])
+    async with raw_server(answer) as raw:
+        adapter = Adapter(chat(raw), retry=ONCE)
+        response = await (adapter.stream(PLAIN, "hi").response if stream else adapter.evaluate(PLAIN, "hi"))
+    assert response.text == "One two.!"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refusal_is_one_streamed_or_not(stream: bool) -> None:
+    """What a model will not do ends as `refused`, however it was sent."""
+    answer = streamed(delta(refusal="No."), delta("stop")) if stream else said(None, refusal="No.")
+    async with raw_server(answer) as raw:
+        adapter = Adapter(chat(raw), retry=ONCE)
+        response = await (adapter.stream(PLAIN, "hi").response if stream else adapter.evaluate(PLAIN, "hi"))
+    assert (response.text, response.stop_reason) == ("No.", "refused")

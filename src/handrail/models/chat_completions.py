@@ -52,6 +52,7 @@ async def stream(
             raise provider.broken("this is no answer", answer) from None
         return
     stop: StopPart | None = None
+    pieces = _Pieces(provider)
     async for event in provider.events("/chat/completions", body):
         if isinstance(event, SentPart):
             yield event
@@ -60,7 +61,7 @@ async def stream(
         else:
             chunk = provider.decoded(event)
             try:
-                for part in _pieces(provider, chunk):
+                for part in pieces.take(chunk):
                     if isinstance(part, StopPart):
                         stop = part
                     else:
@@ -128,17 +129,13 @@ def _whole(answer: Any) -> Iterator[ModelPart]:
     thoughts = said.get("reasoning_content") or said.get("reasoning")
     if isinstance(thoughts, str) and thoughts:
         yield ThinkingPart(thoughts)
-    text = said.get("content") or said.get("refusal")
+    text = _text(said.get("content")) or said.get("refusal")
     if text:
         yield TextPart(text)
     for index, call in enumerate(said.get("tool_calls") or ()):
         function = call["function"]
-        arguments: Any = function.get("arguments") or "{}"
         yield CallPart(
-            index,
-            call.get("id") or "",
-            function["name"],
-            arguments if isinstance(arguments, str) else encode(arguments).decode(),
+            index, call.get("id") or "", function["name"], _arguments(function.get("arguments")) or "{}"
         )
     if answer.get("usage"):
         yield UsagePart(_usage(answer["usage"]))
@@ -146,30 +143,64 @@ def _whole(answer: Any) -> Iterator[ModelPart]:
     yield StopPart("refused" if said.get("refusal") else reason)
 
 
-def _pieces(provider: Provider, chunk: Any) -> Iterator[ModelPart]:
-    error = chunk.get("error")
-    if error:
-        raise _failure(provider, error)
-    for choice in chunk.get("choices") or ():
-        delta = choice.get("delta") or {}
-        thoughts = delta.get("reasoning_content") or delta.get("reasoning")
-        if isinstance(thoughts, str) and thoughts:
-            yield ThinkingPart(thoughts)
-        text = delta.get("content") or delta.get("refusal")
-        if text:
-            yield TextPart(text)
-        for number, call in enumerate(delta.get("tool_calls") or ()):
-            function = call.get("function") or {}
-            yield CallPart(
-                call.get("index", number),
-                call.get("id") or "",
-                function.get("name") or "",
-                function.get("arguments") or "",
-            )
-        if choice.get("finish_reason"):
-            yield StopPart(_STOPS.get(choice["finish_reason"], "done"))
-    if chunk.get("usage"):
-        yield UsagePart(_usage(chunk["usage"]))
+class _Pieces:
+    """The chunks of one streamed answer."""
+
+    __slots__ = ("_at", "_calls", "_provider", "_refused")
+
+    def __init__(self, provider: Provider) -> None:
+        self._provider = provider
+        self._calls: list[tuple[str, str]] = []
+        """The id and the name of each call."""
+        self._at: dict[Any, int] = {}
+        """Which call is written at each index now."""
+        self._refused = False
+
+    def take(self, chunk: Any) -> Iterator[ModelPart]:
+        error = chunk.get("error")
+        if error:
+            raise _failure(self._provider, error)
+        for choice in chunk.get("choices") or ():
+            delta = choice.get("delta") or {}
+            thoughts = delta.get("reasoning_content") or delta.get("reasoning")
+            if isinstance(thoughts, str) and thoughts:
+                yield ThinkingPart(thoughts)
+            self._refused = self._refused or bool(delta.get("refusal"))
+            text = _text(delta.get("content")) or delta.get("refusal")
+            if text:
+                yield TextPart(text)
+            for call in delta.get("tool_calls") or ():
+                yield self._call(call)
+            if choice.get("finish_reason"):
+                reason = _STOPS.get(choice["finish_reason"], "done")
+                yield StopPart("refused" if self._refused else reason)
+        if chunk.get("usage"):
+            yield UsagePart(_usage(chunk["usage"]))
+
+    def _call(self, call: Any) -> CallPart:
+        """A piece of a call. Some servers leave the index out, or give all calls the same one."""
+        function = call.get("function") or {}
+        index, id, name = call.get("index"), call.get("id") or "", function.get("name") or ""
+        number = self._at.get(index)
+        begins = number is None or (name and (index is None or (id and id != self._calls[number][0])))
+        if begins:
+            number = self._at[index] = len(self._calls)
+            self._calls.append((id, name))
+        elif self._calls[number or 0] == (id, name):
+            name = ""  # said with every piece
+        return CallPart(number or 0, id, name, _arguments(function.get("arguments")))
+
+
+def _text(content: Any) -> str:
+    """The text of a message's content, which some servers send in parts."""
+    if isinstance(content, list):
+        return "".join(part if isinstance(part, str) else part.get("text") or "" for part in content)
+    return content or ""
+
+
+def _arguments(given: Any) -> str:
+    """Arguments as JSON text, which some servers send as an object."""
+    return given if isinstance(given, str) else "" if given is None else encode(given).decode()
 
 
 def _failure(provider: Provider, error: Any) -> ModelError:
