@@ -31,7 +31,8 @@ class Raw:
                 for piece in answer.split(b"<pause>"):
                     writer.write(piece)
                     await writer.drain()
-                    await asyncio.sleep(0)
+                    for _ in range(10):  # turns of the loop, in which the client takes in what was sent
+                        await asyncio.sleep(0)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:

@@ -187,3 +187,29 @@ async def test_a_refusal_is_one_streamed_or_not(stream: bool) -> None:
         adapter = Adapter(chat(raw), retry=ONCE)
         response = await (adapter.stream(PLAIN, "hi").response if stream else adapter.evaluate(PLAIN, "hi"))
     assert (response.text, response.stop_reason) == ("No.", "refused")
+
+
+# --- streams -----------------------------------------------------------------------------------
+
+
+async def test_a_connection_is_used_again_after_a_stream() -> None:
+    """The end of a stream is read, so the next request needs no new connection."""
+    async with raw_server(streamed(delta(content="ok"), delta("stop"))) as raw:
+        for _ in range(4):
+            await Adapter(chat(raw)).stream(PLAIN, "hi").response
+        assert raw.connections == 1
+
+
+async def test_a_stream_that_stays_open_after_its_end_is_left() -> None:
+    """A server that never closes its stream holds nobody up."""
+    answer = streamed(delta(content="ok"), delta("stop")).removesuffix(b"0\r\n\r\n")
+    async with raw_server(answer) as raw, asyncio.timeout(10):
+        assert (await Adapter(chat(raw)).stream(PLAIN, "hi").response).text == "ok"
+
+
+async def test_a_stream_may_begin_with_a_byte_order_mark() -> None:
+    """The mark is not part of the first line; nothing of the answer is lost with it."""
+    answer = streamed(delta(content="ok"), delta("stop"))
+    marked = answer.replace(b"\r\n\r\n", b"\r\n\r\n3\r\n\xef\xbb\xbf\r\n", 1)
+    async with raw_server(marked) as raw:
+        assert (await Adapter(chat(raw), retry=ONCE).stream(PLAIN, "hi").response).text == "ok"

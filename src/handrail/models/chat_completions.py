@@ -56,8 +56,6 @@ async def stream(
     async for event in provider.events("/chat/completions", body):
         if isinstance(event, SentPart):
             yield event
-        elif event.strip() == b"[DONE]":
-            break
         else:
             chunk = provider.decoded(event)
             try:

@@ -9,6 +9,7 @@ aiohttp is met only here, and only once a request is made.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -39,6 +40,9 @@ _LARGE = 1 << 20
 _PASSING = frozenset({408, 425, 500, 502, 503, 504, 520, 522, 524, 529})
 _SHOWN = frozenset({"content-type", "anthropic-version", "anthropic-beta", "openai-beta", "accept"})
 _MOST_SAID = 500
+_LAST_BYTES = 1.0
+"""Seconds for what comes after a stream's last event."""
+_BOM = b"\xef\xbb\xbf"
 
 decode = msgspec.json.decode
 
@@ -100,7 +104,10 @@ class Provider:
                 came = (await response.read()).decode(errors="replace")
                 raise self.broken("a stream was asked for and this came", repr(came))
             async for data in _event_data(response.content):
+                if data.strip() == b"[DONE]":
+                    break
                 yield data
+            await _read_out(response)
 
     def quoted(self, said: object, most: int = 300) -> str:
         """What a provider said, fit to be shown: without the key, and short."""
@@ -216,7 +223,7 @@ class Provider:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None
+    return int(text) if text is not None and text.isdecimal() else None
 
 
 def _message_in(raw: bytes) -> str:
@@ -235,11 +242,14 @@ async def _event_data(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
     """The data of server-sent events, one event at a time."""
     rest = b""
     data: list[bytes] = []
+    first = True
     async for chunk in content.iter_any():
         lines = (rest + chunk).split(b"\n")
         rest = lines.pop()
         for line in lines:
             line = line.removesuffix(b"\r")
+            if first:
+                line, first = line.removeprefix(_BOM), False
             if line.startswith(b"data:"):
                 data.append(line[5:].removeprefix(b" "))
             elif not line and data:
@@ -249,6 +259,13 @@ async def _event_data(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
         data.append(rest[5:].strip())
     if data:
         yield b"\n".join(data)
+
+
+async def _read_out(response: aiohttp.ClientResponse) -> None:
+    """Wait a moment for the last bytes: only a connection that was read to its end is used again."""
+    with contextlib.suppress(TimeoutError, _aiohttp().ClientError):
+        async with asyncio.timeout(_LAST_BYTES):
+            await response.content.read()
 
 
 # --- one client a loop -------------------------------------------------------------------------

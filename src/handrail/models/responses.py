@@ -50,8 +50,6 @@ async def stream(
     async for event in provider.events("/responses", body):
         if isinstance(event, SentPart):
             yield event
-        elif event.strip() == b"[DONE]":
-            break
         else:
             data = provider.decoded(event)
             try:
