@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import subprocess
+import sys
+import weakref
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
-from handrail import Adapter, AnthropicModel, Budget, OpenAIModel, Prompt, PromptEvaluationError, tool
-from handrail.adapter import Retry
+from handrail import (
+    Adapter,
+    AnthropicModel,
+    Budget,
+    Deadline,
+    OpenAIModel,
+    Prompt,
+    PromptEvaluationError,
+    tool,
+)
+from handrail.adapter import Retry, Throttle
 from handrail.limits import BudgetTracker
 from handrail.messages import Price
 from raw_server import Raw, delta, raw_server, said, streamed, whole
@@ -213,3 +226,60 @@ async def test_a_stream_may_begin_with_a_byte_order_mark() -> None:
     marked = answer.replace(b"\r\n\r\n", b"\r\n\r\n3\r\n\xef\xbb\xbf\r\n", 1)
     async with raw_server(marked) as raw:
         assert (await Adapter(chat(raw), retry=ONCE).stream(PLAIN, "hi").response).text == "ok"
+
+
+# --- loops and programs that end ---------------------------------------------------------------
+
+
+def test_loops_that_have_ended_are_let_go() -> None:
+    """Neither connections, nor deadlines, nor a throttle keep a loop that is over; but for the last one."""
+    throttle, loops = Throttle(at_once=1), list[weakref.ref[Any]]()
+
+    async def evaluate() -> None:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        async with raw_server(said("ok")) as raw:
+            adapter = Adapter(chat(raw), throttle=throttle)
+            await asyncio.gather(
+                *(adapter.evaluate(PLAIN, "hi", deadline=Deadline.after(60)) for _ in range(2))
+            )
+
+    for _ in range(4):
+        asyncio.run(evaluate())
+    gc.collect()
+    assert sum(loop() is not None for loop in loops) <= 1
+
+
+SCRIPT = """
+import atexit, http.server, threading
+from handrail import Adapter, OpenAIModel, Prompt
+from handrail.models.http import _clients
+
+atexit.register(lambda: print("closed", [client.closed for client, _ in _clients.values()]))  # runs last
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        body = b'{"choices": [{"message": {"content": "ok"}}]}'
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *args):
+        pass
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+model = OpenAIModel("m", base_url=f"http://127.0.0.1:{server.server_port}", key_variable=None)
+print(Adapter(model).evaluate(Prompt("p", "Go."), "hi").wait().text)
+server.shutdown()
+server.server_close()
+"""
+
+
+def test_a_script_ends_without_a_word_of_complaint() -> None:
+    """Connections are closed with the program, also where nobody looked after a loop."""
+    ended = subprocess.run(
+        [sys.executable, "-W", "always", "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("ok\nclosed [True]\n", "", 0)

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from handrail.errors import LoopGone
 
@@ -239,10 +240,23 @@ def _end_background(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -
             task.cancel()
         if others:
             await asyncio.wait(others, timeout=_EXIT_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_EXIT_SECONDS):
+                await loop.shutdown_asyncgens()  # among them those that hold connections open
         loop.stop()
 
     asyncio.run_coroutine_threadsafe(end(), loop)
-    thread.join(_EXIT_SECONDS + 1.0)
+    thread.join(2 * _EXIT_SECONDS + 1.0)
+    if not thread.is_alive():
+        loop.close()
+
+
+def forget_closed(kept: WeakKeyDictionary[asyncio.AbstractEventLoop, Any]) -> None:
+    """Drop what was kept for loops that have ended: it may hold on to its loop, which would never go."""
+    for found in kept.keyrefs():
+        loop = found()
+        if loop is not None and loop.is_closed():
+            kept.pop(loop, None)
 
 
 def _after_fork() -> None:

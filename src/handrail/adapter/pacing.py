@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, ModelError
 from handrail.ids import Chance, random_fraction
+from handrail.threads import forget_closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class Throttle:
             loop = asyncio.get_running_loop()
             slot = self._slots.get(loop)
             if slot is None:
+                forget_closed(self._slots)
                 slot = self._slots[loop] = asyncio.Semaphore(self._at_once)
             await slot.acquire()
         if not self._next and not self._spacing:

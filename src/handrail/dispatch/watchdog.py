@@ -10,6 +10,8 @@ from weakref import WeakKeyDictionary, ref
 
 import msgspec
 
+from handrail.threads import forget_closed
+
 _FEW = 64
 """So many stopped timers may lie in the heap before it is worth clearing them out."""
 
@@ -134,5 +136,6 @@ def watchdog_of(loop: asyncio.AbstractEventLoop) -> Watchdog:
     """The watchdog of this loop."""
     dog = _dogs.get(loop)
     if dog is None:
+        forget_closed(_dogs)
         dog = _dogs[loop] = Watchdog(loop)
     return dog

@@ -31,6 +31,7 @@ from handrail.errors import (
     ModelUnavailable,
 )
 from handrail.messages import SentPart
+from handrail.threads import forget_closed
 
 if TYPE_CHECKING:
     import aiohttp
@@ -289,6 +290,7 @@ async def _client() -> aiohttp.ClientSession:
     loop = asyncio.get_running_loop()
     kept = _clients.get(loop)
     if kept is None:
+        forget_closed(_clients)
         keeper = _keep_client()
         kept = _clients[loop] = (await anext(keeper), keeper)
     return kept[0]
