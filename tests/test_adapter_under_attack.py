@@ -7,15 +7,30 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from handrail import Adapter, Budget, OpenAIModel, Prompt, ScriptedModel, Session, tool
+from handrail import (
+    Adapter,
+    Budget,
+    Deadline,
+    OpenAIModel,
+    Prompt,
+    ScriptedModel,
+    Session,
+    ToolCall,
+    ToolContext,
+    UserContext,
+    tool,
+)
 from handrail.errors import ConversationBusy
-from handrail.messages import AssistantMessage, UserMessage
+from handrail.messages import AssistantMessage, ModelRequest, ToolMessage, UserMessage
 from handrail.models.scripted import Reply
+from handrail.question import Answer, Question
 from handrail.session import load, save
+from handrail.testing import Person, VirtualClock, run_virtual
 from raw_server import raw_server, said
 
 PLAIN = Prompt("p", "Go.")
@@ -89,3 +104,57 @@ async def test_half_a_character_does_not_end_a_conversation() -> None:
     user, _, result = raw.bodies[1]["messages"][1:]
     assert user["content"] == "half \ufffd, whole \U0001f600"
     assert result["content"] == "caf\ufffd.txt, \u00e9t\u00e9.txt"
+
+
+# --- deadlines ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen."""
+
+    selected: str
+
+
+class Thinking(Person):
+    """Somebody who takes their time."""
+
+    async def ask(self, question: Question, /) -> Answer:
+        await asyncio.sleep(100)
+        return await super().ask(question)
+
+
+@pytest.mark.parametrize("tighter", [False, True])
+def test_a_person_asked_in_a_nested_run_stops_every_clock(tighter: bool) -> None:
+    """A deadline that pauses for people does so too when a run below, with its own, asks them."""
+
+    @tool
+    async def ask(context: UserContext) -> str:
+        """Ask."""
+        return (await context.wait_for("pick", {}, Choice)).selected
+
+    async def scenario() -> None:
+        clock = VirtualClock()
+
+        @tool
+        async def delegate(context: ToolContext) -> str:
+            """Have it asked."""
+            deadline = Deadline.after(5, clock=clock, pauses_for_people=True) if tighter else None
+            prompt = Prompt("inner", "Inner.", tools=[ask])
+            return (await context.adapter.evaluate(prompt, "go", deadline=deadline)).text
+
+        def script(request: ModelRequest) -> Any:
+            last = request.messages[-1]
+            if isinstance(last, ToolMessage):
+                return last.results[0].text
+            return ToolCall("ask" if request.system == "Inner." else "delegate")
+
+        person = Thinking(answers={"pick": {"selected": "the blue one"}})
+        response = await Adapter(ScriptedModel(script), environment=person, clock=clock).evaluate(
+            Prompt("outer", "Outer.", tools=[delegate]),
+            "go",
+            deadline=Deadline.after(10, clock=clock, pauses_for_people=True),
+        )
+        assert response.text == "the blue one"
+
+    run_virtual(scenario)

@@ -378,20 +378,23 @@ class LiveCall(msgspec.Struct, eq=False):
     def waiting_for_a_person(self) -> Generator[None]:
         """Time a person takes counts neither towards the timeout nor, where it pauses, the deadline."""
         timers: list[Timer] = []
+        deadlines: list[Deadline] = []
         call: LiveCall | None = self
         while call is not None:
             if call.timer is not None:
                 timers.append(call.timer)
+            deadline = call.frame.deadline
+            if deadline is not None and deadline not in deadlines:
+                deadlines.append(deadline)  # of the runs around this one too: they wait as well
             call = call.parent
-        deadline = self.frame.deadline
         for timer in timers:
             timer.hold()
-        if deadline is not None:
+        for deadline in deadlines:
             deadline.pause()
         try:
             yield
         finally:
-            if deadline is not None:
+            for deadline in deadlines:
                 deadline.resume()
             for timer in timers:
                 timer.go_on()
