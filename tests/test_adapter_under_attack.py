@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from typing_extensions import TypedDict
 
 from handrail import (
     Adapter,
+    AgentContext,
     Budget,
     Deadline,
     OpenAIModel,
@@ -26,11 +29,11 @@ from handrail import (
     tool,
 )
 from handrail.errors import ConversationBusy
-from handrail.messages import AssistantMessage, ModelRequest, ToolMessage, UserMessage
+from handrail.messages import AssistantMessage, ModelRequest, ToolMessage, Traits, UserMessage
 from handrail.models.scripted import Reply
 from handrail.question import Answer, Question
 from handrail.session import load, save
-from handrail.testing import Person, VirtualClock, run_virtual
+from handrail.testing import Agent, Person, VirtualClock, run_virtual
 from raw_server import raw_server, said
 
 PLAIN = Prompt("p", "Go.")
@@ -158,3 +161,48 @@ def test_a_person_asked_in_a_nested_run_stops_every_clock(tighter: bool) -> None
         assert response.text == "the blue one"
 
     run_virtual(scenario)
+
+
+# --- structured output -------------------------------------------------------------------------
+
+
+class Counts(TypedDict):
+    """How many there are."""
+
+    apples: int
+
+
+BY_CALL = Traits(native_output=False)
+
+
+@pytest.mark.parametrize("wanted", [dict[str, int], Mapping[str, int], Counts])
+@pytest.mark.parametrize("native", [True, False])
+def test_mappings_can_be_asked_for_from_any_model(wanted: Any, native: bool) -> None:
+    """A mapping is no params of a tool, but a model can be asked for one all the same."""
+
+    @tool
+    async def count(context: AgentContext) -> str:
+        """Count."""
+        return str((await context.prompt_model("How many?", wanted))["apples"])
+
+    answer = {"value": {"apples": 3}}
+    script = [
+        ToolCall("count"),
+        json.dumps(answer) if native else ToolCall("final_answer", answer),
+        "Done.",
+    ]
+    model = ScriptedModel(script, traits=Traits(native_output=native))
+    Adapter(model, environment=Agent()).evaluate(Prompt("p", "Go.", tools=[count]), "hi").wait()
+    result = model.requests[-1].messages[-1]
+    assert isinstance(result, ToolMessage)
+    assert result.results[0].text == "3"
+
+
+def test_a_model_that_writes_where_it_should_call_is_told_to_call() -> None:
+    """What it is told to do is what is wanted of it."""
+    model = ScriptedModel(["The blue one.", ToolCall("final_answer", {"selected": "blue"})], traits=BY_CALL)
+    response = Adapter(model).evaluate(Prompt("p", "Go.", output=Choice), "hi").wait()
+    assert response.output == Choice("blue")
+    told = model.requests[1].messages[-1]
+    assert isinstance(told, UserMessage)
+    assert told.text.endswith("Call final_answer with it.")

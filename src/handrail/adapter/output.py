@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar, cast
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast, get_origin
 
 from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, create_model
 from pydantic_core import CoreSchema
+from typing_extensions import is_typeddict
 
 from handrail.context import ToolContext
 from handrail.errors import ToolValidationError
@@ -27,7 +29,7 @@ class Output:
     __slots__ = ("_unwraps", "schema")
 
     def __init__(self, schema: Schema[Any]) -> None:
-        self._unwraps = schema.json_schema.get("type") != "object"
+        self._unwraps = schema.json_schema.get("type") != "object" or not _can_be_params(schema.annotation)
         self.schema: Schema[Any] = _wrapped(schema) if self._unwraps else schema
 
     def parse(self, text: str) -> Any:
@@ -56,10 +58,17 @@ class Output:
         )
 
 
-def what_to_correct(error: ToolValidationError) -> str:
+def what_to_correct(error: ToolValidationError, by_call: bool = False) -> str:
     """What a model is told about an answer that does not fit."""
     problems = "\n".join(f"- {problem}" for problem in error.problems) or f"- {error}"
-    return f"Your answer does not fit:\n{problems}\nAnswer again, with nothing but the corrected JSON."
+    how = f"Call {ANSWER_TOOL} with it." if by_call else "Answer again, with nothing but the corrected JSON."
+    return f"Your answer does not fit:\n{problems}\n{how}"
+
+
+def _can_be_params(annotation: Any) -> bool:
+    """Can a tool take it as its arguments? A mapping can only be one of them."""
+    kind = get_origin(annotation) or annotation
+    return not (is_typeddict(kind) or (isinstance(kind, type) and issubclass(kind, Mapping)))
 
 
 def _wrapped(schema: Schema[Any]) -> Schema[Any]:
