@@ -19,6 +19,7 @@ from handrail import (
     AgentContext,
     Budget,
     Deadline,
+    MarkdownSection,
     OpenAIModel,
     Prompt,
     ScriptedModel,
@@ -28,8 +29,16 @@ from handrail import (
     UserContext,
     tool,
 )
-from handrail.errors import ConversationBusy
-from handrail.messages import AssistantMessage, ModelRequest, ToolMessage, Traits, UserMessage
+from handrail.errors import ConversationBusy, PromptRenderError
+from handrail.messages import (
+    AssistantMessage,
+    CallAnswered,
+    CallAsked,
+    ModelRequest,
+    ToolMessage,
+    Traits,
+    UserMessage,
+)
 from handrail.models.scripted import Reply
 from handrail.question import Answer, Question
 from handrail.session import load, save
@@ -206,3 +215,53 @@ def test_a_model_that_writes_where_it_should_call_is_told_to_call() -> None:
     told = model.requests[1].messages[-1]
     assert isinstance(told, UserMessage)
     assert told.text.endswith("Call final_answer with it.")
+
+
+# --- what was said elsewhere -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where."""
+
+    city: str
+
+
+def test_params_that_do_not_fit_lose_nothing() -> None:
+    """The corrected evaluation begins where the refused one would have."""
+    prompt = Prompt("p", [MarkdownSection[Place](title="Where", key="where", template="In $city.")])
+    adapter, session = Adapter(ScriptedModel(["ok"])), Session()
+    history = [UserMessage("u"), AssistantMessage("a")]
+    with pytest.raises(PromptRenderError):
+        adapter.evaluate(prompt, {"town": "Oslo"}, history=history, session=session).wait()
+    assert adapter.evaluate(prompt, {"city": "Oslo"}, history=history, session=session).wait().text == "ok"
+
+
+def test_a_history_with_repeated_ids_is_sent_with_ids_that_do_not_repeat() -> None:
+    """Some providers number the calls of each turn from 0; others refuse an id that comes twice."""
+    turn = (CallAsked("0", "x", "{}"), CallAsked("0", "y", "{}"))
+    results = ToolMessage((CallAnswered("0", "x", "first"), CallAnswered("0", "y", "second")))
+    model = ScriptedModel(["ok"])
+    history = [UserMessage("u"), AssistantMessage("", turn), results, AssistantMessage("", turn), results]
+    Adapter(model).evaluate(PLAIN, "hi", history=history).wait()
+    sent = list(model.requests[0].messages)
+    ids = [[call.id for call in each.calls] for each in sent if isinstance(each, AssistantMessage)]
+    assert len({id for turn in ids for id in turn}) == 4
+    answered = [each for each in sent if isinstance(each, ToolMessage)]
+    assert [[result.id for result in each.results] for each in answered] == ids
+    assert [result.text for result in answered[1].results] == ["first", "second"]
+
+
+def test_two_messages_are_refused_in_a_call_too() -> None:
+    """None of them is dropped without a word."""
+
+    @tool
+    async def delegate(context: ToolContext) -> str:
+        """Have it done."""
+        return (await context.adapter.evaluate(PLAIN, "one", message="two")).text
+
+    model = ScriptedModel([ToolCall("delegate"), "Done."])
+    Adapter(model).evaluate(Prompt("p", "Go.", tools=[delegate]), "hi").wait()
+    result = model.requests[-1].messages[-1]
+    assert isinstance(result, ToolMessage)
+    assert "two messages were given" in result.results[0].text

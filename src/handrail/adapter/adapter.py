@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from handrail.adapter.bound import Bound, prompt_model_of
+from handrail.adapter.bound import Bound, one_message, prompt_model_of
 from handrail.adapter.conversation import Conversation, root_conversation
 from handrail.adapter.disclosure import opener
 from handrail.adapter.loop import Outcome, run_until_done
@@ -149,7 +149,7 @@ class Adapter:
     ) -> PromptResponse[OutputT]:
         params, message = given["params"], given["message"]
         if isinstance(params, str):
-            params, message = None, _one_message(params, message)
+            params, message = None, one_message(params, message)
         session: Session = given["session"] or Session(
             new_id=self._new_id, **({} if given["bus"] is None else {"dispatcher": given["bus"]})
         )
@@ -186,11 +186,11 @@ class Adapter:
         forward = _forwarding(session, given["bus"])
         try:
             with conversation:
-                conversation.close_calls(frame.run_context.run_id)
-                conversation.begin_with(given["history"], frame.run_context.run_id)
                 rendered = prompt.render(
                     params, session=session, opened=given["opened"], deadline=frame.deadline
                 )
+                conversation.close_calls(frame.run_context.run_id)
+                conversation.begin_with(given["history"], frame.run_context.run_id)
                 outcome = await self.run_in(frame, settings, conversation, prompt, rendered, message)
         finally:
             forward()
@@ -271,18 +271,9 @@ def _given(arguments: dict[str, Any]) -> dict[str, Any]:
             'Write `evaluate(Prompt("guide", "Answer briefly."), "the message")`.'
         )
     if isinstance(params, str):
-        _one_message(params, message)
+        one_message(params, message)
     check_kinds(session=(arguments["session"], Session, "a Session"))
     return arguments
-
-
-def _one_message(params: str, message: str | None) -> str:
-    if message is not None:
-        raise DefinitionError(
-            "two messages were given: a string as params is the user's message, and so is `message`. "
-            "Give one of them."
-        )
-    return params
 
 
 def _checked_model(model: Any) -> Model:

@@ -12,6 +12,7 @@ from handrail.adapter.run import Settings
 from handrail.context.verbs import PromptModel
 from handrail.deadline import Deadline
 from handrail.dispatch.opening import nested_frame
+from handrail.errors import DefinitionError
 from handrail.limits import Budget
 from handrail.messages import Model
 from handrail.models import model_named
@@ -60,7 +61,7 @@ class Bound:
         call = self._call
         call.home.check()
         if isinstance(params, str):
-            params, message = None, params
+            params, message = None, one_message(params, message)
         settings = override(self._settings, model, temperature)
 
         async def evaluate() -> PromptResponse[OutputT]:
@@ -133,6 +134,16 @@ def _nest(call: LiveCall, prompt: Prompt[Any], deadline: Deadline | None, budget
         call, (), policies=(), run_id=run_id, deadline=deadline, budget=budget, prompt=prompt
     )
     return frame, Conversation(frame.session, run_id)
+
+
+def one_message(params: str, message: str | None) -> str:
+    """The user's message, where it was given once."""
+    if message is not None:
+        raise DefinitionError(
+            "two messages were given: a string as params is the user's message, and so is `message`. "
+            "Give one of them."
+        )
+    return params
 
 
 def override(

@@ -107,9 +107,16 @@ class Conversation:
                 "Give `history` to a new session."
             )
         check_well_formed(said)
+        calls: tuple[CallAsked, ...] = ()
         for message in said:
-            if isinstance(message, AssistantMessage):
-                self._ids.update((call.id, 1) for call in message.calls)
+            if isinstance(message, AssistantMessage) and message.calls:
+                calls = self.fresh_ids(message.calls)
+                message = msgspec.structs.replace(message, calls=calls)
+            elif isinstance(message, ToolMessage):
+                results = zip(message.results, calls, strict=True)
+                message = ToolMessage(
+                    tuple(msgspec.structs.replace(result, id=call.id) for result, call in results)
+                )
             self.add(message, run_id)
 
     def __enter__(self) -> Conversation:
