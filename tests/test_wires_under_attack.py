@@ -20,6 +20,7 @@ from handrail import (
     OpenAIModel,
     Prompt,
     PromptEvaluationError,
+    Session,
     tool,
 )
 from handrail.adapter import Retry, Throttle
@@ -283,3 +284,25 @@ def test_a_script_ends_without_a_word_of_complaint() -> None:
         [sys.executable, "-W", "always", "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False
     )
     assert (ended.stdout, ended.stderr, ended.returncode) == ("ok\nclosed [True]\n", "", 0)
+
+
+# --- Anthropic ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+async def test_text_with_nothing_to_read_is_not_sent_back(thinks: bool) -> None:
+    """Models write empty lines before their calls; the API refuses a block that holds nothing else."""
+    thoughts = [{"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "redacted_thinking", "data": "z"}]
+    call = {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Oslo"}}
+    blocks = [*(thoughts if thinks else []), {"type": "text", "text": "\n\n"}, call]
+    async with raw_server(
+        whole({"content": blocks, "stop_reason": "tool_use"}),
+        whole({"content": [{"type": "text", "text": " "}], "stop_reason": "end_turn"}),
+    ) as raw:
+        adapter, session = Adapter(AnthropicModel("m", base_url=raw.url, key_variable=None)), Session()
+        await adapter.evaluate(GUIDE, "  ", session=session)
+        await adapter.evaluate(GUIDE, "hi", session=session)
+    said_first, called, _, empty, _ = raw.bodies[2]["messages"]
+    assert called["content"] == [*(thoughts if thinks else []), call]
+    for message in (said_first, empty):
+        assert [block["text"].strip() != "" for block in message["content"]] == [True]

@@ -41,7 +41,7 @@ WIRE = "anthropic"
 _ANTHROPIC = "https://api.anthropic.com"
 _CACHE = {"cache_control": {"type": "ephemeral"}}
 _EMPTY = "(nothing)"
-"""The API refuses empty text."""
+"""The API refuses text in which there is nothing to read."""
 _STOPS: dict[str, StopReason] = {
     "end_turn": "done",
     "stop_sequence": "done",
@@ -157,7 +157,7 @@ def _message(message: Message) -> bytes:
         return encode({"role": "user", "content": [*results, *opened]})
     if isinstance(message, AssistantMessage):
         return encode({"role": "assistant", "content": _blocks(message)})
-    return encode({"role": "user", "content": [{"type": "text", "text": message.text or _EMPTY}]})
+    return encode({"role": "user", "content": [{"type": "text", "text": message.text if message.text.strip() else _EMPTY}]})
 
 
 def _result(result: CallAnswered) -> dict[str, Any]:
@@ -178,8 +178,8 @@ def _blocks(message: AssistantMessage) -> list[Any]:
     if message.kept is not None and message.kept.wire == WIRE:
         # Signed thoughts go back as they came, in their place before the calls.
         return [calls.pop(0) if block["type"] == "tool_use" else block for block in decode(message.kept.data)]
-    if message.text or not calls:
-        return [{"type": "text", "text": message.text or _EMPTY}, *calls]
+    if message.text.strip() or not calls:
+        return [{"type": "text", "text": message.text if message.text.strip() else _EMPTY}, *calls]
     return calls
 
 
@@ -214,7 +214,7 @@ def _kept(blocks: list[Any]) -> Kept | None:
     """The blocks as they have to be sent back, where there are thoughts among them."""
     if not any(block["type"] in ("thinking", "redacted_thinking") for block in blocks):
         return None
-    return Kept(WIRE, encode([block for block in blocks if block["type"] != "text" or block["text"]]))
+    return Kept(WIRE, encode([block for block in blocks if block["type"] != "text" or block["text"].strip()]))
 
 
 class _Pieces:
