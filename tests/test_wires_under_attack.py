@@ -7,10 +7,12 @@ import gc
 import subprocess
 import sys
 import weakref
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
+from pydantic import Field
 
 from handrail import (
     Adapter,
@@ -306,3 +308,64 @@ async def test_text_with_nothing_to_read_is_not_sent_back(thinks: bool) -> None:
     assert called["content"] == [*(thoughts if thinks else []), call]
     for message in (said_first, empty):
         assert [block["text"].strip() != "" for block in message["content"]] == [True]
+
+
+# --- schemas -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cat:
+    """A cat."""
+
+    kind: Literal["cat"]
+
+
+@dataclass(frozen=True)
+class Dog:
+    """A dog."""
+
+    kind: Literal["dog"]
+
+
+@dataclass(frozen=True)
+class Told:
+    """A pet, told apart by its kind."""
+
+    pet: Annotated[Cat | Dog, Field(discriminator="kind")]
+
+
+@dataclass(frozen=True)
+class Untold:
+    """A pet, told apart by how it looks."""
+
+    pet: Cat | Dog
+
+
+@dataclass(frozen=True)
+class Described:
+    """A pet with words of its own, which stand beside a reference."""
+
+    pet: Annotated[Cat, Field(description="The one on the sofa.")]
+
+
+@dataclass(frozen=True)
+class Several:
+    """Pets without repeats."""
+
+    names: set[str]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "strict"), [(Untold, True), (Told, False), (Described, False), (Several, False)]
+)
+@pytest.mark.parametrize("api", ["chat", "responses"])
+async def test_strict_is_only_said_of_what_a_strict_mode_takes(
+    wanted: type[Any], strict: bool, api: Literal["chat", "responses"]
+) -> None:
+    """A strict mode refuses the request for one word it does not know; without it the answer is checked here."""
+    async with raw_server(whole({"error": {"message": "no"}}, 400)) as raw:
+        with pytest.raises(PromptEvaluationError):
+            await Adapter(chat(raw, api=api)).evaluate(Prompt("p", "Go.", output=wanted), "hi")
+    body = raw.bodies[0]
+    sent = body["response_format"]["json_schema"] if api == "chat" else body["text"]["format"]
+    assert sent["strict"] is strict

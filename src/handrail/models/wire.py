@@ -40,6 +40,13 @@ def body_of(fields: Mapping[str, Any], **written: bytes) -> bytes:
     return b"{" + b",".join([plain[1:-1], *parts] if fields else parts) + b"}"
 
 
+_NOT_STRICT = frozenset(
+    {"allOf", "contains", "default", "dependentRequired", "if", "not", "oneOf", "patternProperties"}
+    | {"prefixItems", "propertyNames", "unevaluatedProperties", "uniqueItems"}
+)
+"""Words that a strict mode refuses, and the whole request with them."""
+
+
 def is_strict(schema: Any) -> bool:
     """Can a provider's strict mode hold a model to this schema? It wants every property to be required."""
     if isinstance(schema, list):
@@ -51,4 +58,6 @@ def is_strict(schema: Any) -> bool:
         return False
     if schema.get("type") == "object" and schema.get("additionalProperties") is not False:
         return False
-    return "default" not in schema and all(is_strict(each) for each in schema.values())
+    if not _NOT_STRICT.isdisjoint(schema) or ("$ref" in schema and len(schema) > 1):
+        return False
+    return all(is_strict(each) for each in schema.values())
