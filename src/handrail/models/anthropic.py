@@ -157,7 +157,12 @@ def _message(message: Message) -> bytes:
         return encode({"role": "user", "content": [*results, *opened]})
     if isinstance(message, AssistantMessage):
         return encode({"role": "assistant", "content": _blocks(message)})
-    return encode({"role": "user", "content": [{"type": "text", "text": message.text if message.text.strip() else _EMPTY}]})
+    return encode(
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": message.text if message.text.strip() else _EMPTY}],
+        }
+    )
 
 
 def _result(result: CallAnswered) -> dict[str, Any]:
