@@ -142,6 +142,33 @@ def test_a_run_is_told_in_events() -> None:
     assert len({context.run_id for context in contexts if context is not None}) == 1
 
 
+def test_a_bus_of_ones_own_hears_the_run() -> None:
+    """Whoever listens on `bus` hears of the run, with a session of its own or one that was given."""
+
+    class Listening:
+        def __init__(self) -> None:
+            self.heard: list[object] = []
+
+        def publish(self, event: object, /) -> None:
+            self.heard.append(event)
+
+        def subscribe(self, kind: type, listener: Any, /) -> Any:
+            raise NotImplementedError
+
+    for session in (None, Session()):
+        bus = Listening()
+        Adapter(scripted("Hi.")).evaluate(GUIDE, "hi", session=session, bus=bus).wait()
+        assert isinstance(bus.heard[-1], PromptExecuted)
+    assert session is not None
+    Adapter(scripted("Hi.")).evaluate(GUIDE, "hi", session=session).wait()
+    assert sum(isinstance(event, PromptExecuted) for event in bus.heard) == 1
+    own = Session().dispatcher
+    seen: list[object] = []
+    own.subscribe(PromptExecuted, seen.append)
+    Adapter(scripted("Hi.")).evaluate(GUIDE, "hi", bus=own).wait()
+    assert len(seen) == 1
+
+
 def test_a_conversation_goes_on() -> None:
     """Evaluated again on the same session, the model is sent all that was said before."""
     session = Session()

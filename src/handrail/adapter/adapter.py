@@ -30,7 +30,7 @@ from handrail.operation import Operation
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, Journal
 from handrail.resources.registry import Binding
-from handrail.session import Session
+from handrail.session import Dispatcher, Session
 
 OutputT = TypeVar("OutputT")
 
@@ -150,9 +150,9 @@ class Adapter:
         params, message = given["params"], given["message"]
         if isinstance(params, str):
             params, message = None, one_message(params, message)
-        session: Session = given["session"] or Session(
-            new_id=self._new_id, **({} if given["bus"] is None else {"dispatcher": given["bus"]})
-        )
+        bus = given["bus"]
+        own = bus if isinstance(bus, Dispatcher) else None
+        session: Session = given["session"] or Session(new_id=self._new_id, dispatcher=own)
         settings = Settings(
             self.model,
             retry=self._retry,
@@ -183,7 +183,7 @@ class Adapter:
             run_id=given["run_id"],
         )
         conversation = root_conversation(session)
-        forward = _forwarding(session, given["bus"])
+        forward = _forwarding(session, bus)
         try:
             with conversation:
                 rendered = prompt.render(

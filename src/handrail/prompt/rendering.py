@@ -179,11 +179,6 @@ class Opening(Generic[OutputT]):
     rendered: RenderedPrompt[OutputT]
     """The whole prompt as it is now."""
 
-    @property
-    def policies(self) -> tuple[ScopedPolicy, ...]:
-        """What comes into force with it: nothing, since policies hold from the start (`ScopedPolicy`)."""
-        return ()
-
 
 def text_of(node: Node, opened: frozenset[str]) -> str:
     """A section as it is shown: in full, or its summary and how to open it."""
