@@ -1,0 +1,263 @@
+"""`BridgedModel`: every other provider, by way of the models of pydantic-ai.
+
+Only its model layer is used: one request, one answer. The loop, the tools, retries and validation stay
+here. docs/design.md says why this library. It is met only once a `BridgedModel` is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from importlib import import_module
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from handrail.errors import DefinitionError, ModelAnswerBroken, ModelError
+from handrail.messages import (
+    CallPart,
+    ModelPart,
+    ModelRequest,
+    Price,
+    StopPart,
+    StopReason,
+    TextPart,
+    ThinkingPart,
+    Traits,
+    Usage,
+    UsagePart,
+)
+from handrail.models.bridge_errors import failure_of
+from handrail.models.bridge_messages import arguments_of, kept_of, messages_of, output_of, tool_of
+
+_STOPS: dict[str | None, StopReason] = {
+    "stop": "done",
+    "tool_call": "calls",
+    "length": "length",
+    "content_filter": "refused",
+}
+_NEEDED = "models of other providers need pydantic-ai, which is not installed. Run `pip install 'handrail[bridge]'`."
+
+
+class BridgedModel:
+    """A model of a provider that Handrail does not speak to itself: `BridgedModel("google:gemini-3-pro")`.
+
+    Each provider has packages of its own (`pip install 'pydantic-ai-slim[google]'`) and its key in the
+    environment; pydantic-ai's documentation has the names. A model of pydantic-ai's can be given as well,
+    made as its provider wants it; one with a client of its own is used on one event loop. `options` are
+    further settings of the request, such as `{"thinking": "low"}`.
+
+    The conversation is translated anew for each request. `context.request` shows it as it is here, not as
+    it was sent.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        options: Mapping[str, Any] | None = None,
+        native_output: bool | None = None,
+        price: Price | None = None,
+        silence: float = 300.0,
+    ) -> None:
+        library = _library("pydantic_ai.models")
+        if isinstance(model, str):
+            self.name = model
+            profile = _checked_profile(library, model)
+            self._make: Callable[[], Any] = lambda: library.infer_model(model)
+        elif isinstance(model, library.Model):
+            self.name = f"{model.system}:{model.model_name}"
+            profile = model.profile
+            self._make = lambda: model
+        else:
+            raise DefinitionError(
+                f"{model!r} can't be bridged. Give a name like 'google:gemini-3-pro', or a model of pydantic-ai's."
+            )
+        if native_output is None:
+            native_output = bool(profile.get("supports_json_schema_output"))
+        self.traits = Traits(price, native_output)
+        self._options = dict(options or {})
+        self._silence = silence
+        self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
+
+    async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
+        direct = _library("pydantic_ai.direct")
+        try:
+            model = await self._model()
+            sent: dict[str, Any] = {
+                "messages": messages_of(self.name, request),
+                "model_settings": self._settings(model, request),
+                "model_request_parameters": _parameters(request),
+                "instrument": False,
+            }
+            if not request.stream:
+                for part in self._whole(await direct.model_request(model, **sent)):
+                    yield part
+                return
+            async with direct.model_request_stream(model, **sent) as answer:
+                try:
+                    pieces = _Pieces()
+                    async for event in answer:
+                        for part in pieces.take(event):
+                            yield part
+                except BaseException:
+                    with contextlib.suppress(NotImplementedError):  # what has no connection has none to close
+                        await answer.cancel()
+                    raise
+            response = answer.get()
+            if _cut(model, response):
+                raise ModelAnswerBroken(self.name, "the answer ended before it was whole")
+            for part in (*pieces.late(response), *self._end(response)):
+                yield part
+        except (ModelError, DefinitionError):
+            raise
+        except Exception as error:
+            # Not "from" it: an error of a client holds the request, and with it the key.
+            raise failure_of(self.name, error, self._silence) from None
+
+    def _settings(self, model: Any, request: ModelRequest) -> dict[str, Any]:
+        settings: dict[str, Any] = {"timeout": self._silence, "max_retries": 0}
+        ignored = getattr(model, "unsupported_settings", ())
+        settings = {name: value for name, value in settings.items() if name not in ignored}
+        if request.temperature is not None:
+            settings["temperature"] = request.temperature
+        if request.max_tokens is not None:
+            settings["max_tokens"] = request.max_tokens
+        if request.must_call:
+            settings["tool_choice"] = "required"
+        return settings | self._options
+
+    def _whole(self, response: Any) -> Iterator[ModelPart]:
+        for index, part in enumerate(response.parts):
+            yield from _begun(index, part, whole=True)
+        yield from self._end(response)
+
+    def _end(self, response: Any) -> Iterator[ModelPart]:
+        used = response.usage
+        yield UsagePart(
+            Usage(used.input_tokens, used.output_tokens, used.cache_read_tokens, used.cache_write_tokens, 1)
+        )
+        if response.finish_reason == "error":
+            raise ModelAnswerBroken(self.name, "it says that it failed in the middle of its answer")
+        called = any(part.part_kind == "tool-call" for part in response.parts)
+        stop = _STOPS.get(response.finish_reason, "calls" if called else "done")
+        yield StopPart("calls" if called and stop == "done" else stop, kept_of(self.name, response))
+
+    async def _model(self) -> Any:
+        """The model of this loop. What it holds open is closed with the loop's other async generators."""
+        loop = asyncio.get_running_loop()
+        model = self._of_loop.get(loop)
+        if model is None:
+            keeper = _keep(self._make)
+            _keepers.setdefault(loop, []).append(keeper)
+            model = self._of_loop[loop] = await anext(keeper)
+        return model
+
+    def __repr__(self) -> str:
+        return f"BridgedModel({self.name!r})"
+
+
+_keepers: WeakKeyDictionary[asyncio.AbstractEventLoop, list[AsyncGenerator[Any]]] = WeakKeyDictionary()
+"""What is open on a loop, also where its model is gone: collected as garbage it could not be closed in order."""
+
+
+async def _keep(make: Callable[[], Any]) -> AsyncGenerator[Any]:
+    async with make() as model:
+        yield model
+
+
+def _cut(model: Any, response: Any) -> bool:
+    """Did a stream end before its answer was whole?
+
+    Where chat completions end without a word, pydantic-ai takes them for whole and makes a reason up. The
+    provider's own word for it is then missing among the details.
+    """
+    if response.state != "complete":
+        return True
+    if not response.provider_url or response.finish_reason == "content_filter":
+        return False
+    openai: Any = sys.modules.get("pydantic_ai.models.openai")
+    if openai is not None and isinstance(model, openai.OpenAIChatModel):
+        return "finish_reason" not in (response.provider_details or {})
+    return response.finish_reason is None
+
+
+def _library(module: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise DefinitionError(_NEEDED) from error
+
+
+def _checked_profile(library: Any, name: str) -> Mapping[str, Any]:
+    """What the named model can do; `DefinitionError` where its provider is not known, or not installed."""
+    provider, _, model = name.partition(":")
+    try:
+        if not model:
+            raise ValueError
+        library.infer_provider_class(provider)
+        return library.infer_model_profile(name)
+    except ImportError as error:
+        raise DefinitionError(f"model {name!r} needs a package of its provider's: {error}") from error
+    except ValueError:
+        raise DefinitionError(
+            f"no provider is called {provider!r}. Write provider:name, with openai, anthropic, local, or a "
+            "provider of pydantic-ai's, such as google, mistral or bedrock."
+        ) from None
+
+
+def _parameters(request: ModelRequest) -> Any:
+    kind = _library("pydantic_ai.models").ModelRequestParameters
+    tools = [tool_of(offered.tool) for offered in request.tools]
+    if request.output is None:
+        return kind(function_tools=tools, allow_text_output=not request.must_call)
+    return kind(function_tools=tools, output_mode="native", output_object=output_of(request.output))
+
+
+# --- the parts of an answer --------------------------------------------------------------------
+
+
+def _begun(index: int, part: Any, whole: bool = False) -> Iterator[ModelPart]:
+    kind = part.part_kind
+    if kind == "text" and part.content:
+        yield TextPart(part.content)
+    elif kind == "thinking" and part.content:
+        yield ThinkingPart(part.content)
+    elif kind == "tool-call":
+        arguments = arguments_of(part.args, whole)
+        yield CallPart(index, part.tool_call_id, part.tool_name, arguments or "")
+
+
+class _Pieces:
+    """A streamed answer, piece by piece."""
+
+    def __init__(self) -> None:
+        self._late: set[int] = set()
+        """Calls whose arguments come as objects, which only make sense together."""
+
+    def take(self, event: Any) -> Iterator[ModelPart]:
+        if event.event_kind == "part_start":
+            part = event.part
+            if part.part_kind == "tool-call" and isinstance(part.args, dict):
+                self._late.add(event.index)
+            yield from _begun(event.index, part)
+        elif event.event_kind == "part_delta":
+            yield from self._more(event.index, event.delta)
+
+    def _more(self, index: int, delta: Any) -> Iterator[ModelPart]:
+        kind = delta.part_delta_kind
+        if kind == "text" and delta.content_delta:
+            yield TextPart(delta.content_delta)
+        elif kind == "thinking" and delta.content_delta:
+            yield ThinkingPart(delta.content_delta)
+        elif kind == "tool_call":
+            if isinstance(delta.args_delta, dict):
+                self._late.add(index)
+            elif delta.args_delta or delta.tool_name_delta:
+                yield CallPart(index, "", delta.tool_name_delta or "", delta.args_delta or "")
+
+    def late(self, response: Any) -> Iterator[ModelPart]:
+        """What could only be written once the answer was whole."""
+        for index in sorted(self._late):
+            yield CallPart(index, arguments=arguments_of(response.parts[index].args, whole=True))
