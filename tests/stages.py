@@ -10,9 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
 from handrail import AnthropicModel, LocalModel, OpenAIModel, ScriptedModel, ToolCall
 from handrail.errors import ModelAnswerBroken, ModelRateLimited, ModelUnavailable
 from handrail.messages import Model, Usage
+from handrail.models.bridge import BridgedModel
 from handrail.models.scripted import Reply, Scripted
 from servers import CHAT, MESSAGES, RESPONSES, Aimock, Embedded, Llmock
 
@@ -63,6 +67,13 @@ def model_of(wire: Wire, server: Aimock | Llmock | Embedded, **options: Any) -> 
     return OpenAIModel(name, api=wire, base_url=server.openai_url, key_variable=None, **options)
 
 
+def bridged(server: Aimock | Llmock | Embedded, **options: Any) -> Model:
+    """pydantic-ai's model for chat completions, behind the bridge, at this server."""
+    provider = OpenAIProvider(base_url=server.openai_url, api_key="none")
+    given: dict[str, Any] = {"native_output": True, **options}
+    return BridgedModel(OpenAIChatModel("gpt-test", provider=provider), **given)
+
+
 @dataclass
 class Stage:
     """A server or a script that plays scenes, and the model that meets them."""
@@ -91,6 +102,8 @@ class Stage:
         elif server is None:
             return ScriptedModel([_scripted(line) for line in scene], **options)
         assert self.wire is not None
+        if self.name.startswith("bridge@"):
+            return bridged(server, **{**self.options, **options})
         return model_of(self.wire, server, **{**self.options, **options})
 
 

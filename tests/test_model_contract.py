@@ -53,7 +53,7 @@ class Report:
 PROMPT = Prompt("contract", "Be brief.", tools=[get_weather])
 TYPED = Prompt("typed", "Be brief.", output=Report)
 
-HTTP = [f"{wire}@{server}" for wire in WIRES for server in ("aimock", "llmock")]
+HTTP = [f"{wire}@{server}" for wire in (*WIRES, "bridge") for server in ("aimock", "llmock")]
 EMBEDDED = [f"{wire}@embedded" for wire in WIRES]
 IN_PROCESS = ["scripted", "local"]
 
@@ -126,6 +126,7 @@ def can(subject: str, case: str) -> bool:
     wire, _, server = subject.partition("@")
     if server == "embedded" and case not in EMBEDDED_CASES:
         return False
+    wire = "chat" if wire == "bridge" else wire
     return wire in CAN[CASES[case]].get(server, ())
 
 
@@ -141,6 +142,7 @@ def stage(request: pytest.FixtureRequest) -> Stage:
     wire, _, server = subject.partition("@")
     if not server:
         return Stage(subject, None)
+    wire = "chat" if wire == "bridge" else wire
     return Stage(subject, wire, request.getfixturevalue(f"{server}_server"))  # pyright: ignore[reportArgumentType]  # one of the wires
 
 
@@ -556,7 +558,7 @@ async def test_prompt_too_long(stage: Stage) -> None:
 def test_every_http_model_passes_every_case() -> None:
     """Each wire is tried on each case against at least one server written by others; nothing is left out."""
     for case_, subjects in TABLE.items():
-        for wire in WIRES:
+        for wire in (*WIRES, "bridge"):
             assert any(subject.startswith(f"{wire}@") for subject in subjects), (
                 f"{wire} is not tried on {case_}"
             )
@@ -588,6 +590,7 @@ def _by_call() -> Any:
 def print_table() -> None:
     """The table of model and case, with the servers each ran against."""
     rows = {wire: f"{'OpenAI' if wire != 'messages' else 'Anthropic'} {wire}" for wire in WIRES}
+    rows["bridge"] = "bridge"
     print(f"| case | {' | '.join(rows.values())} | {' | '.join(IN_PROCESS)} |")
     print("| --- " * (len(rows) + len(IN_PROCESS) + 1) + "|")
     for case_, subjects in TABLE.items():
