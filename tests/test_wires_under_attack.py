@@ -7,8 +7,10 @@ import gc
 import subprocess
 import sys
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
+from types import ModuleType, SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -28,6 +30,7 @@ from handrail import (
 from handrail.adapter import Retry, Throttle
 from handrail.limits import BudgetTracker
 from handrail.messages import Price
+from handrail.models import prices
 from raw_server import Raw, delta, raw_server, said, streamed, whole
 
 ONCE = Retry(attempts=1)
@@ -394,3 +397,63 @@ async def test_strict_is_only_said_of_what_a_strict_mode_takes(
     body = raw.bodies[0]
     sent = body["response_format"]["json_schema"] if api == "chat" else body["text"]["format"]
     assert sent["strict"] is strict
+
+
+class Table(ModuleType):
+    """A table of prices as `genai-prices` is one: a dollar a token, a quarter more to write the cache."""
+
+    @dataclass
+    class Usage:
+        """Tokens."""
+
+        input_tokens: int = 0
+        output_tokens: int = 0
+        cache_read_tokens: int | None = None
+        cache_write_tokens: int | None = None
+
+    @staticmethod
+    def calc_price(usage: Any, model_ref: str, provider_id: str) -> Any:
+        read, written = usage.cache_read_tokens or 0, usage.cache_write_tokens or 0
+        if read + written > usage.input_tokens:
+            raise ValueError(f"cache tokens cannot exceed input_tokens ({usage.input_tokens})")
+        price = Decimal(usage.input_tokens - read + usage.output_tokens) + Decimal(written) / 4
+        return SimpleNamespace(total_price=price)
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Prices from a table, whether or not the extra is installed."""
+    monkeypatch.setitem(sys.modules, "genai_prices", Table("genai_prices"))
+    prices._from_table.cache_clear()
+    yield
+    prices._from_table.cache_clear()
+
+
+@pytest.mark.usefixtures("table")
+async def test_what_is_written_to_a_cache_is_reserved_too() -> None:
+    """It costs more than plain input, and a bound is one."""
+    usage = {"input_tokens": 0, "cache_creation_input_tokens": 40, "output_tokens": 1}
+    answer = whole({"content": [{"type": "text", "text": "ok"}], "stop_reason": "end_turn", "usage": usage})
+    async with raw_server(answer) as raw:
+        adapter = Adapter(AnthropicModel("m", base_url=raw.url, key_variable=None), max_tokens=1)
+        with pytest.raises(PromptEvaluationError, match="budget for money"):
+            await adapter.evaluate(PLAIN, "x" * 1000, budget=Budget(money=1100))
+        assert not raw.bodies
+        assert (await adapter.evaluate(PLAIN, "x" * 1000, budget=Budget(money=1400))).cost == 51
+
+
+@pytest.mark.usefixtures("table")
+@pytest.mark.parametrize(
+    "usage",
+    [
+        {"prompt_tokens": 10, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 50}},
+        {"prompt_tokens": "10", "completion_tokens": -1, "prompt_tokens_details": None},
+        {"prompt_tokens": 10.0, "completion_tokens": None},
+    ],
+)
+async def test_usage_that_makes_no_sense_ends_no_run(usage: Any) -> None:
+    """The answer is there; what is counted wrongly is counted as far as it can be."""
+    async with raw_server(said("ok", usage)) as raw:
+        budget = BudgetTracker(Budget(money=10_000, tokens=10_000))
+        assert (await Adapter(chat(raw), max_tokens=9).evaluate(PLAIN, "hi", budget=budget)).text == "ok"
+        assert budget.remaining()["tokens"] == 10_000 - budget.spent()["tokens"]

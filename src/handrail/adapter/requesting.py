@@ -31,8 +31,8 @@ from handrail.messages import (
     TextPart,
     ThinkingPart,
     ToolMessage,
-    Usage,
 )
+from handrail.models.prices import most_of
 
 if TYPE_CHECKING:
     from handrail.adapter.run import Run
@@ -171,8 +171,7 @@ def _reserve(run: Run, budget: BudgetTracker) -> tuple[ModelRequest, Reservation
     room = run.max_tokens or OUTPUT_BOUND
     if "tokens" in left:
         room = max(min(room, int(left["tokens"]) - sent), _LEAST_OUTPUT)
-    bound = Usage(sent, room)
-    reserved = budget.reserve(requests=1, tokens=bound.tokens, money=run.tariff(bound))
+    reserved = budget.reserve(requests=1, tokens=sent + room, money=most_of(run.tariff, sent, room))
     return run.request(max_tokens=room if {"tokens", "money"} & left.keys() else run.max_tokens), reserved
 
 

@@ -35,7 +35,7 @@ from handrail.messages import (
     UsagePart,
 )
 from handrail.models.http import Provider, decode
-from handrail.models.wire import body_of, encode, raw_object, text_json
+from handrail.models.wire import body_of, count, encode, raw_object, text_json
 
 WIRE = "anthropic"
 _ANTHROPIC = "https://api.anthropic.com"
@@ -210,9 +210,9 @@ def _whole(answer: Any) -> Iterator[ModelPart]:
 
 
 def _usage(usage: Mapping[str, Any], output: int | None = None) -> Usage:
-    read, written = usage.get("cache_read_input_tokens") or 0, usage.get("cache_creation_input_tokens") or 0
-    sent = (usage.get("input_tokens") or 0) + read + written
-    return Usage(sent, (usage.get("output_tokens") or 0) if output is None else output, read, written, 1)
+    read, written = count(usage.get("cache_read_input_tokens")), count(usage.get("cache_creation_input_tokens"))
+    sent = count(usage.get("input_tokens")) + read + written
+    return Usage(sent, count(usage.get("output_tokens")) if output is None else output, read, written, 1)
 
 
 def _kept(blocks: list[Any]) -> Kept | None:

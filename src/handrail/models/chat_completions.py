@@ -26,7 +26,7 @@ from handrail.messages import (
     UsagePart,
 )
 from handrail.models.http import Provider
-from handrail.models.wire import body_of, encode, is_strict, text_json
+from handrail.models.wire import body_of, count, encode, is_strict, text_json
 
 _STOPS: dict[str, StopReason] = {
     "stop": "done",
@@ -209,9 +209,9 @@ def _failure(provider: Provider, error: Any) -> ModelError:
 def _usage(usage: Any) -> Usage:
     details = usage.get("prompt_tokens_details") or {}
     return Usage(
-        usage.get("prompt_tokens") or 0,
-        usage.get("completion_tokens") or 0,
-        details.get("cached_tokens") or 0,
+        count(usage.get("prompt_tokens")),
+        count(usage.get("completion_tokens")),
+        count(details.get("cached_tokens")),
         0,
         1,
     )

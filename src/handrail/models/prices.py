@@ -25,6 +25,12 @@ def tariff_of(model: str, traits: Traits) -> Tariff:
     return _from_table(model)
 
 
+def most_of(tariff: Tariff, input: int, output: int) -> Decimal | None:
+    """The most that so many tokens can cost: what is put into a provider's cache costs more than what is not."""
+    plain, written = tariff(Usage(input, output)), tariff(Usage(input, output, cache_writes=input))
+    return None if plain is None or written is None else max(plain, written)
+
+
 def cost_at(price: Price, usage: Usage) -> Decimal:
     """The cost at a known price."""
     if not (price.input or price.output):
@@ -45,11 +51,12 @@ def _from_table(model: str) -> Tariff:
         return _unknown
 
     def cost(usage: Usage) -> Decimal | None:
+        cached = min(usage.cached, usage.input)  # the table refuses more, and some servers say more
         used = table.Usage(
             input_tokens=usage.input,
             output_tokens=usage.output,
-            cache_read_tokens=usage.cached or None,
-            cache_write_tokens=usage.cache_writes or None,
+            cache_read_tokens=cached or None,
+            cache_write_tokens=min(usage.cache_writes, usage.input - cached) or None,
         )
         return table.calc_price(used, model_ref=name, provider_id=provider).total_price
 

@@ -27,7 +27,7 @@ from handrail.messages import (
     UsagePart,
 )
 from handrail.models.http import Provider, decode
-from handrail.models.wire import body_of, encode, is_strict, text_json
+from handrail.models.wire import body_of, count, encode, is_strict, text_json
 
 WIRE = "responses"
 
@@ -150,9 +150,9 @@ def _end(provider: Provider, answer: Any) -> Iterator[ModelPart]:
         details = usage.get("input_tokens_details") or {}
         yield UsagePart(
             Usage(
-                usage.get("input_tokens") or 0,
-                usage.get("output_tokens") or 0,
-                details.get("cached_tokens") or 0,
+                count(usage.get("input_tokens")),
+                count(usage.get("output_tokens")),
+                count(details.get("cached_tokens")),
                 0,
                 1,
             )

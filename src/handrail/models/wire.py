@@ -33,6 +33,11 @@ def raw_object(arguments: str) -> msgspec.Raw:
     )
 
 
+def count(value: Any) -> int:
+    """A number of tokens; nothing where a server sends something else."""
+    return max(int(value), 0) if type(value) in (int, float) else 0
+
+
 def body_of(fields: Mapping[str, Any], **written: bytes) -> bytes:
     """A request's body: plain fields, and some whose JSON is there already."""
     plain = encode(fields)
