@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import sys
 import threading
+import tracemalloc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +31,8 @@ from handrail import (
     UserContext,
     tool,
 )
-from handrail.errors import ConversationBusy, PromptRenderError
+from handrail.adapter import Retry
+from handrail.errors import ConversationBusy, ModelUnavailable, PromptRenderError
 from handrail.messages import (
     AssistantMessage,
     CallAnswered,
@@ -40,6 +43,7 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models.scripted import Reply
+from handrail.models.wire import text_json
 from handrail.question import Answer, Question
 from handrail.session import load, save
 from handrail.testing import Agent, Person, VirtualClock, run_virtual
@@ -265,3 +269,27 @@ def test_two_messages_are_refused_in_a_call_too() -> None:
     result = model.requests[-1].messages[-1]
     assert isinstance(result, ToolMessage)
     assert "two messages were given" in result.results[0].text
+
+
+# --- what is left of a run ---------------------------------------------------------------------
+
+
+def test_large_prompts_are_not_kept() -> None:
+    """A server that fills documents into its prompts does not keep the last few hundred of them."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(40):
+            text_json(f"{number} " + "x" * 500_000)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 5_000_000
+
+
+def test_many_attempts_are_possible() -> None:
+    """However often it was tried, the wait is one that can be waited for."""
+    retry = Retry(attempts=5000, first_wait=0.5, longest_wait=60)
+    wait = retry.wait_after(4000, ModelUnavailable("m", "down"))
+    assert wait is not None
+    assert 30 <= wait <= 60

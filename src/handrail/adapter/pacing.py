@@ -42,7 +42,7 @@ class Retry:
         wanted = error.retry_after
         if wanted is not None:
             return wanted * (1 + self.chance() / 10) if wanted <= self.longest_wait else None
-        highest = min(self.longest_wait, self.first_wait * 2 ** (attempt - 1))
+        highest = min(self.longest_wait, self.first_wait * 2.0 ** min(attempt - 1, 64))
         return highest * (1 + self.chance()) / 2
 
 

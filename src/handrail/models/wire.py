@@ -14,10 +14,16 @@ import msgspec
 encode = msgspec.json.encode
 
 
-@lru_cache(maxsize=256)
+_SMALL = 1 << 15
+"""Texts up to this length are kept: many runs share them, and all of them together take little room."""
+
+
 def text_json(text: str) -> bytes:
-    """A text as JSON. What is sent with every request, as a prompt is, is written once."""
-    return encode(text)
+    """A text as JSON. What is sent with every request, as a prompt is, is written once unless it is large."""
+    return _kept_json(text) if len(text) <= _SMALL else encode(text)
+
+
+_kept_json = lru_cache(maxsize=64)(encode)
 
 
 def raw_object(arguments: str) -> msgspec.Raw:
