@@ -168,6 +168,7 @@ def _reserve(run: Run, budget: BudgetTracker) -> tuple[ModelRequest, Reservation
     sent = tokens + sum(_size(message) for message in run.conversation.messages.since(known))
     if not known:
         sent += len(run.system.encode()) + run.tools_size()
+    run.counted = (len(run.conversation.messages), sent)  # until the provider says better
     room = run.max_tokens or OUTPUT_BOUND
     if "tokens" in left:
         room = max(min(room, int(left["tokens"]) - sent), _LEAST_OUTPUT)

@@ -81,7 +81,7 @@ class Run:
         self.answers_by_call = output is not None and not settings.model.traits.native_output
         self._extra_tools = [*extra_tools, *([output.tool()] if output and self.answers_by_call else [])]
         self.counted: tuple[int, int] = (0, 0)
-        """How many messages the provider has counted, and how many tokens they were."""
+        """How many messages have been counted, and how many tokens they are at most, or by the provider's count."""
         self.calls = 0
         self._request: ModelRequest | None = None
         self.tools: Sent[Offered] = Sent(Offered(tool) for tool in (*rendered.tools, *self._extra_tools))
