@@ -28,6 +28,7 @@ from handrail import (
     tool,
 )
 from handrail.adapter import Retry, Throttle
+from handrail.errors import DefinitionError
 from handrail.limits import BudgetTracker
 from handrail.messages import Price
 from handrail.models import prices
@@ -457,3 +458,28 @@ async def test_usage_that_makes_no_sense_ends_no_run(usage: Any) -> None:
         budget = BudgetTracker(Budget(money=10_000, tokens=10_000))
         assert (await Adapter(chat(raw), max_tokens=9).evaluate(PLAIN, "hi", budget=budget)).text == "ok"
         assert budget.remaining()["tokens"] == 10_000 - budget.spent()["tokens"]
+
+
+async def test_keys_as_they_are_found_in_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line break at the end, as files have it, does no harm; one in the middle is said by name."""
+    async with raw_server(said("ok")) as raw:
+        adapter = Adapter(chat(raw, key_variable="PLANTED_KEY"), retry=ONCE)
+        monkeypatch.setenv("PLANTED_KEY", f"{KEY}\n")
+        assert (await adapter.evaluate(PLAIN, "hi")).text == "ok"
+        monkeypatch.setenv("PLANTED_KEY", f"{KEY}\nmore")
+        with pytest.raises(PromptEvaluationError, match="PLANTED_KEY holds a line break"):
+            await adapter.evaluate(PLAIN, "hi")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"base_url": "https://me:hunter2@host/v1"}, "name or a password"),
+        ({"base_url": "http://host/v1", "headers": {"x-team": "a\r\nb: c"}}, "'x-team' holds a line break"),
+    ],
+)
+def test_addresses_and_headers_are_looked_at_when_a_model_is_made(options: Any, words: str) -> None:
+    """What can't be sent, or would be shown, is refused before any request, and not repeated."""
+    with pytest.raises(DefinitionError, match=words) as raised:
+        OpenAIModel("m", **options)
+    assert "hunter2" not in str(raised.value)

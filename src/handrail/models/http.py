@@ -72,6 +72,14 @@ class Provider:
             raise DefinitionError(
                 f"model {model!r}: the address {base_url!r} is none. Write it like 'https://host/v1'."
             )
+        if "@" in base_url.removeprefix("https://").removeprefix("http://").split("/", 1)[0]:
+            raise DefinitionError(
+                f"model {model!r}: its address has a name or a password in it, which would be shown with it. "
+                "Leave them out, and name an environment variable with the key in `key_variable`."
+            )
+        for name, value in (headers or {}).items():
+            if not _fits_header(name + value):
+                raise DefinitionError(f"model {model!r}: the header {name!r} holds a line break. Remove it.")
         self.model = model
         self._base_url = base_url.rstrip("/")
         self._key_variable = key_variable
@@ -159,13 +167,17 @@ class Provider:
     # Secrets.
 
     def _key(self) -> str:
-        return os.environ.get(self._key_variable, "") if self._key_variable else ""
+        return os.environ.get(self._key_variable, "").strip() if self._key_variable else ""
 
     def _with_key(self) -> dict[str, str]:
         key = self._key()
         if not key and self._key_needed:
             raise ModelRequestRefused(
                 self.model, f"there is no key for it. Set {self._key_variable} in the environment"
+            )
+        if not _fits_header(key):
+            raise ModelRequestRefused(
+                self.model, f"the key for it is none: {self._key_variable} holds a line break"
             )
         return {**self._headers, self._key_header: self._key_prefix + key} if key else self._headers
 
@@ -221,6 +233,10 @@ class Provider:
 
     def _now(self) -> datetime:
         return self._clock.now()
+
+
+def _fits_header(text: str) -> bool:
+    return not any(char < " " or char == "\x7f" for char in text)
 
 
 def _number(text: str | None) -> int | None:
