@@ -210,7 +210,10 @@ def _whole(answer: Any) -> Iterator[ModelPart]:
 
 
 def _usage(usage: Mapping[str, Any], output: int | None = None) -> Usage:
-    read, written = count(usage.get("cache_read_input_tokens")), count(usage.get("cache_creation_input_tokens"))
+    read, written = (
+        count(usage.get("cache_read_input_tokens")),
+        count(usage.get("cache_creation_input_tokens")),
+    )
     sent = count(usage.get("input_tokens")) + read + written
     return Usage(sent, count(usage.get("output_tokens")) if output is None else output, read, written, 1)
 
