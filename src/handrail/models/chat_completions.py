@@ -26,7 +26,7 @@ from handrail.messages import (
     UsagePart,
 )
 from handrail.models.http import Provider
-from handrail.models.wire import body_of, count, encode, is_strict, text_json
+from handrail.models.wire import body_of, count, encode, is_strict, object_text, text_json
 
 _STOPS: dict[str, StopReason] = {
     "stop": "done",
@@ -111,7 +111,7 @@ def _message(message: Message) -> bytes:
                 {
                     "id": call.id,
                     "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
+                    "function": {"name": call.name, "arguments": object_text(call.arguments)},
                 }
                 for call in message.calls
             ]

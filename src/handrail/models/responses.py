@@ -27,7 +27,7 @@ from handrail.messages import (
     UsagePart,
 )
 from handrail.models.http import Provider, decode
-from handrail.models.wire import body_of, count, encode, is_strict, text_json
+from handrail.models.wire import body_of, count, encode, is_strict, object_text, text_json
 
 WIRE = "responses"
 
@@ -111,7 +111,12 @@ def _items(message: Message) -> bytes:
 
 def _said(message: AssistantMessage) -> list[Any]:
     calls = [
-        {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments or "{}"}
+        {
+            "type": "function_call",
+            "call_id": call.id,
+            "name": call.name,
+            "arguments": object_text(call.arguments),
+        }
         for call in message.calls
     ]
     if message.kept is not None and message.kept.wire == WIRE:

@@ -26,17 +26,20 @@ def text_json(text: str) -> bytes:
 _kept_json = lru_cache(maxsize=64)(encode)
 
 
-def raw_object(arguments: str) -> msgspec.Raw:
-    """A call's arguments for a wire that wants an object, whatever the model had sent."""
+def object_text(arguments: str) -> str:
+    """A call's arguments as a provider takes them back: an object, whatever the model had sent."""
+    if not arguments:
+        return "{}"
     try:
-        found = msgspec.json.decode(arguments or "{}")
-    except msgspec.DecodeError:
+        found = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, UnicodeEncodeError):
         found = None
-    return msgspec.Raw(
-        arguments.encode()
-        if arguments and isinstance(found, dict)
-        else encode({} if not arguments else {"unreadable": arguments})
-    )
+    return arguments if isinstance(found, dict) else encode({"unreadable": arguments}).decode()
+
+
+def raw_object(arguments: str) -> msgspec.Raw:
+    """The same for a wire that wants an object and not its text."""
+    return msgspec.Raw(object_text(arguments).encode())
 
 
 def count(value: Any) -> int:
