@@ -505,3 +505,32 @@ async def test_arguments_go_back_as_an_object_whatever_they_were(
     body = raw.bodies[0]
     sent = body["messages"][2]["tool_calls"][0]["function"] if api == "chat" else body["input"][1]
     assert json.loads(sent["arguments"]) == ({"unreadable": arguments} if arguments else {})
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score in bounds; a field may have the name of a bound."""
+
+    points: Annotated[int, Field(ge=0, le=10)]
+    pattern: Annotated[str, Field(min_length=1)]
+    tags: Annotated[list[str], Field(max_length=3)]
+
+
+async def test_bounds_are_checked_here_and_not_sent_to_anthropic() -> None:
+    """The API refuses a schema with bounds; an answer out of bounds is corrected by the model."""
+
+    def answer(points: int) -> bytes:
+        text = json.dumps({"points": points, "pattern": "x", "tags": []})
+        return whole({"content": [{"type": "text", "text": text}], "stop_reason": "end_turn"})
+
+    async with raw_server(answer(11), answer(7)) as raw:
+        model = AnthropicModel("m", base_url=raw.url, key_variable=None)
+        response = await Adapter(model).evaluate(Prompt("p", "Go.", output=Score), "hi")
+    assert response.output == Score(7, "x", [])
+    sent = raw.bodies[0]["output_config"]["format"]["schema"]
+    assert sent["properties"] == {
+        "points": {"type": "integer"},
+        "pattern": {"type": "string"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+    }
+    assert sent["required"] == ["points", "pattern", "tags"]

@@ -123,7 +123,9 @@ class AnthropicModel:
         if request.must_call:
             more["tool_choice"] = {"type": "any"}
         if request.output is not None:
-            more["output_config"] = {"format": {"type": "json_schema", "schema": request.output.json_schema}}
+            more["output_config"] = {
+                "format": {"type": "json_schema", "schema": _held(request.output.json_schema)}
+            }
         if self._cache:
             more |= _CACHE  # moves along with the newest message, whose bytes it leaves alone
         written = {"messages": b"[%s]" % request.messages.encoded(_message)}
@@ -138,6 +140,28 @@ class AnthropicModel:
 
     def __repr__(self) -> str:
         return f"AnthropicModel({self.name!r})"
+
+
+_UNHELD = frozenset(
+    {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength"}
+    | {"minItems", "maxItems", "uniqueItems", "minProperties", "maxProperties", "pattern"}
+)
+"""Words that the API refuses in the schema of an answer. What they ask for is checked here all the same."""
+
+
+def _held(schema: Any) -> Any:
+    """The schema, as far as the API can hold a model to it."""
+    if isinstance(schema, list):
+        return [_held(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        word: {name: _held(each) for name, each in inner.items()}
+        if word in ("properties", "$defs")
+        else _held(inner)
+        for word, inner in schema.items()
+        if word not in _UNHELD
+    }
 
 
 def _plain_tool(offered: Offered) -> bytes:
