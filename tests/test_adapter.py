@@ -396,6 +396,37 @@ def test_an_unknown_price_is_unknown() -> None:
     assert len(model.requests) == 1
 
 
+def test_little_money_makes_answers_short() -> None:
+    """Where the longest answer can't be paid for, a shorter one is asked for; none at all is refused."""
+    seen: list[int] = []
+
+    def answer(request: Any) -> Reply:
+        seen.append(request.max_tokens)
+        return Reply("Hi.", usage=Usage(10, 1, 0, 0, 1))
+
+    model = ScriptedModel(answer, traits=Traits(Price(Decimal(3), Decimal(15)), native_output=True))
+    assert Adapter(model).evaluate(GUIDE, "hi", budget=Budget(money=0.02)).wait().text == "Hi."
+    assert 16 <= seen[0] < 4096
+    with pytest.raises(PromptEvaluationError, match="money"):
+        Adapter(model).evaluate(GUIDE, "hi", budget=Budget(money=0.0001)).wait()
+
+
+def test_the_table_of_prices() -> None:
+    """A model of a known provider is priced by the maintained table; an unknown one is unknown."""
+    from handrail.models.prices import tariff_of
+
+    million = Usage(1_000_000, 1_000_000, 0, 0, 1)
+    known = tariff_of("openai:gpt-4o", Traits())(million)
+    assert known is not None
+    assert 1 < known < 100
+    cached = tariff_of("anthropic:claude-sonnet-4-5", Traits())(Usage(100_000, 0, 90_000, 0, 1))
+    fresh = tariff_of("anthropic:claude-sonnet-4-5", Traits())(Usage(100_000, 0, 0, 0, 1))
+    assert cached is not None
+    assert fresh is not None
+    assert cached < fresh
+    assert tariff_of("nobody:nothing", Traits())(million) is None
+
+
 def test_tokens_are_reserved_before_and_settled_after() -> None:
     """An upper bound is set aside for a request; what it really used is what counts after it."""
     tracker = BudgetTracker(Budget(tokens=100_000))
@@ -664,6 +695,40 @@ def test_nested_runs_are_conversations_of_their_own() -> None:
     keys = [each.conversation for each in session[MessageAdded].all()]
     assert len(set(keys)) == 3
     assert keys.count("root") == 4
+
+
+def test_a_nested_prompt_with_resources_of_its_own_says_where_they_belong() -> None:
+    """What only the inner prompt binds is refused by name; bound on the run, the inner prompt has it."""
+    from handrail.resources.registry import given
+
+    class Settings:
+        word = "here"
+
+    @tool
+    async def look(context: ToolContext) -> str:
+        """Look."""
+        return context.resources.get(Settings).word
+
+    inner = Prompt("inner", "Inner.", tools=[look], resources=[given(Settings, Settings())])
+
+    @tool
+    async def ask(context: ToolContext) -> str:
+        """Ask another."""
+        return (await context.adapter.evaluate(inner, "inner")).text
+
+    def answer(request: Any) -> Any:
+        if request.system == "Inner.":
+            last = request.messages[-1]
+            return last.text if len(request.messages) > 1 else ToolCall("look")
+        return "out" if len(request.messages) > 1 else ToolCall("ask")
+
+    outer = Prompt("p", "Go.", tools=[ask])
+    for resources, said in (((), "prompt 'inner' brings Settings"), ([given(Settings, Settings())], "here")):
+        session = Session()
+        Adapter(ScriptedModel(answer)).evaluate(outer, "hi", session=session, resources=resources).wait()
+        last = session[ToolInvoked].latest()
+        assert last is not None
+        assert said in last.result.render()
 
 
 def test_depth_is_limited_through_nested_runs() -> None:

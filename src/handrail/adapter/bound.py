@@ -63,6 +63,7 @@ class Bound:
         if isinstance(params, str):
             params, message = None, one_message(params, message)
         settings = override(self._settings, model, temperature)
+        _check_bound(call, prompt)
 
         async def evaluate() -> PromptResponse[OutputT]:
             frame, conversation = _nest(call, prompt, deadline, budget)
@@ -124,6 +125,18 @@ def prompt_model_of(adapter: Adapter, settings: Settings, call: LiveCall) -> Pro
         return Operation(ask, "prompt_model", call.home)
 
     return verb
+
+
+def _check_bound(call: LiveCall, prompt: Prompt[Any]) -> None:
+    """A nested run works with the resources of the run around it; one that brings others says so here."""
+    unbound = [
+        each.protocol.__name__ for each in prompt.resources if not call.frame.resources.binds(each.protocol)
+    ]
+    if unbound:
+        raise DefinitionError(
+            f"prompt {prompt.name!r} brings {', '.join(unbound)}, and a run inside a call uses the resources of the "
+            "run around it. Bind them there: evaluate(..., resources=[...])."
+        )
 
 
 def _nest(call: LiveCall, prompt: Prompt[Any], deadline: Deadline | None, budget: Budget | None) -> Any:

@@ -172,6 +172,8 @@ def _reserve(run: Run, budget: BudgetTracker) -> tuple[ModelRequest, Reservation
     room = run.max_tokens or OUTPUT_BOUND
     if "tokens" in left:
         room = max(min(room, int(left["tokens"]) - sent), _LEAST_OUTPUT)
+    while "money" in left and room > _LEAST_OUTPUT and (most_of(run.tariff, sent, room) or 0) > left["money"]:
+        room //= 2
     reserved = budget.reserve(requests=1, tokens=sent + room, money=most_of(run.tariff, sent, room))
     return run.request(max_tokens=room if {"tokens", "money"} & left.keys() else run.max_tokens), reserved
 

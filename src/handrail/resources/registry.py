@@ -93,6 +93,10 @@ class RunResources:
         self.lock = threading.RLock()
         self._closed = False
 
+    def binds(self, protocol: type) -> bool:
+        """Is anything bound to it?"""
+        return protocol in self._bindings
+
     def binding(self, protocol: type) -> Binding[Any]:
         found = self._bindings.get(protocol) if isinstance(protocol, type) else None  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
         if found is None:
