@@ -148,7 +148,14 @@ def stage(request: pytest.FixtureRequest) -> Stage:
 
 def case(name: str) -> Callable[[Any], Any]:
     """A test of one case, for every subject that is tried on it."""
-    return pytest.mark.parametrize("stage", TABLE[name], indirect=True, ids=str)
+    return pytest.mark.parametrize(
+        "stage", [_param(subject) for subject in TABLE[name]], indirect=True, ids=str
+    )
+
+
+def _param(subject: str) -> Any:
+    """A subject; the embedded model's server is slow, and the same whatever Python asks it."""
+    return pytest.param(subject, marks=pytest.mark.once) if subject in EMBEDDED else subject
 
 
 def adapter(model: Model, **options: Any) -> Adapter:

@@ -32,6 +32,8 @@ from servers import (
     running,
 )
 
+pytestmark = pytest.mark.once
+
 WIRES = (CHAT, RESPONSES, MESSAGES)
 STARTS = {"aimock": aimock, "llmock": llmock, "embedded": embedded}
 
