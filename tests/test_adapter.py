@@ -629,7 +629,7 @@ def test_a_tool_sees_the_request_that_led_to_it() -> None:
     assert request.model == "scripted:script"
     assert request.body["messages"] == [{"role": "user", "text": "hi"}]
     assert (accumulator.text, accumulator.calls) == ("Let me see.", ("c1",))
-    assert extras[RETRIES].failed == 1
+    assert extras[RETRIES] == 1
     assert extras.get(PROVIDER_REQUEST_ID) is None
 
 

@@ -15,7 +15,6 @@ from handrail.context import (
     RateLimit,
     RequestView,
     ResponseAccumulator,
-    Retries,
 )
 from handrail.messages import (
     AssistantMessage,
@@ -132,7 +131,7 @@ class Answer:
     @property
     def extras(self) -> Extras:
         if self._extras is None:
-            values: dict[str, Any] = {RETRIES.name: Retries(self.attempt - 1)}
+            values: dict[str, Any] = {RETRIES.name: self.attempt - 1}
             sent = self.sent
             if sent is not None:
                 if sent.request_id:

@@ -16,7 +16,6 @@ from handrail.context.extras import (
     ExtraKey,
     Extras,
     RateLimit,
-    Retries,
 )
 from handrail.context.facts import Approval, Invocation, RequestView, ResponseAccumulator, RunContext
 from handrail.context.ticket import Ticket
@@ -56,7 +55,6 @@ __all__ = [
     "RateLimit",
     "RequestView",
     "ResponseAccumulator",
-    "Retries",
     "RunContext",
     "Ticket",
     "ToolContext",

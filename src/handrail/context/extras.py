@@ -66,13 +66,6 @@ class RateLimit:
     resets_at: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Retries:
-    """How often the request that led here was tried before."""
-
-    failed: int = 0
-
-
 TRACING_SPAN: ExtraKey[Any] = ExtraKey(
     "tracing_span",
     object,
@@ -82,7 +75,7 @@ TRACING_SPAN: ExtraKey[Any] = ExtraKey(
 PROVIDER_REQUEST_ID = ExtraKey("provider_request_id", str, "The provider's own id of the request.")
 RATE_LIMIT = ExtraKey("rate_limit", RateLimit, "What the provider last said about its limits.")
 
-RETRIES = ExtraKey("retries", Retries, "How often the request was tried before it was answered.")
+RETRIES = ExtraKey("retries", int, "How often the request was tried before it was answered.")
 
 
 class Extras(Mapping[str, Any]):
