@@ -5,7 +5,8 @@ Each is ours *and* the builtin a caller would expect; each carries data beside i
     HandrailError
     ├── DefinitionError (ValueError)             something was defined wrongly; found when it is defined
     │   ├── ToolDefinitionError                    .tool, .problem, .mend
-    │   └── ExtraKeyError                          .key
+    │   ├── ExtraKeyError                          .key
+    │   └── RuleError                              .rule
     ├── ToolError                                what a handler raises, or what stops a call before it
     │   ├── ToolValidationError (ValueError)       .problems: the arguments do not fit, all of it at once
     │   ├── TransientError                         .retry_after: try the same call again
@@ -36,6 +37,10 @@ Each is ours *and* the builtin a caller would expect; each carries data beside i
     │   ├── Conflict (RuntimeError)                .places: what was changed by somebody else meanwhile
     │   ├── EffectRefused (PermissionError)        .effect: a call did more than its tool's effect allows
     │   ├── ResourceError (LookupError)            .resource
+    │   ├── ShellError (RuntimeError)              .command
+    │   │   ├── CommandRefused (PermissionError)     .problem, .allowed: it may not run
+    │   │   ├── CommandMissing (FileNotFoundError)   .program: there is no such program
+    │   │   └── ShellUnavailable                     .problem, .mend: nothing can run contained here
     │   └── FileError (OSError)                    .path
     │       ├── FileMissing (FileNotFoundError)
     │       ├── FileInTheWay (FileExistsError)       something else is there already
@@ -85,6 +90,14 @@ class ExtraKeyError(DefinitionError):
     def __init__(self, key: object, problem: str, mend: str) -> None:
         super().__init__(f"extra {key!r}: {problem}. {mend}")
         self.key = key
+
+
+class RuleError(DefinitionError):
+    """A rule about commands can't be what was meant."""
+
+    def __init__(self, rule: str, problem: str, mend: str) -> None:
+        super().__init__(f"rule {rule}: {problem}. {mend}")
+        self.rule = rule
 
 
 class ToolError(HandrailError):
@@ -326,6 +339,40 @@ class ResourceError(StateError, LookupError):
     def __init__(self, resource: str, problem: str, mend: str) -> None:
         super().__init__(f"resource {resource}: {problem}. {mend}")
         self.resource = resource
+
+
+class ShellError(StateError, RuntimeError):
+    """A command could not be run, or not be followed to its end."""
+
+    def __init__(self, command: str, problem: str) -> None:
+        super().__init__(f"`{command}`: {problem}" if command else problem)
+        self.command = command
+
+
+class CommandRefused(ShellError, PermissionError):
+    """A command may not run. Worded for a model: what may."""
+
+    def __init__(self, command: str, problem: str, allowed: Sequence[str] = ()) -> None:
+        super().__init__(command, problem)
+        self.problem = problem
+        self.allowed = tuple(allowed)
+
+
+class CommandMissing(ShellError, FileNotFoundError):
+    """The program of a command is not there, or can't be executed."""
+
+    def __init__(self, command: str, program: str, problem: str) -> None:
+        super().__init__(command, problem)
+        self.program = program
+
+
+class ShellUnavailable(ShellError):
+    """What holds a command in is not to be had on this machine, so nothing was run."""
+
+    def __init__(self, problem: str, mend: str) -> None:
+        super().__init__("", f"{problem}. {mend}")
+        self.problem = problem
+        self.mend = mend
 
 
 class FileError(StateError, OSError):
