@@ -147,7 +147,9 @@ class _Following:
                 if left <= 0:
                     return True
                 # A day at most: the kernel takes milliseconds as a small number.
-                ready = {descriptor for descriptor, _ in self._poll.poll(math.ceil(min(left, 86400.0) * 1000))}
+                ready = {
+                    descriptor for descriptor, _ in self._poll.poll(math.ceil(min(left, 86400.0) * 1000))
+                }
                 if stop is not None and stop.wished:
                     return False
                 if self._reader in ready and not self.read():

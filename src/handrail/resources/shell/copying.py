@@ -95,7 +95,12 @@ class Copy:
                     fcntl.ioctl(writing, _FICLONE, reading.fileno())
                     return
                 except OSError as error:
-                    self._can_share = error.errno not in (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL)
+                    self._can_share = error.errno not in (
+                        errno.EOPNOTSUPP,
+                        errno.ENOTTY,
+                        errno.EXDEV,
+                        errno.EINVAL,
+                    )
         shutil.copyfile(source, target)
 
     # --- and back ---
@@ -247,7 +252,9 @@ def _copy_facts(source: str, target: str) -> None:
         for name in os.listxattr(source, follow_symlinks=False):
             if ".overlay." not in name:
                 with contextlib.suppress(OSError):
-                    os.setxattr(target, name, os.getxattr(source, name, follow_symlinks=False), follow_symlinks=False)
+                    os.setxattr(
+                        target, name, os.getxattr(source, name, follow_symlinks=False), follow_symlinks=False
+                    )
     if not stat.S_ISLNK(facts.st_mode):
         os.chmod(target, stat.S_IMODE(facts.st_mode))
     os.utime(target, ns=(facts.st_atime_ns, facts.st_mtime_ns), follow_symlinks=False)

@@ -13,7 +13,7 @@ import errno
 import os
 import re
 import resource
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from handrail.resources.shell import kernel
 from handrail.resources.shell.order import Order
@@ -41,7 +41,7 @@ class Failed(Exception):
 
 
 @contextlib.contextmanager
-def step(name: str) -> Iterator[None]:
+def step(name: str) -> Generator[None]:
     """Say which step an error belongs to."""
     try:
         yield
@@ -204,7 +204,9 @@ def _check_mounts(writable: set[str], order: Order) -> str:
             if b"ro" not in fields[5].split(b",") and place not in writable:
                 raise OSError(errno.EPERM, "a mount was left writable", place)
     if not kind or (order.view == "overlay" and kind != "overlay"):
-        raise OSError(errno.EPERM, f"not an {order.view} is mounted there, but {kind or 'nothing'}", order.root)
+        raise OSError(
+            errno.EPERM, f"not an {order.view} is mounted there, but {kind or 'nothing'}", order.root
+        )
     return kind
 
 
@@ -214,7 +216,9 @@ def _check_mounts(writable: set[str], order: Order) -> str:
 def limit(order: Order) -> None:
     """Bound what it can use up: processes, where the kernel counts them by namespace; no cores, no namespaces."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    release = tuple(int("".join(filter(str.isdigit, part)) or 0) for part in os.uname().release.split(".")[:2])
+    release = tuple(
+        int("".join(filter(str.isdigit, part)) or 0) for part in os.uname().release.split(".")[:2]
+    )
     if release >= (6, 14) and order.walls != "none":
         # From 6.14 on this belongs to the PID namespace; before, it is the whole machine's.
         with contextlib.suppress(OSError):

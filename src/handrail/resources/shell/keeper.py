@@ -32,7 +32,7 @@ from handrail.resources.shell.enclosure import (
     namespaces,
     step,
 )
-from handrail.resources.shell.order import Answer, Order, Walls
+from handrail.resources.shell.order import Answer, Order
 
 REQUESTS = 3
 """The descriptor requests come in on: each the walls wanted, with control, standard input and output."""
@@ -188,7 +188,9 @@ def _enter(order: Order) -> None:
 def _run(order: Order, stdin: int, output: int, control: socket.socket) -> int:
     os.umask(0o022)
     with step("exec"):
-        command = _spawn(order, [(os.POSIX_SPAWN_DUP2, stdin, 0), *((os.POSIX_SPAWN_DUP2, output, n) for n in (1, 2))])
+        command = _spawn(
+            order, [(os.POSIX_SPAWN_DUP2, stdin, 0), *((os.POSIX_SPAWN_DUP2, output, n) for n in (1, 2))]
+        )
     os.close(stdin)
     os.close(output)
     if order.walls == "none":

@@ -82,17 +82,16 @@ def launch(order: Order, stdin: int, output: int) -> socket.socket:
     """
     global _keeper
     ours, theirs = socket.socketpair()
-    with theirs:
-        with _lock:
-            descriptors = [theirs.fileno(), stdin, output]
-            if _keeper is None:
-                _keeper = Keeper()
-            try:
-                _keeper.send(order, descriptors)
-            except OSError:
-                _keeper.close()
-                _keeper = Keeper()
-                _keeper.send(order, descriptors)
+    with theirs, _lock:
+        descriptors = [theirs.fileno(), stdin, output]
+        if _keeper is None:
+            _keeper = Keeper()
+        try:
+            _keeper.send(order, descriptors)
+        except OSError:
+            _keeper.close()
+            _keeper = Keeper()
+            _keeper.send(order, descriptors)
     data = order.encode()
     ours.sendall(struct.pack("!I", len(data)) + data)
     return ours

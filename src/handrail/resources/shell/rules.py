@@ -22,13 +22,73 @@ _SHOWN = 200
 
 # These run whatever their arguments name, so a rule that leaves the arguments open allows everything.
 _WRAPPERS = frozenset(
-    "busybox chroot command doas env eval exec find flock ionice nice nohup nsenter parallel runuser script "
-    "setarch setpriv setsid ssh stdbuf strace su sudo systemd-run taskset time timeout unshare watch xargs".split()
+    [
+        "busybox",
+        "chroot",
+        "command",
+        "doas",
+        "env",
+        "eval",
+        "exec",
+        "find",
+        "flock",
+        "ionice",
+        "nice",
+        "nohup",
+        "nsenter",
+        "parallel",
+        "runuser",
+        "script",
+        "setarch",
+        "setpriv",
+        "setsid",
+        "ssh",
+        "stdbuf",
+        "strace",
+        "su",
+        "sudo",
+        "systemd-run",
+        "taskset",
+        "time",
+        "timeout",
+        "unshare",
+        "watch",
+        "xargs",
+    ]
 )
 # These do so with the right option, or with a program given as an argument.
 _INTERPRETERS = frozenset(
-    "ash awk bash bun csh dash deno expect fish gawk git gdb ksh lua mawk node perl php python pypy Rscript ruby "
-    "sed sh tclsh tcsh vi vim zsh".split()
+    [
+        "ash",
+        "awk",
+        "bash",
+        "bun",
+        "csh",
+        "dash",
+        "deno",
+        "expect",
+        "fish",
+        "gawk",
+        "git",
+        "gdb",
+        "ksh",
+        "lua",
+        "mawk",
+        "node",
+        "perl",
+        "php",
+        "python",
+        "pypy",
+        "Rscript",
+        "ruby",
+        "sed",
+        "sh",
+        "tclsh",
+        "tcsh",
+        "vi",
+        "vim",
+        "zsh",
+    ]
 )
 _UP = re.compile(r"(?:^|[/=:,])\.\.(?:$|/)")
 _WILD = re.compile(r"\*\*|\*|\?")
@@ -76,9 +136,11 @@ class Allow:
         words = self._words()
         if not self._pattern:
             raise RuleError(repr(self), "it names no program", "Write Allow(...) if every command may run.")
-        if len(words) != len(self._pattern) - self._open or not all(isinstance(word, str) for word in words):
+        if len(words) != len(self._pattern) - self._open:
             raise RuleError(
-                repr(self), "it is made of texts, and '...' stands at its end", "Write one text for each argument."
+                repr(self),
+                "it is made of texts, and '...' stands at its end",
+                "Write one text for each argument.",
             )
         if not words:
             return
@@ -177,29 +239,39 @@ def shown(argv: Sequence[str]) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def _check_form(argv: object) -> None:
+def _check_form(argv: Sequence[object]) -> None:
     if isinstance(argv, str):
         try:
             words = shlex.split(argv)
         except ValueError:
             words = argv.split()
-        raise CommandRefused(argv[:_SHOWN], f"a command is a list of arguments, not one text: write {words!r}.")
+        raise CommandRefused(
+            argv[:_SHOWN], f"a command is a list of arguments, not one text: write {words!r}."
+        )
     if not isinstance(argv, list | tuple) or not argv:
         raise CommandRefused("", "a command is a list of arguments, the program first: ['git', 'status'].")
-    size = 0
-    for argument in argv:  # pyright: ignore[reportUnknownVariableType]  (this is what finds out)
-        if not isinstance(argument, str):
-            raise CommandRefused("", f"every argument is text, and {argument!r} is not: write {str(argument)!r}.")  # pyright: ignore[reportUnknownArgumentType]
-        try:
-            length = len(argument.encode())
-        except UnicodeEncodeError:
-            raise CommandRefused("", f"{argument!r} can't be written as UTF-8. Use ordinary characters.") from None
-        if "\0" in argument:
-            raise CommandRefused("", f"{argument[:40]!r} has a NUL in it. Leave it out.")
-        if length > MAX_ARGUMENT:
-            raise CommandRefused("", f"an argument is {length} bytes long, and {MAX_ARGUMENT} is the limit. Use a file.")
-        size += length + 9
-    if size > MAX_COMMAND:
-        raise CommandRefused("", f"the arguments are {size} bytes long, and {MAX_COMMAND} is the limit. Use a file.")
     if not argv[0]:
         raise CommandRefused("", "the program's name is empty: name one, as in ['git', 'status'].")
+    size = sum(_size(argument) + 9 for argument in argv)  # with its end and a pointer to it
+    if size > MAX_COMMAND:
+        raise CommandRefused(
+            "", f"the arguments are {size} bytes long, and {MAX_COMMAND} is the limit. Use a file."
+        )
+
+
+def _size(argument: object) -> int:
+    if not isinstance(argument, str):
+        raise CommandRefused("", f"every argument is text, and {argument!r} is not: write {str(argument)!r}.")
+    if "\0" in argument:
+        raise CommandRefused("", f"{argument[:40]!r} has a NUL in it. Leave it out.")
+    try:
+        length = len(argument.encode())
+    except UnicodeEncodeError:
+        raise CommandRefused(
+            "", f"{argument[:40]!r} can't be written as UTF-8. Use ordinary characters."
+        ) from None
+    if length > MAX_ARGUMENT:
+        raise CommandRefused(
+            "", f"an argument is {length} bytes long, and {MAX_ARGUMENT} is the limit. Use a file."
+        )
+    return length

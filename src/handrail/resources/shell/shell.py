@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Literal
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import CommandMissing, CommandRefused, FileError, FileMissing, PathRefused, ShellError, ShellUnavailable
+from handrail.errors import (
+    CommandMissing,
+    CommandRefused,
+    FileError,
+    FileMissing,
+    PathRefused,
+    ShellError,
+    ShellUnavailable,
+)
 from handrail.resources.layers import Layers
 from handrail.resources.paths import place
 from handrail.resources.shell.command import Followed, Stop, Stopped, follow, turn
@@ -27,6 +35,8 @@ from handrail.threads import run_in_thread
 
 OUTPUT_LIMIT = 64 * 1024
 """Bytes of output that are kept unless a shell is told otherwise: about what a model reads at once."""
+
+_NOT_FILES = ("/dev/", "/proc/", "/sys/")
 
 
 class Shell:
@@ -113,7 +123,9 @@ class Shell:
         """What can be had for commands on that folder's filesystem, and what is missing."""
         return await run_in_thread(lambda: probe(folder))
 
-    def order(self, argv: tuple[str, ...], layers: Layers, cwd: str, support: Support, shelter: Path) -> Order:
+    def order(
+        self, argv: tuple[str, ...], layers: Layers, cwd: str, support: Support, shelter: Path
+    ) -> Order:
         """The command as the keeper is told it, with an overlay as its view."""
         walled = support.contained
         home, temporary = ("/tmp/home", "/tmp") if walled else (f"{shelter}/home", f"{shelter}/tmp")
@@ -143,7 +155,8 @@ class Shell:
             )
         if self._wanted == "overlay" and not support.overlay:
             raise ShellUnavailable(
-                f"an overlay can't be mounted here: {lacking}", "Say backend='auto' to work on a copy instead."
+                f"an overlay can't be mounted here: {lacking}",
+                "Say backend='auto' to work on a copy instead.",
             )
         if self._wanted != "copy" and support.overlay:
             return "overlay", ()
@@ -214,7 +227,9 @@ class _Run:
         followed = self._follow(order._replace(view=view, lowers=[str(target)]))
         if not followed.answer.failed:
             copy.write_back()
-        notes = [f"It worked on a copy of the folder: {copy.files} files, {copy.size} bytes, {took:.3g} s to make."]
+        notes = [
+            f"It worked on a copy of the folder: {copy.files} files, {copy.size} bytes, {took:.3g} s to make."
+        ]
         if copy.unread:
             notes.append(f"{copy.unread} files could not be read and were not in it.")
         return followed, tuple(notes)
@@ -248,9 +263,13 @@ def _problem(argv: tuple[str, ...], cwd: str, answer: Answer) -> Exception:
     command, program = shown(argv), argv[0]
     if answer.failed == "exec":
         if answer.error == errno.ENOENT:
-            return CommandMissing(command, program, f"there is no program {program!r} here, or what its first line names")
+            return CommandMissing(
+                command, program, f"there is no program {program!r} here, or what its first line names"
+            )
         if answer.error in (errno.EACCES, errno.ENOEXEC, errno.EISDIR, errno.ENOTDIR):
-            return CommandMissing(command, program, f"{program!r} is not a program that can be run: {answer.detail}")
+            return CommandMissing(
+                command, program, f"{program!r} is not a program that can be run: {answer.detail}"
+            )
     if answer.failed == "folder":
         if answer.error == errno.ENOENT:
             return FileMissing(cwd, "there is no such folder to run in")
@@ -262,7 +281,7 @@ def _problem(argv: tuple[str, ...], cwd: str, answer: Answer) -> Exception:
 
 def _check_layers(layers: Layers) -> None:
     root = os.path.realpath(layers.root)
-    if root in ("/", "/dev", "/proc") or root.startswith(("/dev/", "/proc/", "/sys")) and not root.startswith("/dev/shm/"):
+    if root == "/" or ((root + "/").startswith(_NOT_FILES) and not root.startswith("/dev/shm/")):
         raise CommandRefused("", f"no command runs on {root!r}: it works on the folder of a project")
     for folder in (*layers.lowers, layers.upper, layers.work):
         if not folder.is_dir():

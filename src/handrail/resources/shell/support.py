@@ -109,7 +109,10 @@ def _try(folder: Path, walls: Walls, view: View) -> str | None:
             return f"{_STEPS.get(answer.failed, answer.failed)}: {answer.detail}"
         if answer.status != 0:
             return f"{_STEPS['namespaces']}: it ended with status {answer.status}"
-        if view == "overlay" and list(changes(place / "upper")) != [("deleted", "file"), ("replaced", "folder")]:
+        if view == "overlay" and list(changes(place / "upper")) != [
+            ("deleted", "file"),
+            ("replaced", "folder"),
+        ]:
             return f"{_STEPS['overlay']}: it does not mark deletions as it should"
         return None
     except HandrailError as error:
