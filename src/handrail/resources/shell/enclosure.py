@@ -233,7 +233,7 @@ def limit(order: Order) -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (wanted, wanted))
 
 
-def give_up_privileges(order: Order) -> None:
+def give_up_privileges() -> None:
     """From here on nothing that was put up can be taken down again."""
     with step("privileges"):
         kernel.give_up_privileges(KEPT if os.geteuid() == 0 else 0)

@@ -74,9 +74,12 @@ class Keeper:
                             signal.pidfd_send_signal(watched, signal.SIGKILL)
 
     def begin(self) -> bool:
-        data, descriptors, _, _ = socket.recv_fds(self.requests, 16, 3, socket.MSG_CMSG_CLOEXEC)
+        # Not `socket.recv_fds`: it drops its flags, and the command would inherit what came.
+        room = socket.CMSG_LEN(struct.calcsize("3i"))
+        data, extra, _, _ = self.requests.recvmsg(16, room, socket.MSG_CMSG_CLOEXEC)
         if not data:
             return False
+        descriptors = struct.unpack("3i", extra[0][2])
         walls, network = data.decode().split()
         control = socket.socket(fileno=descriptors[0])
         ready, go = os.pipe()
@@ -100,6 +103,8 @@ class Keeper:
             os.write(go, b"1")
         except Failed as failed:
             _say(control, _failure(failed))
+            if control.fileno() not in self.commands:
+                control.close()
         finally:
             for descriptor in (ready, go, *descriptors[1:]):
                 os.close(descriptor)
@@ -172,7 +177,7 @@ def _put_up(order: Order, control: socket.socket) -> None:
         limit(order)
     else:
         _say(control, Answer(mounted=enclose(order)))
-        give_up_privileges(order)
+        give_up_privileges()
 
 
 def _enter(order: Order) -> None:
@@ -188,6 +193,7 @@ def _enter(order: Order) -> None:
 def _run(order: Order, stdin: int, output: int, control: socket.socket) -> int:
     os.umask(0o022)
     with step("exec"):
+        kernel.keep_descriptors()
         command = _spawn(
             order, [(os.POSIX_SPAWN_DUP2, stdin, 0), *((os.POSIX_SPAWN_DUP2, output, n) for n in (1, 2))]
         )

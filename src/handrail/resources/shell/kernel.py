@@ -40,9 +40,11 @@ _PR_SET_NO_NEW_PRIVS = 38
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 
-_CLONE3 = 435  # these two have the same number on every architecture
+_CLONE3 = 435  # these have the same number on every architecture
+_CLOSE_RANGE = 436
 _MOUNT_SETATTR = 442
 _CLONE_PIDFD = 0x1000
+_CLOSE_RANGE_CLOEXEC = 4
 _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -144,6 +146,14 @@ def die_with_parent() -> None:
 def forbid_tracing() -> None:
     """Let nobody without CAP_SYS_PTRACE look into this process."""
     _control(_PR_SET_DUMPABLE, 0, "set dumpable")
+
+
+def keep_descriptors() -> None:
+    """Let no program that this process starts inherit anything but the three standard streams."""
+    first, last = ctypes.c_uint(3), ctypes.c_uint(0xFFFFFFFF)
+    _checked(
+        _libc.syscall(ctypes.c_long(_CLOSE_RANGE), first, last, ctypes.c_uint(_CLOSE_RANGE_CLOEXEC)), "close_range"
+    )
 
 
 def adopt_orphans() -> None:
