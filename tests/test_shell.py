@@ -59,7 +59,12 @@ def test_a_command_gives_its_output_and_its_exit_code(folder: Folder, backend: s
     """Both streams in the order they were written, and how it ended."""
     finished = folder.sh(anything(backend), "echo out; echo err >&2; echo out again; exit 3")
     assert (finished.output, finished.exit_code, finished.signal) == ("out\nerr\nout again\n", 3, None)
-    assert (finished.backend, finished.contained, finished.timed_out, finished.ok) == (backend, True, False, False)
+    assert (finished.backend, finished.contained, finished.timed_out, finished.ok) == (
+        backend,
+        True,
+        False,
+        False,
+    )
     assert finished.argv[0] == "sh"
     assert finished.seconds > 0
 
@@ -74,7 +79,9 @@ def test_a_command_works_at_the_folder_s_own_path(folder: Folder, backend: str):
 def test_the_folder_really_is_the_mount(folder: Folder, backend: str):
     """Seen from inside: an overlay, or a folder bound in its place; never the real one."""
     kind = {"overlay": "overlay", "copy": folder_kind(folder)}[backend]
-    finished = folder.run(anything(backend), "findmnt", "-n", "-o", "FSTYPE,OPTIONS", "--mountpoint", str(folder.root))
+    finished = folder.run(
+        anything(backend), "findmnt", "-n", "-o", "FSTYPE,OPTIONS", "--mountpoint", str(folder.root)
+    )
     kinds = [line.split()[0] for line in finished.output.splitlines()]
     assert kinds[-1] == kind
     assert finished.output.splitlines()[-1].split()[1].startswith("rw")
@@ -131,7 +138,10 @@ def test_a_command_that_no_rule_allows_does_not_run(folder: Folder, backend: str
 def test_a_missing_program_is_said(folder: Folder, backend: str):
     """Not there, not executable, without its interpreter, a folder: each names the program."""
     shell = anything(backend)
-    folder.sh(shell, "printf '#!/no/such/thing\\n' > bad; chmod +x bad; echo text > plain; echo junk > junk; chmod +x junk")
+    folder.sh(
+        shell,
+        "printf '#!/no/such/thing\\n' > bad; chmod +x bad; echo text > plain; echo junk > junk; chmod +x junk",
+    )
     for program in ("no-such-program", "./no-such", "./plain", "./bad", "./docs", "./junk", "./kept.txt/x"):
         with pytest.raises(CommandMissing, match="no program|not a program") as caught:
             folder.run(shell, program, "-x")
@@ -146,7 +156,9 @@ def test_a_script_of_the_folder_runs_by_its_path_only(folder: Folder, backend: s
         folder.run(shell, "run.sh")
 
 
-def test_a_relative_path_entry_is_not_passed_on(folder: Folder, backend: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_relative_path_entry_is_not_passed_on(
+    folder: Folder, backend: str, monkeypatch: pytest.MonkeyPatch
+):
     """`.` in PATH would let a file of the folder stand in for a program."""
     monkeypatch.setenv("PATH", f".::relative:{os.environ['PATH']}")
     with pytest.raises(CommandMissing):
@@ -238,7 +250,10 @@ def test_a_later_command_sees_what_an_earlier_one_wrote(folder: Folder, backend:
     """The upper layer may hold writes already: the next one starts from there."""
     shell = anything(backend)
     folder.sh(shell, "echo 1 > n; rm -r docs; rm kept.txt; mkdir kept.txt")
-    finished = folder.sh(shell, "cat n; ls; echo 2 >> n; mkdir docs; echo mine > docs/one.md; rmdir kept.txt; echo f > kept.txt")
+    finished = folder.sh(
+        shell,
+        "cat n; ls; echo 2 >> n; mkdir docs; echo mine > docs/one.md; rmdir kept.txt; echo f > kept.txt",
+    )
     assert finished.output == "1\nempty\nkept.txt\nlink\nn\nrun.sh\n"
     assert folder.run(shell, "cat", "n", "docs/one.md", "kept.txt").output == "1\n2\nmine\nf\n"
     assert folder.caught() == [
@@ -256,13 +271,17 @@ def test_layers_between_are_read_and_left_alone(tmp_path: Path, backend: str):
         middle = Folder(tmp_path, over=between[::-1])
         middle.add("a/x", "0") if number == 1 else None
         middle.add("a/y", "0") if number == 1 else None
-        middle.sh(anything(backend), f"echo {number} > n{number}; rm -f a/{'xy'[number - 1]}; echo {number} > a/z")
+        middle.sh(
+            anything(backend), f"echo {number} > n{number}; rm -f a/{'xy'[number - 1]}; echo {number} > a/z"
+        )
         kept = tmp_path / f"layer{number}"
         middle.upper.rename(kept)
         between.append(kept)
     top = Folder(tmp_path, over=between[::-1])
     before = [tree(layer, exact=True) for layer in between]
-    assert top.sh(anything(backend), "ls . a; cat a/z; rm -r a; mkdir a").output == ".:\na\nn1\nn2\n\na:\nz\n2\n"
+    assert (
+        top.sh(anything(backend), "ls . a; cat a/z; rm -r a; mkdir a").output == ".:\na\nn1\nn2\n\na:\nz\n2\n"
+    )
     assert set(top.merged()) == {"a", "n1", "n2"}
     assert [tree(layer, exact=True) for layer in between] == before
 
@@ -298,12 +317,17 @@ def test_a_commit_in_a_repository_is_caught_whole(tmp_path: Path, backend: str):
     for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
         subprocess.run([*git, *command], check=True)
     before = folder.real()
-    names = {f"GIT_{who}_{what}": "b@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    names = {
+        f"GIT_{who}_{what}": "b@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
+    }
     shell = anything(backend, environment=names)
     finished = folder.sh(shell, "echo b >> a.txt && git commit -qam second && git log --format=%s && exit 1")
     assert (finished.output, finished.exit_code) == ("second\nfirst\n", 1)
     assert folder.real() == before
-    assert ("written", ".git/refs/heads/master") in folder.caught() or ("written", ".git/refs/heads/main") in folder.caught()
+    assert ("written", ".git/refs/heads/master") in folder.caught() or (
+        "written",
+        ".git/refs/heads/main",
+    ) in folder.caught()
     assert folder.run(shell, "git", "status", "--porcelain").output == ""
 
 
@@ -313,7 +337,12 @@ def test_files_of_others_keep_their_owner(folder: Folder, backend: str):
     theirs = folder.add("theirs", "x")
     os.chown(theirs, 12345, 54321)
     before = folder.real()
-    assert folder.sh(anything(backend), "echo y >> theirs; touch mine; chown 777:888 mine; stat -c %u:%g theirs mine").output == "12345:54321\n777:888\n"
+    assert (
+        folder.sh(
+            anything(backend), "echo y >> theirs; touch mine; chown 777:888 mine; stat -c %u:%g theirs mine"
+        ).output
+        == "12345:54321\n777:888\n"
+    )
     facts = (folder.upper / "theirs").stat()
     assert (facts.st_uid, facts.st_gid) == (12345, 54321)
     assert ((folder.upper / "mine").stat().st_uid) == 777
@@ -372,7 +401,9 @@ def test_both_back_ends_catch_the_same(rounds: list[Any], tmp_path_factory: pyte
         for steps in rounds:
             lines = [SCRIPTS[step].format(one, two, n=n) for n, (step, one, two) in enumerate(steps)]
             script = "\n".join(f"{{ {line}; }} 2>/dev/null" for line in lines)
-            finished = folder.sh(anything(backend), f"{script}\nfind . -mindepth 1 -printf '%P %y %m %l\\n' | sort")
+            finished = folder.sh(
+                anything(backend), f"{script}\nfind . -mindepth 1 -printf '%P %y %m %l\\n' | sort"
+            )
             seen = {line.split(" ")[0] for line in finished.output.splitlines()}
             assert seen == set(folder.merged())
         shown.append((folder.merged(), finished.output))  # pyright: ignore[reportPossiblyUnboundVariable]
@@ -437,10 +468,14 @@ def test_without_namespaces_and_told_so_it_runs_on_a_copy(folder: Folder, monkey
     assert (finished.exit_code, finished.contained, finished.backend) == (4, False, "copy")
     assert finished.notes[0].startswith("It ran without walls around it, since this machine lacks")
     assert folder.caught() == [("deleted", "kept.txt"), ("written", "x")]
-    assert all(place.startswith(str(folder.base)) for place in finished.output.strip().split(f" {folder.base}")[:1])
+    assert all(
+        place.startswith(str(folder.base)) for place in finished.output.strip().split(f" {folder.base}")[:1]
+    )
 
 
-def test_walls_without_a_user_namespace_hold_writes_too(folder: Folder, monkeypatch: pytest.MonkeyPatch, backend: str):
+def test_walls_without_a_user_namespace_hold_writes_too(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, backend: str
+):
     """What root uses where user namespaces are switched off."""
     if os.geteuid() != 0:
         pytest.skip("only root can")

@@ -50,7 +50,21 @@ def walls(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 # --- files ------------------------------------------------------------------------------------------
 
-OUTSIDE = ["/", "/etc", "/home", "/root", "/usr", "/usr/bin", "/var", "/var/lib", "/opt", "/mnt", "/proc", "/sys", "/dev"]
+OUTSIDE = [
+    "/",
+    "/etc",
+    "/home",
+    "/root",
+    "/usr",
+    "/usr/bin",
+    "/var",
+    "/var/lib",
+    "/opt",
+    "/mnt",
+    "/proc",
+    "/sys",
+    "/dev",
+]
 
 
 @pytest.mark.usefixtures("walls")
@@ -91,7 +105,10 @@ def test_a_folder_outside_tmp_is_held_the_same(backend: str):
         folder.add("kept.txt", "kept\n")
         before = folder.real()
         finished = folder.sh(anything(backend), f"echo x >> kept.txt; touch {place}/out; pwd; ls /tmp")
-        assert finished.output == f"touch: cannot touch '{place}/out': Read-only file system\n{folder.root}\nhome\n"
+        assert (
+            finished.output
+            == f"touch: cannot touch '{place}/out': Read-only file system\n{folder.root}\nhome\n"
+        )
         assert folder.caught() == [("written", "kept.txt")]
         assert folder.real() == before
 
@@ -101,7 +118,15 @@ def test_a_folder_outside_tmp_is_held_the_same(backend: str):
 
 def test_the_environment_is_clean(folder: Folder, backend: str, monkeypatch: pytest.MonkeyPatch):
     """Only harmless names and what is passed on purpose; not in any process it can see either."""
-    for name in ("OPENAI_API_KEY", "GITHUB_TOKEN", "LC_SECRET_token", "SSH_AUTH_SOCK", "LD_PRELOAD_", "MY_VAR", "USER"):
+    for name in (
+        "OPENAI_API_KEY",
+        "GITHUB_TOKEN",
+        "LC_SECRET_token",
+        "SSH_AUTH_SOCK",
+        "LD_PRELOAD_",
+        "MY_VAR",
+        "USER",
+    ):
         monkeypatch.setenv(name, "hunter2")
     shell = anything(backend, environment={"GIVEN_TOKEN": "on purpose", "LANG": "C"})
     finished = folder.sh(shell, "env; cat /proc/*/environ | tr '\\0' '\\n'")
@@ -120,7 +145,10 @@ def test_the_usual_places_of_secrets_are_empty(folder: Folder, backend: str, mon
     before = folder.real()
     monkeypatch.setenv("HOME", str(folder.root / "home"))
     shell = anything(backend, hidden=[folder.root / "mine/.env", folder.root / "missing"])
-    finished = folder.sh(shell, "cat home/.ssh/id home/.netrc home/.config/gh/hosts.yml mine/.env; cat home/plain; ls home/.ssh")
+    finished = folder.sh(
+        shell,
+        "cat home/.ssh/id home/.netrc home/.config/gh/hosts.yml mine/.env; cat home/plain; ls home/.ssh",
+    )
     assert finished.output.count("hunter2") == 1
     if os.geteuid() == 0:
         assert folder.run(shell, "cat", "/etc/shadow").output == ""
@@ -216,7 +244,9 @@ def test_the_network_is_off(folder: Folder, backend: str, listener: Listener):
     """Not even the machine's loopback, abstract sockets or those in /run; its own loopback works."""
     arguments = [str(listener.port), f"handrail-{os.getpid()}", listener.path.getsockname()]
     finished = folder.run(anything(backend), PYTHON, "-c", CONNECT, *arguments)
-    assert finished.output == "ConnectionRefusedError\nConnectionRefusedError\nFileNotFoundError\nown loopback\n"
+    assert (
+        finished.output == "ConnectionRefusedError\nConnectionRefusedError\nFileNotFoundError\nown loopback\n"
+    )
 
 
 def test_the_network_can_be_switched_on(folder: Folder, backend: str, listener: Listener):
@@ -242,11 +272,11 @@ ESCAPES = {
     "bind over": "mount --bind /etc /mnt",
     "bind into the folder": "mkdir e && mount --bind /etc e",
     "mount a tmpfs": "mkdir t && mount -t tmpfs none t",
-    "mount the disk": "mkdir d && mount -t ext4 \"$(awk '$5 == \"/\" {print $3; exit}' /proc/self/mountinfo)\" d",
+    "mount the disk": 'mkdir d && mount -t ext4 "$(awk \'$5 == "/" {print $3; exit}\' /proc/self/mountinfo)" d',
     "mount a proc": "mkdir p && mount -t proc none p",
     "mount an overlay": "mkdir o u w && mount -t overlay none -o lowerdir=/etc,upperdir=u,workdir=w o",
     "user namespace, then remount": "unshare -Urm sh -c 'mount -o remount,bind,rw / && touch /etc/handrail-escape'",
-    "user namespace, then unmount": "cd / && unshare -Urm umount -l \"$OLDPWD\"",
+    "user namespace, then unmount": 'cd / && unshare -Urm umount -l "$OLDPWD"',
     "mount namespace": "unshare -m true",
     "enter the first process": "nsenter -t 1 -m -p true",
     "enter through its own": "nsenter --mount=/proc/1/ns/mnt true",
@@ -271,7 +301,8 @@ ESCAPES = {
     + "h = (ctypes.c_uint32 * 40)(128, 0); m = ctypes.c_int();"
     + "libc.name_to_handle_at(-100, b'/etc/hostname', h, ctypes.byref(m), 0);"
     + "f = os.open('/etc', os.O_RDONLY); sys.exit(libc.open_by_handle_at(f, h, os.O_RDWR) < 0)",
-    "load a module": SYSCALL + "libc.syscall(105 if os.uname().machine == 'aarch64' else 175, 0, 0, b''); sys.exit(ctypes.get_errno() not in (0, 14))",
+    "load a module": SYSCALL
+    + "libc.syscall(105 if os.uname().machine == 'aarch64' else 175, 0, 0, b''); sys.exit(ctypes.get_errno() not in (0, 14))",
     "load a program into the kernel": SYSCALL
     + "a = (ctypes.c_uint64 * 16)(2, 4, 4, 8); sys.exit(libc.syscall(280 if os.uname().machine == 'aarch64' else 321, 0, a, 128) < 0)",
     "set the clock": "date -s '1999-01-01' >/dev/null",
@@ -290,7 +321,8 @@ ESCAPES = {
     "set-user-id": "grep -q 'NoNewPrivs:.0' /proc/self/status",
     "capabilities": f"test $((0x$(awk '/CapBnd/ {{print $2}}' /proc/self/status) & ~0x4fb)) -ne 0 {'#' if os.geteuid() else ''}",
     "immutable files": "chattr +i /etc/hostname",
-    "the terminal": SYSCALL + "import fcntl, termios; fcntl.ioctl(os.open('/dev/tty', os.O_RDWR), termios.TIOCSTI, b'x')",
+    "the terminal": SYSCALL
+    + "import fcntl, termios; fcntl.ioctl(os.open('/dev/tty', os.O_RDWR), termios.TIOCSTI, b'x')",
     "nice": "nice -n -5 sh -c 'test $(nice) -lt 0'",
     "raise limits": "ulimit -Hc 1000 || exit 1",
     "raw sockets": SYSCALL + "import socket; socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)",
@@ -336,17 +368,37 @@ print(list((place / "work").iterdir()))
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not os.path.exists("/usr/bin/python3"), reason="needs root and a common Python")
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not os.path.exists("/usr/bin/python3"), reason="needs root and a common Python"
+)
 def test_an_ordinary_user_is_held_the_same(backend: str, tmp_path: Path):
     """Under its own id, without any capability, where the kernel lets it."""
     packages = [path for path in sys.path if path.endswith("site-packages")]
-    version = subprocess.run(["/usr/bin/python3", "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True, check=True)
+    version = subprocess.run(
+        ["/usr/bin/python3", "-c", "import sys; print(*sys.version_info[:2])"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     if version.stdout.split() != [str(part) for part in sys.version_info[:2]]:
         pytest.skip("the Python that others may use is of another version")
     source = Path(__file__).parent.parent / "src"
     done = subprocess.run(
-        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/python3", "-c", AS_NOBODY, backend],
-        env={"PYTHONPATH": ":".join([str(source), *packages]), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"},
+        [
+            "setpriv",
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+            "/usr/bin/python3",
+            "-c",
+            AS_NOBODY,
+            backend,
+        ],
+        env={
+            "PYTHONPATH": ":".join([str(source), *packages]),
+            "PATH": os.environ["PATH"],
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
         cwd="/",
         capture_output=True,
         text=True,
@@ -375,7 +427,10 @@ def test_the_probe_says_what_is_missing(tmp_path: Path):
     )
     source = Path(__file__).parent.parent / "src"
     finished = folder.run(
-        anything(environment={"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}), sys.executable, "-c", code
+        anything(environment={"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}),
+        sys.executable,
+        "-c",
+        code,
     )
     assert finished.ok, finished.output
     first, *missing = finished.output.splitlines()

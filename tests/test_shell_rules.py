@@ -125,7 +125,9 @@ def test_nothing_may_run_without_a_rule():
 def test_a_refusal_says_what_may_run():
     """The model reads what it can ask for instead, and that there is no shell."""
     with pytest.raises(CommandRefused) as caught:
-        Rules([Allow("git", "status"), Allow("pytest", ...), Allow("cat", "docs/**")]).check(["rm", "-rf", "a b"])
+        Rules([Allow("git", "status"), Allow("pytest", ...), Allow("cat", "docs/**")]).check(
+            ["rm", "-rf", "a b"]
+        )
     assert str(caught.value) == (
         "`rm -rf 'a b'`: this may not run here. What may run: `git status`, `pytest …`, `cat docs/**` "
         "(… is any further arguments). It is run without a shell: no pipes, no `&&`, no redirection, no variables."
@@ -145,7 +147,18 @@ def test_one_text_is_refused_with_the_list_it_should_be():
 
 @pytest.mark.parametrize(
     "argv",
-    [[], None, {"git"}, [""], ["a", 1], ["a\0b"], ["\udcff"], ["a", "x" * 200_000], ["x" * 100_000] * 20, [["a"]]],
+    [
+        [],
+        None,
+        {"git"},
+        [""],
+        ["a", 1],
+        ["a\0b"],
+        ["\udcff"],
+        ["a", "x" * 200_000],
+        ["x" * 100_000] * 20,
+        [["a"]],
+    ],
 )
 def test_what_is_not_a_command_is_refused_even_where_everything_may_run(argv: object):
     """Each with what is wrong, and never an error of the system's."""

@@ -152,7 +152,8 @@ def keep_descriptors() -> None:
     """Let no program that this process starts inherit anything but the three standard streams."""
     first, last = ctypes.c_uint(3), ctypes.c_uint(0xFFFFFFFF)
     _checked(
-        _libc.syscall(ctypes.c_long(_CLOSE_RANGE), first, last, ctypes.c_uint(_CLOSE_RANGE_CLOEXEC)), "close_range"
+        _libc.syscall(ctypes.c_long(_CLOSE_RANGE), first, last, ctypes.c_uint(_CLOSE_RANGE_CLOEXEC)),
+        "close_range",
     )
 
 
