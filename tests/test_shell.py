@@ -143,7 +143,7 @@ def test_a_missing_program_is_said(folder: Folder, backend: str):
         "printf '#!/no/such/thing\\n' > bad; chmod +x bad; echo text > plain; echo junk > junk; chmod +x junk",
     )
     for program in ("no-such-program", "./no-such", "./plain", "./bad", "./docs", "./junk", "./kept.txt/x"):
-        with pytest.raises(CommandMissing, match="no program|not a program") as caught:
+        with pytest.raises(CommandMissing, match=r"no program|not a program") as caught:
             folder.run(shell, program, "-x")
         assert caught.value.program == program
 
@@ -199,14 +199,19 @@ def test_a_timeout_is_a_time(folder: Folder, timeout: float):
 
 def test_a_shell_with_nonsense_can_not_be_made():
     """Found where it is written."""
-    for options in ({"backend": "docker"}, {"output_limit": 1}, {"processes": 0}):
+    for options in (
+        {"backend": "docker"},
+        {"output_limit": 1},
+        {"processes": 0},
+        {"environment": {"A=": "is"}},
+    ):
         with pytest.raises(ValueError, match="is"):
             Shell(**options)  # pyright: ignore[reportArgumentType]
 
 
 def test_no_command_runs_on_the_machine_s_own_folders(tmp_path: Path):
     """The root and the kernel's folders are nobody's project."""
-    for root in ("/", "/proc", "/sys/kernel", "/dev"):
+    for root in ("/", "/proc", "/sys/kernel", "/dev", "/tmp"):
         folder = Folder(tmp_path)
         folder.layers = type(folder.layers)((Path(root),), folder.upper, folder.layers.work)
         with pytest.raises(CommandRefused, match="no command runs on"):
@@ -434,7 +439,7 @@ def test_without_an_overlay_a_copy_is_made_and_said(folder: Folder, monkeypatch:
     assert finished.notes[0] == "No overlay could be mounted: an overlay mount here: no."
     assert finished.notes[1].startswith("It worked on a copy of the folder: 5 files, ")
     assert folder.caught() == [("written", "x")]
-    with pytest.raises(ShellUnavailable, match="an overlay mount here: no.*Say backend='auto'"):
+    with pytest.raises(ShellUnavailable, match=r"an overlay mount here: no.*Say backend='auto'"):
         folder.run(anything("overlay"), "true")
 
 

@@ -325,6 +325,10 @@ ESCAPES = {
     + "import fcntl, termios; fcntl.ioctl(os.open('/dev/tty', os.O_RDWR), termios.TIOCSTI, b'x')",
     "nice": "nice -n -5 sh -c 'test $(nice) -lt 0'",
     "raise limits": "ulimit -Hc 1000 || exit 1",
+    "a socket to the host of the machine": SYSCALL + "import socket; socket.socket(40, socket.SOCK_STREAM)",
+    "a socket to the kernel's ciphers": SYSCALL + "import socket; socket.socket(38, socket.SOCK_SEQPACKET)",
+    "io_uring": SYSCALL + "sys.exit(libc.syscall(425, 8, (ctypes.c_uint32 * 40)()) < 0)",
+    "keys": SYSCALL + "sys.exit(libc.syscall(219 if os.uname().machine == 'aarch64' else 250, 0, -3, 1) < 0)",
     "raw sockets": SYSCALL + "import socket; socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)",
 }
 

@@ -249,10 +249,12 @@ def test_shells_on_one_layer_take_turns(tmp_path: Path, line: Line):
 US = """
 import asyncio, sys, threading
 from pathlib import Path
-from handrail.resources.shell import Allow, Layers, Shell
+from handrail.resources.shell import Allow, Layers, Shell, Support, shell as module
 base = Path(sys.argv[1])
 layers = Layers((base / "root",), base / "upper", base / "work")
-shell = Shell([Allow(...)], network=True)
+shell = Shell([Allow(...)], network=True, contained=False)
+if sys.argv[5] == "no walls":
+    module.probe = lambda folder: Support("none", False, ("walls",))
 def work():
     asyncio.run(shell.run([sys.argv[2], "-c", sys.argv[3], sys.argv[4], "marker-us"], layers))
 first = threading.Thread(target=lambda: asyncio.run(shell.run(["true"], layers)))
@@ -261,10 +263,11 @@ work()
 """
 
 
+@pytest.mark.parametrize("walls", ["walls", "no walls"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_command_ends_with_us(folder: Folder, line: Line, how: signal.Signals):
+def test_a_command_ends_with_us(folder: Folder, line: Line, how: signal.Signals, walls: str):
     """`kill -9` of the process that runs it, and the command and its daemons are gone."""
-    argv = [sys.executable, "-c", US, str(folder.base), PYTHON, STUBBORN, line.port]
+    argv = [sys.executable, "-c", US, str(folder.base), PYTHON, STUBBORN, line.port, walls]
     us = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
     try:
         connection = line.accept()

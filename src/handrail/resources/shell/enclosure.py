@@ -15,7 +15,7 @@ import re
 import resource
 from collections.abc import Generator
 
-from handrail.resources.shell import kernel
+from handrail.resources.shell import calls, kernel
 from handrail.resources.shell.order import Order
 
 # CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, NET_BIND_SERVICE: what root needs in order to
@@ -27,6 +27,7 @@ PRIVATE = {"/tmp": "mode=1777,size=1g", "/var/tmp": "mode=1777,size=1g", "/run":
 HOME = "/tmp/home"
 
 _SAFE = kernel.MS_NOSUID | kernel.MS_NODEV
+_FILTER = calls.program()
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 _O_PATH = os.O_PATH | os.O_CLOEXEC
 
@@ -239,3 +240,5 @@ def give_up_privileges() -> None:
         kernel.give_up_privileges(KEPT if os.geteuid() == 0 else 0)
         kernel.forbid_tracing()
         kernel.die_with_parent()
+        if _FILTER is not None:
+            kernel.filter_calls(_FILTER)

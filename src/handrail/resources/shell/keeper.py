@@ -89,7 +89,7 @@ class Keeper:
             if not process:
                 os.close(go)
                 self.requests.close()
-                _first_process(control, ready, descriptors[1], descriptors[2])
+                _first_process(walls, control, ready, descriptors[1:])
             self.commands[watched] = self.commands[control.fileno()] = process, watched, control
             self.poll.register(watched, select.POLLIN)
             if walls != "none":
@@ -140,10 +140,11 @@ def _failure(failed: Failed) -> Answer:
     return Answer(failed=failed.step, error=error.errno or 0, detail=detail)
 
 
-def _first_process(control: socket.socket, ready: int, stdin: int, output: int) -> NoReturn:
+def _first_process(walls: str, control: socket.socket, ready: int, streams: tuple[int, ...]) -> NoReturn:
     """Put up the walls, start the command, take in orphans until it ends. Then all else is killed."""
     try:
-        kernel.die_with_parent()
+        if walls != "none":
+            kernel.die_with_parent()
         if os.read(ready, 1):
             os.close(ready)
             order = Order.decode(_receive(control))
@@ -151,7 +152,7 @@ def _first_process(control: socket.socket, ready: int, stdin: int, output: int) 
             with step("folder"):
                 _enter(order)
             if order.argv:
-                _say(control, Answer(status=_run(order, stdin, output, control)))
+                _say(control, Answer(status=_run(order, streams, control)))
             else:
                 with step("overlay"):
                     _try_overlay()
@@ -190,7 +191,8 @@ def _enter(order: Order) -> None:
     order.environment["PWD"] = here
 
 
-def _run(order: Order, stdin: int, output: int, control: socket.socket) -> int:
+def _run(order: Order, streams: tuple[int, ...], control: socket.socket) -> int:
+    stdin, output = streams
     os.umask(0o022)
     with step("exec"):
         kernel.keep_descriptors()
@@ -229,9 +231,13 @@ def _spawn(order: Order, actions: list[tuple[int, int, int]]) -> int:
 
 
 def _wait_without_walls(command: int, control: socket.socket) -> int:
-    """Wait for the command or for the wish to end it, then kill its descendants: they are our children now."""
+    """Wait for the command or for the wish to end it, then kill its descendants: they are our children now.
+
+    It does not die with the keeper, since they would not, but watches it instead.
+    """
     poll = select.poll()
     poll.register(os.pidfd_open(command), select.POLLIN)
+    poll.register(os.pidfd_open(os.getppid()), select.POLLIN)
     poll.register(control, _HUNG_UP)
     poll.poll()
     me, found = os.getpid(), None

@@ -34,6 +34,7 @@ ATTR_NODEV = 4
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
+_PR_SET_SECCOMP = 22
 _PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
@@ -176,6 +177,18 @@ def give_up_privileges(keep: int) -> None:
     data = struct.pack("6I", low, low, 0, high, high, 0)
     _checked(_libc.capset(header, data), "capset")
     _control(_PR_SET_NO_NEW_PRIVS, 1, "set no_new_privs")
+
+
+def filter_calls(program: bytes) -> None:
+    """Have every system call of this process and its children looked at by this filter, for good."""
+    code = ctypes.create_string_buffer(program, len(program))
+    header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
+    _checked(
+        _libc.prctl(
+            ctypes.c_int(_PR_SET_SECCOMP), ctypes.c_ulong(2), header, ctypes.c_ulong(0), ctypes.c_ulong(0)
+        ),
+        "filter system calls",
+    )
 
 
 def raise_loopback() -> None:

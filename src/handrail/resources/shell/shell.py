@@ -37,6 +37,7 @@ OUTPUT_LIMIT = 64 * 1024
 """Bytes of output that are kept unless a shell is told otherwise: about what a model reads at once."""
 
 _NOT_FILES = ("/dev/", "/proc/", "/sys/")
+_TAKEN = ("/", "/tmp", "/var/tmp", "/run", "/var/run", "/dev/shm")
 
 
 class Shell:
@@ -84,6 +85,11 @@ class Shell:
         """What was asked for; where that is `auto`, what was found once something has run."""
         self._wanted = backend
         self._environment = dict(environment or {})
+        for name, value in self._environment.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise ValueError(
+                    f"environment: {name!r} can't be the name of a variable, or not with this value"
+                )
         self._hidden = [os.fspath(path) for path in hidden]
         self._processes = processes
         self._clock = clock
@@ -281,7 +287,7 @@ def _problem(argv: tuple[str, ...], cwd: str, answer: Answer) -> Exception:
 
 def _check_layers(layers: Layers) -> None:
     root = os.path.realpath(layers.root)
-    if root == "/" or ((root + "/").startswith(_NOT_FILES) and not root.startswith("/dev/shm/")):
+    if root in _TAKEN or ((root + "/").startswith(_NOT_FILES) and not root.startswith("/dev/shm/")):
         raise CommandRefused("", f"no command runs on {root!r}: it works on the folder of a project")
     for folder in (*layers.lowers, layers.upper, layers.work):
         if not folder.is_dir():
