@@ -267,6 +267,8 @@ def test_a_later_command_sees_what_an_earlier_one_wrote(folder: Folder, backend:
         ("written", "kept.txt"),
         ("written", "n"),
     ]
+    folder.run(shell, "rm", "docs/one.md")
+    assert folder.caught()[:2] == [("replaced", "docs"), ("written", "kept.txt")]
 
 
 def test_layers_between_are_read_and_left_alone(tmp_path: Path, backend: str):

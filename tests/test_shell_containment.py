@@ -1,7 +1,9 @@
 """What a command can't reach: other files, other processes, the network, secrets, the kernel."""
 
+import ctypes
 import os
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -98,6 +100,21 @@ def test_layers_themselves_can_not_be_written(folder: Folder, backend: str):
     assert sorted(os.listdir(folder.base)) == ["root", "upper", "work"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a device")
+@pytest.mark.usefixtures("walls")
+def test_a_device_that_lies_about_is_none(backend: str):
+    """Device files outside /dev can't be opened, in the folder or out of it."""
+    with tempfile.TemporaryDirectory(dir=Path(__file__).parent, prefix=".shell-") as place:
+        folder = Folder(Path(place))
+        for path in (folder.root / "zero", folder.base / "zero"):
+            os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5))
+        finished = folder.sh(
+            anything(backend), "head -c 1 zero; head -c 1 ../zero; head -c 1 /dev/zero | wc -c"
+        )
+        assert finished.output.count("cannot open") == 2
+        assert finished.output.endswith("\n1\n")
+
+
 def test_a_folder_outside_tmp_is_held_the_same(backend: str):
     """The folder need not lie below one of those that are its own."""
     with tempfile.TemporaryDirectory(dir=Path(__file__).parent, prefix=".shell-") as place:
@@ -167,6 +184,19 @@ def test_it_sees_no_processes_but_its_own(folder: Folder, backend: str):
     finished = folder.sh(anything(backend), f"ls -d /proc/[0-9]* | wc -l; kill -0 {os.getpid()} || echo none")
     assert int(finished.output.split()[0]) <= 5
     assert finished.output.splitlines()[-1] == "none"
+
+
+@pytest.mark.usefixtures("walls")
+def test_it_sees_no_shared_memory_but_its_own(folder: Folder, backend: str):
+    """Queues and segments of System V belong to nobody inside."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    queue = libc.msgget(0, 0o1666)
+    assert queue >= 0
+    try:
+        assert len(Path("/proc/sysvipc/msg").read_text().splitlines()) > 1
+        assert len(folder.run(anything(backend), "cat", "/proc/sysvipc/msg").output.splitlines()) == 1
+    finally:
+        libc.msgctl(queue, 0, None)
 
 
 def test_it_has_no_descriptors_but_three(folder: Folder, backend: str):
@@ -417,6 +447,30 @@ def test_an_ordinary_user_is_held_the_same(backend: str, tmp_path: Path):
     assert lines[2].split() == ["CapEff:", "0000000000000000"]
     assert lines[3].startswith("unshare: ")
     assert lines[-2:] == [f" {backend} kept ['docs', 'new']", "[]"]
+
+
+def test_the_probe_finds_what_the_machine_has(tmp_path: Path):
+    """What util-linux can do here, so can we: otherwise these tests would all be skipped, and show nothing."""
+    folder = Folder(tmp_path)
+    options = f"lowerdir={folder.root},upperdir={folder.upper},workdir={folder.layers.work},userxattr"
+    command = [
+        "unshare",
+        "-r",
+        "-m",
+        "-p",
+        "-f",
+        "-n",
+        "--mount-proc",
+        "mount",
+        "-t",
+        "overlay",
+        "none",
+        "-o",
+        options,
+    ]
+    if subprocess.run([*command, str(folder.root)], capture_output=True, check=False).returncode:
+        pytest.skip("no overlay in a user namespace here")
+    assert probe(tmp_path) == Support("user", True, ())
 
 
 def test_the_probe_says_what_is_missing(tmp_path: Path):
