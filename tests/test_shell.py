@@ -23,7 +23,7 @@ from handrail.errors import (
     ShellUnavailable,
 )
 from handrail.resources.shell import Allow, Shell, Support, probe
-from handrail.resources.shell import shell as shell_module
+from handrail.resources.shell import run as run_module
 
 BACKENDS = ["overlay", "copy"]
 
@@ -422,7 +422,7 @@ def test_both_back_ends_catch_the_same(rounds: list[Any], tmp_path_factory: pyte
 
 
 def support_is(monkeypatch: pytest.MonkeyPatch, support: Support) -> None:
-    monkeypatch.setattr(shell_module, "probe", lambda folder: support)
+    monkeypatch.setattr(run_module, "probe", lambda folder: support)
 
 
 def test_the_choice_can_be_seen(folder: Folder):

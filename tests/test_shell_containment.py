@@ -16,7 +16,7 @@ import pytest
 
 from folders import Folder, anything
 from handrail.resources.shell import Support, probe
-from handrail.resources.shell import shell as shell_module
+from handrail.resources.shell import run as run_module
 
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
 
@@ -46,7 +46,7 @@ def walls(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     found = probe(tmp_path)
     if not found.contained:
         pytest.skip("; ".join(found.missing))
-    monkeypatch.setattr(shell_module, "probe", lambda folder: Support(request.param, found.overlay))
+    monkeypatch.setattr(run_module, "probe", lambda folder: Support(request.param, found.overlay))
     return request.param
 
 
@@ -390,6 +390,7 @@ place = Path(tempfile.mkdtemp())
 for name in ("root/docs", "upper", "work"):
     (place / name).mkdir(parents=True)
 (place / "root/docs/kept").write_text("kept")
+(place / "root/locked").mkdir(0o000)
 support = probe(place)
 if not support.contained:
     sys.exit("MISSING " + "; ".join(support.missing))

@@ -16,7 +16,7 @@ import pytest
 from folders import Folder, anything, processes_with
 from handrail.errors import CommandMissing, CommandRefused, ShellError
 from handrail.resources.shell import Allow, Finished, Layers, Support, launcher, probe
-from handrail.resources.shell import shell as shell_module
+from handrail.resources.shell import run as run_module
 from handrail.testing import FakeShell, run_virtual
 
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
@@ -72,7 +72,7 @@ def line() -> Iterator[Line]:
 def shells(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     support = probe(tmp_path)
     if request.param == "no walls":
-        monkeypatch.setattr(shell_module, "probe", lambda folder: Support("none", False, ("walls",)))
+        monkeypatch.setattr(run_module, "probe", lambda folder: Support("none", False, ("walls",)))
         return "auto"
     if not support.contained or (request.param == "overlay" and not support.overlay):
         pytest.skip("; ".join(support.missing))
@@ -162,7 +162,7 @@ def test_a_cancelled_copy_is_not_made_to_its_end(folder: Folder, monkeypatch: py
         folder.add(f"{number}/file", "x")
     copied: list[str] = []
     shell = anything("copy")
-    real = shell_module.Copy._copy_folder  # pyright: ignore[reportPrivateUsage]
+    real = run_module.Copy._copy_folder  # pyright: ignore[reportPrivateUsage]
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -176,7 +176,7 @@ def test_a_cancelled_copy_is_not_made_to_its_end(folder: Folder, monkeypatch: py
             real(self, stack, target, path)  # pyright: ignore[reportArgumentType]
 
         run_stops = threading.Event()
-        monkeypatch.setattr(shell_module.Copy, "_copy_folder", slow)
+        monkeypatch.setattr(run_module.Copy, "_copy_folder", slow)
         task = asyncio.create_task(shell.run(["true"], folder.layers))
         await reached.wait()
         task.cancel()
@@ -249,7 +249,7 @@ def test_shells_on_one_layer_take_turns(tmp_path: Path, line: Line):
 US = """
 import asyncio, sys, threading
 from pathlib import Path
-from handrail.resources.shell import Allow, Layers, Shell, Support, shell as module
+from handrail.resources.shell import Allow, Layers, Shell, Support, run as module
 base = Path(sys.argv[1])
 layers = Layers((base / "root",), base / "upper", base / "work")
 shell = Shell([Allow(...)], network=True, contained=False)

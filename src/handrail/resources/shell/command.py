@@ -31,19 +31,21 @@ class Stopped(Exception):
 
 
 class Stop:
-    """The wish, from any thread, that a command ends. It can be polled for, and waited for with a turn."""
+    """The wish, from any thread, that a command ends.
 
-    __slots__ = ("_closed", "descriptor", "wished")
+    Whoever runs the command enters it, and can then poll `descriptor` for the wish.
+    """
+
+    __slots__ = ("descriptor", "wished")
 
     def __init__(self) -> None:
         self.wished = False
-        self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._closed = False
+        self.descriptor = -1
 
     def wish(self) -> None:
         with _turns:
             self.wished = True
-            if not self._closed:
+            if self.descriptor >= 0:
                 os.eventfd_write(self.descriptor, 1)
             _turns.notify_all()
 
@@ -51,10 +53,14 @@ class Stop:
         if self.wished:
             raise Stopped
 
-    def close(self) -> None:
+    def __enter__(self) -> None:
         with _turns:
-            self._closed = True
-            os.close(self.descriptor)
+            self.descriptor = os.eventfd(int(self.wished), os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def __exit__(self, *error: object) -> None:
+        with _turns:
+            descriptor, self.descriptor = self.descriptor, -1
+            os.close(descriptor)
 
 
 @contextlib.contextmanager

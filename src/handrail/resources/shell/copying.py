@@ -68,6 +68,7 @@ class Copy:
                     continue
             except (PermissionError, FileNotFoundError):
                 self.unread += 1
+                discard(there)  # what was begun of it must not be taken for a change
                 continue
             self._before[inner] = _found(there)
             self._names.setdefault(path, set()).add(name)

@@ -4,40 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import math
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import (
-    CommandMissing,
-    CommandRefused,
-    FileError,
-    FileMissing,
-    PathRefused,
-    ShellError,
-    ShellUnavailable,
-)
 from handrail.resources.layers import Layers
 from handrail.resources.paths import place
-from handrail.resources.shell.command import Followed, Stop, Stopped, follow, turn
-from handrail.resources.shell.copying import Copy, discard
-from handrail.resources.shell.finished import Backend, Finished
-from handrail.resources.shell.order import Answer, Order
-from handrail.resources.shell.rules import Allow, Rules, shown
-from handrail.resources.shell.secrets import cleaned_environment, hidden_places
+from handrail.resources.shell.finished import Finished
+from handrail.resources.shell.rules import Allow, Rules
+from handrail.resources.shell.run import Run, Settings
 from handrail.resources.shell.support import Support, probe
 from handrail.threads import run_in_thread
 
 OUTPUT_LIMIT = 64 * 1024
 """Bytes of output that are kept unless a shell is told otherwise: about what a model reads at once."""
-
-_NOT_FILES = ("/dev/", "/proc/", "/sys/")
-_TAKEN = ("/", "/tmp", "/var/tmp", "/run", "/var/run", "/dev/shm")
 
 
 class Shell:
@@ -50,7 +33,7 @@ class Shell:
     none of the usual places of secrets. When `run` returns or raises, all that it started has ended.
 
     It does not keep a command from *reading* other files that this user can read, nor from using up
-    memory or disk.
+    memory or disk; `docs/design.md` says what else the walls do not hold.
 
     `backend`: `overlay` mounts one, at the same cost however large the folder is; `copy` works on a
     copy, which is as large as the folder; `auto` takes the first where it can be had. `contained`:
@@ -76,23 +59,16 @@ class Shell:
             raise ValueError(f"backend is 'auto', 'overlay' or 'copy', not {backend!r}")
         if output_limit < 2 or processes < 1:
             raise ValueError("output_limit is at least 2 bytes, and processes at least 1")
+        given = dict(environment or {})
+        for name, value in given.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise ValueError(f"environment: {name!r} is no name for a variable, or has no such value")
         self.rules = Rules(rules)
-        self.contained = contained
-        self.network = network
         self.timeout = _checked_timeout(timeout)
-        self.output_limit = output_limit
         self.backend: Literal["auto", "overlay", "copy"] = backend
         """What was asked for; where that is `auto`, what was found once something has run."""
-        self._wanted = backend
-        self._environment = dict(environment or {})
-        for name, value in self._environment.items():
-            if not name or "=" in name or "\0" in name + value:
-                raise ValueError(
-                    f"environment: {name!r} can't be the name of a variable, or not with this value"
-                )
-        self._hidden = [os.fspath(path) for path in hidden]
-        self._processes = processes
-        self._clock = clock
+        places = tuple(os.fspath(path) for path in hidden)
+        self._settings = Settings(backend, contained, network, output_limit, given, places, processes, clock)
 
     async def run(
         self,
@@ -114,199 +90,39 @@ class Shell:
         self.rules.check(argv)
         data = stdin.encode() if isinstance(stdin, str) else stdin or b""
         limit = self.timeout if timeout is None else _checked_timeout(timeout)
-        run = _Run(self, tuple(argv), layers, place(cwd).path or ".", data, limit)
-        task = asyncio.create_task(run_in_thread(run))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            run.stop.wish()
-            await _outlast(task)
-            raise
-        finally:
-            run.stop.close()
+        run = Run(self._settings, tuple(argv), layers, place(cwd).path or ".", data, limit)
+        finished = await _on_a_thread(run)
+        self.backend = finished.backend
+        return finished
 
     async def probe(self, folder: Path) -> Support:
         """What can be had for commands on that folder's filesystem, and what is missing."""
         return await run_in_thread(lambda: probe(folder))
 
-    def order(
-        self, argv: tuple[str, ...], layers: Layers, cwd: str, support: Support, shelter: Path
-    ) -> Order:
-        """The command as the keeper is told it, with an overlay as its view."""
-        walled = support.contained
-        home, temporary = ("/tmp/home", "/tmp") if walled else (f"{shelter}/home", f"{shelter}/tmp")
-        return Order(
-            walls=support.walls,
-            argv=list(argv),
-            environment=cleaned_environment(home, temporary) | self._environment,
-            root=os.path.realpath(layers.root),
-            cwd=cwd,
-            view="overlay",
-            lowers=[os.path.realpath(lower) for lower in layers.lowers],
-            upper=os.path.realpath(layers.upper),
-            work=f"{shelter}/work",
-            network=self.network,
-            processes=self._processes,
-            hidden=hidden_places(self._hidden),
-        )
 
-    def choose(self, support: Support) -> tuple[Backend, tuple[str, ...]]:
-        """Which back end to use, and what to say about it; refuses where nothing that was asked for works."""
-        lacking = "; ".join(support.missing)
-        if not support.contained and self.contained:
-            raise ShellUnavailable(
-                f"commands can't be held in on this machine, which lacks {lacking}",
-                "Allow the process user namespaces, or run it as root with CAP_SYS_ADMIN; "
-                "or say contained=False to run without walls on a copy of the folder.",
-            )
-        if self._wanted == "overlay" and not support.overlay:
-            raise ShellUnavailable(
-                f"an overlay can't be mounted here: {lacking}",
-                "Say backend='auto' to work on a copy instead.",
-            )
-        if self._wanted != "copy" and support.overlay:
-            return "overlay", ()
-        notes: list[str] = []
-        if not support.contained:
-            notes.append(f"It ran without walls around it, since this machine lacks {lacking}.")
-        elif self._wanted != "copy":
-            notes.append(f"No overlay could be mounted: {lacking}.")
-        return "copy", tuple(notes)
+async def _on_a_thread(run: Run) -> Finished:
+    """Wait for a run; when cancelled, end it and wait for that, however often it is cancelled meanwhile."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
 
-    def can_fall_back(self) -> bool:
-        return self._wanted == "auto"
+    def work() -> Finished:
+        try:
+            return run()
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+                loop.call_soon_threadsafe(ended.set_result, None)
 
-    @property
-    def clock(self) -> Clock:
-        return self._clock
-
-
-class _Run:
-    """One run, on a thread."""
-
-    def __init__(
-        self, shell: Shell, argv: tuple[str, ...], layers: Layers, cwd: str, stdin: bytes, timeout: float
-    ) -> None:
-        self._shell = shell
-        self._argv = argv
-        self._layers = layers
-        self._cwd = cwd
-        self._stdin = stdin
-        self._timeout = timeout
-        self.stop = Stop()
-
-    def __call__(self) -> Finished:
-        _check_layers(self._layers)
-        with turn(os.path.realpath(self._layers.upper), self.stop):
-            support = probe(self._layers.work)
-            backend, notes = self._shell.choose(support)
-            # A folder of its own, since an overlay wants an empty one for each mount.
-            shelter = Path(tempfile.mkdtemp(prefix="run-", dir=self._layers.work)).resolve()
-            try:
-                for name in ("work", "home", "tmp"):
-                    (shelter / name).mkdir()
-                order = self._shell.order(self._argv, self._layers, self._cwd, support, shelter)
-                if backend == "overlay":
-                    followed = self._follow(order)
-                    if followed.answer.failed == "overlay" and self._shell.can_fall_back():
-                        notes = (f"No overlay could be mounted: {followed.answer.detail}.",)
-                        backend = "copy"
-                if backend == "copy":
-                    followed, more = self._on_a_copy(order, shelter)
-                    notes += more
-                self._shell.backend = backend
-                return self._finished(followed, backend, support.contained, notes)  # pyright: ignore[reportPossiblyUnboundVariable]  (one of the two)
-            finally:
-                discard(str(shelter))
-
-    def _follow(self, order: Order) -> Followed:
-        shell = self._shell
-        return follow(order, self._stdin, self._timeout, shell.output_limit, self.stop, shell.clock)
-
-    def _on_a_copy(self, order: Order, shelter: Path) -> tuple[Followed, tuple[str, ...]]:
-        began = self._shell.clock.monotonic()
-        target = shelter / "copy"
-        copy = Copy(self._layers.lowers, self._layers.upper, target, self.stop.check)
-        copy.make()
-        took = self._shell.clock.monotonic() - began
-        view = "plain" if order.walls == "none" else "bind"
-        followed = self._follow(order._replace(view=view, lowers=[str(target)]))
-        if not followed.answer.failed:
-            copy.write_back()
-        notes = [
-            f"It worked on a copy of the folder: {copy.files} files, {copy.size} bytes, {took:.3g} s to make."
-        ]
-        if copy.unread:
-            notes.append(f"{copy.unread} files could not be read and were not in it.")
-        return followed, tuple(notes)
-
-    def _finished(
-        self, followed: Followed, backend: Backend, contained: bool, notes: tuple[str, ...]
-    ) -> Finished:
-        answer = followed.answer
-        if answer.failed:
-            raise _problem(self._argv, self._cwd, answer)
-        if answer.status is None:
-            raise ShellError(shown(self._argv), "what kept it has died, and it with that")
-        text, omitted = followed.output.read()
-        code = os.waitstatus_to_exitcode(answer.status)
-        return Finished(
-            argv=self._argv,
-            exit_code=code if code >= 0 else None,
-            signal=-code if code < 0 else None,
-            timed_out=followed.timed_out,
-            output=text,
-            omitted=omitted,
-            seconds=followed.seconds,
-            backend=backend,
-            contained=contained,
-            notes=notes,
-        )
-
-
-def _problem(argv: tuple[str, ...], cwd: str, answer: Answer) -> Exception:
-    """The error for a step that failed."""
-    command, program = shown(argv), argv[0]
-    if answer.failed == "exec":
-        if answer.error == errno.ENOENT:
-            return CommandMissing(
-                command, program, f"there is no program {program!r} here, or what its first line names"
-            )
-        if answer.error in (errno.EACCES, errno.ENOEXEC, errno.EISDIR, errno.ENOTDIR):
-            return CommandMissing(
-                command, program, f"{program!r} is not a program that can be run: {answer.detail}"
-            )
-    if answer.failed == "folder":
-        if answer.error == errno.ENOENT:
-            return FileMissing(cwd, "there is no such folder to run in")
-        if answer.error == errno.EPERM:
-            return PathRefused(cwd, "it leads out of the folder. Name a folder inside")
-        return FileError(cwd, f"it can't be run in: {answer.detail}")
-    return ShellError(command, f"it could not be begun ({answer.failed}: {answer.detail})")
-
-
-def _check_layers(layers: Layers) -> None:
-    root = os.path.realpath(layers.root)
-    if root in _TAKEN or ((root + "/").startswith(_NOT_FILES) and not root.startswith("/dev/shm/")):
-        raise CommandRefused("", f"no command runs on {root!r}: it works on the folder of a project")
-    for folder in (*layers.lowers, layers.upper, layers.work):
-        if not folder.is_dir():
-            raise FileMissing(str(folder), "there is no such folder")
+    try:
+        return await run_in_thread(work)
+    except asyncio.CancelledError:
+        run.stop.wish()
+        while not ended.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({ended})
+        raise
 
 
 def _checked_timeout(seconds: float) -> float:
     if not (seconds > 0 and math.isfinite(seconds)):
         raise ValueError(f"timeout is a number of seconds above zero, not {seconds!r}")
     return float(seconds)
-
-
-async def _outlast(task: asyncio.Task[Finished]) -> None:
-    """Wait for the end of a task however often this one is cancelled meanwhile."""
-    while not task.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()  # looked at, so that nobody warns of it
-
-
-__all__ = ["OUTPUT_LIMIT", "Shell", "Stopped"]

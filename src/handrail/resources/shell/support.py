@@ -101,10 +101,8 @@ def _try(folder: Path, walls: Walls, view: View) -> str | None:
             hidden=[],
         )
         stop = Stop()
-        try:
+        with stop:
             answer = follow(order, b"", _SECONDS, 1000, stop, SYSTEM_CLOCK).answer
-        finally:
-            stop.close()
         if answer.failed:
             return f"{_STEPS.get(answer.failed, answer.failed)}: {answer.detail}"
         if answer.status != 0:
