@@ -5,6 +5,7 @@ import random
 import shlex
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -336,6 +337,26 @@ def test_a_commit_in_a_repository_is_caught_whole(tmp_path: Path, backend: str):
         ".git/refs/heads/main",
     ) in folder.caught()
     assert folder.run(shell, "git", "status", "--porcelain").output == ""
+
+
+def test_a_command_can_not_forge_the_marks_of_a_layer(folder: Folder, backend: str):
+    """Attributes that mean something to an overlay do not get into the upper layer by way of a command."""
+    code = """
+        import os
+        os.mkdir("d"); open("f", "w").close()
+        for path in ("d", "f", "docs"):
+            for name in ("opaque", "redirect", "metacopy"):
+                try: os.setxattr(path, f"user.overlay.{name}", b"y")
+                except OSError: pass
+    """
+    assert folder.run(anything(backend), sys.executable, "-c", textwrap.dedent(code)).ok
+    found = [name for path in folder.upper.iterdir() for name in os.listxattr(path, follow_symlinks=False)]
+    assert [
+        name
+        for name in found
+        if name in ("user.overlay.opaque", "user.overlay.redirect", "user.overlay.metacopy")
+    ] == []
+    assert set(folder.merged()) >= {"d", "f", "docs/one.md", "docs/deep/two.md"}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

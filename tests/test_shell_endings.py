@@ -103,11 +103,11 @@ def assert_gone(line: Line, connection: socket.socket) -> None:
 
 def test_a_command_out_of_time_is_gone_with_all_it_started(folder: Folder, shells: str, line: Line):
     """Daemons in sessions of their own that ignore every signal are dead when it returns; what it said is kept."""
-    shell = anything(shells, network=True, contained=False, timeout=2)
+    shell = anything(shells, network=True, contained=False, timeout=3)
     finished = folder.run(shell, PYTHON, "-c", STUBBORN, line.port, "stubborn")
     assert (finished.timed_out, finished.exit_code, finished.signal) == (True, None, 9)
     assert finished.output == "begun\n"
-    assert finished.ending.startswith("stopped after 2")
+    assert finished.ending.startswith("stopped after 3")
     assert_gone(line, line.accept())
 
 

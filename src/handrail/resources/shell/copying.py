@@ -133,6 +133,7 @@ class Copy:
             if found != before:
                 self._clear(path)
                 self._reach(os.path.dirname(path))
+                _strip(source)
                 os.rename(source, target)
             return
         if before is None or not stat.S_ISDIR(before[0]):
@@ -230,6 +231,14 @@ def discard(path: str) -> None:
     for name in os.listdir(path):
         discard(f"{path}/{name}")
     os.rmdir(path)
+
+
+def _strip(path: str) -> None:
+    """Take off attributes that would mean something to an overlay: here they are only what a command wrote."""
+    with contextlib.suppress(OSError):
+        for name in os.listxattr(path, follow_symlinks=False):
+            if ".overlay." in name:
+                os.removexattr(path, name, follow_symlinks=False)
 
 
 def _found(path: str) -> Found:

@@ -45,6 +45,7 @@ class Keeper:
 
     def __init__(self, parent: int) -> None:
         os.setsid()
+        os.chdir("/")
         os.closerange(REQUESTS + 1, 1 << 20)
         os.set_inheritable(REQUESTS, False)
         self.requests = socket.socket(fileno=REQUESTS)
