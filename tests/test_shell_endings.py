@@ -210,6 +210,29 @@ def test_shells_on_different_layers_run_at_the_same_time(tmp_path: Path, line: L
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_a_command_ends_while_others_go_on(tmp_path: Path, line: Line, first: int):
+    """Whichever of three that run at the same time ends first is known to have ended at once."""
+    shell = anything(network=True)
+    folders = [Folder(tmp_path / str(number)) for number in range(3)]
+
+    async def main() -> None:
+        tasks: list[asyncio.Task[Finished]] = []
+        connections: list[socket.socket] = []
+        for folder in folders:
+            tasks.append(asyncio.create_task(shell.run([PYTHON, "-c", WAIT, line.port, "x"], folder.layers)))
+            connections.append(await asyncio.to_thread(line.accept))
+        connections[first].sendall(b".")
+        assert (await tasks[first]).ok
+        for number, task in enumerate(tasks):
+            if number != first:
+                assert not task.done()
+                connections[number].sendall(b".")
+                assert (await task).ok
+
+    asyncio.run(main())
+
+
 def test_shells_on_one_layer_take_turns(tmp_path: Path, line: Line):
     """The second begins when the first has ended, and sees what it wrote; one cancelled while it waits never runs."""
     shell = anything(network=True)

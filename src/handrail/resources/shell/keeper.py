@@ -80,36 +80,49 @@ class Keeper:
         data, extra, _, _ = self.requests.recvmsg(16, room, socket.MSG_CMSG_CLOEXEC)
         if not data:
             return False
+        if not extra:
+            return True  # there was no room for its descriptors: whoever asked sees the other end closed
         descriptors = struct.unpack("3i", extra[0][2])
-        walls, network = data.decode().split()
-        control = socket.socket(fileno=descriptors[0])
-        ready, go = os.pipe()
+        with contextlib.ExitStack() as closing:
+            for descriptor in descriptors[1:]:
+                closing.callback(os.close, descriptor)
+            self.start(data.decode(), socket.socket(fileno=descriptors[0]), descriptors[1:], closing)
+        return True
+
+    def start(
+        self, request: str, control: socket.socket, streams: tuple[int, ...], closing: contextlib.ExitStack
+    ) -> None:
+        walls, network = request.split()
         try:
             with step("namespaces"):
+                ready, go = os.pipe()
+                for descriptor in (ready, go):
+                    closing.callback(os.close, descriptor)
                 process, watched = kernel.fork_into(namespaces(walls, network == "on"))
-            if not process:
-                os.close(go)
-                self.requests.close()
-                _first_process(walls, control, ready, descriptors[1:])
-            self.commands[watched] = self.commands[control.fileno()] = process, watched, control
-            self.poll.register(watched, select.POLLIN)
-            if walls != "none":
-                self.poll.register(control, _HUNG_UP)
+        except Failed as failed:
+            _say(control, _failure(failed))
+            control.close()
+            return
+        if not process:
+            os.close(go)
+            self.let_go()
+            _first_process(walls, control, ready, streams)
+        self.commands[watched] = self.commands[control.fileno()] = process, watched, control
+        self.poll.register(watched, select.POLLIN)
+        if walls != "none":
+            self.poll.register(control, _HUNG_UP)
+        try:
             if walls == "user":
-                try:
-                    map_ids(process)
-                except Failed:
-                    signal.pidfd_send_signal(watched, signal.SIGKILL)
-                    raise
+                map_ids(process)
             os.write(go, b"1")
         except Failed as failed:
             _say(control, _failure(failed))
-            if control.fileno() not in self.commands:
-                control.close()
-        finally:
-            for descriptor in (ready, go, *descriptors[1:]):
-                os.close(descriptor)
-        return True
+            signal.pidfd_send_signal(watched, signal.SIGKILL)
+
+    def let_go(self) -> None:
+        """Close, in a child, what belongs to the keeper and to other commands: their end must show when it comes."""
+        for descriptor in (self.requests.fileno(), self.parent, *self.commands):
+            os.close(descriptor)
 
     def end(self, process: int, watched: int, control: socket.socket) -> None:
         self.poll.unregister(watched)
