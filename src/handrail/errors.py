@@ -7,7 +7,8 @@ Each is ours *and* the builtin a caller would expect; each carries data beside i
     │   ├── ToolDefinitionError                    .tool, .problem, .mend
     │   ├── PromptDefinitionError                  .place, .problem, .mend
     │   │   └── PromptValidationError                .tool, .places: two tools of one name
-    │   └── ExtraKeyError                          .key
+    │   ├── ExtraKeyError                          .key
+    │   └── RuleError                              .rule
     ├── ToolError                                what a handler raises, or what stops a call before it
     │   ├── ToolValidationError (ValueError)       .problems: the arguments do not fit, all of it at once
     │   ├── TransientError                         .retry_after: try the same call again
@@ -36,8 +37,14 @@ Each is ours *and* the builtin a caller would expect; each carries data beside i
     │   ├── ReducerError (RuntimeError)            .event: a reducer raised; the dispatch was undone
     │   ├── EventRefused (TypeError)               .event: not an event, or a name of ours
     │   ├── Conflict (RuntimeError)                .places: what was changed by somebody else meanwhile
+    │   ├── UndoRefused (RuntimeError)             .call_id, .places: what a call did can't be taken back
     │   ├── EffectRefused (PermissionError)        .effect: a call did more than its tool's effect allows
+    │   ├── JournalError (ValueError)              .journal: a file that is no journal, or one that can't be used
     │   ├── ResourceError (LookupError)            .resource
+    │   ├── ShellError (RuntimeError)              .command
+    │   │   ├── CommandRefused (PermissionError)     .problem, .allowed: it may not run
+    │   │   ├── CommandMissing (FileNotFoundError)   .program: there is no such program
+    │   │   └── ShellUnavailable                     .problem, .mend: nothing can run contained here
     │   └── FileError (OSError)                    .path
     │       ├── FileMissing (FileNotFoundError)
     │       ├── FileInTheWay (FileExistsError)       something else is there already
@@ -117,6 +124,14 @@ class ExtraKeyError(DefinitionError):
     def __init__(self, key: object, problem: str, mend: str) -> None:
         super().__init__(f"extra {key!r}: {problem}. {mend}")
         self.key = key
+
+
+class RuleError(DefinitionError):
+    """A rule about commands can't be what was meant."""
+
+    def __init__(self, rule: str, problem: str, mend: str) -> None:
+        super().__init__(f"rule {rule}: {problem}. {mend}")
+        self.rule = rule
 
 
 class ToolError(HandrailError):
@@ -341,6 +356,29 @@ class Conflict(StateError, RuntimeError):
         self.places = tuple(places)
 
 
+class UndoRefused(StateError, RuntimeError):
+    """What a call committed can't be taken back, and nothing of it was."""
+
+    def __init__(self, call_id: str, places: Sequence[str], problem: str) -> None:
+        where = f": {', '.join(places)}" if places else ""
+        super().__init__(
+            f"call {call_id!r} can't be undone: {problem}{where}. Nothing was changed: mend it by hand, or undo "
+            "the later changes first."
+            if places
+            else f"call {call_id!r} can't be undone: {problem}. Nothing was changed."
+        )
+        self.call_id = call_id
+        self.places = tuple(places)
+
+
+class JournalError(StateError, ValueError):
+    """A journal can't be opened or used."""
+
+    def __init__(self, journal: str, problem: str, mend: str) -> None:
+        super().__init__(f"journal {journal!r}: {problem}. {mend}")
+        self.journal = journal
+
+
 class EffectRefused(StateError, PermissionError):
     """A call did, or tried to use, more than the effect its tool declares."""
 
@@ -358,6 +396,40 @@ class ResourceError(StateError, LookupError):
     def __init__(self, resource: str, problem: str, mend: str) -> None:
         super().__init__(f"resource {resource}: {problem}. {mend}")
         self.resource = resource
+
+
+class ShellError(StateError, RuntimeError):
+    """A command could not be run, or not be followed to its end."""
+
+    def __init__(self, command: str, problem: str) -> None:
+        super().__init__(f"`{command}`: {problem}" if command else problem)
+        self.command = command
+
+
+class CommandRefused(ShellError, PermissionError):
+    """A command may not run. Worded for a model: what may."""
+
+    def __init__(self, command: str, problem: str, allowed: Sequence[str] = ()) -> None:
+        super().__init__(command, problem)
+        self.problem = problem
+        self.allowed = tuple(allowed)
+
+
+class CommandMissing(ShellError, FileNotFoundError):
+    """The program of a command is not there, or can't be executed."""
+
+    def __init__(self, command: str, program: str, problem: str) -> None:
+        super().__init__(command, problem)
+        self.program = program
+
+
+class ShellUnavailable(ShellError):
+    """What holds a command in is not to be had on this machine, so nothing was run."""
+
+    def __init__(self, problem: str, mend: str) -> None:
+        super().__init__("", f"{problem}. {mend}")
+        self.problem = problem
+        self.mend = mend
 
 
 class FileError(StateError, OSError):

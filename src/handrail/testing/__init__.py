@@ -10,11 +10,13 @@ from handrail.testing.contexts import (
     user_context,
 )
 from handrail.testing.people import Agent, Nobody, Person, RecordingSubscriber
+from handrail.testing.shells import FakeShell
 from handrail.testing.virtual_time import VirtualClock, VirtualTimeLoop, run_virtual
 
 __all__ = [
     "TICKET_KEY",
     "Agent",
+    "FakeShell",
     "Nobody",
     "Person",
     "Recorded",

@@ -1,0 +1,200 @@
+"""What of the Linux kernel the standard library does not reach: mounts, namespaces, capabilities.
+
+Each function is one system call and raises `OSError`. Nothing of Handrail is imported here: this
+runs in the keeper, which stays small so that forking it is cheap.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import signal
+import socket
+import struct
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+MS_RDONLY = 1
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+
+ATTR_RDONLY = 1
+ATTR_NOSUID = 2
+ATTR_NODEV = 4
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_SECCOMP = 22
+_PR_CAPBSET_DROP = 24
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
+
+_CLONE3 = 435  # these have the same number on every architecture
+_CLOSE_RANGE = 436
+_MOUNT_SETATTR = 442
+_CLONE_PIDFD = 0x1000
+_CLOSE_RANGE_CLOEXEC = 4
+_AT_FDCWD = -100
+_AT_RECURSIVE = 0x8000
+_CAPABILITY_VERSION_3 = 0x20080522
+_SIOCGIFFLAGS = 0x8913
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc_here = ctypes.PyDLL(None, use_errno=True)  # without letting go of the interpreter's lock
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error), what)
+    return result
+
+
+_before_fork = ctypes.pythonapi.PyOS_BeforeFork
+_after_fork_here = ctypes.pythonapi.PyOS_AfterFork_Parent
+_after_fork_there = ctypes.pythonapi.PyOS_AfterFork_Child
+for _function in (_before_fork, _after_fork_here, _after_fork_there):
+    _function.restype = None
+    _function.argtypes = ()
+
+
+def fork_into(namespaces: int) -> tuple[int, int]:
+    """Fork a child straight into new namespaces; its id and a descriptor of it, or zeros in the child.
+
+    As `os.fork`, in a process of one thread. Going in by `unshare` would take a second fork, since a
+    process never enters a new PID namespace itself.
+    """
+    descriptor = ctypes.c_int(-1)
+    arguments = (ctypes.c_uint64 * 8)(
+        namespaces | _CLONE_PIDFD, ctypes.addressof(descriptor), 0, 0, signal.SIGCHLD, 0, 0, 0
+    )
+    _before_fork()
+    child = _libc_here.syscall(
+        ctypes.c_long(_CLONE3), ctypes.byref(arguments), ctypes.c_size_t(ctypes.sizeof(arguments))
+    )
+    if child == 0:
+        _after_fork_there()
+        return 0, 0
+    error = ctypes.get_errno()
+    _after_fork_here()
+    if child < 0:
+        raise OSError(error, os.strerror(error), "clone3")
+    return child, descriptor.value
+
+
+def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    _checked(
+        _libc.mount(
+            os.fsencode(source),
+            os.fsencode(target),
+            kind.encode(),
+            ctypes.c_ulong(flags),
+            os.fsencode(options) or None,
+        ),
+        f"mount {kind or 'bind'} on {target}",
+    )
+
+
+class _MountAttributes(ctypes.Structure):
+    _fields_ = (
+        ("set", ctypes.c_uint64),
+        ("clear", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("user_namespace", ctypes.c_uint64),
+    )
+
+
+def change_mount(target: str, *, add: int = 0, remove: int = 0, below: bool = False) -> None:
+    """Change the flags of a mount, and with `below` of every mount under it, in one go."""
+    attributes = _MountAttributes(add, remove, 0, 0)
+    _checked(
+        _libc.syscall(
+            ctypes.c_long(_MOUNT_SETATTR),
+            ctypes.c_int(_AT_FDCWD),
+            os.fsencode(target),
+            ctypes.c_uint(_AT_RECURSIVE if below else 0),
+            ctypes.byref(attributes),
+            ctypes.c_size_t(ctypes.sizeof(attributes)),
+        ),
+        f"mount_setattr on {target}",
+    )
+
+
+def _control(what: int, value: int = 0, name: str = "prctl") -> None:
+    zero = ctypes.c_ulong(0)
+    _checked(_libc.prctl(ctypes.c_int(what), ctypes.c_ulong(value), zero, zero, zero), name)
+
+
+def die_with_parent() -> None:
+    """End this process, at once, when the one that forked it ends."""
+    _control(_PR_SET_PDEATHSIG, 9, "set the parent death signal")
+
+
+def forbid_tracing() -> None:
+    """Let nobody without CAP_SYS_PTRACE look into this process."""
+    _control(_PR_SET_DUMPABLE, 0, "set dumpable")
+
+
+def keep_descriptors() -> None:
+    """Let no program that this process starts inherit anything but the three standard streams."""
+    first, last = ctypes.c_uint(3), ctypes.c_uint(0xFFFFFFFF)
+    _checked(
+        _libc.syscall(ctypes.c_long(_CLOSE_RANGE), first, last, ctypes.c_uint(_CLOSE_RANGE_CLOEXEC)),
+        "close_range",
+    )
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends."""
+    _control(_PR_SET_CHILD_SUBREAPER, 1, "become a subreaper")
+
+
+def give_up_privileges(keep: int) -> None:
+    """Keep these capabilities (a bit mask) and lose the others for good, also across `exec`."""
+    _control(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, "clear ambient capabilities")
+    with open("/proc/sys/kernel/cap_last_cap", "rb", buffering=0) as file:
+        last = int(file.read(16))
+    for capability in range(last + 1):
+        if not keep >> capability & 1:
+            _control(_PR_CAPBSET_DROP, capability, "drop a capability")
+    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
+    low, high = keep & 0xFFFFFFFF, keep >> 32
+    # Twice (effective, permitted, inheritable): the low 32 and the high 32.
+    data = struct.pack("6I", low, low, 0, high, high, 0)
+    _checked(_libc.capset(header, data), "capset")
+    _control(_PR_SET_NO_NEW_PRIVS, 1, "set no_new_privs")
+
+
+def filter_calls(program: bytes) -> None:
+    """Have every system call of this process and its children looked at by this filter, for good."""
+    code = ctypes.create_string_buffer(program, len(program))
+    header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
+    _checked(
+        _libc.prctl(
+            ctypes.c_int(_PR_SET_SECCOMP), ctypes.c_ulong(2), header, ctypes.c_ulong(0), ctypes.c_ulong(0)
+        ),
+        "filter system calls",
+    )
+
+
+def raise_loopback() -> None:
+    """Bring up `lo`, which is down in a new network namespace."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sH22x", b"lo", 0)
+        answer = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request)
+        (flags,) = struct.unpack_from("H", answer, 16)
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", flags | _IFF_UP))

@@ -1,0 +1,50 @@
+"""A shell that runs nothing and says what it was told to say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from handrail.errors import CommandMissing
+from handrail.resources.layers import Layers
+from handrail.resources.shell import Allow, Finished, Shell
+
+Scripted = str | int | Finished | Callable[[tuple[str, ...], Layers], "str | int | Finished"]
+"""Output of a success, an exit code, a whole ending, or a function that makes one of these."""
+
+
+class FakeShell(Shell):
+    """Answers by the longest scripted beginning of a command: `FakeShell({"git status": "clean", "make": 2})`.
+
+    Rules hold as in a real shell. A command without a script is a missing program.
+    """
+
+    def __init__(self, answers: Mapping[str, Scripted], rules: Iterable[Allow] = (Allow(...),)) -> None:
+        super().__init__(rules)
+        self._answers = {tuple(words.split()): answer for words, answer in answers.items()}
+        self.ran: list[tuple[str, ...]] = []
+        """Every command that was allowed, in order."""
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        layers: Layers,
+        *,
+        cwd: str = ".",
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+    ) -> Finished:
+        self.rules.check(argv)
+        command = tuple(argv)
+        self.ran.append(command)
+        fitting = [words for words in self._answers if command[: len(words)] == words]
+        if not fitting:
+            raise CommandMissing(" ".join(argv), argv[0], "nothing is scripted for this command")
+        answer = self._answers[max(fitting, key=len)]
+        if callable(answer):
+            answer = answer(command, layers)
+        if isinstance(answer, Finished):
+            return replace(answer, argv=command)
+        if isinstance(answer, int):
+            return Finished(argv=command, exit_code=answer)
+        return Finished(argv=command, output=answer)

@@ -1,0 +1,102 @@
+"""Folders with layers over them, made by hand, for the tests of the shell."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from handrail.resources.shell import Allow, Finished, Layers, Shell
+from handrail.resources.shell.copying import changes, is_opaque, members
+
+Tree = dict[str, tuple[Any, ...]]
+
+
+class Folder:
+    """A real folder, an empty layer over it, and how both look."""
+
+    def __init__(self, base: Path, *, over: Sequence[Path] = ()) -> None:
+        self.base = base
+        for name in ("root", "upper", "work"):
+            (base / name).mkdir(parents=True, exist_ok=True)
+        self.root, self.upper = base / "root", base / "upper"
+        self.layers = Layers((*over, self.root), self.upper, base / "work")
+
+    def add(self, path: str, content: str | bytes = "", mode: int = 0o644) -> Path:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
+        file.chmod(mode)
+        return file
+
+    def real(self) -> Tree:
+        """The real folder, to the byte, the inode and the time of the last change."""
+        return tree(self.root, exact=True)
+
+    def caught(self) -> list[tuple[str, str]]:
+        """What the upper layer holds."""
+        return sorted(changes(self.upper), key=lambda change: change[1])
+
+    def run(self, shell: Shell, *argv: str, **options: Any) -> Finished:
+        return asyncio.run(shell.run(list(argv), self.layers, **options))
+
+    def sh(self, shell: Shell, script: str, **options: Any) -> Finished:
+        return self.run(shell, "sh", "-c", script, **options)
+
+    def merged(self) -> Tree:
+        """What the layers show together."""
+        found: Tree = {}
+        stack = [str(self.upper), *map(str, self.layers.lowers)]
+        _merge(stack[:1] if is_opaque(stack[0]) else stack, "", found)
+        return found
+
+
+def anything(backend: Any = "auto", **options: Any) -> Shell:
+    """A shell that lets everything run."""
+    return Shell([Allow(...)], backend=backend, **options)
+
+
+def tree(root: Path, *, exact: bool = False) -> Tree:
+    """Everything below a folder: kind and mode, owner, content; when exact, inode and times too."""
+    found: Tree = {}
+    for folder, folders, files in os.walk(root):
+        for name in (*folders, *files):
+            path = os.path.join(folder, name)
+            facts = os.lstat(path)
+            more = (facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns) if exact else ()
+            found[os.path.relpath(path, root)] = (*_facts(path), *more)
+    return found
+
+
+def _merge(stack: Sequence[str], prefix: str, found: Tree) -> None:
+    for name, places in members(stack).items():
+        found[prefix + name] = _facts(places[0])
+        if os.path.isdir(places[0]) and not os.path.islink(places[0]):
+            _merge(places, f"{prefix}{name}/", found)
+
+
+def _facts(path: str) -> tuple[Any, ...]:
+    facts = os.lstat(path)
+    content: Any = None
+    if stat.S_ISLNK(facts.st_mode):
+        content = os.readlink(path)
+    elif stat.S_ISREG(facts.st_mode):
+        content = Path(path).read_bytes()
+    return facts.st_mode, facts.st_uid, facts.st_gid, content
+
+
+def processes_with(marker: str) -> list[str]:
+    """The command lines of all processes of the machine that have this in them."""
+    found: list[str] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if marker in line:
+                found.append(line)
+    return found
