@@ -10,6 +10,10 @@ import os
 
 from hypothesis import HealthCheck, settings
 
+from filesystems import folders, new_files
+
+__all__ = ["folders", "new_files"]
+
 settings.register_profile(
     "quick", max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from filesystems import Files
 from handrail.errors import (
     Conflict,
     ContextExpired,
@@ -23,7 +24,7 @@ from handrail.errors import (
 from handrail.protocols import Match
 from handrail.resources.memory import MemoryFilesystem, MemoryFork
 from handrail.resources.paths import split
-from test_memory_filesystem import Files, commit, outcome, tree
+from test_memory_filesystem import commit, outcome, tree
 
 # --- the end, and threads ------------------------------------------------------------------------
 

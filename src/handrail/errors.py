@@ -34,7 +34,9 @@ Each is ours *and* the builtin a caller would expect; each carries data beside i
     │   ├── ReducerError (RuntimeError)            .event: a reducer raised; the dispatch was undone
     │   ├── EventRefused (TypeError)               .event: not an event, or a name of ours
     │   ├── Conflict (RuntimeError)                .places: what was changed by somebody else meanwhile
+    │   ├── UndoRefused (RuntimeError)             .call_id, .places: what a call did can't be taken back
     │   ├── EffectRefused (PermissionError)        .effect: a call did more than its tool's effect allows
+    │   ├── JournalError (ValueError)              .journal: a file that is no journal, or one that can't be used
     │   ├── ResourceError (LookupError)            .resource
     │   └── FileError (OSError)                    .path
     │       ├── FileMissing (FileNotFoundError)
@@ -307,6 +309,29 @@ class Conflict(StateError, RuntimeError):
             "Nothing of this was applied: look at the new state and try again."
         )
         self.places = tuple(places)
+
+
+class UndoRefused(StateError, RuntimeError):
+    """What a call committed can't be taken back, and nothing of it was."""
+
+    def __init__(self, call_id: str, places: Sequence[str], problem: str) -> None:
+        where = f": {', '.join(places)}" if places else ""
+        super().__init__(
+            f"call {call_id!r} can't be undone: {problem}{where}. Nothing was changed: mend it by hand, or undo "
+            "the later changes first."
+            if places
+            else f"call {call_id!r} can't be undone: {problem}. Nothing was changed."
+        )
+        self.call_id = call_id
+        self.places = tuple(places)
+
+
+class JournalError(StateError, ValueError):
+    """A journal can't be opened or used."""
+
+    def __init__(self, journal: str, problem: str, mend: str) -> None:
+        super().__init__(f"journal {journal!r}: {problem}. {mend}")
+        self.journal = journal
 
 
 class EffectRefused(StateError, PermissionError):
