@@ -42,10 +42,12 @@ if TYPE_CHECKING:
         ReadBeforeWritePolicy,
         SequentialDependencyPolicy,
     )
+    from handrail.journal.sqlite import SqliteJournal
     from handrail.limits import Budget
     from handrail.operation import Operation, gather
     from handrail.protocols import PolicyDecision, ToolPolicy
     from handrail.resources import Binding
+    from handrail.resources.directory import DirectoryFilesystem
     from handrail.resources.memory import MemoryFilesystem
     from handrail.session import Session, kept
     from handrail.tools import (
@@ -70,10 +72,12 @@ _HOMES = {
         "QuestionTimedOut ToolDefinitionError ToolValidationError TransientError"
     ),
     "handrail.guard": "CapabilityPolicy RateLimitPolicy ReadBeforeWritePolicy SequentialDependencyPolicy",
+    "handrail.journal.sqlite": "SqliteJournal",
     "handrail.limits": "Budget",
     "handrail.operation": "Operation gather",
     "handrail.protocols": "PolicyDecision ToolPolicy",
     "handrail.resources": "Binding",
+    "handrail.resources.directory": "DirectoryFilesystem",
     "handrail.resources.memory": "MemoryFilesystem",
     "handrail.session": "Session kept",
     "handrail.tools": (
@@ -99,6 +103,7 @@ __all__ = [
     "ContextExpired",
     "Deadline",
     "Declined",
+    "DirectoryFilesystem",
     "Effect",
     "ExtraKey",
     "FunctionTool",
@@ -115,6 +120,7 @@ __all__ = [
     "ReadBeforeWritePolicy",
     "SequentialDependencyPolicy",
     "Session",
+    "SqliteJournal",
     "SystemClock",
     "Tool",
     "ToolCall",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from handrail.errors import Conflict, ContextError
+from handrail.resources.diff import diff
 from handrail.resources.layer import ABSENT, Node, Over, loaded
 from handrail.resources.overlay import OVER, PREPARED, Overlay, clashes, shown
 from handrail.resources.paths import ancestors, join, split
@@ -109,6 +110,15 @@ class FileFork(Overlay):
             for path, old, new in found
             if old is not None or new is not None
         )
+
+    def diff(self) -> str:
+        """What a commit changes, as unified text; what is not text, and what is very large, is only named."""
+        with self._shared.lock:
+            return diff(self._changes(), self._mode_of)
+
+    def _mode_of(self, node: Node) -> int | None:
+        """The mode of a file or a folder, where there is such a thing."""
+        return None
 
     def _changes(self) -> Iterator[tuple[str, Node, Node]]:
         for folder, changes in (self._over or {}).items():

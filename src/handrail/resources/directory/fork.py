@@ -115,6 +115,9 @@ class DirectoryFork(Linked, FileFork):
             new = Folder(self._shared.tick(), None, node.modified, mode)
             self._put(folder, name, new, self._look(folder, name))
 
+    def _mode_of(self, node: Node) -> int | None:
+        return mode_of(node)
+
     # --- a call's end -----------------------------------------------------------------------------
 
     def stage(self, call_id: str, /, *, journal: str = "", synced: bool = False) -> Mapping[str, Any] | None:
