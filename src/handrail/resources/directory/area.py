@@ -141,7 +141,7 @@ class Area:
 
     def settle(self, commit: Commit) -> tuple[str, ...]:
         """Finish a commit nobody recorded, if any of it was done; otherwise it never was."""
-        if any(commit.is_done(step) for step in commit.manifest.steps if step.do != "mode"):
+        if commit.is_begun():
             left = commit.finish()
             self.retire(commit)
             return left

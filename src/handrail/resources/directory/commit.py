@@ -91,6 +91,10 @@ class Commit:
         slot = _identity_at(self.folder / step.slot)
         return bool(slot) if step.do == "take" else slot != step.after
 
+    def is_begun(self) -> bool:
+        """Whether any file was put or taken."""
+        return any(self.is_done(step) for step in self.manifest.steps if step.do != "mode")
+
     @contextlib.contextmanager
     def _folders(self) -> Generator[Folders]:
         folders = Folders(self._jail, self.folder)

@@ -155,8 +155,9 @@ class DirectoryFork(Linked, FileFork):
                     if self._commit is not None:
                         self._commit.apply(synced=synced)
                 except BaseException:
-                    self.drop()
-                    raise
+                    if not asked_for:
+                        self.drop()
+                    raise  # whoever staged it drops it, once no record says that it is committed
                 self._over = None  # it is part of the folder now
             super().apply()
             self._clear()
@@ -181,12 +182,10 @@ class DirectoryFork(Linked, FileFork):
                 self._ground.area.retire(commit)
 
     def revert(self) -> None:
-        """Take an applied commit back, because something that belongs to it failed."""
+        """Take an applied commit back, because something that belongs to it failed; `drop` forgets it."""
         with self._shared.lock:
-            commit, self._commit = self._commit, None
-            if commit is not None:
-                commit.revert()
-                self._ground.area.disk.forget(commit.folder)
+            if self._commit is not None:
+                self._commit.revert()
 
     def drop(self) -> None:
         """Close the fork and forget what was done in it."""

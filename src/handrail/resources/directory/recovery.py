@@ -71,7 +71,11 @@ def _drop(area: Area, lock: Any, journal: str, known: set[str]) -> list[str]:
             try:
                 for commit in list(area.begun(part)):
                     manifest = commit.manifest
-                    if manifest.journal == journal and manifest.folder not in known:
+                    if manifest.journal != journal or manifest.folder in known:
+                        continue
+                    if commit.is_begun():
+                        area.retire(commit)  # applied, and noted as such
+                    else:
                         area.disk.forget(commit.folder)
                         dropped.append(manifest.call_id)
             finally:
