@@ -241,10 +241,12 @@ class DirectoryFork(Linked, FileFork):
             newer = {entry.path for entry in entries if self._is_newer(entry, mounted_at)}
             if newer:
                 raise Conflict(sorted(newer))
+            taken: list[str] = []
             for entry in entries:
                 self._enter(entry.path)
-                self._take(entry, top.folder, stack)
-            return tuple(sorted(f"{e.path}/" if e.kind == "folder" else e.path for e in entries))
+                if self._take(entry, top.folder, stack):
+                    taken.append(f"{entry.path}/" if entry.kind == "folder" else entry.path)
+            return tuple(sorted(taken))
 
     def _open_stack(self) -> LayerStack:
         if self._stack is None:
@@ -267,7 +269,9 @@ class DirectoryFork(Linked, FileFork):
             return not node.is_folder and node.version & (1 << 64) - 1 > mounted_at
         return node.version > self._mounted
 
-    def _take(self, entry: Entry, top: Path, stack: LayerStack) -> None:
+    def _take(self, entry: Entry, top: Path, stack: LayerStack) -> bool:
+        """Let what a command left at a path be what is there; False where that is what was."""
+        changed = False
         folder, name = split(entry.path)
         old = self._look(folder, name)
         if old.is_folder and (entry.kind != "folder" or entry.opaque):
@@ -276,12 +280,15 @@ class DirectoryFork(Linked, FileFork):
                 if entry.kind != "folder" or not os.path.lexists(top / path):
                     self._put(inside, each, ABSENT, node)
                     stack.took(path, ABSENT)
+                    changed = True
         node = self._made(entry, top / entry.path, old)
         if node is not old:
             if not self._has_folder(folder):
                 self._make_folders(folder, force=True)
             self._put(folder, name, node, old)
+            changed = True
         stack.took(entry.path, node)
+        return changed
 
     def _made(self, entry: Entry, at: Path, old: Node) -> Node:
         status = entry.status

@@ -39,6 +39,9 @@ class LayerStack:
         """The topmost layer, with everything in it that the layers do not have yet."""
         top = self.top or self._new_top()
         self._flush(over, top, linked=False)
+        if top.is_marked:
+            self._frozen.append(top.folder)
+            top = self._new_top()
         return top
 
     def freeze(self, over: Over) -> tuple[Path, ...]:

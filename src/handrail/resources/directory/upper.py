@@ -1,9 +1,11 @@
 """What a fork changed, as folders in the format of Linux's overlay: for a command to work on, and back.
 
-A regular file or a link is what is there now; a character device 0:0 stands for what is gone (where
-such a device can't be made: an empty file marked `user.overlay.whiteout`, in a folder marked
-`user.overlay.opaque=x`, which kernels from 6.7 on take as the same); a folder marked
-`user.overlay.opaque=y` hides what lies under it. An overlay is mounted with `userxattr`.
+A regular file or a link is what is there now; a character device 0:0 stands for what is gone; a folder
+marked `user.overlay.opaque=y` hides what lies under it. An overlay is mounted with `userxattr`.
+
+Where such a device can't be made, an empty file marked `user.overlay.whiteout` in a folder marked
+`user.overlay.opaque=x` stands for it, which kernels from 6.8 on take as the same in a lower layer; so a
+layer with such marks always becomes one.
 """
 
 from __future__ import annotations
@@ -55,11 +57,13 @@ class Entry(msgspec.Struct, frozen=True):
 class Upper:
     """The topmost layer of a fork: a folder of its own, until something comes to lie above it."""
 
-    __slots__ = ("_disk", "_written", "folder")
+    __slots__ = ("_disk", "_written", "folder", "is_marked")
 
     def __init__(self, disk: Disk, folder: Path) -> None:
         self._disk = disk
         self.folder = folder
+        self.is_marked = False
+        """Whether marks stand for what is gone, which an overlay looks at in its lower layers only."""
         self._written: dict[str, tuple[int, bool]] = {}
         """What was put here from the fork, and how it was then: what is not so now, a command changed."""
 
@@ -124,8 +128,9 @@ class Upper:
                 raise
             self._disk.write(at, b"")
             os.setxattr(at, _WHITEOUT, b"y")
-            if at.parent != self.folder and _attribute(at.parent, _OPAQUE) is None:
-                os.setxattr(at.parent, _OPAQUE, b"x")
+            for folder in {at.parent, self.folder}:
+                os.setxattr(folder, _OPAQUE, b"x")
+            self.is_marked = True
 
     def changed(self) -> Iterator[Entry]:
         """What a command changed here since the last look, each folder before what is in it."""
