@@ -61,7 +61,7 @@ def folders(tmp_path: Path) -> Iterator[Folders]:
 def new_files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewFiles]:
     """Makes filesystems of either kind."""
     if request.param == "memory":
-        yield MemoryFilesystem
+        yield lambda files={}, /, **options: MemoryFilesystem(files, **options)
     else:
         made = Folders(tmp_path)
         yield made

@@ -117,12 +117,15 @@ class MemoryJournal:
 
     async def applied(self, unit: CommitUnit, /) -> None:
         """Note that the files of a unit are as it says."""
-        self._unapplied = [other for other in self._unapplied if other is not unit]
+        self._settle(unit)
 
     async def void(self, unit: CommitUnit, /) -> None:
         """Take a unit back whose files could not be changed."""
-        await self.applied(unit)
+        self._settle(unit)
         self._units[unit.run_id] = [other for other in self._units.get(unit.run_id, ()) if other is not unit]
+
+    def _settle(self, unit: CommitUnit) -> None:
+        self._unapplied = [other for other in self._unapplied if other is not unit]
 
     async def unapplied(self) -> Sequence[CommitUnit]:
         """The units whose files nobody has noted as applied, in order."""

@@ -253,15 +253,11 @@ def _ignores_case(jail: Jail) -> bool:
                     if other != entry.name and os.path.samestat(
                         os.stat(other, dir_fd=fd, follow_symlinks=False), entry.stat(follow_symlinks=False)
                     ):
-                        return not _has_name(fd, other)
+                        # A second link to one file is not a second spelling of one name.
+                        return other not in [name for name, _ in jail.scan("")]
         return False
     finally:
         os.close(fd)
-
-
-def _has_name(fd: int, name: str) -> bool:
-    """Whether a folder really has this name: a second link to one file is not a second spelling."""
-    return name in os.listdir(fd)
 
 
 def _inside(root: Path, staging: Path) -> str:
