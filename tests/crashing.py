@@ -146,8 +146,9 @@ class CutDisk(KillingDisk):
             self._bytes.pop(args[0].lstat().st_ino, None)
         elif name == "sync_folder":
             synced = os.fstat(args[0]).st_ino
-            for _, _, folders in self._names:
-                folders.discard(synced)
+            for what, _, folders in self._names:
+                if synced in folders:
+                    folders.clear() if what != "made" else folders.discard(synced)
 
     def _lose(self) -> None:
         unsynced = [each for each in self._names if each[2]]

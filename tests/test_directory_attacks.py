@@ -137,7 +137,7 @@ def attack(world: World, files: Any, path: str, verb: str) -> None:
     try:
         said = repr(VERBS[verb](files, path))
     except (FileError, Conflict) as error:
-        said = str(error).replace(repr(path), "")
+        said = str(error).replace(path, "")
     assert SECRET not in said
     assert not (verb in ("list", "glob inside") and "secret.txt" in said)
     if hasattr(files, "prepare"):

@@ -28,6 +28,8 @@ from handrail.resources.directory.jail import Jail
 from handrail.resources.directory.plan import Manifest
 
 MANIFEST = "manifest"
+_COMMIT = "commit"
+_READY = 8
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -51,6 +53,7 @@ class Area:
         self._numbers = count()
         self._kept: list[Kept] | None = None
         self._synced = False
+        self._ready: dict[str, list[Path]] = {}
 
     # --- the folder -------------------------------------------------------------------------------
 
@@ -105,11 +108,9 @@ class Area:
         """Clear away what processes left that are no more, once what they had begun is finished."""
         for other, lock in self.abandoned(mine):
             try:
-                for commit in self.begun(other):
-                    if not commit.manifest.journal:
-                        self.settle(commit)
-                if not any((path / MANIFEST).exists() for path in other.iterdir()):
-                    self.disk.forget(other)
+                for commit in self.begun(other, ""):
+                    self.settle(commit)
+                self.forget_part(other)
             finally:
                 os.close(lock)
 
@@ -132,12 +133,16 @@ class Area:
                 continue
             yield other, lock
 
-    def begun(self, part: Path) -> Iterator[Commit]:
-        """The commits in a part that have a manifest."""
+    def begun(self, part: Path, journal: str) -> Iterator[Commit]:
+        """The commits in a part that a journal decides about, or that none does; without a manifest, empty."""
         for folder in sorted(part.iterdir()):
-            manifest = read_manifest(folder)
-            if manifest is not None:
-                yield Commit(self.jail, self.disk, folder, manifest)
+            if folder.name.startswith(f"{_COMMIT}-{journal}-") if journal else "-" not in folder.name:
+                manifest = read_manifest(folder)
+                if manifest is None and journal:
+                    where = f"{part.name}/{folder.name}"
+                    manifest = Manifest(call_id="", root="", staging="", folder=where, journal=journal)
+                if manifest is not None:
+                    yield Commit(self.jail, self.disk, folder, manifest)
 
     def settle(self, commit: Commit) -> tuple[str, ...]:
         """Finish a commit nobody recorded, if any of it was done; otherwise it never was."""
@@ -151,10 +156,15 @@ class Area:
     def close(self) -> None:
         """Remove what is not needed any more, and let go of the lock."""
         if self._mine is not None:
-            if not any((path / MANIFEST).exists() for path in self._mine.iterdir()):
-                self.disk.forget(self._mine)
+            self.forget_part(self._mine)
             os.close(self._lock)
-            self._lock, self._mine = -1, None
+            self._lock, self._mine, self._synced = -1, None, False
+            self._ready.clear()
+
+    def forget_part(self, part: Path) -> None:
+        """Remove a process's part, unless a journal may still say that something in it was committed."""
+        if not any(any(folder.iterdir()) for folder in part.glob(f"{_COMMIT}-*")):
+            self.disk.forget(part)
 
     # --- commits ----------------------------------------------------------------------------------
 
@@ -168,20 +178,36 @@ class Area:
         """A number that this process uses once."""
         return next(self._numbers)
 
+    def commit_folder(self, journal: str, *, synced: bool) -> Path:
+        """A new folder for a commit, named after the journal that decides about it.
+
+        Those that are to outlive a power cut are made, and synced, several at a time.
+        """
+        if not journal:
+            return self.new_folder(_COMMIT)
+        if not synced:
+            return self.new_folder(f"{_COMMIT}-{journal}-")
+        if not self._ready.get(journal):
+            self._ready[journal] = [self.new_folder(f"{_COMMIT}-{journal}-") for _ in range(_READY)]
+            self._sync_folder(self.mine)
+            if not self._synced:
+                for each in ("at-work", "done", ".", ".."):
+                    self._sync_folder(self.folder / each)
+                self._synced = True
+        return self._ready[journal].pop()
+
     def sync(self, folder: Path, slots: list[str]) -> None:
-        """Let a commit that is ready outlive a power cut: each file, then the folders they are in."""
-        for name in (*slots, MANIFEST):
+        """Let a commit that is ready outlive a power cut; its manifest does in the journal."""
+        for name in slots:
             self.disk.sync_file(folder / name)
-        folders = [folder, folder.parent]
-        if not self._synced:
-            folders += [self.folder / "at-work", self.folder / "done", self.folder, self.folder.parent]
-            self._synced = True
-        for each in folders:
-            fd = os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                self.disk.sync_folder(fd)
-            finally:
-                os.close(fd)
+        self._sync_folder(folder)
+
+    def _sync_folder(self, folder: Path) -> None:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self.disk.sync_folder(fd)
+        finally:
+            os.close(fd)
 
     def write_manifest(self, folder: Path, manifest: Manifest) -> None:
         self.disk.write(folder / MANIFEST, msgspec.msgpack.encode(manifest))

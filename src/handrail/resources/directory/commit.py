@@ -160,7 +160,8 @@ class Folders:
         return fd
 
     def sync(self, disk: Disk) -> None:
-        for fd in (*self._open.values(), self.slots):
+        """A rename is one change of two folders, so that one of them synced is enough."""
+        for fd in self._open.values():
             disk.sync_folder(fd)
 
     def close(self) -> None:

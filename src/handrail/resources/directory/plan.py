@@ -65,6 +65,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     call_id: str
     root: str
+    staging: str
     folder: str
     """Where the slots are, from the staging folder on."""
     journal: str = ""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from threading import RLock
 from typing import Any
 
 import msgspec
 
 from handrail.protocols import CommitUnit, Journal
-from handrail.resources.directory.area import Area, read_manifest
+from handrail.resources.directory.area import MANIFEST, Area, read_manifest
 from handrail.resources.directory.commit import Commit
 from handrail.resources.directory.jail import Jail
 from handrail.resources.directory.plan import Manifest
@@ -37,12 +38,17 @@ async def recover(jail: Jail, area: Area, lock: RLock, journal: Journal) -> Reco
         manifests = _of_this(unit, jail)
         if manifests:
             left += await run_in_thread(lambda manifests=manifests: _finish(jail, area, lock, manifests))
-        if len(manifests) == len(unit.files):
+        if not any(_is_at_work(msgspec.convert(each, Manifest)) for each in unit.files):
             await journal.applied(unit)
             finished.append(unit.call_id)
     known = {manifest.folder for unit in units for manifest in _of_this(unit, jail)}
     dropped = await run_in_thread(lambda: _drop(area, lock, journal.id, known))
     return Recovered(tuple(finished), tuple(dropped), tuple(sorted(left)))
+
+
+def _is_at_work(manifest: Manifest) -> bool:
+    """Whether a commit was not finished yet, in whichever folder."""
+    return Path(manifest.staging, "at-work", manifest.folder).exists()
 
 
 def _of_this(unit: CommitUnit, jail: Jail) -> list[Manifest]:
@@ -55,8 +61,11 @@ def _finish(jail: Jail, area: Area, lock: Any, manifests: Sequence[Manifest]) ->
     with lock:
         for manifest in manifests:
             folder = area.folder / "at-work" / manifest.folder
-            if read_manifest(folder) is None:
+            if not folder.exists():
                 continue  # it was applied and retired; only the mark was missing
+            if read_manifest(folder) is None:
+                area.disk.forget(folder / MANIFEST)
+                area.write_manifest(folder, manifest)
             commit = Commit(jail, area.disk, folder, manifest)
             left += commit.finish(synced=True)
             area.retire(commit)
@@ -69,15 +78,17 @@ def _drop(area: Area, lock: Any, journal: str, known: set[str]) -> list[str]:
     with lock:
         for part, held in area.abandoned():
             try:
-                for commit in list(area.begun(part)):
+                for commit in list(area.begun(part, journal)):
                     manifest = commit.manifest
-                    if manifest.journal != journal or manifest.folder in known:
+                    if manifest.folder in known:
                         continue
                     if commit.is_begun():
                         area.retire(commit)  # applied, and noted as such
                     else:
                         area.disk.forget(commit.folder)
-                        dropped.append(manifest.call_id)
+                        if manifest.call_id:
+                            dropped.append(manifest.call_id)
+                area.forget_part(part)
             finally:
                 os.close(held)
     return dropped

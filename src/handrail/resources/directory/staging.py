@@ -33,12 +33,13 @@ def stage_commit(
     changes = list(in_order(over))
     if not changes:
         return None
-    stager = _Stager(jail, area)
+    stager = _Stager(jail, area, area.commit_folder(journal, synced=synced))
     try:
         steps = stager.steps(changes, over)
         manifest = Manifest(
             call_id=call_id,
             root=str(jail.root),
+            staging=str(area.folder),
             folder=f"{stager.folder.parent.name}/{stager.folder.name}",
             journal=journal,
             steps=steps,
@@ -57,11 +58,11 @@ def stage_commit(
 class _Stager:
     """Fills the slots of one commit."""
 
-    def __init__(self, jail: Jail, area: Area) -> None:
+    def __init__(self, jail: Jail, area: Area, folder: Path) -> None:
         self._jail = jail
         self._area = area
         self._device = os.stat(jail.root).st_dev
-        self.folder = area.new_folder("commit")
+        self.folder = folder
         self.at = "."
         """The path that is being got ready, for whoever has to say that it failed."""
         self._slots = 0
