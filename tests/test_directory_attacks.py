@@ -134,11 +134,12 @@ LINKS: dict[str, str] = {
 
 def attack(world: World, files: Any, path: str, verb: str) -> None:
     """Try it, commit what comes of it, and see that nothing outside was seen or changed."""
+    said, refused = "", ""
     try:
         said = repr(VERBS[verb](files, path))
     except (FileError, Conflict) as error:
-        said = str(error).replace(path, "")
-    assert SECRET not in said
+        refused = str(error)
+    assert SECRET not in said + refused
     assert not (verb in ("list", "glob inside") and "secret.txt" in said)
     if hasattr(files, "prepare"):
         files.prepare()
