@@ -26,6 +26,7 @@ check:
 bench:
 	@scripts/venv .venv requirements/dev.txt
 	@.venv/bin/python bench/run.py
+	@.venv/bin/python bench/directory.py
 
 clean:
 	rm -rf .venv .venv-* .components .pytest_cache .ruff_cache .hypothesis build dist bench/results

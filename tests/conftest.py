@@ -14,7 +14,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from filesystems import folders, new_files
 from servers import Aimock, Embedded, Llmock, aimock, embedded, llmock
+
+__all__ = ["folders", "new_files"]
 
 settings.register_profile(
     "quick", max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]

@@ -1,4 +1,4 @@
-"""The in-memory filesystem: its verbs, what its forks see, and what they may commit."""
+"""Files in memory and in a real folder: the verbs, and what they say when they refuse."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from filesystems import AFork, Files, NewFiles
 from handrail.errors import (
     Conflict,
     EditRefused,
@@ -18,9 +19,7 @@ from handrail.errors import (
     PathRefused,
 )
 from handrail.protocols import FileInfo, Filesystem, Fork, Forkable, Match
-from handrail.resources.memory import FileLimits, MemoryFilesystem, MemoryFork
-
-Files = MemoryFilesystem | MemoryFork
+from handrail.resources.memory import FileLimits, MemoryFilesystem
 
 
 class SteppingClock:
@@ -42,7 +41,7 @@ def tree(files: Files) -> dict[str, str | None]:
     return {**folders, **{path: files.read(path) for path in files.glob("**")}}
 
 
-def commit(fork: MemoryFork) -> None:
+def commit(fork: AFork) -> None:
     """What the gate does at a call's end, without looking at what was read."""
     fork.prepare()
     fork.apply()
@@ -57,11 +56,9 @@ def outcome(do: Callable[[], object]) -> object:
 
 
 @pytest.fixture(params=["root", "fork", "fork of a fork"])
-def files(request: pytest.FixtureRequest) -> Files:
-    """The same small tree, seen directly and through forks."""
-    root = MemoryFilesystem(
-        {"readme.md": "hello\n", "src/main.py": "x = 1\ny = x\n", "src/data.bin": b"\xff\0"}
-    )
+def files(request: pytest.FixtureRequest, new_files: NewFiles) -> Files:
+    """The same small tree, in memory and on a disk, seen directly and through forks."""
+    root = new_files({"readme.md": "hello\n", "src/main.py": "x = 1\ny = x\n", "src/data.bin": b"\xff\0"})
     if request.param == "root":
         return root
     fork = root.fork("outer")
@@ -183,17 +180,17 @@ def test_a_folder_moves_with_everything_in_it(files: Files):
         (".", []),
     ],
 )
-def test_glob(pattern: str, found: list[str]):
+def test_glob(new_files: NewFiles, pattern: str, found: list[str]):
     """What each kind of pattern finds, sorted."""
-    files = MemoryFilesystem(dict.fromkeys(["a.py", "b.txt", "d/a.py", "d/e/c.py", "d/e/.h"], ""))
+    files = new_files(dict.fromkeys(["a.py", "b.txt", "d/a.py", "d/e/c.py", "d/e/.h"], ""))
     assert list(files.glob(pattern)) == found
     assert list(files.fork("call").glob(pattern)) == found
 
 
-def test_grep_finds_lines():
+def test_grep_finds_lines(new_files: NewFiles):
     """Numbered from one, without line ends, cut when long; what is not text is passed over."""
     long = "x" * 600
-    files = MemoryFilesystem(
+    files = new_files(
         {"b": "no\r\nfox\r\n", "a/z": f"fox\n\nfox {long}", "bin": b"fox\0", "latin": b"fox\xff"}
     )
     assert files.grep("fox$") == (Match("a/z", 1, "fox"), Match("b", 2, "fox"))
@@ -341,9 +338,9 @@ def test_a_wrong_call_is_told_what_to_do(files: Files, case: str):
     assert [info.path for info in files.list()] == ["readme.md", "src"]
 
 
-def test_a_suggestion_is_not_searched_among_very_many_names():
+def test_a_suggestion_is_not_searched_among_very_many_names(new_files: NewFiles):
     """A folder of thousands costs nothing extra; a name that differs in case is still found."""
-    files = MemoryFilesystem({f"file{number}": "" for number in range(3000)})
+    files = new_files({f"file{number}": "" for number in range(3000)})
     with pytest.raises(FileMissing, match=r"List '\.'"):
         files.read("fiel7")
     with pytest.raises(FileMissing, match="Did you mean 'file7'"):

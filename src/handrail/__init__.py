@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         ReadBeforeWritePolicy,
         SequentialDependencyPolicy,
     )
+    from handrail.journal.sqlite import SqliteJournal
     from handrail.limits import Budget
     from handrail.models.anthropic import AnthropicModel
     from handrail.models.local import LocalModel
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from handrail.prompt.overrides import Overrides
     from handrail.protocols import PolicyDecision, ToolPolicy
     from handrail.resources import Binding
+    from handrail.resources.directory import DirectoryFilesystem
     from handrail.resources.memory import MemoryFilesystem
     from handrail.session import Session, kept
     from handrail.tools import (
@@ -80,6 +82,7 @@ _HOMES = {
         "PromptValidationError QuestionCancelled QuestionTimedOut ToolDefinitionError ToolValidationError TransientError"
     ),
     "handrail.guard": "CapabilityPolicy RateLimitPolicy ReadBeforeWritePolicy SequentialDependencyPolicy",
+    "handrail.journal.sqlite": "SqliteJournal",
     "handrail.limits": "Budget",
     "handrail.models.anthropic": "AnthropicModel",
     "handrail.models.local": "LocalModel",
@@ -90,6 +93,7 @@ _HOMES = {
     "handrail.prompt.overrides": "Overrides",
     "handrail.protocols": "PolicyDecision ToolPolicy",
     "handrail.resources": "Binding",
+    "handrail.resources.directory": "DirectoryFilesystem",
     "handrail.resources.memory": "MemoryFilesystem",
     "handrail.session": "Session kept",
     "handrail.tools": (
@@ -117,6 +121,7 @@ __all__ = [
     "ContextExpired",
     "Deadline",
     "Declined",
+    "DirectoryFilesystem",
     "Effect",
     "ExtraKey",
     "FunctionTool",
@@ -144,6 +149,7 @@ __all__ = [
     "Section",
     "SequentialDependencyPolicy",
     "Session",
+    "SqliteJournal",
     "SystemClock",
     "Tool",
     "ToolCall",

@@ -96,6 +96,35 @@ class Fork(Protocol):
         ...
 
 
+class DurableFork(Fork, Protocol):
+    """A fork of something that outlives the process, as a folder on a disk does.
+
+    Nobody can lock the world out: after `prepare` has checked everything somebody may still change
+    a file, and a disk may be full. So such forks are applied before those in memory, and may still
+    refuse; and what they are about to do is written down first, so that a process that starts after a
+    crash can finish it.
+    """
+
+    def stage(self, call_id: str, /, *, journal: str = "", synced: bool = False) -> Mapping[str, Any] | None:
+        """After `prepare`: write down all that `apply` needs. None where there is nothing to apply.
+
+        What is returned goes into the journal whose id is given, as one of the unit's `files`.
+        """
+        ...
+
+    def apply(self, *, synced: bool = False) -> None:
+        """Make the changes. If it raises, everything is as it was."""
+        ...
+
+    def revert(self) -> None:
+        """Take back what was applied, because something that belongs to it failed."""
+        ...
+
+    def applied(self) -> None:
+        """All that belongs to it was applied: it stands."""
+        ...
+
+
 @runtime_checkable
 class Forkable(Protocol):
     """A resource that joins a call's transaction: the call works on a fork of it."""
@@ -270,6 +299,7 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True):
     result: bytes
     effects: Sequence[str] = ()
     files: Sequence[Mapping[str, Any]] = ()
+    """What is to be done to each folder once this is recorded: the manifests of its durable forks."""
 
 
 Check = Callable[[Any], object]
@@ -277,7 +307,21 @@ Check = Callable[[Any], object]
 
 
 class Journal(Protocol):
-    """The record a run resumes from."""
+    """The record a run resumes from.
+
+    A unit that changes files is committed by `commit`, before any file is changed, and then either
+    `applied` or taken back by `void`; one found neither applied nor void after a crash is finished.
+    """
+
+    @property
+    def id(self) -> str:
+        """Which journal this is; the same whenever it is opened again."""
+        ...
+
+    @property
+    def synced(self) -> bool:
+        """Whether what is recorded outlives a power cut, and files are to be synced too."""
+        ...
 
     async def step(self, key: str, function: Callable[[], Awaitable[T]], /) -> T:
         """Run `function` for this key until it succeeds once; afterwards give its recorded value."""
@@ -308,6 +352,18 @@ class Journal(Protocol):
 
     async def commit(self, unit: CommitUnit, /) -> None:
         """Record everything one call changed, all of it or nothing."""
+        ...
+
+    async def applied(self, unit: CommitUnit, /) -> None:
+        """Note that the files of a unit are as it says."""
+        ...
+
+    async def void(self, unit: CommitUnit, /) -> None:
+        """Take a unit back whose files could not be changed: it was never committed."""
+        ...
+
+    async def unapplied(self) -> Sequence[CommitUnit]:
+        """The units, of all runs, whose files nobody has noted as applied, in order."""
         ...
 
     async def load(self, run_id: str, /) -> Sequence[CommitUnit]:

@@ -25,7 +25,7 @@ from handrail.dispatch.committing import commit_lock_of
 from handrail.dispatch.failures import Refused, SignatureMismatch, Unsuccessful, failure_of
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.policing import close_policy_context, policy_context, policy_resources
-from handrail.dispatch.recording import commit_unit
+from handrail.dispatch.recording import commit_recorded
 from handrail.dispatch.starting import (
     begin,
     cancelled_after_all,
@@ -321,8 +321,7 @@ class Gate:
             if self._must_run_again(call, transaction):
                 return False
             transaction.prepare()
-            await shielded(journal.commit(commit_unit(call, result)))
-            transaction.apply()
+            await shielded(commit_recorded(journal, call, result))
         transaction.publish()
         call.result = result
         return True

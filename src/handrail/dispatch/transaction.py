@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from handrail.errors import ContextExpired
-from handrail.protocols import Fork, Forkable
+from handrail.protocols import DurableFork, Fork, Forkable
 from handrail.session import Session, SessionFork
 from handrail.tools import EFFECTS, Tool
 
@@ -46,6 +47,9 @@ class Transaction(msgspec.Struct, eq=False):
     settled: list[Settled] | None = None
     touched: list[Fork] = NOTHING
     """The forks made so far: what the call looked at or changed, and a rollback undoes."""
+    call_id: str = ""
+    durable: list[DurableFork] | None = None
+    """Those of the forks that outlive the process: applied first, since they may still refuse."""
     closed: bool = False
     _session: SessionFork | None = None
     _forks: dict[int, Any] | None = None
@@ -81,6 +85,8 @@ class Transaction(msgspec.Struct, eq=False):
                 base = resource if self.parent is None else self.parent.fork_of(resource)
                 fork = forks[id(resource)] = base.fork(self.owner, writable=self.writable)
                 self.touched = [*self.touched, fork]
+                if self.parent is None and hasattr(fork, "stage"):
+                    self.durable = [*(self.durable or ()), fork]
             return fork
 
     @property
@@ -104,9 +110,47 @@ class Transaction(msgspec.Struct, eq=False):
             fork.prepare()
 
     def apply(self) -> None:
-        """Apply every fork: nothing here fails or waits."""
+        """Apply every fork: nothing here fails or waits, unless some of them are durable."""
+        if self.durable is not None:
+            self.stage()
+            self.apply_durable()
+            self.apply_others()
+            return
         for fork in self.touched:
             fork.apply()
+
+    def stage(self, journal: str = "", synced: bool = False) -> list[Mapping[str, Any]]:
+        """Write down what the durable forks are about to change. Raises before anything is applied."""
+        staged = [fork.stage(self.call_id, journal=journal, synced=synced) for fork in self.durable or ()]
+        return [manifest for manifest in staged if manifest is not None]
+
+    def apply_durable(self, synced: bool = False) -> None:
+        """Apply the durable forks: all of them, or none and it raises."""
+        done: list[DurableFork] = []
+        try:
+            for fork in self.durable or ():
+                fork.apply(synced=synced)
+                done.append(fork)
+        except BaseException:
+            self._revert(done)
+            raise
+
+    def apply_others(self) -> None:
+        """Apply the rest, and let the durable ones stand; they are taken back should it fail."""
+        durable = self.durable or []
+        try:
+            for fork in self.touched:
+                if fork not in durable:
+                    fork.apply()
+        except BaseException:
+            self._revert(durable)
+            raise
+        for fork in durable:
+            fork.applied()
+
+    def _revert(self, forks: list[DurableFork]) -> None:
+        for fork in reversed(forks):
+            fork.revert()
 
     def publish(self) -> None:
         """Publish the call's state events, once they are part of the session itself."""
@@ -140,4 +184,4 @@ def new_transaction(call: LiveCall, tool: Tool[Any, Any]) -> Transaction:
     """The transaction of one attempt at a call, inside that of the call around it."""
     writable = EFFECTS[tool.effect].writes
     parent = None if call.parent is None else call.parent.transaction
-    return Transaction(call.frame.session, call.name, writable, parent)
+    return Transaction(call.frame.session, call.name, writable, parent, call_id=call.id)

@@ -77,13 +77,14 @@ async def _compensate(gate: Gate, call: LiveCall, done: Settled) -> None:
             made = await run_in_thread(lambda: function(done.params, done.value, context=context))
             if inspect.isawaitable(made):
                 await made
+        undoing.close()
+        transaction.prepare()
+        transaction.apply()
     except BaseException:
         transaction.drop()
         raise
     finally:
         undoing.close()
-    transaction.prepare()
-    transaction.apply()
     transaction.publish()
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, SessionError
+from handrail.ids import random_id
 from handrail.journal.desk import QuestionDesk
 from handrail.protocols import Check, CommitUnit, Environment
 from handrail.question import Answer, Question
@@ -28,6 +29,9 @@ class MemoryJournal:
         self._steps: dict[str, asyncio.Future[Any]] = {}
         self._spawned: dict[str, _Child] = {}
         self._units: dict[str, list[CommitUnit]] = {}
+        self._unapplied: list[CommitUnit] = []
+        self.id = random_id()
+        self.synced = False
         self.desk = QuestionDesk(clock)
 
     async def step(self, key: str, function: Callable[[], Awaitable[T]], /) -> T:
@@ -108,6 +112,24 @@ class MemoryJournal:
     async def commit(self, unit: CommitUnit, /) -> None:
         """Record everything one call changed."""
         self._units.setdefault(unit.run_id, []).append(unit)
+        if unit.files:
+            self._unapplied.append(unit)
+
+    async def applied(self, unit: CommitUnit, /) -> None:
+        """Note that the files of a unit are as it says."""
+        self._settle(unit)
+
+    async def void(self, unit: CommitUnit, /) -> None:
+        """Take a unit back whose files could not be changed."""
+        self._settle(unit)
+        self._units[unit.run_id] = [other for other in self._units.get(unit.run_id, ()) if other is not unit]
+
+    def _settle(self, unit: CommitUnit) -> None:
+        self._unapplied = [other for other in self._unapplied if other is not unit]
+
+    async def unapplied(self) -> Sequence[CommitUnit]:
+        """The units whose files nobody has noted as applied, in order."""
+        return tuple(self._unapplied)
 
     async def load(self, run_id: str, /) -> Sequence[CommitUnit]:
         """What was committed in a run, in order."""

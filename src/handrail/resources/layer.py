@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from threading import RLock
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, Protocol
 
 import msgspec
 
@@ -33,12 +33,21 @@ class FileLimits:
     """Bytes in all files together."""
 
 
+class Content(Protocol):
+    """What is in a file that does not lie in memory as it is."""
+
+    def __len__(self) -> int: ...
+    def load(self) -> bytes:
+        """The bytes; `Conflict` where they are no longer the ones that were seen."""
+        ...
+
+
 class Node(msgspec.Struct, frozen=True, gc=False):
     """What is at a path, never changed once it is made: a file, a folder (no data), or nothing (version 0)."""
 
     version: int
-    data: bytes | None
-    modified: datetime | None
+    data: bytes | Content | None
+    modified: datetime | float | None
 
     @property
     def is_folder(self) -> bool:
@@ -47,6 +56,11 @@ class Node(msgspec.Struct, frozen=True, gc=False):
     @property
     def size(self) -> int:
         return len(self.data) if self.data else 0
+
+
+def loaded(data: bytes | Content) -> bytes:
+    """The bytes of a file, wherever they lie."""
+    return data if isinstance(data, bytes) else data.load()
 
 
 ABSENT = Node(0, None, None)
@@ -109,6 +123,10 @@ class Layer:
         """The names in a folder, without it counting as a read."""
         raise NotImplementedError
 
+    def _names_near(self, folder: str) -> Sequence[str]:
+        """The names that whoever misspelt one may have meant."""
+        return self._names(folder)
+
     def _has_folder(self, folder: str) -> bool:
         """Whether there is that folder, without it counting as a read. The root is always there."""
         raise NotImplementedError
@@ -142,16 +160,17 @@ class Layer:
         with self._shared.lock:
             self._enter()
             node = self._see(at.folder, at.name)
-        if node.data is None:
+        data = node.data
+        if data is None:
             self._refuse_no_file(at, node)
-        return node.data
+        return data if isinstance(data, bytes) else data.load()
 
     def stat(self, path: str, /) -> FileInfo:
         at = place(path)
         node = self._seen_place(at)
         if not node.version:
             self._refuse_missing(at)
-        return _info(at.path, node)
+        return self._info(at.path, node)
 
     def exists(self, path: str, /) -> bool:
         return self._seen_place(place(path)).version > 0
@@ -168,7 +187,7 @@ class Layer:
         with self._shared.lock:
             self._enter()
             names = sorted(self._list(at.path))
-            return tuple(_info(join(at.path, name), self._see(at.path, name)) for name in names)
+            return tuple(self._info(join(at.path, name), self._see(at.path, name)) for name in names)
 
     def glob(self, pattern: str, /) -> Sequence[str]:
         return find(pattern, self._kind, self._kinds)
@@ -180,7 +199,12 @@ class Layer:
         for path in self.glob(glob):
             data = self._seen_place(place(path)).data
             if data is not None:
-                yield path, data
+                yield path, loaded(data)
+
+    def _info(self, path: str, node: Node) -> FileInfo:
+        modified = node.modified
+        seconds = modified.timestamp() if isinstance(modified, datetime) else modified or 0.0
+        return FileInfo(path or ".", node.data is None, node.size, seconds)
 
     def _seen_place(self, at: Place) -> Node:
         with self._shared.lock:
@@ -215,7 +239,7 @@ class Layer:
         with self._shared.lock:
             self._enter(at.path)
             old = self._see(at.folder, at.name)
-            self._store(at, (old.data or b"") + data, old)
+            self._store(at, (loaded(old.data) if old.data else b"") + data, old)
 
     def edit(self, path: str, old: str, new: str, /, *, all: bool = False) -> int:
         at = file_place(path)
@@ -224,7 +248,7 @@ class Layer:
             node = self._see(at.folder, at.name)
             if node.data is None:
                 self._refuse_no_file(at, node)
-            text, count = replaced(at.path, decode(at.path, node.data), old, new, every=all)
+            text, count = replaced(at.path, decode(at.path, loaded(node.data)), old, new, every=all)
             self._store(at, encode(at.path, text), node)
         return count
 
@@ -366,7 +390,7 @@ class Layer:
         with self._shared.lock:
             lost = next((p for p in ancestors(at.path) if not self._has_folder(p)), at.path)
             folder, name = split(lost)
-            names = self._names(folder)
+            names = self._names_near(folder)
         what = "there is nothing at this path" if lost == at.path else f"there is no folder {lost!r}"
         near = nearest(name, names)
         mend = (
@@ -375,8 +399,3 @@ class Layer:
             else f"List {folder or '.'!r} to see what is there"
         )
         raise FileMissing(at.path, f"{what}. {mend}")
-
-
-def _info(path: str, node: Node) -> FileInfo:
-    modified = node.modified.timestamp() if node.modified else 0.0
-    return FileInfo(path or ".", node.data is None, node.size, modified)

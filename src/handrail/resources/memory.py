@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import Conflict, ContextError
-from handrail.resources.layer import ABSENT, TOP, FileLimits, Layer, Listing, Node, Over, Shared
-from handrail.resources.overlay import OVER, PREPARED, Overlay, clashes, refuse_claimed, shown
-from handrail.resources.paths import ancestors, join, split
+from handrail.resources.fork import FileFork
+from handrail.resources.layer import ABSENT, TOP, FileLimits, Layer, Listing, Node, Shared
+from handrail.resources.overlay import refuse_claimed
+from handrail.resources.paths import join
 
 __all__ = ["FileLimits", "MemoryFilesystem", "MemoryFork"]
 
@@ -97,164 +97,7 @@ class MemoryFilesystem(Layer):
                 self._stamps.pop(path, None)
 
 
-class MemoryFork(Overlay):
-    """One call's own version of the files, until it is committed into what was forked, or dropped.
-
-    What it read of a path it reads again, whatever others commit meanwhile. Once prepared or dropped
-    it raises `ContextExpired`, in every thread, and so do the forks of it.
-    """
+class MemoryFork(FileFork):
+    """A fork of files in memory."""
 
     __slots__ = ()
-
-    def fork(self, owner: str, /, *, writable: bool = True) -> MemoryFork:
-        """A fork that commits into this one. Of a fork that may not write, it may not either."""
-        self._enter()
-        if self._claimed is None:
-            self._stamps = {}
-            self._claimed = {}
-        return MemoryFork(self, (*self._line, self), self._shared, owner, writable and self._writable)
-
-    # --- a call's end ---------------------------------------------------------------------------
-
-    def stale(self) -> tuple[str, ...]:
-        """The paths read here, or in forks committed into this one, that changed in what was forked.
-
-        A `/` at the end stands for a folder, or for which names are in it.
-        """
-        if self._seen is None and self._listed is None and self._torn is None:
-            return ()
-        with self._shared.lock:
-            parent = self._parent
-            found = set(self._torn or ())
-            for folder, names in (self._seen or {}).items():
-                for name, node in names.items():
-                    if parent._look(folder, name).version != node.version:
-                        found.add(shown(join(folder, name), node))
-            for folder, listing in (self._listed or {}).items():
-                if parent._stamp(folder) != listing.stamp:
-                    found.add(f"{folder or '.'}/")
-            return tuple(sorted(found))
-
-    def prepare(self) -> None:
-        """Close the fork; `Conflict` names the paths written here that somebody else wrote too."""
-        shared = self._shared
-        shared.acquire()
-        try:
-            if self._state or self._line:
-                self._enter()
-            self._state = OVER
-            if self._over is not None:
-                self._check(self._over)
-                if self._parent._claimed is not None:
-                    self._parent._claimed[self] = self._over
-            self._state = PREPARED
-        finally:
-            shared.release()
-
-    def apply(self) -> None:
-        """Commit what was written into what was forked, and what was read with it."""
-        shared = self._shared
-        shared.acquire()
-        try:
-            if self._state != PREPARED:
-                raise ContextError(f"the fork of {self._owner!r} is not prepared, so it can't be applied")
-            self._state = OVER
-            self._release()
-            if self._line and not any(fork._state for fork in self._line):
-                self._line[-1]._adopt(self)
-            elif self._line:
-                self._over = None  # what was forked is over itself, and takes nothing more
-            if self._over is not None:
-                self._merge(self._over)
-            self._seen = self._listed = self._torn = None
-        finally:
-            shared.release()
-
-    def drop(self) -> None:
-        """Close the fork and forget what was done in it. What it read was read in what it was forked from."""
-        with self._shared.lock:
-            if self._state != OVER and self._line and not any(fork._state for fork in self._line):
-                self._line[-1]._adopt(self)
-            self._release()
-            self._state = OVER
-            self._over = self._seen = self._listed = self._torn = None
-
-    @property
-    def changed(self) -> tuple[str, ...]:
-        """The paths a commit changes, sorted; a `/` at the end stands for a folder."""
-        with self._shared.lock:
-            found = [shown(path, node if node.version else base) for path, node, base in self._changes()]
-        return tuple(sorted(found))
-
-    def changes(self) -> Iterator[tuple[str, bytes | None, bytes | None]]:
-        """The files a commit changes, sorted: each path with its bytes before and after, None for no file."""
-        with self._shared.lock:
-            found = sorted((path, base.data, node.data) for path, node, base in self._changes())
-        return (change for change in found if change[1] is not None or change[2] is not None)
-
-    def _changes(self) -> Iterator[tuple[str, Node, Node]]:
-        for folder, changes in (self._over or {}).items():
-            for name, (node, base) in changes.items():
-                if node.version or base.version:
-                    yield join(folder, name), node, base
-
-    def _check(self, over: Over) -> None:
-        parent = self._parent
-        against: list[str] = []
-        for folder, changes in over.items():
-            for name, (node, base) in changes.items():
-                now = parent._look(folder, name)
-                if now.version != base.version:
-                    if not (now.is_folder and node.is_folder):
-                        against.append(join(folder, name))
-                elif now.version:
-                    if now.data is None and not node.is_folder:
-                        against.extend(self._left_in(join(folder, name), over))
-                elif not parent._has_folder(folder):
-                    against.extend(self._files_above(folder, over))
-        if parent._claimed:
-            against.extend(clashes(over, parent._claimed))
-        if self._files > 0 or self._bytes > 0:
-            files, size = self._usage()
-            limits = self._shared.limits
-            if files > limits.max_files or size > limits.max_total_size:
-                against.extend(self.changed)
-        if against:
-            raise Conflict(sorted(set(against)))
-
-    def _release(self) -> None:
-        if self._parent._claimed is not None:
-            self._parent._claimed.pop(self, None)
-
-    def _left_in(self, path: str, over: Over) -> Iterator[str]:
-        """What somebody else put into a folder that goes here."""
-        gone = over.get(path, {})
-        return (join(path, name) for name in self._parent._names(path) if name not in gone)
-
-    def _files_above(self, folder: str, over: Over) -> Iterator[str]:
-        """Where somebody else put a file in the place of a folder that is needed here."""
-        for path in (*ancestors(folder), folder):
-            above, name = split(path)
-            if self._parent._look(above, name).data is not None and name not in over.get(above, {}):
-                yield path
-
-    def _merge(self, over: Over) -> None:
-        """First what goes, innermost first; then what comes, outermost first."""
-        parent = self._parent
-        folders = over if len(over) == 1 else sorted(over, key=len)
-        if not self._plain:
-            for folder in reversed(tuple(folders)):
-                for name, (node, base) in over[folder].items():
-                    old = parent._look(folder, name)
-                    goes = not node.version or (old.data is None) != (node.data is None)
-                    if goes and (old.version or self._line):
-                        # Made and deleted again counts as written in an outer fork too.
-                        parent._put(folder, name, ABSENT, old, base)
-        for folder in folders:
-            for name, (node, base) in over[folder].items():
-                if node.version:
-                    old = parent._look(folder, name)
-                    if not old.version and not parent._has_folder(folder):
-                        parent._make_folders(folder, force=True)
-                    if node.data is not None or not old.version:
-                        parent._put(folder, name, node, old, base)

@@ -167,7 +167,7 @@ class Overlay(Layer):
     def _view(self, folder: str) -> Listing:
         below = self._through(folder)
         members = dict(self._with_changes(folder, below.members))
-        return Listing(members, max(below.stamp, (self._stamps or {}).get(folder, 0)), below)
+        return Listing(members, self._stamped(folder, below.stamp), below)
 
     def _with_changes(self, folder: str, members: dict[str, Node]) -> dict[str, Node]:
         changes = (self._over or {}).get(folder)
@@ -190,7 +190,11 @@ class Overlay(Layer):
     def _stamp(self, folder: str) -> int:
         listing = (self._listed or {}).get(folder)
         stamp = self._parent._stamp(folder) if listing is None else listing.stamp
-        return max(stamp, (self._stamps or {}).get(folder, 0))
+        return self._stamped(folder, stamp)
+
+    def _stamped(self, folder: str, below: int) -> int:
+        """Another number whenever the one below is another, or names changed here."""
+        return below << 64 | (self._stamps or {}).get(folder, 0)
 
     def _usage(self) -> tuple[int, int]:
         files, size = self._parent._usage()

@@ -1,0 +1,115 @@
+"""`diff`: what a fork changes, as a person reads it: unified text, in the form that git made common."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from handrail.resources.layer import Content, Node, loaded
+from handrail.resources.paths import ancestors
+
+MAX_SIZE, MAX_LINES = 1024 * 1024, 20_000
+"""Bytes and lines of a file past which only its size is said."""
+
+Mode = Callable[[Node], int | None]
+Data = bytes | Content | None
+
+
+def diff(changes: Iterable[tuple[str, Node, Node]], mode_of: Mode) -> str:
+    """The text for these changes, each a path, what is there now, and what was there before."""
+    found = sorted(((path, node, base) for path, node, base in changes), key=lambda change: change[0])
+    went = {id(base.data): path for path, node, base in found if base.data is not None and not node.version}
+    moved = {
+        went[id(node.data)]: path
+        for path, node, base in found
+        if node.data is not None and not base.version and id(node.data) in went
+    }
+    origins = {target: source for source, target in moved.items()}
+    around = {folder for path, _, _ in found for folder in ancestors(path)}
+    lines: list[str] = []
+    for path, node, base in found:
+        if path in moved or (path in around and node.data is None and base.data is None):
+            continue  # said where it went to; or said by what is in it
+        lines += _change(path, node, base, origins.get(path), mode_of)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _change(path: str, node: Node, base: Node, origin: str | None, mode_of: Mode) -> Iterator[str]:
+    old, new = f"a/{_said(origin or path)}", f"b/{_said(path)}"
+    yield f"diff --git {old} {new}"
+    if origin is not None:
+        yield f"rename from {_said(origin)}"
+        yield f"rename to {_said(path)}"
+        return
+    before, after = mode_of(base), mode_of(node)
+    if not base.version:
+        yield f"new {_kind(node)}{_mode(after)}"
+    elif not node.version:
+        yield f"deleted {_kind(base)}{_mode(before)}"
+    elif _kind(base) != _kind(node):
+        yield f"{_kind(base)} becomes {_kind(node)}"
+    elif before is not None and after is not None and before != after:
+        yield f"old mode {before:o}"
+        yield f"new mode {after:o}"
+    yield from _content(
+        old if base.version else "/dev/null", new if node.version else "/dev/null", base, node
+    )
+
+
+def _content(old: str, new: str, base: Node, node: Node) -> Iterator[str]:
+    sizes = base.size, node.size
+    if max(sizes) > MAX_SIZE:
+        yield f"Large files {old} and {new} differ: {sizes[0]} bytes before, {sizes[1]} after"
+        return
+    before, after = _text(base.data), _text(node.data)
+    if before is None or after is None:
+        if _bytes(base.data) != _bytes(node.data):
+            yield f"Binary files {old} and {new} differ"
+        return
+    if max(len(before), len(after)) > MAX_LINES:
+        yield f"Long files {old} and {new} differ: {len(before)} lines before, {len(after)} after"
+        return
+    for line in difflib.unified_diff(before, after, old, new):
+        if line.endswith("\n"):
+            yield line[:-1]
+        else:
+            yield line
+            yield "\\ No newline at end of file"
+
+
+def _text(data: Data) -> list[str] | None:
+    """The lines of a file, each with its end; None where it is not text."""
+    raw = _bytes(data)
+    if b"\0" in raw:
+        return None
+    try:
+        return [f"{line}\n" for line in raw.decode().split("\n")[:-1]] + _rest(raw)
+    except UnicodeDecodeError:
+        return None
+
+
+def _rest(raw: bytes) -> list[str]:
+    last = raw.decode().rpartition("\n")[2]
+    return [last] if last else []
+
+
+def _bytes(data: Data) -> bytes:
+    target: Any = getattr(data, "target", None)
+    if target is not None:
+        return str(target).encode("utf-8", "surrogateescape")
+    return b"" if data is None else loaded(data)
+
+
+def _kind(node: Node) -> str:
+    if node.is_folder:
+        return "folder"
+    return "link" if hasattr(node.data, "target") else "file"
+
+
+def _mode(mode: int | None) -> str:
+    return "" if mode is None else f" mode {mode:o}"
+
+
+def _said(path: str) -> str:
+    return path.encode("utf-8", "surrogateescape").decode(errors="backslashreplace")

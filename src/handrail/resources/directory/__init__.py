@@ -1,0 +1,8 @@
+"""A real folder whose changes are transactions: jailed, forked, committed by renames, undone."""
+
+from handrail.resources.directory.filesystem import DIRECTORY_LIMITS, DirectoryFilesystem
+from handrail.resources.directory.fork import DirectoryFork
+from handrail.resources.directory.recovery import Recovered
+from handrail.resources.directory.upper import Layers
+
+__all__ = ["DIRECTORY_LIMITS", "DirectoryFilesystem", "DirectoryFork", "Layers", "Recovered"]

@@ -1,0 +1,288 @@
+"""`Area`: the folder beside the real one where a commit is got ready, and where what it displaced is kept.
+
+    .<name>.handrail/
+        at-work/<process>/     the forks and commits of one process, which holds a lock on its folder
+        done/<when>-<call>/    what each commit displaced, with its manifest: the newest, up to a limit
+
+It is made when something is first written, so whoever only reads never has one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import msgspec
+
+from handrail.clock import Clock
+from handrail.errors import DefinitionError, FileError
+from handrail.ids import random_id
+from handrail.resources.directory.commit import Commit, members_of
+from handrail.resources.directory.disk import Disk
+from handrail.resources.directory.jail import Jail
+from handrail.resources.directory.plan import Manifest
+
+MANIFEST = "manifest"
+_COMMIT = "commit"
+_READY = 8
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A commit whose displaced bytes are kept: where, and how many."""
+
+    folder: Path
+    size: int
+
+
+class Area:
+    """One process's use of the staging folder of one root."""
+
+    def __init__(self, jail: Jail, disk: Disk, folder: Path, clock: Clock, keep: tuple[int, int]) -> None:
+        self.jail = jail
+        self.disk = disk
+        self.folder = folder
+        self._clock = clock
+        self._keep_calls, self._keep_bytes = keep
+        self._lock = -1
+        self._mine: Path | None = None
+        self._numbers = count()
+        self._kept: list[Kept] | None = None
+        self._synced = False
+        self._ready: dict[str, list[Path]] = {}
+
+    # --- the folder -------------------------------------------------------------------------------
+
+    @property
+    def mine(self) -> Path:
+        """This process's own part, made when it is first asked for."""
+        if self._mine is None:
+            self._mine = self._make()
+        return self._mine
+
+    def _make(self) -> Path:
+        root = self.jail.root
+        try:
+            if os.statvfs(root).f_flag & os.ST_RDONLY or not os.access(root, os.W_OK | os.X_OK):
+                raise FileError(".", f"{str(root)!r} is read-only. Nothing can be written there")
+            for folder in (self.folder, self.folder / "at-work", self.folder / "done"):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(folder, 0o700)
+            mine = self.folder / "at-work" / random_id()
+            os.mkdir(mine, 0o700)
+        except OSError as error:
+            if isinstance(error, FileError):
+                raise
+            why = error.strerror or str(error)
+            raise FileError(
+                ".", self._mend(f"changes can't be kept in {str(self.folder)!r} ({why})")
+            ) from None
+        if os.stat(mine).st_dev != os.stat(root).st_dev:
+            os.rmdir(mine)
+            raise FileError(".", self._mend(f"{str(self.folder)!r} lies on another disk than {str(root)!r}"))
+        self._refuse_case_insensitive(mine)
+        self._lock = os.open(mine, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._sweep(mine)
+        return mine
+
+    def _mend(self, problem: str) -> str:
+        return f"{problem}. Pass staging= a folder on the same disk that can be written to"
+
+    def _refuse_case_insensitive(self, mine: Path) -> None:
+        probe = mine / "Probe"
+        probe.touch()
+        try:
+            same = (mine / "pROBE").exists()
+        finally:
+            probe.unlink()
+        if same:
+            os.rmdir(mine)
+            raise case_insensitive(self.jail.root)
+
+    def _sweep(self, mine: Path) -> None:
+        """Clear away what processes left that are no more, once what they had begun is finished."""
+        for other, lock in self.abandoned(mine):
+            try:
+                for commit in self.begun(other, ""):
+                    self.settle(commit)
+                self.forget_part(other)
+            finally:
+                os.close(lock)
+
+    def abandoned(self, mine: Path | None = None) -> Iterator[tuple[Path, int]]:
+        """The parts of processes that have ended, each with its lock, held here now."""
+        at_work = self.folder / "at-work"
+        if not at_work.is_dir():
+            return
+        for other in sorted(at_work.iterdir()):
+            if other == mine or other == self._mine:
+                continue
+            try:
+                lock = os.open(other, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except OSError:
+                continue
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(lock)
+                continue
+            yield other, lock
+
+    def begun(self, part: Path, journal: str) -> Iterator[Commit]:
+        """The commits in a part that a journal decides about, or that none does; without a manifest, empty."""
+        for folder in sorted(part.iterdir()):
+            if folder.name.startswith(f"{_COMMIT}-{journal}-") if journal else "-" not in folder.name:
+                manifest = read_manifest(folder)
+                if manifest is None and journal:
+                    where = f"{part.name}/{folder.name}"
+                    manifest = Manifest(call_id="", root="", staging="", folder=where, journal=journal)
+                if manifest is not None:
+                    yield Commit(self.jail, self.disk, folder, manifest)
+
+    def settle(self, commit: Commit) -> tuple[str, ...]:
+        """Finish a commit nobody recorded, if any of it was done; otherwise it never was."""
+        if commit.is_begun():
+            left = commit.finish()
+            self.retire(commit)
+            return left
+        self.disk.forget(commit.folder)
+        return ()
+
+    def close(self) -> None:
+        """Remove what is not needed any more, and let go of the lock."""
+        if self._mine is not None:
+            self.forget_part(self._mine)
+            os.close(self._lock)
+            self._lock, self._mine, self._synced = -1, None, False
+            self._ready.clear()
+
+    def forget_part(self, part: Path) -> None:
+        """Remove a process's part, unless a journal may still say that something in it was committed."""
+        if not any(any(folder.iterdir()) for folder in part.glob(f"{_COMMIT}-*")):
+            self.disk.forget(part)
+
+    # --- commits ----------------------------------------------------------------------------------
+
+    def new_folder(self, kind: str) -> Path:
+        """A new, empty folder of this process's own."""
+        folder = self.mine / f"{kind}{self.number()}"
+        self.disk.folder(folder, 0o700)
+        return folder
+
+    def number(self) -> int:
+        """A number that this process uses once."""
+        return next(self._numbers)
+
+    def commit_folder(self, journal: str, *, synced: bool) -> Path:
+        """A new folder for a commit, named after the journal that decides about it.
+
+        Those that are to outlive a power cut are made, and synced, several at a time.
+        """
+        if not journal:
+            return self.new_folder(_COMMIT)
+        if not synced:
+            return self.new_folder(f"{_COMMIT}-{journal}-")
+        if not self._ready.get(journal):
+            self._ready[journal] = [self.new_folder(f"{_COMMIT}-{journal}-") for _ in range(_READY)]
+            self._sync_folder(self.mine)
+            if not self._synced:
+                for each in ("at-work", "done", ".", ".."):
+                    self._sync_folder(self.folder / each)
+                self._synced = True
+        return self._ready[journal].pop()
+
+    def sync(self, folder: Path, slots: list[str]) -> None:
+        """Let a commit that is ready outlive a power cut; its manifest does in the journal."""
+        for name in slots:
+            self.disk.sync_file(folder / name)
+        self._sync_folder(folder)
+
+    def _sync_folder(self, folder: Path) -> None:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self.disk.sync_folder(fd)
+        finally:
+            os.close(fd)
+
+    def write_manifest(self, folder: Path, manifest: Manifest) -> None:
+        self.disk.write(folder / MANIFEST, msgspec.msgpack.encode(manifest))
+
+    def retire(self, commit: Commit) -> None:
+        """Keep what an applied commit displaced, and let go of the oldest that is too much."""
+        kept = self._all_kept()
+        when = int(self._clock.now().timestamp() * 1_000_000)
+        folder = self.folder / "done" / f"{when:020d}-{_short(commit.manifest.call_id)}"
+        while folder.exists():
+            when += 1
+            folder = folder.with_name(f"{when:020d}-{_short(commit.manifest.call_id)}")
+        self.disk.retire(commit.folder, folder)
+        commit.folder = folder
+        kept.append(Kept(folder, _size(folder)))
+        total = sum(each.size for each in kept)
+        while kept and (len(kept) > self._keep_calls or total > self._keep_bytes):
+            oldest = kept.pop(0)
+            total -= oldest.size
+            self.disk.forget(oldest.folder)
+
+    def done(self, call_id: str) -> Commit | None:
+        """The newest kept commit of a call."""
+        for kept in reversed(self._all_kept()):
+            if kept.folder.name.endswith(f"-{_short(call_id)}"):
+                manifest = read_manifest(kept.folder)
+                if manifest is not None and manifest.call_id == call_id:
+                    return Commit(self.jail, self.disk, kept.folder, manifest)
+        return None
+
+    def take_up(self, commit: Commit, manifest: Manifest) -> Commit:
+        """Make a kept commit one that is at work again, with other steps."""
+        folder = self.mine / f"undo{self.number()}"
+        self._kept = [kept for kept in self._all_kept() if kept.folder != commit.folder]
+        self.disk.retire(commit.folder, folder)
+        self.disk.write(folder / f"{MANIFEST}.new", msgspec.msgpack.encode(manifest))
+        os.replace(folder / f"{MANIFEST}.new", folder / MANIFEST)
+        return Commit(self.jail, self.disk, folder, manifest)
+
+    def give_back(self, at_work: Commit, kept: Commit) -> None:
+        """Keep again what was taken up, as it was."""
+        self.disk.write(at_work.folder / f"{MANIFEST}.new", msgspec.msgpack.encode(kept.manifest))
+        os.replace(at_work.folder / f"{MANIFEST}.new", at_work.folder / MANIFEST)
+        self.disk.retire(at_work.folder, kept.folder)
+        self._kept = None
+
+    def _all_kept(self) -> list[Kept]:
+        if self._kept is None:
+            done = self.folder / "done"
+            self._kept = [Kept(path, _size(path)) for path in sorted(done.iterdir())] if done.is_dir() else []
+        return self._kept
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a commit; None where there is none, or only half of one."""
+    try:
+        return msgspec.msgpack.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def case_insensitive(root: Path) -> DefinitionError:
+    return DefinitionError(
+        f"{str(root)!r} does not tell 'a' from 'A', so two paths could be one file. "
+        "Use a folder on a disk that is case-sensitive."
+    )
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for path, _ in members_of(folder):
+        with contextlib.suppress(OSError):
+            total += os.lstat(folder / path).st_size
+    return total
+
+
+def _short(call_id: str) -> str:
+    return hashlib.blake2b(call_id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

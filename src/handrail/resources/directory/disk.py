@@ -1,0 +1,158 @@
+"""`Disk`: every change that is made to a disk, one method each.
+
+It is the seam through which a test stops a process at any point of a commit, or drops what was never
+synced. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from pathlib import Path
+
+from handrail.resources.directory.syscalls import exchange, move_into
+
+_CHUNK = 1 << 26
+
+
+class Disk:
+    """The disk itself."""
+
+    def folder(self, path: Path, mode: int) -> None:
+        """Make a folder."""
+        os.mkdir(path, mode)
+
+    def write(self, path: Path, data: bytes, like: os.stat_result | None = None) -> None:
+        """Make a file with these bytes, with the mode and the owner of another."""
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            left = memoryview(data)
+            while left:
+                left = left[os.write(fd, left) :]
+            if like is not None:
+                _liken(fd, like)
+        finally:
+            os.close(fd)
+
+    def copy(self, source: int, path: Path, like: os.stat_result) -> None:
+        """Make a file with the bytes of an open one, its mode, owner and time; shared where the disk can."""
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                while os.copy_file_range(source, fd, _CHUNK):
+                    pass
+            except OSError:
+                os.lseek(source, 0, os.SEEK_SET)
+                os.ftruncate(fd, 0)
+                os.lseek(fd, 0, os.SEEK_SET)
+                while part := os.read(source, 1 << 20):
+                    left = memoryview(part)
+                    while left:
+                        left = left[os.write(fd, left) :]
+            _liken(fd, like)
+            os.utime(fd, ns=(like.st_atime_ns, like.st_mtime_ns))
+        finally:
+            os.close(fd)
+
+    def link(self, folder: int, name: str, path: Path) -> None:
+        """Give a file a second name."""
+        os.link(name, path, src_dir_fd=folder, follow_symlinks=False)
+
+    def symlink(self, target: str, path: Path) -> None:
+        """Make a symbolic link."""
+        os.symlink(target, path)
+
+    def place(self, source: int, name: str, target: int, new_name: str) -> None:
+        """Rename, unless there is something already (`FileExistsError`)."""
+        move_into(source, name, target, new_name)
+
+    def exchange(self, source: int, name: str, target: int, other: str) -> None:
+        """Let two names trade places.
+
+        Where the disk can't, the one that was there is linked aside and then replaced: no moment
+        without a file either, only that a change between the two steps is seen after the fact.
+        """
+        try:
+            exchange(source, name, target, other)
+        except NotImplementedError:
+            aside = f"{name}.old"
+            os.link(other, aside, src_dir_fd=target, dst_dir_fd=source, follow_symlinks=False)
+            os.rename(name, other, src_dir_fd=source, dst_dir_fd=target)
+            os.rename(aside, name, src_dir_fd=source, dst_dir_fd=source)
+
+    def chmod(self, folder: int, name: str, mode: int) -> None:
+        """Give a folder another mode."""
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            os.fchmod(fd, mode)
+        finally:
+            os.close(fd)
+
+    def sync_file(self, path: Path) -> None:
+        """Let what is in a file outlive a power cut."""
+        with contextlib.suppress(OSError):  # a link, which its folder's sync covers
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def sync_folder(self, fd: int) -> None:
+        """Let which names are in a folder outlive a power cut."""
+        os.fsync(fd)
+
+    def retire(self, path: Path, new_path: Path) -> None:
+        """Rename a folder of ours."""
+        os.rename(path, new_path)
+
+    def forget(self, path: Path) -> None:
+        """Remove what we made: a folder of ours with everything in it. Harmless when it is not there."""
+        _remove(path)
+
+
+DISK = Disk()
+
+
+def _liken(fd: int, like: os.stat_result) -> None:
+    now = os.fstat(fd)
+    if (now.st_uid, now.st_gid) != (like.st_uid, like.st_gid):
+        with contextlib.suppress(PermissionError):  # only root gives files away
+            os.fchown(fd, like.st_uid, like.st_gid)
+    if stat.S_IMODE(now.st_mode) != stat.S_IMODE(like.st_mode):
+        os.fchmod(fd, stat.S_IMODE(like.st_mode))
+
+
+def _remove(path: Path) -> None:
+    """Remove a tree without following a link, also through folders that nobody may enter."""
+    try:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            os.unlink(path)
+            return
+    except FileNotFoundError:
+        return
+    pending = [path]
+    folders: list[Path] = []
+    while pending:
+        folder = pending.pop()
+        folders.append(folder)
+        try:
+            entries = list(os.scandir(folder))
+        except PermissionError:
+            os.chmod(folder, 0o700)
+            entries = list(os.scandir(folder))
+        if entries and not os.access(folder, os.W_OK | os.X_OK):
+            os.chmod(folder, 0o700)
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                pending.append(Path(entry.path))
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(entry.path)
+    for folder in reversed(folders):
+        try:
+            os.rmdir(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                raise

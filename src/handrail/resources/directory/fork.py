@@ -1,0 +1,317 @@
+"""`DirectoryFork`: one call's own version of a real folder, until it is committed into it, or dropped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from handrail.errors import Conflict, ContextError, PathRefused
+from handrail.resources.directory.area import Area
+from handrail.resources.directory.commit import Commit
+from handrail.resources.directory.jail import Jail, read_open
+from handrail.resources.directory.layers import LayerStack
+from handrail.resources.directory.links import Linked
+from handrail.resources.directory.staging import stage_commit
+from handrail.resources.directory.stored import (
+    FIRST_VERSION,
+    Folder,
+    Held,
+    Link,
+    OnDisk,
+    is_unseen,
+    like_of,
+    mode_of,
+)
+from handrail.resources.directory.upper import Entry, Layers
+from handrail.resources.fork import FileFork
+from handrail.resources.layer import ABSENT, Layer, Node, Shared
+from handrail.resources.overlay import PREPARED, Overlay
+from handrail.resources.paths import join, split
+
+_KEPT_FILE, _KEPT = 1024 * 1024, 64 * 1024 * 1024
+"""Bytes of one file, and of all, that a fork keeps in memory so as to read them again as they were."""
+
+
+class Ground(Shared):
+    """What a directory and all its forks use together."""
+
+    __slots__ = ("area", "hidden", "jail")
+
+    def __init__(self, *args: Any, jail: Jail, area: Area, hidden: str) -> None:
+        super().__init__(*args)
+        self.jail = jail
+        self.area = area
+        self.hidden = hidden
+        """The name in the root that belongs to the staging folder, where that lies inside; else ""."""
+
+
+class DirectoryFork(Linked, FileFork):
+    """A fork of a real folder: what was touched in it, in memory and beside the folder, over the rest.
+
+    What is read falls through to the disk. A commit renames into place what was written, after
+    checking that nobody else wrote it; until then the folder is as it was. Beside the verbs of
+    `Filesystem` it offers a command's overlay its layers (`layers`), and takes back what the command
+    wrote (`absorb`).
+    """
+
+    __slots__ = ("_commit", "_kept_bytes", "_mounted", "_stack")
+
+    def __init__(
+        self, parent: Layer, line: tuple[Overlay, ...], shared: Shared, owner: str, writable: bool
+    ) -> None:
+        super().__init__(parent, line, shared, owner, writable)
+        self._commit: Commit | None = None
+        self._stack: LayerStack | None = None
+        self._kept_bytes = 0
+        self._mounted = 0
+
+    @property
+    def _ground(self) -> Ground:
+        return cast(Ground, self._shared)
+
+    # --- what links and the disk ask for ----------------------------------------------------------
+
+    @property
+    def _root_path(self) -> str:
+        return str(self._ground.jail.root)
+
+    def _refuse_ours(self, path: str) -> None:
+        refuse_hidden(self._ground.hidden, path)
+
+    def _own(self, folder: str, name: str) -> Node | None:
+        node = super()._own(folder, name)
+        return None if node is not None and is_unseen(node) else node
+
+    def _is_pinned(self, folder: str, name: str) -> bool:
+        return self._own(folder, name) is not None
+
+    def _forget(self, folder: str, name: str) -> None:
+        (self._seen or {}).get(folder, {}).pop(name, None)
+
+    def _keep_bytes(self, folder: str, name: str, data: bytes) -> None:
+        content = self._look(folder, name).data
+        if isinstance(content, OnDisk) and not content.kept and len(data) <= _KEPT_FILE:
+            self._kept_bytes += len(data)
+            if self._kept_bytes <= _KEPT:
+                content.keep(data)
+
+    def _put(self, folder: str, name: str, node: Node, old: Node, base: Node | None = None) -> None:
+        if self._over is None:
+            _ = self._ground.area.mine  # a folder that can't be written to says so now, not at the end
+        if isinstance(node.data, bytes):
+            node = Node(node.version, Held(node.data, like_of(old)), node.modified)
+        super()._put(folder, name, node, old, base)
+
+    def _put_again(self, folder: str, name: str, node: Node) -> None:
+        if not node.is_folder or (mode := mode_of(node)) is None:
+            super()._put_again(folder, name, node)
+        else:
+            new = Folder(self._shared.tick(), None, node.modified, mode)
+            self._put(folder, name, new, self._look(folder, name))
+
+    def _mode_of(self, node: Node) -> int | None:
+        return mode_of(node)
+
+    # --- a call's end -----------------------------------------------------------------------------
+
+    def stage(self, call_id: str, /, *, journal: str = "", synced: bool = False) -> Mapping[str, Any] | None:
+        """Write everything that a commit needs beside the folder, after `prepare`.
+
+        What is returned is the manifest from which the commit can be finished by another process;
+        None where there is nothing to commit. `journal` is the id of the journal that is going to
+        record it; without one, that anything was renamed decides whether it was committed. With
+        `synced` it outlives a power cut.
+        """
+        with self._shared.lock:
+            if self._state != PREPARED or self._line:
+                raise ContextError(f"the fork of {self._owner!r} is not prepared, so it can't be staged")
+            if self._over and self._commit is None:
+                ground = self._ground
+                self._commit = stage_commit(
+                    ground.jail, ground.area, self._over, call_id, journal=journal, synced=synced
+                )
+            return None if self._commit is None else msgspec.to_builtins(self._commit.manifest)
+
+    def apply(self, *, synced: bool = False) -> None:
+        """Commit into what was forked.
+
+        Into the folder itself it may still refuse: `Conflict`, where somebody changed a file since
+        `prepare`, and `FileError`, where the disk refuses; then everything is as it was.
+        """
+        if self._line:
+            self._apply_inside()
+            return
+        with self._shared.lock:
+            asked_for = self._commit is not None
+            if self._state == PREPARED and self._over:
+                try:
+                    self.stage(f"{self._owner} ({self._ground.area.number()})", synced=synced)
+                    if self._commit is not None:
+                        self._commit.apply(synced=synced)
+                except BaseException:
+                    if not asked_for:
+                        self.drop()
+                    raise  # whoever staged it drops it, once no record says that it is committed
+                self._over = None  # it is part of the folder now
+            super().apply()
+            self._clear()
+            if not asked_for:
+                self.applied()
+
+    def _apply_inside(self) -> None:
+        with self._shared.lock:
+            parent = self._line[-1]
+            over = any(fork._state for fork in self._line)
+            super().apply()
+            if self._stack is not None and isinstance(parent, DirectoryFork) and not over:
+                parent._open_stack().adopt(self._stack, parent._over or {})
+                self._stack = None
+            self._clear()
+
+    def applied(self) -> None:
+        """The commit stands: what it displaced is kept, to be undone with `undo`."""
+        with self._shared.lock:
+            commit, self._commit = self._commit, None
+            if commit is not None:
+                self._ground.area.retire(commit)
+
+    def revert(self) -> None:
+        """Take an applied commit back, because something that belongs to it failed; `drop` forgets it."""
+        with self._shared.lock:
+            if self._commit is not None:
+                self._commit.revert()
+
+    def drop(self) -> None:
+        """Close the fork and forget what was done in it."""
+        with self._shared.lock:
+            super().drop()
+            commit, self._commit = self._commit, None
+            if commit is not None:
+                self._ground.area.disk.forget(commit.folder)
+            self._clear()
+
+    def _clear(self) -> None:
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            stack.forget()
+
+    # --- commands ---------------------------------------------------------------------------------
+
+    def layers(self) -> Layers:
+        """What an overlay is to be mounted from so that a command sees this fork and writes into it.
+
+        Everything changed so far is written out; the layers of forks around this one stay as they
+        are for as long as this one lives. One command at a time: between this and `absorb` nothing
+        else may change this fork.
+        """
+        with self._shared.lock:
+            self._enter()
+            lowers: list[Path] = [self._ground.jail.root]
+            for fork in self._line:
+                if isinstance(fork, DirectoryFork):
+                    lowers[:0] = fork._open_stack().freeze(fork._over or {})
+            stack = self._open_stack()
+            upper = stack.ready(self._over or {})
+            lowers[:0] = stack.below
+            work = stack.work()
+            self._mounted = self._shared.tick()
+            return Layers(tuple(lowers), upper.folder, work, os.stat(work).st_ctime_ns)
+
+    def absorb(self, mounted_at: int) -> tuple[str, ...]:
+        """Take every path that a command changed in the upper layer as written by this call.
+
+        `mounted_at` is `Layers.mounted_at`. `Conflict` names the paths that somebody else changed in
+        what was forked since then, since the command may have seen either; nothing is taken then, and
+        the fork is only good to be dropped. Returns the paths taken, sorted; a `/` at the end stands
+        for a folder. Pipes, sockets and devices that a command left are not taken.
+        """
+        with self._shared.lock:
+            self._enter()
+            stack = self._open_stack()
+            top = stack.top
+            if top is None:
+                raise ContextError(f"the fork of {self._owner!r} has no layers. Call layers() first")
+            entries = [entry for entry in top.changed() if entry.kind != "other"]
+            newer = {entry.path for entry in entries if self._is_newer(entry, mounted_at)}
+            if newer:
+                raise Conflict(sorted(newer))
+            taken: list[str] = []
+            for entry in entries:
+                self._enter(entry.path)
+                if self._take(entry, top.folder, stack):
+                    taken.append(f"{entry.path}/" if entry.kind == "folder" else entry.path)
+            return tuple(sorted(taken))
+
+    def _open_stack(self) -> LayerStack:
+        if self._stack is None:
+            self._stack = LayerStack(self._ground.area)
+        return self._stack
+
+    def _is_newer(self, entry: Entry, mounted_at: int) -> bool:
+        """Whether somebody else changed, after the mount, what the command changed too."""
+        folder, name = split(entry.path)
+        now = self._parent._look(folder, name)
+        if not now.version:
+            return entry.copied
+        if now.is_folder and (entry.kind != "folder" or entry.opaque):
+            below = self._parent._below(entry.path, now)
+            return any(self._since(node, mounted_at) for _, _, node in below)
+        return self._since(now, mounted_at)
+
+    def _since(self, node: Node, mounted_at: int) -> bool:
+        if node.version >= FIRST_VERSION:
+            return not node.is_folder and node.version & (1 << 64) - 1 > mounted_at
+        return node.version > self._mounted
+
+    def _take(self, entry: Entry, top: Path, stack: LayerStack) -> bool:
+        """Let what a command left at a path be what is there; False where that is what was."""
+        changed = False
+        folder, name = split(entry.path)
+        old = self._look(folder, name)
+        if old.is_folder and (entry.kind != "folder" or entry.opaque):
+            for inside, each, node in reversed(self._below(entry.path, old)):
+                path = join(inside, each)
+                if entry.kind != "folder" or not os.path.lexists(top / path):
+                    self._put(inside, each, ABSENT, node)
+                    stack.took(path, ABSENT)
+                    changed = True
+        node = self._made(entry, top / entry.path, old)
+        if node is not old:
+            if not self._has_folder(folder):
+                self._make_folders(folder, force=True)
+            self._put(folder, name, node, old)
+            changed = True
+        stack.took(entry.path, node)
+        return changed
+
+    def _made(self, entry: Entry, at: Path, old: Node) -> Node:
+        status = entry.status
+        if entry.kind == "gone" or status is None:
+            return ABSENT if old.version else old
+        tick, mode = self._shared.tick(), stat.S_IMODE(status.st_mode)
+        if entry.kind == "folder":
+            return (
+                old if old.is_folder and mode_of(old) == mode else Folder(tick, None, status.st_mtime, mode)
+            )
+        if entry.kind == "link":
+            return Node(tick, Link(os.readlink(at)), status.st_mtime)
+        content = OnDisk(entry.path, status, lambda path, version: self._read_staged(at, path, version), at)
+        return Node(tick, content, status.st_mtime)
+
+    def _read_staged(self, at: Path, path: str, version: int) -> bytes:
+        with contextlib.ExitStack() as closing:
+            fd = os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            closing.callback(os.close, fd)
+            return read_open(fd, path, version, self._shared.limits.max_file_size)
+
+
+def refuse_hidden(hidden: str, path: str) -> None:
+    """Raise if a path lies in the staging folder."""
+    if hidden and (path == hidden or path.startswith(f"{hidden}/")):
+        raise PathRefused(path, "changes that are not committed yet are kept there. Choose another path")

@@ -1,0 +1,227 @@
+"""`Linked`: files among which there are symbolic links, and names that can't be said.
+
+The kernel is never let follow a link. A path that crosses one is walked here, name by name, as a fork
+sees it; what a link leads to must lie inside the root, and to have followed a link is to have read it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+
+from handrail.errors import Conflict, PathRefused
+from handrail.protocols import FileInfo
+from handrail.resources.directory.stored import Held, OnDisk, is_link
+from handrail.resources.layer import TOP, Layer, Node
+from handrail.resources.paths import file_place, join, place, split
+
+_FOLLOWED = 40
+"""How many links one path may lead through, which is what Linux allows."""
+_TRIES = 4
+"""How often a file that changes while it is read is looked at anew."""
+
+
+class Linked(Layer):
+    """The verbs of a filesystem, with links followed first."""
+
+    __slots__ = ()
+
+    # --- what a fork and the folder itself do differently ----------------------------------------
+
+    @property
+    def _root_path(self) -> str:
+        """Where the folder lies, so that an absolute link into it is known for one."""
+        raise NotImplementedError
+
+    def _refuse_ours(self, path: str) -> None:
+        """Raise if this path belongs to what lies aside for commits."""
+        raise NotImplementedError
+
+    def _is_pinned(self, folder: str, name: str) -> bool:
+        """Whether something was seen at a path before, which it has to stay."""
+        raise NotImplementedError
+
+    def _forget(self, folder: str, name: str) -> None:
+        """Let the next look at a path be the first."""
+        raise NotImplementedError
+
+    def _keep_bytes(self, folder: str, name: str, data: bytes) -> None:
+        """These bytes were read, and are to be read again as they are."""
+        raise NotImplementedError
+
+    # --- following --------------------------------------------------------------------------------
+
+    def _followed(self, path: str, *, last: bool = True) -> str:
+        """The path without links; with `last` false a link at its very end stays itself."""
+        at = place(path)
+        self._enter()
+        self._refuse_ours(at.path)
+        node = self._look(at.folder, at.name) if at.name else TOP
+        if node.version:
+            if not last or not is_link(node):
+                return path
+        elif self._has_folder(at.folder):
+            return path
+        found = self._walk(path, at.path, last)
+        self._refuse_ours(found)
+        if found == at.path:
+            return path
+        return f"{found or '.'}/" if at.as_folder else found or "."
+
+    def _walk(self, given: str, path: str, last: bool) -> str:
+        names = deque(path.split("/"))
+        folder, followed = "", 0
+        while names:
+            name = names.popleft()
+            if name == "..":
+                if not folder:
+                    raise PathRefused(given, "a link in it leads out of the root. Name a path inside it")
+                folder = split(folder)[0]
+            elif name not in ("", "."):
+                node = self._look(folder, name)
+                if is_link(node) and (names or last):
+                    followed += 1
+                    if followed > _FOLLOWED:
+                        raise PathRefused(given, "the links in it lead in a circle. Name another path")
+                    if self._target(given, self._see(folder, name), names):
+                        folder = ""
+                else:
+                    folder = join(folder, name)
+        return folder
+
+    def _target(self, given: str, node: Node, names: deque[str]) -> bool:
+        """Put what a link points to in front of the rest of a path. True: it starts at the root."""
+        target: str = getattr(node.data, "target", "")
+        absolute = target.startswith("/")
+        if absolute:
+            root = self._root_path
+            if target != root and not target.startswith(f"{root}/"):
+                raise PathRefused(given, "a link in it leads out of the root. Name a path inside it")
+            target = target[len(root) :]
+        names.extendleft(reversed(target.split("/")))
+        return absolute
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def read_bytes(self, path: str, /) -> bytes:
+        file_place(path)
+        with self._shared.lock:
+            return self._loaded(self._followed(path))
+
+    def _loaded(self, path: str) -> bytes:
+        """The bytes at a path without links. What changes while it is looked at is looked at again."""
+        at = file_place(path)
+        pinned = self._is_pinned(at.folder, at.name)
+        for _ in range(_TRIES):
+            try:
+                data = super().read_bytes(path)
+            except Conflict:
+                if pinned:
+                    raise
+                self._forget(at.folder, at.name)
+            else:
+                self._keep_bytes(at.folder, at.name, data)
+                return data
+        raise Conflict([at.path])
+
+    def stat(self, path: str, /) -> FileInfo:
+        with self._shared.lock:
+            return super().stat(self._followed(path))
+
+    def exists(self, path: str, /) -> bool:
+        with self._shared.lock:
+            return super().exists(self._followed(path))
+
+    def list(self, path: str = ".", /) -> Sequence[FileInfo]:
+        with self._shared.lock:
+            found = super().list(self._followed(path))
+        return tuple(info for info in found if _can_be_said(info.path))
+
+    def _info(self, path: str, node: Node) -> FileInfo:
+        """Of a link, what it leads to; of one that leads nowhere, the link itself."""
+        if is_link(node) and _can_be_said(path):
+            try:
+                at = place(self._followed(path))
+            except PathRefused:
+                return super()._info(path, node)
+            found = self._see(at.folder, at.name) if at.name else TOP
+            if found.version:
+                return super()._info(path, found)
+        return super()._info(path, node)
+
+    def _kind(self, path: str) -> bool | None:
+        with self._shared.lock:
+            try:
+                return super()._kind(self._followed(path))
+            except PathRefused:
+                return None
+
+    def _kinds(self, folder: str) -> Mapping[str, bool]:
+        """Through a link to a folder a search goes only where it is named: it could lead in a circle."""
+        with self._shared.lock:
+            try:
+                here = place(self._followed(folder or ".")).path
+            except PathRefused:
+                return {}
+            self._enter()
+            found: dict[str, bool] = {}
+            for name, node in self._list(here).items():
+                if not _can_be_said(name):
+                    continue
+                if is_link(node):
+                    if self._kind(join(here, name)) is False:
+                        found[name] = False
+                else:
+                    found[name] = node.data is None
+            return found
+
+    def _contents(self, glob: str) -> Iterator[tuple[str, bytes]]:
+        for path in self.glob(glob):
+            with self._shared.lock:
+                at = place(self._followed(path))
+                node = self._look(at.folder, at.name)
+                if not isinstance(node.data, OnDisk | Held) or node.size > self._shared.limits.max_file_size:
+                    self._see(at.folder, at.name)
+                    continue
+                data = self._loaded(at.path)
+            yield path, data
+
+    def _below(self, path: str, node: Node) -> Sequence[tuple[str, str, Node]]:
+        return [(folder, name, self._look(folder, name)) for folder, name, _ in super()._below(path, node)]
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def write(self, path: str, content: str | bytes, /) -> None:
+        file_place(path)
+        with self._shared.lock:
+            super().write(self._followed(path), content)
+
+    def append(self, path: str, content: str | bytes, /) -> None:
+        file_place(path)
+        with self._shared.lock:
+            super().append(self._followed(path), content)
+
+    def edit(self, path: str, old: str, new: str, /, *, all: bool = False) -> int:
+        file_place(path)
+        with self._shared.lock:
+            return super().edit(self._followed(path), old, new, all=all)
+
+    def mkdir(self, path: str, /) -> None:
+        with self._shared.lock:
+            super().mkdir(self._followed(path))
+
+    def delete(self, path: str, /, *, recursive: bool = False) -> None:
+        with self._shared.lock:
+            super().delete(self._followed(path, last=False), recursive=recursive)
+
+    def move(self, source: str, target: str, /) -> None:
+        with self._shared.lock:
+            super().move(self._followed(source, last=False), self._followed(target, last=False))
+
+
+def _can_be_said(path: str) -> bool:
+    """Whether a path on the disk can be written down as one of ours."""
+    try:
+        return place(path).path == path
+    except PathRefused:
+        return False
