@@ -28,9 +28,10 @@ from handrail.resources.directory.stored import (
     like_of,
     mode_of,
 )
-from handrail.resources.directory.upper import Entry, Layers
+from handrail.resources.directory.upper import Entry
 from handrail.resources.fork import FileFork
 from handrail.resources.layer import ABSENT, Layer, Node, Shared
+from handrail.resources.layers import Layers
 from handrail.resources.overlay import PREPARED, Overlay
 from handrail.resources.paths import join, split
 

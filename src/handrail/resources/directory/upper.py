@@ -27,20 +27,6 @@ from handrail.resources.paths import join, split
 _OPAQUE, _WHITEOUT, _ORIGIN = "user.overlay.opaque", "user.overlay.whiteout", "user.overlay.origin"
 
 
-class Layers(msgspec.Struct, frozen=True):
-    """What a command's overlay is mounted from, all on one disk.
-
-    `lowerdir` is `lowers`, topmost first, the last being the real folder; `upperdir` is `upper`, in
-    which the command's writes end up; `workdir` is `work`, fresh for this mount. `mounted_at` is the
-    disk's own time of this moment, in nanoseconds, to be given to `absorb` after the command.
-    """
-
-    lowers: tuple[Path, ...]
-    upper: Path
-    work: Path
-    mounted_at: int
-
-
 class Entry(msgspec.Struct, frozen=True):
     """One path in an upper folder."""
 

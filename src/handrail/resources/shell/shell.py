@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.resources.layers import Layers
+from handrail.errors import ShellUnavailable
+from handrail.protocols import Filesystem
+from handrail.resources.layers import Layered, Layers
 from handrail.resources.paths import place
 from handrail.resources.shell.finished import Finished
 from handrail.resources.shell.rules import Allow, Rules
@@ -94,6 +96,36 @@ class Shell:
         finished = await _on_a_thread(run)
         self.backend = finished.backend
         return finished
+
+    async def run_on(
+        self,
+        files: Filesystem,
+        argv: Sequence[str],
+        *,
+        cwd: str = ".",
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+    ) -> Finished:
+        """The same on the fork of a real folder: what the command wrote there is the fork's own afterwards.
+
+        That is what `context.filesystem` is, where the run's filesystem is a `DirectoryFilesystem`.
+        `Conflict`: somebody else changed, while it ran, what it changed too.
+        """
+        if not isinstance(files, Layered):
+            raise ShellUnavailable(
+                "commands need a real folder to work on",
+                "Give the run a DirectoryFilesystem as its filesystem",
+            )
+        self.rules.check(argv)  # before anything is written out for it
+        layers = files.layers()
+        finished = await self.run(argv, layers, cwd=cwd, stdin=stdin, timeout=timeout)
+        await run_in_thread(lambda: files.absorb(layers.mounted_at))
+        return finished
+
+    @property
+    def network(self) -> bool:
+        """May commands reach the network?"""
+        return self._settings.network
 
     async def probe(self, folder: Path) -> Support:
         """What can be had for commands on that folder's filesystem, and what is missing."""
