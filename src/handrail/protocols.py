@@ -272,7 +272,10 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApprovalBroker(Protocol):
-    """The one place at the root of a run where approvals are decided."""
+    """The one place at the root of a run where approvals are decided.
+
+    One with `shows_previews` true is asked about a staged call after it ran in its fork, with a diff.
+    """
 
     async def decide(self, request: ApprovalRequest, /) -> Approval: ...
 

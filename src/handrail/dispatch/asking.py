@@ -71,13 +71,15 @@ def _value_of(answer: Answer, kind: str) -> Any:
     return answer.value
 
 
-async def ask_approval(call: LiveCall, name: str, reason: str) -> Approval:
-    """Ask the broker at the root, with everything the answer is to be bound to."""
+async def ask_approval(call: LiveCall, name: str, reason: str, diff: str = "") -> Approval:
+    """Ask the broker at the root, with everything the answer is to be bound to, the diff too."""
     frame = call.frame
     arguments = _shown_arguments(call)
     payload = {"tool": call.name, "arguments": arguments, "reason": reason}
+    if diff:
+        payload["diff"] = diff
     question = _question(call, "approval", name, reason, payload, APPROVAL_SCHEMA, frame.approval_seconds)
-    request = ApprovalRequest(question=question, tool=call.name, arguments=arguments)
+    request = ApprovalRequest(question=question, tool=call.name, arguments=arguments, diff=diff)
     frame.session.record(
         ApprovalRequested(question.id, call.id, call.name, call.path, reason, call.run_context)
     )

@@ -78,6 +78,8 @@ class LiveCall(msgspec.Struct, eq=False):
     error: BaseException | None = None
     stale: tuple[str, ...] = ()
     approved: Approval | None = None
+    preview: str | None = None
+    """Why it has to be approved, where that is done by what it did: then it runs first."""
     spending: Reservation | None = None
     transaction: Transaction | None = None
     token: object = None
@@ -160,7 +162,7 @@ class LiveCall(msgspec.Struct, eq=False):
             self.tool,
             attempt=self.attempt,
             reruns=self.reruns,
-            approved=self.approved,
+            approved=self.approved if self.preview is None else None,
             spending=self.spending,
             tries=self.tries + 1,
             left=(*self.left, *left),

@@ -7,7 +7,8 @@
     5  deadline and budget                  11  return the result
     6  build the context
 
-`Gate.pass_through` is these steps, top to bottom.
+`Gate.pass_through` is these steps, top to bottom. Of a call that can be undone as a whole, 4 comes after
+8 where somebody is there to look: it is approved by what it did in its fork.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from handrail.dispatch.committing import commit_lock_of
 from handrail.dispatch.failures import Refused, SignatureMismatch, Unsuccessful, failure_of
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.policing import close_policy_context, policy_context, policy_resources
+from handrail.dispatch.previewing import diff_of, runs_first
 from handrail.dispatch.recording import commit_recorded
 from handrail.dispatch.starting import (
     begin,
@@ -115,14 +117,20 @@ class Gate:
                     call.seen = tool.parse_again(call.params, arguments)  # no policy can change the handler's
                     asked = await self._check_policies(call)  # 3
                     if asked is not None and call.approved is None:
-                        await self._approve(call, asked)  # 4
-                        await self._check_policies(call)  # what was true when it was asked may not be now
+                        call.preview = asked if runs_first(call) else None
+                        if call.preview is None:
+                            await self._approve(call, asked)  # 4
+                            await self._check_policies(call)  # what was true when it was asked may not be now
                 if frame.limited or frame.cancellation.cancelled:
                     self._check_limits(call)  # 5
                 context = tool.context_type(call)  # 6
                 call.token = _TOKEN  # 7
                 try:
                     result = await self._run_handler(call, tool, context, task, cancels)  # 8
+                    if call.preview is not None:
+                        await self._approve(
+                            call, call.preview, diff_of(call.open_transaction)
+                        )  # 4, of what it did
                     if frame.policies:
                         await self._tell_policies(call, result)
                     if frame.journal is None:
@@ -131,6 +139,10 @@ class Gate:
                         done = await self._commit_journaled(call, result)  # 9, with a record
                     if done:
                         break
+                except Conflict:
+                    if call.preview is None or call.reruns >= _RERUNS:
+                        raise
+                    call.reruns += 1  # it was approved on ground that has moved: run again, ask again
                 except TransientError as error:
                     await self._wait_to_retry(call, error)
                 left = await self._undo(call, "it is run again")
@@ -210,13 +222,14 @@ class Gate:
                 raise Refused("denied", f"{call.name} is not allowed: {decision.reason}")
         return asked
 
-    async def _approve(self, call: LiveCall, reason: str) -> None:
-        approval = await ask_approval(call, call.name, reason)
+    async def _approve(self, call: LiveCall, reason: str, diff: str = "") -> None:
+        approval = await ask_approval(call, call.name, reason, diff)
         if not approval.approved:
             why = f": {approval.reason}" if approval.reason else ""
+            ran = "What it would have done was not applied." if diff else "It did not run."
             raise Refused(
                 "denied",
-                f"{call.name} was not approved ({approval.outcome}){why}. It did not run. "
+                f"{call.name} was not approved ({approval.outcome}){why}. {ran} "
                 f"It was asked for because {reason}.",
             )
         call.approved = approval

@@ -53,6 +53,13 @@ class Broker:
         self._environment = environment
         self.mode = mode
 
+    @property
+    def shows_previews(self) -> bool:
+        """Is somebody asked, who can be shown what a call did before it is applied?"""
+        environment = self._environment
+        asked = self.mode in (None, "interactive")
+        return asked and environment is not None and environment.run_mode == "user"
+
     async def decide(self, request: ApprovalRequest, /) -> Approval:
         if self.mode == "approve_all":
             return Approval(True, "", "approve_all", "approved")

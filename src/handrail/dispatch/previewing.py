@@ -1,0 +1,31 @@
+"""Approve what you see: a staged call runs first, in its fork, and is approved by what it did there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from handrail.dispatch.transaction import Transaction
+from handrail.schema import to_json
+from handrail.tools import EFFECTS
+
+if TYPE_CHECKING:
+    from handrail.dispatch.call import LiveCall
+
+
+def runs_first(call: LiveCall) -> bool:
+    """May this call run before it is approved? All of it must be undoable, and somebody there to look.
+
+    Where nobody can be shown anything (nobody there, *strict*) nothing runs that has to be asked for.
+    """
+    return EFFECTS[call.tool.effect].previewed and bool(getattr(call.frame.broker, "shows_previews", False))
+
+
+def diff_of(transaction: Transaction) -> str:
+    """What a call did, as a person reads it: its files, then its state."""
+    said: list[str] = []
+    for fork in transaction.touched:
+        diff = getattr(fork, "diff", None)
+        if diff is not None:
+            said.append(diff())
+    said += [f"state: {type(event).__name__} {to_json(event).decode()}\n" for event in transaction.events]
+    return "".join(said) or "It changed nothing.\n"
