@@ -17,7 +17,7 @@ LAYERS = {
     for layer, names in {
         5: "cli serve mcp __main__",
         4: "environment handoff workers durable",
-        3: "adapter models",
+        3: "adapter models sections",
         2: "dispatch guard limits",
         1: "session prompt resources journal",
         0: "tools context schema operation errors clock deadline protocols threads ids redaction events question messages",

@@ -1,7 +1,14 @@
 """Whether a call may run, and whether a run may end: policies, approvals, feedback, completion."""
 
 from handrail.guard.approval import Broker
-from handrail.guard.completion import CompletionChecker, FilesThere, OutputFilled, all_of, any_of
+from handrail.guard.completion import (
+    CommandPassing,
+    CompletionChecker,
+    FilesThere,
+    OutputFilled,
+    all_of,
+    any_of,
+)
 from handrail.guard.feedback import BudgetFeedback, DeadlineFeedback, FeedbackProvider, Trigger
 from handrail.guard.policy import (
     CapabilityPolicy,
@@ -15,6 +22,7 @@ __all__ = [
     "Broker",
     "BudgetFeedback",
     "CapabilityPolicy",
+    "CommandPassing",
     "CompletionChecker",
     "DeadlineFeedback",
     "FeedbackProvider",

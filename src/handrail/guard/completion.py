@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from handrail.errors import DefinitionError
 from handrail.guard.feedback import CAP
 from handrail.guard.watching import RunState
+from handrail.resources.shell import Shell
 
 
 class CompletionChecker(Protocol):
@@ -71,6 +72,32 @@ class OutputFilled:
     def missing(self, state: RunState, /) -> str | None:
         empty = [field for field in self.fields if getattr(state.output, field) in (None, "", (), [], {})]
         return f"These fields of the answer are empty: {', '.join(empty)}. Fill them." if empty else None
+
+
+class CommandPassing:
+    """Complete once this command ends with exit code 0, run on the files as they are; it changes none of them."""
+
+    def __init__(self, shell: Shell, *argv: str, cap: int = CAP, name: str = "command") -> None:
+        if not argv:
+            raise DefinitionError(
+                "CommandPassing(shell) runs nothing. Give the command: CommandPassing(shell, 'make')."
+            )
+        shell.rules.check(argv)
+        self._shell = shell
+        self._argv = argv
+        self.cap = cap
+        self.name = name
+
+    async def missing(self, state: RunState, /) -> str | None:
+        files: Any = state.filesystem
+        if files is None:
+            raise DefinitionError("CommandPassing needs files. Give the run a filesystem.")
+        fork = files.fork(self.name)
+        try:
+            finished = await self._shell.run_on(fork, self._argv)
+        finally:
+            fork.drop()
+        return None if finished.ok else f"This must pass: {finished.render()}"
 
 
 class _Composed:

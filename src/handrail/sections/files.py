@@ -1,0 +1,224 @@
+"""`FileTools`: reading, searching and changing files, as a section that is ready to use."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from handrail.context import ToolContext
+from handrail.errors import FileError
+from handrail.guard.policy import ReadBeforeWritePolicy
+from handrail.prompt import MarkdownSection
+from handrail.protocols import ToolPolicy
+from handrail.tools import PathArg, Tool, ToolResult, tool
+
+PAGE_LINES = 400
+"""How many lines of a file are shown at once, unless a model asks for fewer."""
+_LONG_LINE = 2000
+_PAGE_ITEMS = 200
+"""How many entries or matches are shown at once."""
+
+ReadPath = Annotated[str, PathArg("read"), Field(description="A path relative to the folder, with `/`.")]
+WritePath = Annotated[str, PathArg("write"), Field(description="A path relative to the folder, with `/`.")]
+
+
+@tool(effect="read", capabilities={"fs.read"})
+async def read_file(
+    path: ReadPath,
+    from_line: Annotated[int, Field(ge=1, description="The first line to show.")] = 1,
+    lines: Annotated[int, Field(ge=1, le=PAGE_LINES, description="How many lines to show.")] = PAGE_LINES,
+    *,
+    context: ToolContext,
+) -> ToolResult[str]:
+    """Show a text file, each line after its number and a tab. Long files come in pages."""
+    try:
+        text = context.filesystem.read(path)
+    except FileError as error:
+        return ToolResult.error(str(error))
+    return ToolResult.ok(_page(path, text, from_line, lines))
+
+
+@tool(effect="staged", capabilities={"fs.write"})
+async def write_file(
+    path: WritePath,
+    text: Annotated[str, Field(description="The whole content of the file.")],
+    *,
+    context: ToolContext,
+) -> ToolResult[str]:
+    """Write a file: a new one, or all of one that was read before. To change a part, use edit_file."""
+    return _changed(lambda: context.filesystem.write(path, text), f"{path} is written: {_size(text)}.")
+
+
+@tool(effect="staged", capabilities={"fs.write"})
+async def edit_file(
+    path: WritePath,
+    old: Annotated[
+        str, Field(description="The exact text to replace, as it is in the file, without line numbers.")
+    ],
+    new: Annotated[str, Field(description="What takes its place.")],
+    all: Annotated[
+        bool, Field(description="Replace every occurrence; otherwise there must be just one.")
+    ] = False,
+    *,
+    context: ToolContext,
+) -> ToolResult[str]:
+    """Replace text in a file that was read before. The text must be there exactly once, or give all."""
+    try:
+        count = context.filesystem.edit(path, old, new, all=all)
+    except FileError as error:
+        return ToolResult.error(str(error))
+    return ToolResult.ok(f"{path} is changed in {_count(count, 'place')}.")
+
+
+@tool(effect="read", capabilities={"fs.read"})
+async def list_folder(
+    path: Annotated[str, PathArg("read"), Field(description="A folder; `.` is the top.")] = ".",
+    *,
+    context: ToolContext,
+) -> ToolResult[str]:
+    """List a folder: its files with their sizes, its folders with a `/`."""
+    try:
+        found = context.filesystem.list(path)
+    except FileError as error:
+        return ToolResult.error(str(error))
+    entries = [
+        f"{each.path}/" if each.is_directory else f"{each.path}  ({each.size} bytes)" for each in found
+    ]
+    return ToolResult.ok(_shown(entries, "The folder is empty.", "Look into a folder below it."))
+
+
+@tool(effect="read", capabilities={"fs.read"})
+async def find_files(
+    pattern: Annotated[
+        str, Field(description="A glob such as `src/**/*.py`; `**` is any number of folders.")
+    ],
+    *,
+    context: ToolContext,
+) -> ToolResult[str]:
+    """Find files by name."""
+    try:
+        found = context.filesystem.glob(pattern)
+    except FileError as error:
+        return ToolResult.error(str(error))
+    return ToolResult.ok(_shown(found, f"No file fits {pattern}.", "Give a narrower pattern."))
+
+
+@tool(effect="read", capabilities={"fs.read"})
+async def search_files(
+    pattern: Annotated[str, Field(description="A regular expression, looked for in each line.")],
+    files: Annotated[str, Field(description="Which files, as a glob.")] = "**",
+    *,
+    context: ToolContext,
+) -> ToolResult[str]:
+    """Find lines in files; each comes as path:line: text."""
+    try:
+        found = [
+            f"{each.path}:{each.line}: {each.text}" for each in context.filesystem.grep(pattern, glob=files)
+        ]
+    except FileError as error:
+        return ToolResult.error(str(error))
+    return ToolResult.ok(
+        _shown(found, f"No line matches {pattern}.", "Give a narrower pattern or fewer files.")
+    )
+
+
+@tool(effect="staged", capabilities={"fs.write"})
+async def delete_file(
+    path: WritePath,
+    recursive: Annotated[bool, Field(description="Delete a folder with all that is in it.")] = False,
+    *,
+    context: ToolContext,
+) -> ToolResult[str]:
+    """Delete a file that was read before, or a folder."""
+    return _changed(lambda: context.filesystem.delete(path, recursive=recursive), f"{path} is deleted.")
+
+
+@tool(effect="staged", capabilities={"fs.write"})
+async def move_file(source: WritePath, target: WritePath, *, context: ToolContext) -> ToolResult[str]:
+    """Move or rename a file or a folder; nothing may be at the target yet."""
+    return _changed(lambda: context.filesystem.move(source, target), f"{source} is now {target}.")
+
+
+READING: tuple[Tool[Any, Any], ...] = (read_file, list_folder, find_files, search_files)
+WRITING: tuple[Tool[Any, Any], ...] = (write_file, edit_file, delete_file, move_file)
+
+_TEMPLATE = "Paths are relative to one folder and can't lead out of it."
+_TEMPLATE_WRITING = (
+    f"{_TEMPLATE} Read a file before you change it. A call that fails changes nothing. "
+    "When somebody else changed a file meanwhile you are told: read it again."
+)
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class FileTools(MarkdownSection[Any]):
+    """A section with tools for the run's files: read, list, find, search; and, with `writes`, write,
+    edit, delete, move, under `ReadBeforeWritePolicy`.
+
+    The run's filesystem is what they work on: `evaluate(..., filesystem=DirectoryFilesystem(folder))`.
+    """
+
+    def __init__(
+        self,
+        *,
+        writes: bool = True,
+        policies: Iterable[ToolPolicy] | None = None,
+        title: str = "Files",
+        key: str = "files",
+    ) -> None:
+        attached = (ReadBeforeWritePolicy(),) if policies is None and writes else tuple(policies or ())
+        super().__init__(
+            title=title,
+            key=key,
+            template=_TEMPLATE_WRITING if writes else _TEMPLATE,
+            tools=(*READING, *WRITING) if writes else READING,
+            policies=attached,
+        )
+
+
+def _changed(change: Any, said: str) -> ToolResult[str]:
+    try:
+        change()
+    except FileError as error:
+        return ToolResult.error(str(error))
+    return ToolResult.ok(said)
+
+
+def _page(path: str, text: str, first: int, count: int) -> str:
+    lines = text.splitlines()
+    if not lines:
+        return f"{path} is empty."
+    if first > len(lines):
+        return f"{path} has {_count(len(lines), 'line')}; there is no line {first}."
+    shown = lines[first - 1 : first - 1 + count]
+    last = first + len(shown) - 1
+    numbered = [f"{number}\t{_cut(line)}" for number, line in enumerate(shown, first)]
+    if first > 1 or last < len(lines):
+        more = f" Go on with from_line={last + 1}." if last < len(lines) else ""
+        numbered.append(f"(lines {first} to {last} of {len(lines)}.{more})")
+    return "\n".join(numbered)
+
+
+def _cut(line: str) -> str:
+    if len(line) <= _LONG_LINE:
+        return line
+    return f"{line[:_LONG_LINE]}… ({len(line) - _LONG_LINE} more characters)"
+
+
+def _shown(entries: Sequence[str], nothing: str, narrower: str) -> str:
+    if not entries:
+        return nothing
+    if len(entries) <= _PAGE_ITEMS:
+        return "\n".join(entries)
+    left = len(entries) - _PAGE_ITEMS
+    return "\n".join([*entries[:_PAGE_ITEMS], f"({left} more are not shown. {narrower})"])
+
+
+def _size(text: str) -> str:
+    return _count(len(text.encode()), "byte")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

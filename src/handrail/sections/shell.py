@@ -1,0 +1,75 @@
+"""`ShellTools`: running commands, as a section that is ready to use."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from handrail.context import ToolContext
+from handrail.errors import ShellError
+from handrail.prompt import MarkdownSection
+from handrail.protocols import ToolPolicy
+from handrail.resources.shell import Shell
+from handrail.tools import Tool, ToolResult, tool
+
+_TEMPLATE = """\
+Commands run in the folder of the files, as a list of arguments: no shell reads them, so `|`, `>`, `*` and `&&` are
+plain text. What a command writes there is kept only if it ends with exit code 0; after any other end the folder is
+as it was. Outside the folder nothing can be written."""
+
+
+def run_command_tool(shell: Shell) -> Tool[Any, Any]:
+    """The tool `run_command` on this shell.
+
+    What a command does in the folder is part of the call, and undone with it. One that may use the network
+    can do more than that, so then the tool is irreversible.
+    """
+
+    @tool(effect="irreversible" if shell.network else "staged", capabilities={"proc.exec"})
+    async def run_command(
+        command: Annotated[
+            list[str], Field(min_length=1, description='Program and arguments: ["ls", "-l"].')
+        ],
+        folder: Annotated[str, Field(description="Where to run it, relative to the folder.")] = ".",
+        stdin: Annotated[str | None, Field(description="What it reads.")] = None,
+        *,
+        context: ToolContext,
+    ) -> ToolResult[str]:
+        """Run a command. What it wrote is kept only if it ends with exit code 0."""
+        try:
+            finished = await shell.run_on(context.filesystem, command, cwd=folder, stdin=stdin)
+        except ShellError as error:
+            return ToolResult.error(str(error))
+        said = finished.render()
+        return ToolResult.ok(said) if finished.ok else ToolResult.error(said)
+
+    return run_command
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class ShellTools(MarkdownSection[Any]):
+    """A section with `run_command`, for what the shell's rules allow.
+
+    The run's filesystem is where commands work: `evaluate(..., filesystem=DirectoryFilesystem(folder))`.
+    """
+
+    def __init__(
+        self,
+        shell: Shell,
+        *,
+        policies: Iterable[ToolPolicy] = (),
+        title: str = "Commands",
+        key: str = "commands",
+    ) -> None:
+        allowed = "".join(f"\n- `{rule}`" for rule in shell.rules.worded) or "\n- nothing"
+        template = f"{_TEMPLATE} These may be run:\n{allowed}"
+        super().__init__(
+            title=title,
+            key=key,
+            template=template.replace("$", "$$"),
+            tools=(run_command_tool(shell),),
+            policies=tuple(policies),
+        )
