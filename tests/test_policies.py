@@ -11,7 +11,7 @@ import pytest
 from handrail import Effect, PathArg, Tool, ToolContext, ToolResult, TransientError, tool
 from handrail.dispatch import Gate, open_gate
 from handrail.errors import FileError
-from handrail.events import ToolInvoked, ToolRolledBack
+from handrail.events import ApprovalRequested, ToolInvoked, ToolRolledBack
 from handrail.guard import (
     CapabilityPolicy,
     RateLimitPolicy,
@@ -659,17 +659,15 @@ def decided(policy: CapabilityPolicy, tool: Tool[Any, Any], arguments: Any = "{}
     """What comes of a call under this policy: allowed, asked or denied."""
 
     async def main() -> str:
-        person = Person(approve=False)
         session = Session()
         seen = RecordingSubscriber(session)
-        gate = open_gate(
-            [tool], session=session, policies=[policy], environment=person, filesystem=MemoryFilesystem()
-        )
+        gate = open_gate([tool], session=session, policies=[policy], filesystem=MemoryFilesystem())
         await gate.invoke(tool.name, arguments)
         ((_, status),) = seen.statuses()
-        if person.questions:
+        asked = seen.of(ApprovalRequested)  # nobody is there, so what is asked for is denied
+        if asked:
             assert status == "denied"
-            return f"ask: {person.questions[0].message}"
+            return f"ask: {asked[0].reason}"
         return "allow" if status == "ok" else status
 
     return run_virtual(main)
