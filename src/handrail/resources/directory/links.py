@@ -7,13 +7,16 @@ sees it; what a link leads to must lie inside the root, and to have followed a l
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from handrail.errors import Conflict, PathRefused
-from handrail.protocols import FileInfo
+from handrail.protocols import FileInfo, Match
+from handrail.resources.directory.ripgrep import WORTH, files_holding, plain_text
 from handrail.resources.directory.stored import Held, OnDisk, is_link
 from handrail.resources.layer import TOP, Layer, Node
 from handrail.resources.paths import file_place, join, place, split
+from handrail.resources.search import line_pattern, sorted_matches
 
 _FOLLOWED = 40
 """How many links one path may lead through, which is what Linux allows."""
@@ -175,8 +178,31 @@ class Linked(Layer):
                     found[name] = node.data is None
             return found
 
-    def _contents(self, glob: str) -> Iterator[tuple[str, bytes]]:
-        for path in self.glob(glob):
+    def grep(self, pattern: str, /, *, glob: str = "**") -> Sequence[Match]:
+        line_pattern(pattern)
+        paths = self.glob(glob)
+        text = plain_text(pattern) if len(paths) >= WORTH else None
+        without = frozenset[str]() if text is None else self._without(text, paths)
+        return sorted_matches(pattern, self._contents_of(path for path in paths if path not in without))
+
+    def _without(self, text: str, paths: Sequence[str]) -> frozenset[str]:
+        """Files that need not be read for a text, since ripgrep says it is not in them.
+
+        They count as seen all the same, as they were before it looked: whoever changes one of them
+        afterwards has changed what this depends on.
+        """
+        asked: set[str] = set()
+        for path in paths:
+            with self._shared.lock:
+                at = place(self._followed(path))
+                data = self._see(at.folder, at.name).data
+                if isinstance(data, OnDisk) and data.staged is None and not data.kept and at.path == path:
+                    asked.add(path)
+        holding = files_holding(Path(self._root_path), text, sorted(asked))
+        return frozenset() if holding is None else frozenset(asked - holding)
+
+    def _contents_of(self, paths: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+        for path in paths:
             with self._shared.lock:
                 at = place(self._followed(path))
                 node = self._look(at.folder, at.name)
