@@ -314,7 +314,10 @@ class Gate:
                 if self._must_run_again(call, transaction):
                     return False
                 transaction.prepare()
-                transaction.apply()
+                if transaction.durable is None:
+                    transaction.apply()
+                else:
+                    transaction.apply_all(call.id)
             finally:
                 lock.release()
             transaction.publish()

@@ -46,7 +46,7 @@ async def commit_recorded(journal: Journal, call: LiveCall, result: ToolResult[A
         transaction.apply()
         return
     synced = journal.synced
-    files = await run_in_thread(lambda: transaction.stage(journal.id, synced))  # 1
+    files = await run_in_thread(lambda: transaction.stage(call.id, journal.id, synced))  # 1
     unit = commit_unit(call, result, files)
     await journal.commit(unit)  # 2
     try:

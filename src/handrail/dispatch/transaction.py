@@ -47,7 +47,6 @@ class Transaction(msgspec.Struct, eq=False):
     settled: list[Settled] | None = None
     touched: list[Fork] = NOTHING
     """The forks made so far: what the call looked at or changed, and a rollback undoes."""
-    call_id: str = ""
     durable: list[DurableFork] | None = None
     """Those of the forks that outlive the process: applied first, since they may still refuse."""
     closed: bool = False
@@ -110,18 +109,19 @@ class Transaction(msgspec.Struct, eq=False):
             fork.prepare()
 
     def apply(self) -> None:
-        """Apply every fork: nothing here fails or waits, unless some of them are durable."""
-        if self.durable is not None:
-            self.stage()
-            self.apply_durable()
-            self.apply_others()
-            return
+        """Apply every fork: nothing here fails or waits. With durable ones it is `apply_all`."""
         for fork in self.touched:
             fork.apply()
 
-    def stage(self, journal: str = "", synced: bool = False) -> list[Mapping[str, Any]]:
+    def apply_all(self, call_id: str) -> None:
+        """The same with durable forks: it may fail, and then nothing is applied."""
+        self.stage(call_id)
+        self.apply_durable()
+        self.apply_others()
+
+    def stage(self, call_id: str, journal: str = "", synced: bool = False) -> list[Mapping[str, Any]]:
         """Write down what the durable forks are about to change. Raises before anything is applied."""
-        staged = [fork.stage(self.call_id, journal=journal, synced=synced) for fork in self.durable or ()]
+        staged = [fork.stage(call_id, journal=journal, synced=synced) for fork in self.durable or ()]
         return [manifest for manifest in staged if manifest is not None]
 
     def apply_durable(self, synced: bool = False) -> None:
@@ -184,4 +184,4 @@ def new_transaction(call: LiveCall, tool: Tool[Any, Any]) -> Transaction:
     """The transaction of one attempt at a call, inside that of the call around it."""
     writable = EFFECTS[tool.effect].writes
     parent = None if call.parent is None else call.parent.transaction
-    return Transaction(call.frame.session, call.name, writable, parent, call_id=call.id)
+    return Transaction(call.frame.session, call.name, writable, parent)

@@ -79,7 +79,10 @@ async def _compensate(gate: Gate, call: LiveCall, done: Settled) -> None:
                 await made
         undoing.close()
         transaction.prepare()
-        transaction.apply()
+        if transaction.durable is None:
+            transaction.apply()
+        else:
+            transaction.apply_all(undoing.id)
     except BaseException:
         transaction.drop()
         raise

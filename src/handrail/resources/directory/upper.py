@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from handrail.errors import FileError
 from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.stored import Held, Link, OnDisk, mode_of, version_of
 from handrail.resources.layer import Node
@@ -124,8 +125,12 @@ class Upper:
         pending = [""]
         while pending:
             folder = pending.pop()
-            with os.scandir(self.folder / folder) as entries:
-                found = sorted(entries, key=lambda entry: entry.name)
+            try:
+                with os.scandir(self.folder / folder) as entries:
+                    found = sorted(entries, key=lambda entry: entry.name)
+            except PermissionError:
+                problem = "a command left this folder so that nobody can look into it. Let it keep its mode"
+                raise FileError(folder, problem) from None
             for each in found:
                 path = join(folder, each.name)
                 entry = _entry(path, Path(each.path))
