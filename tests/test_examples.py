@@ -19,6 +19,15 @@ SHOWN = {
         "order was not approved (nobody there)",
         "took longer than 0.2 seconds and was stopped",
     ],
+    "preview.py": [
+        "   > no\n   edit_file: edit_file was not approved (denied)",
+        "plan.md: 'see Anna on monday\\n'\n\n2.",
+        "(somebody adds a line to the file while you look)\n   > yes\n   edit_file: edit_file is not allowed: plan.md exists",
+        "plan.md: 'see Anna on Monday\\ncall mum\\n'",
+        "`make -s`: exit code 2",
+        "in the folder: Makefile, plan.md",
+        "undone: plan.md\n   plan.md: 'see Anna on monday\\ncall mum\\n'",
+    ],
     "local_model.py": [
         "a 135M demo model",
         "-> 3 desk lamps for Maria Lopez",

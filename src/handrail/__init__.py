@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from handrail.resources import Binding
     from handrail.resources.directory import DirectoryFilesystem
     from handrail.resources.memory import MemoryFilesystem
+    from handrail.resources.shell import Allow, Shell
+    from handrail.sections import FileTools, ShellTools
     from handrail.session import Session, kept
     from handrail.tools import (
         Effect,
@@ -95,6 +97,8 @@ _HOMES = {
     "handrail.resources": "Binding",
     "handrail.resources.directory": "DirectoryFilesystem",
     "handrail.resources.memory": "MemoryFilesystem",
+    "handrail.resources.shell": "Allow Shell",
+    "handrail.sections": "FileTools ShellTools",
     "handrail.session": "Session kept",
     "handrail.tools": (
         "Effect FunctionTool PathArg Tool ToolExample ToolResult legacy_handler tool tool_context"
@@ -110,6 +114,7 @@ __all__ = [
     "TRACING_SPAN",
     "Adapter",
     "AgentContext",
+    "Allow",
     "AnthropicModel",
     "Approval",
     "Binding",
@@ -124,6 +129,7 @@ __all__ = [
     "DirectoryFilesystem",
     "Effect",
     "ExtraKey",
+    "FileTools",
     "FunctionTool",
     "Gate",
     "HandrailError",
@@ -149,6 +155,8 @@ __all__ = [
     "Section",
     "SequentialDependencyPolicy",
     "Session",
+    "Shell",
+    "ShellTools",
     "SqliteJournal",
     "SystemClock",
     "Tool",
