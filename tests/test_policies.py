@@ -605,7 +605,7 @@ def test_no_path_or_no_filesystem_is_denied():
         assert "writes files but does not say which" in denied.message
         gate, _ = await over(None)
         denied = await gate.invoke("write", {"path": "a", "text": "x"})
-        assert "there is no filesystem in this run" in denied.message
+        assert "it was given no filesystem" in denied.message
 
     run_virtual(main)
 

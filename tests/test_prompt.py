@@ -298,7 +298,7 @@ PROMPTS: Rows = {
         "prompt 'guide': sections is one section. Give a list of sections, or a text.",
     ),
     "sections-texts": (
-        lambda: prompt(section(), "More."),
+        lambda: prompt(section(), " "),
         "prompt 'guide': sections[1] is a str. Give MarkdownSection(title, key, template).",
     ),
     "sections-same-key": (

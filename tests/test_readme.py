@@ -152,7 +152,7 @@ def test_hello_world_on_the_embedded_model(tmp_path: Path, monkeypatch: pytest.M
     run(ROOT / "README.md", [block], tmp_path, monkeypatch)
     (session,) = sessions
     (invoked,) = session[ToolInvoked].all()
-    assert (invoked.tool, invoked.status) == ("weather", "ok")
+    assert (invoked.tool, invoked.status) == ("fare", "ok")
     assert isinstance(invoked.params.city, str)
     assert session[ModelResponded].all()[0].stop_reason == "calls"
     assert session[ModelResponded].all()[-1].usage.output > 0

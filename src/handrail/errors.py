@@ -294,7 +294,10 @@ class BudgetExceededError(LimitError):
 
     def __init__(self, unit: str, wanted: object, left: object, *, of_root: bool) -> None:
         whose = "the run's budget" if of_root else "this run's share of the budget"
-        super().__init__(f"{whose} for {unit} is spent: {wanted} wanted, {left} left")
+        said = f"{whose} for {unit} is spent: {wanted} wanted, {left} left"
+        if isinstance(wanted, str):
+            said = f"{whose} is limited in {unit} and {wanted} would be spent. Give the model a price, or install handrail[prices]"
+        super().__init__(said)
         self.unit = unit
         self.wanted = wanted
         self.left = left

@@ -42,6 +42,8 @@ class UserMessage(msgspec.Struct, frozen=True, tag="user"):
     """What the other side says: a person, a program, or the run itself where it holds a model to its task."""
 
     text: str
+    by_run: bool = False
+    """Said by the run itself: advice, or what is to be corrected."""
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):

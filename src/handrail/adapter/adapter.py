@@ -28,6 +28,7 @@ from handrail.messages import Message, Model, UserMessage
 from handrail.models import model_named
 from handrail.operation import Operation
 from handrail.prompt import Prompt, RenderedPrompt
+from handrail.prompt.section import walk
 from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, Journal
 from handrail.resources.registry import Binding
 from handrail.session import Dispatcher, Session
@@ -182,6 +183,7 @@ class Adapter:
             prompt_model=lambda call: prompt_model_of(self, settings, call),
             run_id=given["run_id"],
         )
+        _check_files(prompt, frame)
         conversation = root_conversation(session)
         forward = _forwarding(session, bus)
         try:
@@ -274,6 +276,16 @@ def _given(arguments: dict[str, Any]) -> dict[str, Any]:
         one_message(params, message)
     check_kinds(session=(arguments["session"], Session, "a Session"))
     return arguments
+
+
+def _check_files(prompt: Prompt[Any], frame: Frame) -> None:
+    """Sections whose tools work on files want a run that has some."""
+    wanting = [type(section).__name__ for _, section in walk(prompt.sections) if section.needs_files]
+    if wanting and frame.filesystem is None and not frame.resources.binds(Filesystem):
+        raise DefinitionError(
+            f"prompt {prompt.name!r} has {wanting[0]}, and the run has no files. Give it some: "
+            "evaluate(..., filesystem=DirectoryFilesystem('folder'))."
+        )
 
 
 def _checked_model(model: Any) -> Model:

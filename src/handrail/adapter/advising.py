@@ -46,7 +46,7 @@ class Advisers:
                 said = await self._said("feedback", provider, provider.advise, "", None)
                 if said:
                     self._run.conversation.add(
-                        UserMessage(f"[{provider.name}] {said}"), self._run.frame.run_context.run_id
+                        UserMessage(f"[{provider.name}] {said}", True), self._run.frame.run_context.run_id
                     )
 
     async def hold(self, text: str, output: Any) -> str | None:

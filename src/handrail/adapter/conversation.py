@@ -87,16 +87,17 @@ class Conversation:
             return calls
         renamed: list[CallAsked] = []
         for call in calls:
-            id = call.id or "call"
-            if not call.id or id in taken:
-                number = taken.get(id, 0)
-                while id in taken or id == call.id or not number:
-                    number += 1
-                    id = f"{call.id or 'call'}-{number}"
-                taken[call.id or "call"] = number
-            taken[id] = taken.get(id, 1)
+            id, stem = call.id, call.id or self._stem()
+            while not id or id in taken:
+                number = taken[stem] = taken.get(stem, 0) + 1
+                id = f"{stem}-{number}"
+            taken[id] = 1
             renamed.append(call if id == call.id else CallAsked(id, call.name, call.arguments))
         return tuple(renamed)
+
+    def _stem(self) -> str:
+        """What ids begin with that we give: not the same in another session, whose files may be the same."""
+        return f"call-{''.join(filter(str.isalnum, self._of().id))[:8]}"
 
     def begin_with(self, history: Iterable[Message], run_id: str) -> None:
         """Take over what was said elsewhere. Only an empty conversation can."""
@@ -134,7 +135,7 @@ class Conversation:
 def _sendable(message: Message) -> Message:
     """The message with nothing in it that is no text, such as names of files that are not UTF-8."""
     if isinstance(message, UserMessage):
-        return message if message.text.isascii() else UserMessage(_text(message.text))
+        return message if message.text.isascii() else UserMessage(_text(message.text), message.by_run)
     if isinstance(message, ToolMessage):
         if all(result.text.isascii() for result in message.results):
             return message

@@ -62,7 +62,7 @@ async def run_until_done(run: Run) -> Outcome:
                     repairs += 1
                     if repairs > REPAIRS:
                         raise _no_answer(run, str(error)) from error
-                    conversation.add(UserMessage(what_to_correct(error, run.answers_by_call)), run_id)
+                    conversation.add(UserMessage(what_to_correct(error, run.answers_by_call), True), run_id)
                     continue
             if advisers is None:
                 return outcome
@@ -71,7 +71,7 @@ async def run_until_done(run: Run) -> Outcome:
                 return outcome
             if not held:
                 return Outcome(outcome.text, outcome.output, "incomplete")
-            conversation.add(UserMessage(held), run_id)
+            conversation.add(UserMessage(held, True), run_id)
     finally:
         if advisers is not None:
             advisers.close()

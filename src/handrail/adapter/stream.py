@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from handrail.adapter.response import PromptResponse
 from handrail.errors import OperationUsedTwice
@@ -44,6 +44,14 @@ class RunStream(Generic[OutputT]):
     @property
     def run_id(self) -> str:
         return self._run_id
+
+    if not TYPE_CHECKING:  # a type checker knows by itself that there is no such attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"a stream has no {name!r}: it gives the run's events. What the run comes to is "
+                f"`(await stream.response)`, or `stream.response.wait()` in a script."
+            )
 
     @property
     def response(self) -> Operation[PromptResponse[OutputT]]:

@@ -112,6 +112,11 @@ def open_frame(
         raise DefinitionError(
             f"environment is the class {environment.__name__}. Make one: {environment.__name__}()."
         )
+    if environment is not None and not all(hasattr(environment, member) for member in ("run_mode", "ask")):
+        raise DefinitionError(
+            f"environment is a {type(environment).__name__}, and nobody can be asked through it. "
+            "Give an Environment, which has `run_mode` and `ask`; in tests, Person(approve=True)."
+        )
     if isinstance(depth_limit, bool) or depth_limit < 0:
         raise DefinitionError(
             f"a depth limit of {depth_limit!r} is not possible. Give a whole number of at least 0."

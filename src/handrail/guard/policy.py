@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import math
 import re
@@ -20,6 +21,8 @@ from handrail.tools import EFFECTS, Effect, Tool, ToolResult
 
 Verdict = Literal["allow", "ask", "deny"]
 
+_KNOWN = ("fs.read", "fs.write", "proc.exec")
+"""The capabilities of the tools that come with Handrail; what is nearly one of them is taken for a slip."""
 _PATTERN = re.compile(r"(\*|[a-z][a-z0-9_]*(\.[a-z0-9_]+)*(\.\*)?)\Z")
 
 
@@ -144,7 +147,9 @@ class ReadBeforeWritePolicy:
         try:
             files = context.filesystem
         except HandrailError:
-            return PolicyDecision.deny(f"{tool.name} writes files and there is no filesystem in this run.")
+            return PolicyDecision.deny(
+                f"{tool.name} writes files and there are none in this run: it was given no filesystem."
+            )
         for path in paths:
             if not self._may_write(path, files, context):
                 return PolicyDecision.deny(
@@ -227,6 +232,11 @@ class CapabilityPolicy(_Quiet):
                 raise DefinitionError(
                     f"policy {name!r}: {word!r} is neither a capability nor a pattern and would match nothing. "
                     "Write 'fs.write', 'fs.*' or '*'."
+                )
+            meant = difflib.get_close_matches(word, _KNOWN, n=1, cutoff=0.8)
+            if meant and word not in _KNOWN:
+                raise DefinitionError(
+                    f"policy {name!r}: no tool of ours has the capability {word!r}. Did you mean {meant[0]!r}?"
                 )
         for what, verdict in [*(verdicts or {}).items(), *(effects or {}).items()]:
             if verdict not in ("allow", "ask", "deny"):

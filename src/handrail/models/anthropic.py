@@ -34,7 +34,7 @@ from handrail.messages import (
     Usage,
     UsagePart,
 )
-from handrail.models.http import Provider, decode
+from handrail.models.http import Provider, decode, refuse_key
 from handrail.models.wire import body_of, count, encode, raw_object, text_json
 
 WIRE = "anthropic"
@@ -74,7 +74,9 @@ class AnthropicModel:
         defers_tools: bool = True,
         price: Price | None = None,
         silence: float = 300.0,
+        api_key: None = None,
     ) -> None:
+        refuse_key(api_key, key_variable)
         self.name = f"anthropic:{name}"
         self.traits = Traits(price, native_output, defers_tools)
         self._provider = Provider(

@@ -239,6 +239,15 @@ def _fits_header(text: str) -> bool:
     return not any(char < " " or char == "\x7f" for char in text)
 
 
+def refuse_key(given: object, variable: str | None) -> None:
+    """Keys are not written into code: said to whoever tries, as most do first."""
+    if given is not None:
+        raise DefinitionError(
+            f"a model takes no api_key: keys come from the environment. Set {variable or 'a variable'}, or name "
+            "another one with `key_variable`."
+        )
+
+
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() else None
 

@@ -148,7 +148,9 @@ class LocalModel:
 
     def _to_call(self, request: ModelRequest) -> Tool[Any, Any] | None:
         """The tool this answer must call, if it must call one."""
-        wanted = self._first_call if isinstance(request.messages[-1], UserMessage) else None
+        last = request.messages[-1]
+        by_user = isinstance(last, UserMessage) and not last.by_run
+        wanted = self._first_call if by_user else None
         if wanted is None and not request.must_call:
             return None
         offered = {each.tool.name: each.tool for each in request.tools}

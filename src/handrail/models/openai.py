@@ -8,7 +8,7 @@ from typing import Any, Literal
 from handrail.errors import DefinitionError
 from handrail.messages import ModelPart, ModelRequest, Price, Traits
 from handrail.models import chat_completions, responses
-from handrail.models.http import Provider
+from handrail.models.http import Provider, refuse_key
 
 _OPENAI = "https://api.openai.com/v1"
 
@@ -35,7 +35,9 @@ class OpenAIModel:
         native_output: bool = True,
         price: Price | None = None,
         silence: float = 300.0,
+        api_key: None = None,
     ) -> None:
+        refuse_key(api_key, key_variable)
         if api not in ("chat", "responses"):
             raise DefinitionError(f"OpenAIModel has no API {api!r}. Give 'chat' or 'responses'.")
         self.name = f"openai:{name}"

@@ -13,7 +13,7 @@ from handrail.errors import PromptRenderError
 from handrail.prompt.checking import Checked, check_prompt
 from handrail.prompt.plan import resolved
 from handrail.prompt.rendering import RenderedPrompt, Tree
-from handrail.prompt.section import Section, plain_section
+from handrail.prompt.section import Section, as_sections
 from handrail.protocols import SessionView, ToolPolicy
 from handrail.tools import Tool
 
@@ -31,7 +31,8 @@ _MOST_KEPT = 64
 class Prompt(Generic[OutputT]):
     """Instructions, tools and policies in one tree.
 
-    `Prompt("guide", "Answer briefly.", tools=[weather])` is a prompt with one section and no heading. With
+    `Prompt("guide", "Answer briefly.", tools=[weather])` is a prompt with one section and no heading, and so is each
+    text among sections: `Prompt("guide", ["Answer briefly.", FileTools()])`. With
     `output=Report` it is a `Prompt[Report]`: the model's answer is a `Report`. Whatever is wrong with a
     definition is a `PromptDefinitionError` here, not later. Policies given here decide on every tool; a
     section's decide on the tools of the section and of those below it.
@@ -58,7 +59,7 @@ class Prompt(Generic[OutputT]):
     def __init__(
         self: Prompt[None],
         name: str,
-        sections: str | Sequence[Section[Any]],
+        sections: str | Sequence[str | Section[Any]],
         *,
         tools: Iterable[Tool[Any, Any]] = (),
         output: None = None,
@@ -72,7 +73,7 @@ class Prompt(Generic[OutputT]):
     def __init__(
         self,
         name: str,
-        sections: str | Sequence[Section[Any]],
+        sections: str | Sequence[str | Section[Any]],
         *,
         tools: Iterable[Tool[Any, Any]] = (),
         output: type[OutputT],
@@ -95,9 +96,13 @@ class Prompt(Generic[OutputT]):
         resources: Any = (),
         overrides: Any = None,
     ) -> None:
-        if isinstance(sections, str) and sections.strip():
-            sections = (plain_section(sections),)
-        given = {"name": name, "sections": sections, "tools": tools, "output": output, "policies": policies}
+        given = {
+            "name": name,
+            "sections": as_sections(sections),
+            "tools": tools,
+            "output": output,
+            "policies": policies,
+        }
         given |= {
             "feedback": feedback,
             "completion": completion,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, cast
 
@@ -45,6 +46,9 @@ class Section(Generic[ParamsT], abc.ABC):
 
     params_type: ClassVar[Any] = None
     """The `Params` of `MarkdownSection[Params]`; None where it takes the prompt's."""
+
+    needs_files: ClassVar[bool] = False
+    """Are its tools of no use without files? Then a run without any is refused before it begins."""
 
     title: str
     key: str
@@ -119,9 +123,24 @@ class PlainSection(MarkdownSection[Any]):
         return ""
 
 
-def plain_section(text: str) -> Section[Any]:
-    """The section that a prompt given as a text has."""
-    return cast("Section[Any]", PlainSection("Instructions", "instructions", text))
+def as_sections(given: Any) -> Any:
+    """What a prompt was given, with a section in the place of each text; empty ones are left to be refused."""
+    if isinstance(given, str):
+        return (plain_section(given, 1),) if given.strip() else given
+    if not isinstance(given, list | tuple):
+        return given
+    numbers = itertools.count(1)
+    members = cast("Sequence[Any]", given)
+    return tuple(
+        plain_section(each, next(numbers)) if isinstance(each, str) and each.strip() else each
+        for each in members
+    )
+
+
+def plain_section(text: str, number: int) -> Section[Any]:
+    """The section that a text is in a prompt; `number` tells it from others."""
+    key = "instructions" if number == 1 else f"instructions-{number}"
+    return cast("Section[Any]", PlainSection("Instructions", key, text))
 
 
 def walk(sections: Sequence[Section[Any]], above: str = "") -> list[tuple[str, Section[Any]]]:

@@ -134,6 +134,8 @@ def tools_of(place: str, given: Any) -> tuple[Tool[Any, Any], ...]:
             mend = (
                 f"Put @tool on {_name_of(one)}." if is_function else "Give tools, made by @tool or Tool(...)."
             )
+            if hasattr(one, "template"):
+                mend = "It is a section: put it among the sections, Prompt(name, [...])."
             raise PromptDefinitionError(place, f"tools[{index}] is {shown(one)}", mend)
     return found
 
@@ -158,6 +160,9 @@ def sections_of(place: str, what: str, given: Any, kind: type[Section[Any]]) -> 
     for index, one in enumerate(found):
         if not isinstance(one, kind):
             mend = "Give MarkdownSection(title, key, template)."
+            wrong: Any = one
+            if isinstance(wrong, type) and issubclass(wrong, kind):
+                mend = f"Make one: {wrong.__name__}(...)."
             raise PromptDefinitionError(place, f"{what}[{index}] is {shown(one)}", mend)
         if one.key in places:
             raise PromptDefinitionError(

@@ -104,7 +104,7 @@ class RunResources:
             raise ResourceError(
                 name_of(protocol),
                 "nothing is bound to it",
-                f"Add a Binding to the run's resources; files are given with `open_gate(filesystem=...)`. Bound: {known}.",
+                f"Give it with `resources=[given(protocol, thing)]`, and files with `filesystem=...`. Bound: {known}.",
             )
         if self._closed:
             raise ResourceError(name_of(protocol), "the run has ended", "Ask for it in a run of its own.")

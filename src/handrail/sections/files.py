@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -159,6 +159,8 @@ class FileTools(MarkdownSection[Any]):
 
     The run's filesystem is what they work on: `evaluate(..., filesystem=DirectoryFilesystem(folder))`.
     """
+
+    needs_files: ClassVar[bool] = True
 
     def __init__(
         self,

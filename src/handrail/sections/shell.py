@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from handrail.context import ToolContext
-from handrail.errors import ShellError
+from handrail.errors import DefinitionError, ShellError
 from handrail.prompt import MarkdownSection
 from handrail.protocols import ToolPolicy
 from handrail.resources.shell import Shell
@@ -18,7 +18,7 @@ from handrail.tools import Tool, ToolResult, tool
 _TEMPLATE = """\
 Commands run in the folder of the files, as a list of arguments: no shell reads them, so `|`, `>`, `*` and `&&` are
 plain text. What a command writes there is kept only if it ends with exit code 0; after any other end the folder is
-as it was. Outside the folder nothing can be written."""
+as it was. Outside the folder nothing can be written but `/tmp`, which is thrown away when the command ends."""
 
 
 def run_command_tool(shell: Shell) -> Tool[Any, Any]:
@@ -28,7 +28,7 @@ def run_command_tool(shell: Shell) -> Tool[Any, Any]:
     can do more than that, so then the tool is irreversible.
     """
 
-    @tool(effect="irreversible" if shell.network else "staged", capabilities={"proc.exec"})
+    @tool(effect="irreversible" if shell.network else "staged", capabilities={"proc.exec", "fs.write"})
     async def run_command(
         command: Annotated[
             list[str], Field(min_length=1, description='Program and arguments: ["ls", "-l"].')
@@ -56,6 +56,8 @@ class ShellTools(MarkdownSection[Any]):
     The run's filesystem is where commands work: `evaluate(..., filesystem=DirectoryFilesystem(folder))`.
     """
 
+    needs_files: ClassVar[bool] = True
+
     def __init__(
         self,
         shell: Shell,
@@ -64,6 +66,10 @@ class ShellTools(MarkdownSection[Any]):
         title: str = "Commands",
         key: str = "commands",
     ) -> None:
+        if not isinstance(shell, Shell):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+            raise DefinitionError(
+                f"ShellTools takes a Shell, not a {type(shell).__name__}. Write ShellTools(Shell([Allow('make', ...)]))."
+            )
         allowed = "".join(f"\n- `{rule}`" for rule in shell.rules.worded) or "\n- nothing"
         template = f"{_TEMPLATE} These may be run:\n{allowed}"
         super().__init__(

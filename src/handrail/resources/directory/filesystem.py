@@ -117,6 +117,12 @@ class DirectoryFilesystem(Linked):
             self._ground.area.close()
             self._ground.jail.close()
 
+    def __enter__(self) -> DirectoryFilesystem:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     # --- looking ----------------------------------------------------------------------------------
 
     def _enter(self, change: str = "") -> None:

@@ -203,10 +203,14 @@ class Rules:
     __slots__ = ("_rules",)
 
     def __init__(self, rules: Iterable[Allow]) -> None:
+        if isinstance(rules, str | Allow):
+            word = rules if isinstance(rules, str) else "make"
+            raise RuleError(repr(rules), "a shell takes a list of rules", f"Write Shell([Allow({word!r})]).")
         self._rules = tuple(rules)
         for rule in self._rules:
             if not isinstance(rule, Allow):  # pyright: ignore[reportUnnecessaryIsInstance]  (a caller's mistake)
-                raise RuleError(repr(rule), "it is not a rule", "Write Allow('git', 'status').")
+                word: object = rule if type(rule) is str else "make"
+                raise RuleError(repr(rule), "it is not a rule", f"Write Allow({word!r}).")
 
     @property
     def worded(self) -> tuple[str, ...]:

@@ -1,0 +1,125 @@
+"""What people get wrong first: each is answered with the thing and its mend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from handrail import (
+    Adapter,
+    Allow,
+    AnthropicModel,
+    Budget,
+    CapabilityPolicy,
+    FileTools,
+    MemoryFilesystem,
+    OpenAIModel,
+    Prompt,
+    PromptEvaluationError,
+    ScriptedModel,
+    Session,
+    Shell,
+    ShellTools,
+    ToolCall,
+    tool,
+)
+from handrail.errors import DefinitionError
+from handrail.events import ToolInvoked
+from handrail.messages import UserMessage
+from handrail.testing import Person
+
+
+@tool(effect="read")
+async def weather(city: str) -> str:
+    """Say what the weather is like in a city."""
+    return f"It rains in {city}."
+
+
+def wrongly(value: object) -> Any:
+    """A value whose type no checker knows."""
+    return value
+
+
+def adapter(*answers: Any) -> Adapter:
+    return Adapter(ScriptedModel([*answers, "Done."]))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        (lambda: Prompt("p", wrongly([FileTools])), r"Make one: FileTools\(\.\.\.\)"),
+        (
+            lambda: Prompt("p", "x", tools=[wrongly(FileTools())]),
+            "It is a section: put it among the sections",
+        ),
+        (lambda: ShellTools(wrongly([Allow("ls")])), "ShellTools takes a Shell, not a list"),
+        (lambda: Shell(wrongly(Allow("make"))), "a shell takes a list of rules"),
+        (lambda: Shell(wrongly("make")), r"Write Shell\(\[Allow\('make'\)\]\)"),
+        (lambda: Shell(wrongly(["make"])), r"Write Allow\('make'\)"),
+        (lambda: CapabilityPolicy({"fs.wirte": "deny"}), "Did you mean 'fs.write'"),
+        (lambda: OpenAIModel("gpt-5", api_key=wrongly("k")), "Set OPENAI_API_KEY"),
+        (lambda: AnthropicModel("claude", api_key=wrongly("k")), "Set ANTHROPIC_API_KEY"),
+        (
+            lambda: adapter().evaluate(Prompt("p", [FileTools()]), "hi").wait(),
+            "prompt 'p' has FileTools, and the run has no files",
+        ),
+        (
+            lambda: adapter().evaluate(Prompt("p", "x"), "hi", environment=wrongly(lambda q: True)).wait(),
+            "environment is a function, and nobody can be asked through it",
+        ),
+    ],
+)
+def test_a_mistake_is_answered_with_its_mend(mistake: Any, words: str) -> None:
+    """Refused before anything runs, naming the thing and what to write."""
+    with pytest.raises(DefinitionError, match=words):
+        mistake()
+
+
+def test_an_unknown_price_under_a_limit_of_money() -> None:
+    """It is not said that money is spent, but that nobody knows how much would be."""
+    with pytest.raises(PromptEvaluationError, match=r"Give the model a price, or install handrail\[prices\]"):
+        adapter().evaluate(Prompt("p", "x"), "hi", budget=Budget(money=1)).wait()
+
+
+def test_a_stream_is_not_its_response() -> None:
+    """Whoever asks a stream for the answer is told where it is."""
+    stream: Any = adapter().stream(Prompt("p", "x"), "hi")
+    with pytest.raises(AttributeError, match=r"stream\.response\.wait\(\)"):
+        stream.text  # noqa: B018  # asking is the mistake
+    assert stream.response.wait().text == "Done."
+
+
+def test_text_among_sections() -> None:
+    """A plain text may stand where a section does, more than once, without a heading."""
+    prompt = Prompt("p", ["Be brief.", FileTools(writes=False), "Be kind."], tools=[weather])
+    text = prompt.render().text
+    assert text.startswith("Be brief.\n\n## Files")
+    assert text.endswith("Be kind.")
+    assert [section.key for section in prompt.sections] == ["instructions", "files", "instructions-2"]
+
+
+def test_commands_are_writes_too() -> None:
+    """A policy about writing files holds for commands, which may write any."""
+    section = ShellTools(Shell([Allow("touch", ...)]))
+    session = Session()
+    model = ScriptedModel([ToolCall("run_command", {"command": ["touch", "x"]}), "Done."])
+    prompt = Prompt("p", [section], policies=[CapabilityPolicy({"fs.write": "deny"})])
+    Adapter(model, environment=Person(approve=True)).evaluate(
+        prompt, "hi", session=session, filesystem=MemoryFilesystem()
+    ).wait()
+    assert [each.status for each in session[ToolInvoked].all()] == ["denied"]
+
+
+def test_what_the_run_says_is_told_from_what_the_user_says() -> None:
+    """Corrections are marked, so that a model that is told to call a tool first does not call it again."""
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True)
+    class Report:
+        title: str
+
+    model = ScriptedModel(["nothing", '{"title": "x"}'])
+    Adapter(model).evaluate(Prompt("p", "x", output=Report), "hi").wait()
+    said = [message for message in model.requests[1].messages if isinstance(message, UserMessage)]
+    assert [message.by_run for message in said] == [False, True]
