@@ -21,7 +21,8 @@ def runs_first(call: LiveCall) -> bool:
 
 
 def diff_of(transaction: Transaction) -> str:
-    """What a call did, as a person reads it: its files, then its state."""
+    """What a call did, as a person reads it: its files, then its state. From here on it stays as it is."""
+    transaction.seal()
     said: list[str] = []
     for fork in transaction.touched:
         diff = getattr(fork, "diff", None)

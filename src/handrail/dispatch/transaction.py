@@ -102,6 +102,13 @@ class Transaction(msgspec.Struct, eq=False):
                 found = (*found, *places)
         return found
 
+    def seal(self) -> None:
+        """Let no fork take any more changes, whoever still holds one: what is shown now is what is applied."""
+        for fork in self.touched:
+            seal = getattr(fork, "seal", None)
+            if seal is not None:
+                seal()
+
     def prepare(self) -> None:
         """Close every fork and check that each can be applied. Raises before anything is applied."""
         self.closed = True

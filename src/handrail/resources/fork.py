@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Self
 
-from handrail.errors import Conflict, ContextError
+from handrail.errors import Conflict, ContextError, ContextExpired
 from handrail.resources.diff import diff
 from handrail.resources.layer import ABSENT, Node, Over, loaded
 from handrail.resources.overlay import OVER, PREPARED, Overlay, clashes, shown
@@ -30,6 +30,11 @@ class FileFork(Overlay):
         return type(self)(self, (*self._line, self), self._shared, owner, writable and self._writable)
 
     # --- a call's end ---------------------------------------------------------------------------
+
+    def seal(self) -> None:
+        """Take no more changes, from whoever still holds this: what is committed is what can be seen now."""
+        with self._shared.lock:
+            self._sealed = True
 
     def stale(self) -> tuple[str, ...]:
         """The paths read here, or in forks committed into this one, that changed in what was forked.
@@ -59,6 +64,8 @@ class FileFork(Overlay):
                 self._enter()
             self._state = OVER
             if self._over is not None:
+                if self._into_sealed():
+                    raise ContextExpired(self._line[-1]._owner)
                 self._check(self._over)
                 if self._parent._claimed is not None:
                     self._parent._claimed[self] = self._over
@@ -77,7 +84,7 @@ class FileFork(Overlay):
             self._release()
             if self._line and not any(fork._state for fork in self._line):
                 self._line[-1]._adopt(self)
-            elif self._line:
+            if self._line and (self._into_sealed() or any(fork._state for fork in self._line)):
                 self._over = None  # what was forked is over itself, and takes nothing more
             if self._over is not None:
                 self._merge(self._over)
@@ -149,6 +156,10 @@ class FileFork(Overlay):
                 against.extend(self.changed)
         if against:
             raise Conflict(sorted(set(against)))
+
+    def _into_sealed(self) -> bool:
+        """Is this a fork of one that takes no more changes?"""
+        return bool(self._line) and self._line[-1]._sealed
 
     def _release(self) -> None:
         if self._parent._claimed is not None:

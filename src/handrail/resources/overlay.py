@@ -29,6 +29,7 @@ class Overlay(Layer):
         "_owner",
         "_parent",
         "_plain",
+        "_sealed",
         "_seen",
         "_stamps",
         "_state",
@@ -45,6 +46,7 @@ class Overlay(Layer):
         self._owner = owner
         self._writable = writable
         self._state = OPEN
+        self._sealed = False
         # What was changed here; what was read; the folders whose names were read.
         self._over: dict[str, dict[str, tuple[Node, Node]]] | None = None
         self._seen: dict[str, dict[str, Node]] | None = None
@@ -64,6 +66,8 @@ class Overlay(Layer):
         if self._state:
             raise ContextExpired(self._owner)
         if change:
+            if self._sealed:
+                raise ContextExpired(self._owner)
             if not self._writable:
                 raise EffectRefused(
                     self._owner, "pure or read", f"it may not write {change!r}: that takes effect='staged'"

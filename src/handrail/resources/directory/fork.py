@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
-from handrail.errors import Conflict, ContextError, PathRefused
+from handrail.errors import Conflict, ContextError, ContextExpired, PathRefused
 from handrail.resources.directory.area import Area
 from handrail.resources.directory.commit import Commit
 from handrail.resources.directory.jail import Jail, read_open
@@ -168,7 +168,7 @@ class DirectoryFork(Linked, FileFork):
     def _apply_inside(self) -> None:
         with self._shared.lock:
             parent = self._line[-1]
-            over = any(fork._state for fork in self._line)
+            over = self._into_sealed() or any(fork._state for fork in self._line)
             super().apply()
             if self._stack is not None and isinstance(parent, DirectoryFork) and not over:
                 parent._open_stack().adopt(self._stack, parent._over or {})
@@ -213,6 +213,8 @@ class DirectoryFork(Linked, FileFork):
         """
         with self._shared.lock:
             self._enter()
+            if self._sealed:
+                raise ContextExpired(self._owner)
             lowers: list[Path] = [self._ground.jail.root]
             for fork in self._line:
                 if isinstance(fork, DirectoryFork):

@@ -112,6 +112,8 @@ class _Stager:
         """A file that lies on the disk: moved here if a command made it, else linked, or copied."""
         if data.staged is not None:
             os.rename(data.staged, slot)
+            if identity(version_of(os.lstat(slot))) != identity(data.version):
+                raise Conflict([data.path])  # a command that nobody waited for has written on
             strip_marks(slot)
             return
         folder, name = split(data.path)
