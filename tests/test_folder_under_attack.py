@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from handrail import CapabilityPolicy, DirectoryFilesystem, MemoryFilesystem, ToolContext, open_gate, tool
-from handrail.errors import ContextExpired
+from handrail.errors import Conflict, ContextExpired
 from handrail.question import Question
 from handrail.resources.shell import Allow, Shell
 from handrail.testing import Person
@@ -121,3 +123,55 @@ def test_what_was_shown_is_not_changed_by_a_command_nobody_waited_for(root: Path
     gate = open_gate([act], filesystem=files, policies=[ASK], environment=Person(approve=approve))
     assert not gate.invoke("act").wait().success
     assert files.read("a.txt") == "one\n"
+
+
+# --- commands ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "mv a.txt b.txt",
+        "mv a.txt b.txt; echo two >> b.txt",
+        "ln a.txt b.txt",
+        "mkdir n; mv a.txt n/b.txt",
+        "mv a.txt d/b.txt",
+    ],
+)
+def test_a_command_may_rename_a_file(root: Path, script: str, nested: bool) -> None:
+    """A file that a command moved was made from one that lay below, and is no conflict with anybody."""
+    (root / "d").mkdir()
+    files = DirectoryFilesystem(root)
+
+    @tool(effect="staged")
+    async def around(context: ToolContext) -> str:
+        """Call it from inside another call."""
+        context.filesystem.write("other.txt", "other\n")
+        result = await context.call("command", script=script)
+        assert result.success, result.message
+        return "done"
+
+    gate = open_gate([command, around], filesystem=files)
+    result = gate.invoke(*(("around",) if nested else ("command", {"script": script}))).wait()
+    assert result.success, result.message
+    (moved,) = root.rglob("b.txt")
+    assert moved.read_text().startswith("one\n")
+    assert (root / "a.txt").exists() == script.startswith("ln")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_file_deleted_under_a_command_that_changes_it_is_a_conflict(root: Path, nested: bool) -> None:
+    """What somebody deleted while a command wrote it does not come back by itself."""
+    files = DirectoryFilesystem(root)
+    outer = files.fork("outer")
+    fork = outer.fork("inner") if nested else files.fork("inner")
+    layers = fork.layers()
+    time.sleep(0.02)
+    (outer if nested else files).delete("a.txt")
+    (layers.upper / "a.txt").write_text("one\ntwo\n")
+    os.setxattr(layers.upper / "a.txt", "user.overlay.origin", b"x")
+    with pytest.raises(Conflict, match=r"a\.txt"):
+        fork.absorb(layers.mounted_at)
+    fork.drop()
+    outer.drop()

@@ -261,11 +261,23 @@ class DirectoryFork(Linked, FileFork):
         folder, name = split(entry.path)
         now = self._parent._look(folder, name)
         if not now.version:
-            return entry.copied
+            # Of a file that lay below. Was it there, and somebody deleted it? Or did the command bring it here?
+            return entry.copied and self._other_names(folder, mounted_at)
         if now.is_folder and (entry.kind != "folder" or entry.opaque):
             below = self._parent._below(entry.path, now)
             return any(self._since(node, mounted_at) for _, _, node in below)
         return self._since(now, mounted_at)
+
+    def _other_names(self, folder: str, mounted_at: int) -> bool:
+        """Whether, after the mount, names came or went in a folder of what was forked, or in the one that it lay in."""
+        for fork in self._line:
+            if (fork._stamps or {}).get(folder, 0) > self._mounted:
+                return True
+        found = self._ground.jail.look(folder or ".")
+        while found is None:
+            folder = split(folder)[0]
+            found = self._ground.jail.look(folder or ".")
+        return found[0].st_ctime_ns > mounted_at
 
     def _since(self, node: Node, mounted_at: int) -> bool:
         if node.version >= FIRST_VERSION:
