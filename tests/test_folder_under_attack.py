@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from handrail import CapabilityPolicy, DirectoryFilesystem, MemoryFilesystem, ToolContext, open_gate, tool
 from handrail.errors import Conflict, ContextExpired
 from handrail.question import Question
+from handrail.resources.directory import ripgrep
 from handrail.resources.shell import Allow, Shell
 from handrail.testing import Person
 
@@ -175,3 +177,42 @@ def test_a_file_deleted_under_a_command_that_changes_it_is_a_conflict(root: Path
         fork.absorb(layers.mounted_at)
     fork.drop()
     outer.drop()
+
+
+# --- searching ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def many(root: Path, monkeypatch: pytest.MonkeyPatch) -> DirectoryFilesystem:
+    """So many files that ripgrep is asked, and one."""
+    program = Path(sys.executable).parent / "rg"
+    assert program.exists(), "ripgrep is missing: run scripts/venv"
+    monkeypatch.setattr(ripgrep, "_ripgrep", lambda: str(program))
+    for number in range(2 * ripgrep.WORTH):
+        (root / f"{number}.txt").write_text("nothing\n")
+    return DirectoryFilesystem(root)
+
+
+def test_a_file_that_was_moved_is_searched_and_not_what_lay_there(many: DirectoryFilesystem) -> None:
+    """ripgrep knows only the folder itself: of what a call moved it looked into what was there before."""
+    fork = many.fork("mover")
+    fork.delete("0.txt")
+    fork.move("a.txt", "0.txt")
+    assert [match.path for match in fork.grep("one")] == ["0.txt"]
+    fork.drop()
+
+
+@pytest.mark.parametrize("pattern", ["\ud800", "x" * 200_000], ids=["no text", "too long"])
+def test_what_can_not_be_asked_of_ripgrep_is_found_without_it(
+    many: DirectoryFilesystem, pattern: str
+) -> None:
+    """A pattern that fits into no command line is no reason to fail."""
+    assert many.grep(pattern) == ()
+
+
+def test_a_ripgrep_that_is_gone_is_done_without(
+    many: DirectoryFilesystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be uninstalled while we run."""
+    monkeypatch.setattr(ripgrep, "_ripgrep", lambda: "/nowhere/rg")
+    assert [match.path for match in many.grep("one")] == ["a.txt"]
