@@ -47,9 +47,12 @@ def _holding(program: str, root: Path, text: str, paths: list[str]) -> set[str] 
     told = ["--no-config", "--files-with-matches", "--fixed-strings", "--case-sensitive", "--text", "--null"]
     told += ["--encoding", "none", "--no-messages", "--threads", "2", "--regexp", text, "--"]
     names = [f"./{path}" for path in paths]
-    ran = subprocess.run(
-        [program, *told, *names], cwd=root, stdin=subprocess.DEVNULL, capture_output=True, check=False
-    )
+    try:
+        ran = subprocess.run(
+            [program, *told, *names], cwd=root, stdin=subprocess.DEVNULL, capture_output=True, check=False
+        )
+    except (OSError, UnicodeError):  # it is gone, or this is no text, or too much of it, for a command line
+        return None
     if ran.returncode not in (0, 1):  # 2: something went wrong, so it is not to be relied on
         return None
     return {os.fsdecode(name).removeprefix("./") for name in ran.stdout.split(b"\0") if name}
