@@ -216,3 +216,34 @@ def test_a_ripgrep_that_is_gone_is_done_without(
     """It may be uninstalled while we run."""
     monkeypatch.setattr(ripgrep, "_ripgrep", lambda: "/nowhere/rg")
     assert [match.path for match in many.grep("one")] == ["a.txt"]
+
+
+# --- diffs -------------------------------------------------------------------------------------
+
+
+def test_a_name_can_not_pass_for_a_line_of_the_diff(root: Path) -> None:
+    """A command may call a file what it likes; the person who is asked sees one name, in quotes."""
+    script = "touch 'x\n+harmless' 'b\tc' \"$(printf 'd\\033[2J')\""
+    result, shown = previewed(DirectoryFilesystem(root), script)
+    assert result.success
+    names = [line for line in shown.splitlines() if line.startswith("diff")]
+    assert shown.splitlines() == [each for name in names for each in (name, "new file mode 644")]
+    assert names == [
+        'diff --git a/"b\\tc" b/"b\\tc"',
+        'diff --git a/"d\\x1b[2J" b/"d\\x1b[2J"',
+        'diff --git a/"x\\n+harmless" b/"x\\n+harmless"',
+    ]
+
+
+def test_what_moves_the_cursor_is_written_out(files: Any) -> None:
+    """Content can't hide what was changed from whoever reads the diff on a terminal."""
+    fork = files.fork("call")
+    fork.write("a.txt", "one\r\nrm -rf /\r+ls\n\x1b[8mhidden\u202etxt\n")
+    assert fork.diff().splitlines()[3:] == [
+        "@@ -1 +1,3 @@",
+        "-one",
+        "+one\\r",
+        "+rm -rf /\\r+ls",
+        "+\\x1b[8mhidden\\u202etxt",
+    ]
+    fork.drop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -11,6 +12,11 @@ from handrail.resources.paths import ancestors
 
 MAX_SIZE, MAX_LINES = 1024 * 1024, 20_000
 """Bytes and lines of a file past which only its size is said."""
+
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
+)
+"""What a reader would not see, or what would move what they see: it is written out as an escape."""
 
 Mode = Callable[[Node], int | None]
 Data = bytes | Content | None
@@ -72,9 +78,9 @@ def _content(old: str, new: str, base: Node, node: Node) -> Iterator[str]:
         return
     for line in difflib.unified_diff(before, after, old, new):
         if line.endswith("\n"):
-            yield line[:-1]
+            yield _visible(line[:-1])
         else:
-            yield line
+            yield _visible(line)
             yield "\\ No newline at end of file"
 
 
@@ -112,4 +118,11 @@ def _mode(mode: int | None) -> str:
 
 
 def _said(path: str) -> str:
-    return path.encode("utf-8", "surrogateescape").decode(errors="backslashreplace")
+    """A name, in quotes where it is not plain: none can pass for another line of the diff."""
+    plain = path.encode("utf-8", "surrogateescape").decode(errors="backslashreplace")
+    shown = _visible(plain).replace("\t", "\\t")
+    return shown if shown == path else f'"{shown}"'
+
+
+def _visible(text: str) -> str:
+    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
