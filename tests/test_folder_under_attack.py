@@ -247,3 +247,14 @@ def test_what_moves_the_cursor_is_written_out(files: Any) -> None:
         "+\\x1b[8mhidden\\u202etxt",
     ]
     fork.drop()
+
+
+def test_the_mode_of_a_folder_is_shown_although_something_in_it_changed_too(root: Path) -> None:
+    """A folder that is opened to everybody is no detail, whatever else was done in it."""
+    (root / "d").mkdir(mode=0o755)
+    script = "chmod 777 d; echo 1 > d/f; mkdir -m 1777 n; echo 1 > n/f; mkdir usual; touch usual/f"
+    result, shown = previewed(DirectoryFilesystem(root), script)
+    assert result.success
+    assert "diff --git a/d b/d\nold mode 755\nnew mode 777\n" in shown
+    assert "diff --git a/n b/n\nnew folder mode 1777\n" in shown
+    assert "b/usual\n" not in shown

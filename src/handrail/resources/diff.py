@@ -35,10 +35,20 @@ def diff(changes: Iterable[tuple[str, Node, Node]], mode_of: Mode) -> str:
     around = {folder for path, _, _ in found for folder in ancestors(path)}
     lines: list[str] = []
     for path, node, base in found:
-        if path in moved or (path in around and node.data is None and base.data is None):
+        if path in moved or (path in around and _is_said_inside(node, base, mode_of)):
             continue  # said where it went to; or said by what is in it
         lines += _change(path, node, base, origins.get(path), mode_of)
     return "".join(f"{line}\n" for line in lines)
+
+
+def _is_said_inside(node: Node, base: Node, mode_of: Mode) -> bool:
+    """Whether of a folder nothing is to be said beside what is in it: not where others may do more in it than usual."""
+    if node.data is not None or base.data is not None:
+        return False
+    before, after = mode_of(base), mode_of(node)
+    if base.version:
+        return before is None or after is None or before == after
+    return after is None or not after & ~0o755
 
 
 def _change(path: str, node: Node, base: Node, origin: str | None, mode_of: Mode) -> Iterator[str]:
