@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from handrail import CapabilityPolicy, DirectoryFilesystem, MemoryFilesystem, To
 from handrail.errors import Conflict, ContextExpired
 from handrail.question import Question
 from handrail.resources.directory import ripgrep
+from handrail.resources.registry import given
 from handrail.resources.shell import Allow, Shell
 from handrail.testing import Person
 
@@ -258,3 +260,72 @@ def test_the_mode_of_a_folder_is_shown_although_something_in_it_changed_too(root
     assert "diff --git a/d b/d\nold mode 755\nnew mode 777\n" in shown
     assert "diff --git a/n b/n\nnew folder mode 1777\n" in shown
     assert "b/usual\n" not in shown
+
+
+def test_what_can_not_be_shown_is_named(root: Path) -> None:
+    """A pipe that goes is no reason for a call to fail that would not fail without a preview."""
+    os.mkfifo(root / "pipe")
+    result, shown = previewed(DirectoryFilesystem(root), "rm pipe")
+    assert result.success, result.message
+    assert shown.splitlines()[0] == "diff --git a/pipe b/pipe"
+    assert "can't be shown" in shown
+    assert not (root / "pipe").exists()
+
+
+class Counter:
+    """Something that can be forked, and knows nothing of diffs."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def fork(self, owner: str, /, *, writable: bool = True) -> CounterFork:
+        return CounterFork(self)
+
+
+class CounterFork(Counter):
+    def __init__(self, of: Counter) -> None:
+        self.count, self._of = of.count, of
+
+    def stale(self) -> tuple[str, ...]:
+        return ()
+
+    def prepare(self) -> None:
+        pass
+
+    def apply(self) -> None:
+        self._of.count = self.count
+
+    def drop(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Noted:
+    what: Any
+
+
+def test_a_resource_or_state_without_words_is_named_in_the_preview() -> None:
+    """Nobody is told "it changed nothing" about a change; and an event that is no JSON is no wrong argument."""
+    counter, shown = Counter(), list[str]()
+
+    @tool(effect="staged", capabilities={"count"})
+    async def count(context: ToolContext) -> str:
+        """Count."""
+        context.resources.get(Counter).count += 1
+        context.session.dispatch(Noted(object()))
+        return "done"
+
+    def approve(question: Question) -> bool:
+        shown.append(question.payload["diff"])
+        return True
+
+    gate = open_gate(
+        [count], resources=[given(Counter, counter)], policies=[ASK], environment=Person(approve=approve)
+    )
+    result = gate.invoke("count").wait()
+    assert result.success, result.message
+    assert counter.count == 1
+    assert shown == [
+        "CounterFork: it was used, and what was changed in it can't be shown\n"
+        "state: Noted (what is in it can't be shown)\n"
+    ]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from handrail.dispatch.transaction import Transaction
+from handrail.errors import ToolValidationError
 from handrail.schema import to_json
+from handrail.session import SessionFork
 from handrail.tools import EFFECTS
 
 if TYPE_CHECKING:
@@ -28,5 +30,14 @@ def diff_of(transaction: Transaction) -> str:
         diff = getattr(fork, "diff", None)
         if diff is not None:
             said.append(diff())
-    said += [f"state: {type(event).__name__} {to_json(event).decode()}\n" for event in transaction.events]
+        elif not isinstance(fork, SessionFork):
+            said.append(f"{type(fork).__name__}: it was used, and what was changed in it can't be shown\n")
+    said += [f"state: {type(event).__name__} {_written(event)}\n" for event in transaction.events]
     return "".join(said) or "It changed nothing.\n"
+
+
+def _written(event: object) -> str:
+    try:
+        return to_json(event).decode()
+    except ToolValidationError:
+        return "(what is in it can't be shown)"

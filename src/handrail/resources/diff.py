@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from handrail.errors import FileError
 from handrail.resources.layer import Content, Node, loaded
 from handrail.resources.paths import ancestors
 
@@ -78,7 +79,11 @@ def _content(old: str, new: str, base: Node, node: Node) -> Iterator[str]:
     if max(sizes) > MAX_SIZE:
         yield f"Large files {old} and {new} differ: {sizes[0]} bytes before, {sizes[1]} after"
         return
-    before, after = _text(base.data), _text(node.data)
+    try:
+        before, after = _text(base.data), _text(node.data)
+    except FileError:  # a pipe, or something that may not be read
+        yield f"{old} and {new} differ, and what is in them can't be shown"
+        return
     if before is None or after is None:
         if _bytes(base.data) != _bytes(node.data):
             yield f"Binary files {old} and {new} differ"
