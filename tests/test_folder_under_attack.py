@@ -11,12 +11,26 @@ from typing import Any
 
 import pytest
 
-from handrail import CapabilityPolicy, DirectoryFilesystem, MemoryFilesystem, ToolContext, open_gate, tool
+from handrail import (
+    Adapter,
+    CapabilityPolicy,
+    DirectoryFilesystem,
+    MemoryFilesystem,
+    Prompt,
+    ScriptedModel,
+    Session,
+    ToolCall,
+    ToolContext,
+    open_gate,
+    tool,
+)
 from handrail.errors import Conflict, ContextExpired
+from handrail.events import ToolInvoked
 from handrail.question import Question
 from handrail.resources.directory import ripgrep
 from handrail.resources.registry import given
 from handrail.resources.shell import Allow, Shell
+from handrail.sections import FileTools
 from handrail.testing import Person
 
 ASK = CapabilityPolicy({"*": "ask"})
@@ -329,3 +343,41 @@ def test_a_resource_or_state_without_words_is_named_in_the_preview() -> None:
         "CounterFork: it was used, and what was changed in it can't be shown\n"
         "state: Noted (what is in it can't be shown)\n"
     ]
+
+
+# --- tools -------------------------------------------------------------------------------------
+
+
+def told(files: Any, *calls: ToolCall, sections: Any = None) -> list[tuple[bool, str]]:
+    """Make these calls one after the other in one run; what the model was told about each."""
+    session = Session()
+    prompt = Prompt("p", sections or [FileTools()])
+    Adapter(ScriptedModel([*calls, "Done."])).evaluate(
+        prompt, "go", session=session, filesystem=files
+    ).wait()
+    return [(each.result.success, each.result.render()) for each in session[ToolInvoked].all()]
+
+
+def test_a_link_that_leads_out_is_refused_in_words_and_can_be_deleted(root: Path) -> None:
+    """The policy does not fall over it: writing through it is refused by name, and it itself may go."""
+    (root / "out").symlink_to("/etc/hostname")
+    (written, deleted) = told(
+        DirectoryFilesystem(root),
+        ToolCall("write_file", {"path": "out", "text": "x"}),
+        ToolCall("delete_file", {"path": "out"}),
+    )
+    assert not written[0]
+    assert "leads out of the root" in written[1]
+    assert deleted == (True, "out is deleted.")
+
+
+def test_a_line_has_one_number(root: Path) -> None:
+    """The line that a search names is the one that is shown for its number, also after a form feed."""
+    (root / "old.c").write_text("one\n\x0ctwo\x85\u2028\nthree\r\nfour\rfive\n")
+    found, shown = told(
+        DirectoryFilesystem(root),
+        ToolCall("search_files", {"pattern": "three"}),
+        ToolCall("read_file", {"path": "old.c", "from_line": 3, "lines": 1}),
+    )
+    assert found == (True, "old.c:3: three")
+    assert shown == (True, "3\tthree\n(lines 3 to 3 of 4. Go on with from_line=4.)")

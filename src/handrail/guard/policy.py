@@ -200,7 +200,10 @@ def _content_digest(files: Filesystem, path: str) -> str | None:
     except FileMissing:
         return None
     except FileError:
-        return _UNREADABLE if files.exists(path) and not files.stat(path).is_directory else None
+        try:
+            return _UNREADABLE if files.exists(path) and not files.stat(path).is_directory else None
+        except FileError:
+            return None  # a link that leads out: the filesystem refuses it with the better words
 
 
 class CapabilityPolicy(_Quiet):
