@@ -189,8 +189,8 @@ def _changed(change: Any, said: str) -> ToolResult[str]:
 
 
 def _page(path: str, text: str, first: int, count: int) -> str:
-    lines = text.splitlines()
-    if not lines:
+    lines = text.removesuffix("\n").split("\n")  # as a search counts them
+    if not text:
         return f"{path} is empty."
     if first > len(lines):
         return f"{path} has {_count(len(lines), 'line')}; there is no line {first}."
@@ -204,6 +204,7 @@ def _page(path: str, text: str, first: int, count: int) -> str:
 
 
 def _cut(line: str) -> str:
+    line = line.removesuffix("\r")
     if len(line) <= _LONG_LINE:
         return line
     return f"{line[:_LONG_LINE]}… ({len(line) - _LONG_LINE} more characters)"
