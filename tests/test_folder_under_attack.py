@@ -25,13 +25,14 @@ from handrail import (
     tool,
 )
 from handrail.errors import Conflict, ContextExpired
-from handrail.events import ToolInvoked
+from handrail.events import Advised, ToolInvoked
+from handrail.guard import CommandPassing
 from handrail.question import Question
 from handrail.resources.directory import ripgrep
 from handrail.resources.registry import given
 from handrail.resources.shell import Allow, Shell
 from handrail.sections import FileTools
-from handrail.testing import Person
+from handrail.testing import FakeShell, Person
 
 ASK = CapabilityPolicy({"*": "ask"})
 SHELL = Shell([Allow(...)])
@@ -381,3 +382,25 @@ def test_a_line_has_one_number(root: Path) -> None:
     )
     assert found == (True, "old.c:3: three")
     assert shown == (True, "3\tthree\n(lines 3 to 3 of 4. Go on with from_line=4.)")
+
+
+# --- completion --------------------------------------------------------------------------------
+
+
+def test_a_command_that_has_to_pass_can_not_be_in_conflict(root: Path) -> None:
+    """Nothing of what it writes is kept, so whoever edits the same file meanwhile does not end the run unchecked."""
+
+    def edited(command: tuple[str, ...], layers: Any) -> int:
+        (layers.upper / "a.txt").write_text("written by the command\n")
+        time.sleep(0.02)
+        (root / "a.txt").write_text("edited by a person meanwhile\n")
+        return 1
+
+    session = Session()
+    check = CommandPassing(FakeShell({"make": edited}), "make", cap=1)
+    prompt = Prompt("p", [FileTools()], completion=[check])
+    files = DirectoryFilesystem(root)
+    Adapter(ScriptedModel(["Done.", "Done."])).evaluate(prompt, "go", session=session, filesystem=files).wait()
+    (said,) = session[Advised].all()
+    assert (said.failed, said.text) == (False, "This must pass: `make`: exit code 1\n(no output)")
+    assert files.read("a.txt") == "edited by a person meanwhile\n"

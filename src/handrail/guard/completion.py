@@ -94,7 +94,7 @@ class CommandPassing:
             raise DefinitionError("CommandPassing needs files. Give the run a filesystem.")
         fork = files.fork(self.name)
         try:
-            finished = await self._shell.run_on(fork, self._argv)
+            finished = await self._shell.run_on(fork, self._argv, keep=False)
         finally:
             fork.drop()
         return None if finished.ok else f"This must pass: {finished.render()}"

@@ -105,11 +105,13 @@ class Shell:
         cwd: str = ".",
         stdin: str | bytes | None = None,
         timeout: float | None = None,
+        keep: bool = True,
     ) -> Finished:
         """The same on the fork of a real folder: what the command wrote there is the fork's own afterwards.
 
         That is what `context.filesystem` is, where the run's filesystem is a `DirectoryFilesystem`.
-        `Conflict`: somebody else changed, while it ran, what it changed too.
+        `Conflict`: somebody else changed, while it ran, what it changed too. Without `keep` nothing of
+        what it wrote is taken, and the fork is to be dropped.
         """
         if not isinstance(files, Layered):
             raise ShellUnavailable(
@@ -119,7 +121,8 @@ class Shell:
         self.rules.check(argv)  # before anything is written out for it
         layers = files.layers()
         finished = await self.run(argv, layers, cwd=cwd, stdin=stdin, timeout=timeout)
-        await run_in_thread(lambda: files.absorb(layers.mounted_at))
+        if keep:
+            await run_in_thread(lambda: files.absorb(layers.mounted_at))
         return finished
 
     @property
