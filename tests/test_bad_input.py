@@ -406,7 +406,7 @@ LIMITS: dict[str, Row] = {
         lambda: BudgetTracker(Budget(money=1)).reserve(money=None),
         BudgetExceededError,
         "money",
-        "an unknown amount wanted",
+        "Give the model a price",
     ),
     "depth below nothing": (
         lambda: open_gate([], depth_limit=-1),
@@ -705,7 +705,7 @@ TOLD: dict[str, Told] = {
         ("write", {"path": "a", "text": ""}),
         "error",
         "resource Filesystem: nothing is bound to it",
-        "Add a Binding",
+        "Give it with `resources=[given(protocol, thing)]`",
     ),
     "nothing bound": (
         [doing(lambda context: context.resources.get(Store))],
@@ -721,7 +721,7 @@ TOLD: dict[str, Told] = {
         ("do", {}),
         "error",
         "resource Store",
-        "Add a Binding",
+        "Give it with `resources=[given(protocol, thing)]`",
     ),
     "asked for by a list": (
         [doing(lambda context: context.resources.get([]))],  # pyright: ignore[reportArgumentType]  # wrong on purpose
@@ -729,7 +729,7 @@ TOLD: dict[str, Told] = {
         ("do", {}),
         "error",
         "resource []",
-        "Add a Binding",
+        "Give it with `resources=[given(protocol, thing)]`",
     ),
     "nobody to ask": (
         [choose],

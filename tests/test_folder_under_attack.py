@@ -90,7 +90,8 @@ def test_what_was_shown_is_not_changed_by_who_still_holds_the_files(files: Any, 
     async def act(context: ToolContext) -> str:
         """Act."""
         context.filesystem.write("a.txt", "harmless\n")
-        inner = context.filesystem.fork("inner")
+        files: Any = context.filesystem
+        inner = files.fork("inner")
         inner.write("a.txt", "EVIL\n")
         if how == "committed late":
             inner.prepare()
@@ -128,7 +129,8 @@ def test_what_was_shown_is_not_changed_by_a_command_nobody_waited_for(root: Path
     async def act(context: ToolContext) -> str:
         """Act."""
         await SHELL.run_on(context.filesystem, ["sh", "-c", "echo harmless > a.txt"])
-        held[:] = [context.filesystem, context.filesystem.layers().upper]
+        files: Any = context.filesystem
+        held[:] = [files, files.layers().upper]
         return "done"
 
     def approve(question: Question) -> bool:
@@ -172,7 +174,7 @@ def test_a_command_may_rename_a_file(root: Path, script: str, nested: bool) -> N
         return "done"
 
     gate = open_gate([command, around], filesystem=files)
-    result = gate.invoke(*(("around",) if nested else ("command", {"script": script}))).wait()
+    result = (gate.invoke("around") if nested else gate.invoke("command", {"script": script})).wait()
     assert result.success, result.message
     (moved,) = root.rglob("b.txt")
     assert moved.read_text().startswith("one\n")
@@ -353,9 +355,7 @@ def told(files: Any, *calls: ToolCall, sections: Any = None) -> list[tuple[bool,
     """Make these calls one after the other in one run; what the model was told about each."""
     session = Session()
     prompt = Prompt("p", sections or [FileTools()])
-    Adapter(ScriptedModel([*calls, "Done."])).evaluate(
-        prompt, "go", session=session, filesystem=files
-    ).wait()
+    Adapter(ScriptedModel([*calls, "Done."])).evaluate(prompt, "go", session=session, filesystem=files).wait()
     return [(each.result.success, each.result.render()) for each in session[ToolInvoked].all()]
 
 
@@ -400,7 +400,9 @@ def test_a_command_that_has_to_pass_can_not_be_in_conflict(root: Path) -> None:
     check = CommandPassing(FakeShell({"make": edited}), "make", cap=1)
     prompt = Prompt("p", [FileTools()], completion=[check])
     files = DirectoryFilesystem(root)
-    Adapter(ScriptedModel(["Done.", "Done."])).evaluate(prompt, "go", session=session, filesystem=files).wait()
+    Adapter(ScriptedModel(["Done.", "Done."])).evaluate(
+        prompt, "go", session=session, filesystem=files
+    ).wait()
     (said,) = session[Advised].all()
     assert (said.failed, said.text) == (False, "This must pass: `make`: exit code 1\n(no output)")
     assert files.read("a.txt") == "edited by a person meanwhile\n"

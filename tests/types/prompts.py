@@ -62,7 +62,7 @@ assert_type(typed.render().policies, tuple[ScopedPolicy, ...])
 
 Prompt("typed", "Answer.", output=Report(text="x"))  # expect-error: reportCallIssue, reportArgumentType
 Prompt("typed", "Answer.", tools=[function])  # expect-error: reportArgumentType
-Prompt("typed", ["Answer."])  # expect-error: reportArgumentType
+Prompt("typed", [7])  # expect-error: reportArgumentType
 Prompt("typed", "Answer.", overrides="prompts")  # expect-error: reportArgumentType
 Prompt("typed")  # expect-error: reportCallIssue
 typed.name = "other"  # expect-error: reportAttributeAccessIssue

@@ -14,9 +14,7 @@ from handrail.resources.paths import ancestors
 MAX_SIZE, MAX_LINES = 1024 * 1024, 20_000
 """Bytes and lines of a file past which only its size is said."""
 
-_UNSEEN = re.compile(
-    "[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
-)
+_UNSEEN = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """What a reader would not see, or what would move what they see: it is written out as an escape."""
 
 Mode = Callable[[Node], int | None]

@@ -196,9 +196,13 @@ class Linked(Layer):
             with self._shared.lock:
                 at = place(self._followed(path))
                 data = self._see(at.folder, at.name).data
-                if isinstance(data, OnDisk) and data.staged is None and not data.kept and at.path == path:
-                    if data.path == path:  # not moved here: then what lies there is another file
-                        asked.add(path)
+                # Moved here, what lies there is another file.
+                if (
+                    isinstance(data, OnDisk)
+                    and path == at.path == data.path
+                    and not (data.staged or data.kept)
+                ):
+                    asked.add(path)
         holding = files_holding(Path(self._root_path), text, sorted(asked))
         return frozenset() if holding is None else frozenset(asked - holding)
 
