@@ -198,6 +198,36 @@ def test_a_file_deleted_under_a_command_that_changes_it_is_a_conflict(root: Path
     outer.drop()
 
 
+def test_many_commands_of_one_call_stay_readable(root: Path) -> None:
+    """Their layers are made one when there are many; what they wrote is still theirs to read, show and commit."""
+
+    @tool(effect="staged", capabilities={"many"})
+    async def many(context: ToolContext) -> str:
+        """Run one command after the other, each in a call of its own."""
+        for number in range(20):
+            result = await context.call("command", script=f"echo {number} > f{number}; echo {number} >> a.txt")
+            assert result.success, result.message
+        return context.filesystem.read("f3") + context.filesystem.read("a.txt")
+
+    shown: list[str] = []
+
+    def approve(question: Question) -> bool:
+        shown.append(question.payload["diff"])
+        return True
+
+    gate = open_gate(
+        [command, many],
+        filesystem=DirectoryFilesystem(root),
+        policies=[CapabilityPolicy({"many": "ask"})],
+        environment=Person(approve=approve),
+    )
+    result = gate.invoke("many").wait()
+    assert result.success, result.message
+    assert result.value == "3\none\n" + "".join(f"{number}\n" for number in range(20))
+    assert "+++ b/f3\n@@ -0,0 +1 @@\n+3\n" in shown[0]
+    assert (root / "f3").read_text() == "3\n"
+
+
 # --- searching ---------------------------------------------------------------------------------
 
 

@@ -24,9 +24,11 @@ from handrail.resources.directory.stored import (
     Held,
     Link,
     OnDisk,
+    identity,
     is_unseen,
     like_of,
     mode_of,
+    version_of,
 )
 from handrail.resources.directory.upper import Entry
 from handrail.resources.fork import FileFork
@@ -323,7 +325,10 @@ class DirectoryFork(Linked, FileFork):
         with contextlib.ExitStack() as closing:
             fd = os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             closing.callback(os.close, fd)
-            return read_open(fd, path, version, self._shared.limits.max_file_size)
+            now = version_of(os.fstat(fd))
+            if identity(now) != identity(version):  # not its ctime, which a layer changes that shares the file
+                raise Conflict([path])
+            return read_open(fd, path, now, self._shared.limits.max_file_size)
 
 
 def refuse_hidden(hidden: str, path: str) -> None:
