@@ -123,6 +123,31 @@ def test_files_are_written_moved_deleted_listed_and_found(files: Any) -> None:
     assert not told[10][0]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "refused"),
+    [
+        ("(a|a)+$", True),
+        ("(a+)+$", True),
+        ("(.*,){3,}x", True),
+        ("((ab)*c)*", True),
+        ("(?:x|y)*z", True),
+        ("a+b+c+", False),
+        ("(ab)+", False),
+        ("(a|b){2,5}", False),
+        ("def \\w+\\(.*\\):", False),
+        ("one|two", False),
+        ("[ab]+", False),
+    ],
+)
+def test_a_pattern_that_could_take_for_ever_is_refused(pattern: str, refused: bool) -> None:
+    """A model can't hold up the process with a pattern; ordinary ones are searched for."""
+    files = MemoryFilesystem()
+    files.write("a.txt", "a" * 40 + "!\n")
+    ((ok, said),) = run(files, ToolCall("search_files", {"pattern": pattern}))
+    assert ok is not refused
+    assert ("could take for ever" in said) is refused
+
+
 def test_only_reading() -> None:
     """Without `writes` there is nothing that changes a file, and no policy about it."""
     section = FileTools(writes=False)

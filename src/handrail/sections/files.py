@@ -13,6 +13,7 @@ from handrail.errors import FileError
 from handrail.guard.policy import ReadBeforeWritePolicy
 from handrail.prompt import MarkdownSection
 from handrail.protocols import ToolPolicy
+from handrail.sections.patterns import REFUSED, may_not_end
 from handrail.tools import PathArg, Tool, ToolResult, tool
 
 PAGE_LINES = 400
@@ -37,7 +38,9 @@ async def read_file(
     try:
         text = context.filesystem.read(path)
     except FileError as error:
-        return ToolResult.error(str(error))
+        return ToolResult.error(
+            str(error).replace(". Use read_bytes for its bytes", ", so it can't be shown")
+        )
     return ToolResult.ok(_page(path, text, from_line, lines))
 
 
@@ -114,6 +117,8 @@ async def search_files(
     context: ToolContext,
 ) -> ToolResult[str]:
     """Find lines in files; each comes as path:line: text."""
+    if may_not_end(pattern):
+        return ToolResult.error(f"{pattern!r}: {REFUSED}.")
     try:
         found = [
             f"{each.path}:{each.line}: {each.text}" for each in context.filesystem.grep(pattern, glob=files)

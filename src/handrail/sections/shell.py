@@ -18,7 +18,7 @@ from handrail.tools import Tool, ToolResult, tool
 _TEMPLATE = """\
 Commands run in the folder of the files, as a list of arguments: no shell reads them, so `|`, `>`, `*` and `&&` are
 plain text. What a command writes there is kept only if it ends with exit code 0; after any other end the folder is
-as it was. Outside the folder nothing can be written but `/tmp`, which is thrown away when the command ends."""
+as it was. Outside the folder nothing can be written but `/tmp`, which is thrown away when the command ends. A folder can't be renamed by a command: move what is in it."""
 
 
 def run_command_tool(shell: Shell) -> Tool[Any, Any]:

@@ -326,7 +326,9 @@ class DirectoryFork(Linked, FileFork):
             fd = os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             closing.callback(os.close, fd)
             now = version_of(os.fstat(fd))
-            if identity(now) != identity(version):  # not its ctime, which a layer changes that shares the file
+            if identity(now) != identity(
+                version
+            ):  # not its ctime, which a layer changes that shares the file
                 raise Conflict([path])
             return read_open(fd, path, now, self._shared.limits.max_file_size)
 
