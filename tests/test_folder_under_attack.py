@@ -205,7 +205,9 @@ def test_many_commands_of_one_call_stay_readable(root: Path) -> None:
     async def many(context: ToolContext) -> str:
         """Run one command after the other, each in a call of its own."""
         for number in range(20):
-            result = await context.call("command", script=f"echo {number} > f{number}; echo {number} >> a.txt")
+            result = await context.call(
+                "command", script=f"echo {number} > f{number}; echo {number} >> a.txt"
+            )
             assert result.success, result.message
         return context.filesystem.read("f3") + context.filesystem.read("a.txt")
 

@@ -41,7 +41,6 @@ def _parts(given: Any) -> list[Any]:
     """The patterns that are in an operation's arguments."""
     if isinstance(given, parser.SubPattern):  # pyright: ignore[reportUnknownMemberType]
         return [given]
-    if isinstance(given, list | tuple):
-        members: Any = given
-        return [part for each in members for part in _parts(each)]
+    if type(given) in (list, tuple):
+        return [part for each in given for part in _parts(each)]
     return []
