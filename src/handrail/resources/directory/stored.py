@@ -36,11 +36,6 @@ def identity(version: int) -> int:
     return version >> 64 & _IDENTITY
 
 
-def lasting(version: int) -> int:
-    """A version without what a restart of the machine changes: the device."""
-    return version & (1 << 64 * 5) - 1
-
-
 class OnDisk:
     """The content of a file that lies on a disk, and what is known of it."""
 
