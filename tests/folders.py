@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from handrail.resources.shell import Allow, Finished, Layers, Shell
 from handrail.resources.shell.copying import changes, is_opaque, members
@@ -100,3 +103,21 @@ def processes_with(marker: str) -> list[str]:
             if marker in line:
                 found.append(line)
     return found
+
+
+PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
+"""A Python that commands can see: one in a checkout below /tmp they can't."""
+_THEIR_OWN = ("/tmp", "/var/tmp", "/run", "/dev/shm")
+
+
+def is_seen(path: Path) -> bool:
+    """Can a command see this path? Below these folders it has others of its own."""
+    return not any(path.resolve().is_relative_to(own) for own in _THEIR_OWN)
+
+
+def outside_tmp() -> Path:
+    """A folder to work in that commands can see."""
+    for place in (Path(__file__).parent, Path.home(), Path("/opt"), Path("/srv"), Path("/var/lib")):
+        if is_seen(place) and os.access(place, os.W_OK):
+            return place
+    pytest.skip("there is no folder outside /tmp that may be written")

@@ -4,7 +4,6 @@ import os
 import random
 import shlex
 import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from folders import Folder, anything, tree
+from folders import PYTHON, Folder, anything, tree
 from handrail.errors import (
     CommandMissing,
     CommandRefused,
@@ -349,7 +348,7 @@ def test_a_command_can_not_forge_the_marks_of_a_layer(folder: Folder, backend: s
                 try: os.setxattr(path, f"user.overlay.{name}", b"y")
                 except OSError: pass
     """
-    assert folder.run(anything(backend), sys.executable, "-c", textwrap.dedent(code)).ok
+    assert folder.run(anything(backend), PYTHON, "-c", textwrap.dedent(code)).ok
     found = [name for path in folder.upper.iterdir() for name in os.listxattr(path, follow_symlinks=False)]
     assert [
         name
@@ -518,7 +517,7 @@ def test_python_runs_inside(folder: Folder, backend: str):
         "import multiprocessing, tempfile, pty, os; multiprocessing.Lock(); tempfile.TemporaryFile();"
         "m, s = pty.openpty(); print(os.isatty(s), os.path.expanduser('~'))"
     )
-    assert folder.run(anything(backend), sys.executable, "-c", code).output == "True /tmp/home\n"
+    assert folder.run(anything(backend), PYTHON, "-c", code).output == "True /tmp/home\n"
 
 
 def test_a_hundred_thousand_files_cost_what_ten_do(tmp_path: Path):

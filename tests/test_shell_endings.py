@@ -13,13 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from folders import Folder, anything, processes_with
+from folders import PYTHON, Folder, anything, processes_with
 from handrail.errors import CommandMissing, CommandRefused, ShellError
 from handrail.resources.shell import Allow, Finished, Layers, Support, launcher, probe
 from handrail.resources.shell import run as run_module
 from handrail.testing import FakeShell, run_virtual
-
-PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
 
 # Says it is there on a connection, then does all it can to stay.
 STUBBORN = """
