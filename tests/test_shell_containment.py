@@ -476,7 +476,7 @@ def test_the_probe_says_what_is_missing(tmp_path: Path):
     """Where user namespaces are forbidden to an ordinary user, nothing is promised and the reason is given."""
     if os.geteuid() != 0 or probe(tmp_path).walls != "user":
         pytest.skip("needs root and user namespaces, to forbid them")
-    if not is_seen(Path(sys.executable)):
+    if not is_seen(Path(sys.prefix)):
         pytest.skip("this checkout lies below /tmp, where commands have another one")
     folder = Folder(tmp_path)
     # Inside the walls there are none to be had: the probe finds that out by itself.
