@@ -73,7 +73,8 @@ def test_nothing_outside_the_folder_can_be_written(folder: Folder, backend: str)
     places = [place for place in OUTSIDE if os.path.isdir(place)]
     script = "".join(f"touch {place}/handrail-escape 2>/dev/null && echo {place}\n" for place in places)
     finished = folder.sh(anything(backend), script + "echo x >> /etc/passwd; chmod 777 /etc; true")
-    assert finished.output.count("Read-only file system") == 2
+    refused = ("Read-only file system", "Permission denied")  # the second where not even we may
+    assert sum(finished.output.count(words) for words in refused) == 2
     assert not [line for line in finished.output.splitlines() if line.startswith("/")]
     assert not [place for place in places if os.path.exists(f"{place}/handrail-escape")]
 
@@ -81,6 +82,8 @@ def test_nothing_outside_the_folder_can_be_written(folder: Folder, backend: str)
 @pytest.mark.parametrize("place", ["/tmp", "/dev/shm", "/var/tmp", "/run"])
 def test_its_temporary_folders_are_its_own(folder: Folder, backend: str, place: str):
     """Written inside, not seen outside; what is outside is not seen inside; gone with the command."""
+    if not os.access(place, os.W_OK):
+        pytest.skip(f"only root may write in {place}")
     shell = anything(backend)
     with tempfile.NamedTemporaryFile(dir=place, prefix="handrail-outside-") as outside:
         script = f"ls -A {place}; echo x > {place}/handrail-inside && echo written"
@@ -368,7 +371,11 @@ def test_there_is_no_way_out(folder: Folder, escape: str):
     text = ESCAPES[escape]
     before = {place: sorted(os.listdir(place)) for place in ("/etc", "/mnt")}
     hostname = Path("/etc/hostname").read_bytes()
-    argv = [PYTHON, "-c", text] if text.startswith(SYSCALL) else ["sh", "-c", text]
+    argv = (
+        [PYTHON, "-c", text]
+        if text.startswith(SYSCALL)
+        else ["sh", "-c", f"PATH=$PATH:/usr/sbin:/sbin; {text}"]
+    )
     finished = folder.run(anything(), *argv)
     assert finished.exit_code not in (0, 127), finished.output
     assert "SyntaxError" not in finished.output
