@@ -534,10 +534,11 @@ def test_a_hundred_thousand_files_cost_what_ten_do(tmp_path: Path):
     shell = anything("overlay")
     assert large.sh(shell, "find . -type f | wc -l").output.strip() == "100000"
     times: dict[Folder, list[float]] = {small: [], large: []}
-    order = [small, large] * 12
+    order = [small, large] * 20
     random.Random(1).shuffle(order)
     for folder in order:
         finished = folder.run(shell, "true")
         assert finished.backend == "overlay"
         times[folder].append(finished.seconds)
-    assert min(times[large]) < 1.5 * min(times[small])
+    # A busy machine doubles a time now and then; a copy of the large one would take hundreds of times as long.
+    assert min(times[large]) < 3 * min(times[small])
