@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 from handrail.adapter.bound import Bound, one_message, prompt_model_of
 from handrail.adapter.conversation import Conversation, root_conversation
 from handrail.adapter.disclosure import opener
-from handrail.adapter.loop import Outcome, run_until_done
+from handrail.adapter.loop import run_until_done
 from handrail.adapter.output import Output
 from handrail.adapter.pacing import Retry, Throttle
-from handrail.adapter.response import PromptResponse
+from handrail.adapter.response import Outcome, PromptResponse, respond
 from handrail.adapter.run import Run, Settings
 from handrail.adapter.stream import RunStream
 from handrail.clock import SYSTEM_CLOCK, Clock
@@ -197,15 +197,7 @@ class Adapter:
         finally:
             forward()
             await frame.resources.close()
-        return PromptResponse(
-            outcome.text,
-            outcome.output,
-            frame.spending.usage,
-            frame.spending.cost,
-            frame.run_context.run_id,
-            outcome.stop_reason,
-            session,
-        )
+        return respond(outcome, frame)
 
     async def run_in(
         self,

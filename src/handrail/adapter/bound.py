@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from handrail.adapter.conversation import Conversation
 from handrail.adapter.output import Output
-from handrail.adapter.response import PromptResponse
+from handrail.adapter.response import PromptResponse, respond
 from handrail.adapter.run import Settings
 from handrail.context.verbs import PromptModel
 from handrail.deadline import Deadline
@@ -69,16 +69,7 @@ class Bound:
             frame, conversation = _nest(call, prompt, deadline, budget)
             rendered = prompt.render(params, session=call.session, opened=opened, deadline=frame.deadline)
             outcome = await self._adapter.run_in(frame, settings, conversation, prompt, rendered, message)
-            spent = frame.spending
-            return PromptResponse(
-                outcome.text,
-                outcome.output,
-                spent.usage,
-                spent.cost,
-                frame.run_context.run_id,
-                outcome.stop_reason,
-                frame.session,
-            )
+            return respond(outcome, frame)
 
         return Operation(evaluate, f"evaluate({prompt.name!r})", call.home)
 

@@ -8,26 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from handrail.adapter.advising import Advisers
 from handrail.adapter.answer import Answer
 from handrail.adapter.output import REPAIRS, what_to_correct
 from handrail.adapter.requesting import ask
+from handrail.adapter.response import Outcome
 from handrail.adapter.run import Run
 from handrail.dispatch.turn import OpenTurn, ToolCall
 from handrail.errors import ToolValidationError
 from handrail.messages import CallAnswered, CallAsked, ToolMessage, UserMessage
 from handrail.prompt import OPENER
 from handrail.tools import ToolResult
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """How a run ended by itself."""
-
-    text: str
-    output: Any
-    stop_reason: str
 
 
 async def run_until_done(run: Run) -> Outcome:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from handrail.dispatch.frame import Frame
 from handrail.messages import Usage
 from handrail.session import Session
 
@@ -28,3 +29,25 @@ class PromptResponse(msgspec.Struct, Generic[OutputT], frozen=True):
     """`done`; `length` where the answer was cut off; `refused`; `incomplete` where a completion checker
     still misses something and may hold the run no longer."""
     session: Session
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a run ended by itself."""
+
+    text: str
+    output: Any
+    stop_reason: str
+
+
+def respond(outcome: Outcome, frame: Frame) -> PromptResponse[Any]:
+    """The response of a run, root or nested, that ended in this way."""
+    spending = frame.spending
+    return PromptResponse(
+        outcome.text,
+        outcome.output,
+        spending.usage,
+        spending.cost,
+        frame.run_context.run_id,
+        outcome.stop_reason,
+        frame.session,
+    )
