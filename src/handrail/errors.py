@@ -12,7 +12,8 @@ Each is ours *and* the builtin a caller would expect; each carries data beside i
     ├── ToolError                                what a handler raises, or what stops a call before it
     │   ├── ToolValidationError (ValueError)       .problems: the arguments do not fit, all of it at once
     │   ├── TransientError                         .retry_after: try the same call again
-    │   └── CallFailed (RuntimeError)              .result: an inner call came back failed
+    │   ├── CallFailed (RuntimeError)              .result: an inner call came back failed
+    │   └── OutcomeUnknown (RuntimeError)          .what: it may have happened, and nobody can tell
     ├── ContextError (RuntimeError)              a context or an operation used where it can't be
     │   ├── ContextExpired                         .call: the call is over
     │   ├── CapabilityMissing (LookupError)        .capability: this environment does not have it
@@ -60,6 +61,11 @@ Each is ours *and* the builtin a caller would expect; each carries data beside i
     ├── ConversationBusy (RuntimeError)          .conversation: another evaluation is at work on it
     ├── PromptRenderError (ValueError)           .prompt, .problem, .mend: not with what was given
     ├── PromptEvaluationError (RuntimeError)     .phase, .run_id: the run itself can't go on
+    ├── RunError (RuntimeError)                  .run_id: a recorded run can't be used like this
+    │   ├── RunUnknown (LookupError)               there is no such run
+    │   ├── RunBusy                                .owner: another process has it
+    │   ├── RunParked                              .questions: it waits for answers, and can be resumed
+    │   └── Diverged                               .place: it is not gone through as it was recorded
     └── VisibilityExpansionRequired              .sections: show these in full and evaluate again
 
     OperationNeverAwaited (RuntimeWarning)       a warning: an operation was made and dropped
@@ -164,6 +170,16 @@ class CallFailed(ToolError, RuntimeError):
         super().__init__(f"{name} failed: {result.message}")
         self.name = name
         self.result = result
+
+
+class OutcomeUnknown(ToolError, RuntimeError):
+    """Something may have happened before the process ended, and nobody can tell whether it did."""
+
+    def __init__(self, what: str, mend: str = "Find out what stands before it is done again.") -> None:
+        super().__init__(
+            f"the process ended while {what} was under way, so it is not known whether it happened. {mend}"
+        )
+        self.what = what
 
 
 class ContextError(HandrailError, RuntimeError):
@@ -540,6 +556,58 @@ class PromptEvaluationError(HandrailError, RuntimeError):
         super().__init__(message)
         self.phase = phase
         self.run_id = run_id
+
+
+class RunError(HandrailError, RuntimeError):
+    """A recorded run can't be used like this."""
+
+    def __init__(self, run_id: str, problem: str, mend: str) -> None:
+        super().__init__(f"run {run_id!r}: {problem}. {mend}")
+        self.run_id = run_id
+
+
+class RunUnknown(RunError, LookupError):
+    """The journal has no such run."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(
+            run_id, "the journal has no such run", "`handrail runs list` shows those that it has."
+        )
+
+
+class RunBusy(RunError):
+    """Another process has the run, or had it a moment ago."""
+
+    def __init__(self, run_id: str, owner: str) -> None:
+        super().__init__(
+            run_id,
+            f"the process {owner!r} has it",
+            "Wait until it lets go of it, or until its lease is over.",
+        )
+        self.owner = owner
+
+
+class RunParked(RunError):
+    """The run waits for answers, and nobody is there to give them. It goes on when it is resumed."""
+
+    def __init__(self, run_id: str, questions: Sequence[Any]) -> None:
+        asked = ", ".join(repr(question.name) for question in questions)
+        super().__init__(run_id, f"it waits for an answer to {asked}", "Answer, then resume it.")
+        self.questions = tuple(questions)
+
+
+class Diverged(RunError):
+    """A run that is gone through again does not do what was recorded."""
+
+    def __init__(self, run_id: str, place: str, recorded: str, now: str) -> None:
+        super().__init__(
+            run_id,
+            f"at {place} the record has {recorded}, and now it is {now}",
+            "What depends on time or chance belongs into a verb of the context, whose value is recorded.",
+        )
+        self.place = place
+        self.recorded = recorded
+        self.now = now
 
 
 class VisibilityExpansionRequired(HandrailError):

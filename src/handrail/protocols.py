@@ -15,6 +15,7 @@ import msgspec
 
 from handrail.context.facts import Approval
 from handrail.question import Answer, Question
+from handrail.records import CommitUnit, Entry, RunRecord, RunRow, RunStatus
 
 if TYPE_CHECKING:
     from handrail.adapter import PromptResponse
@@ -293,18 +294,6 @@ class Environment(Protocol):
         ...
 
 
-class CommitUnit(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything one call changes, to be recorded as one: all of it or none."""
-
-    run_id: str
-    call_id: str
-    events: Sequence[bytes]
-    result: bytes
-    effects: Sequence[str] = ()
-    files: Sequence[Mapping[str, Any]] = ()
-    """What is to be done to each folder once this is recorded: the manifests of its durable forks."""
-
-
 Check = Callable[[Any], object]
 """Refuses a value that does not fit by raising `ToolValidationError`."""
 
@@ -326,8 +315,61 @@ class Journal(Protocol):
         """Whether what is recorded outlives a power cut, and files are to be synced too."""
         ...
 
-    async def step(self, key: str, function: Callable[[], Awaitable[T]], /) -> T:
-        """Run `function` for this key until it succeeds once; afterwards give its recorded value."""
+    @property
+    def key(self) -> bytes:
+        """What questions and tickets are signed with; the same whenever it is opened again."""
+        ...
+
+    # Runs.
+
+    async def begin(self, run: RunRecord, /) -> None:
+        """Record a new run and take it; `RunError` where there is one of this id."""
+        ...
+
+    async def take(self, run_id: str, /) -> RunRow:
+        """Take a run over to go on with it: `RunBusy` where another process has it."""
+        ...
+
+    async def keep(self, run_id: str, /) -> None:
+        """Renew the lease; `RunBusy` where another process has taken the run."""
+        ...
+
+    async def leave(self, run_id: str, status: RunStatus, outcome: bytes = b"", /) -> None:
+        """Let go of a run, and say where it stands."""
+        ...
+
+    async def run(self, run_id: str, /) -> RunRow:
+        """A run as it stands; `RunUnknown` where there is none."""
+        ...
+
+    async def runs(self, *, session_id: str | None = None, limit: int = 100, before: float | None = None) -> Sequence[RunRow]:
+        """Runs, the newest first; of a session all of them, the oldest first."""
+        ...
+
+    async def note(self, run_id: str, entry: Entry, /) -> None:
+        """Record something that happened in a run this process has."""
+        ...
+
+    async def entries(self, run_id: str, /) -> Sequence[Entry]:
+        """What happened in a run, in order."""
+        ...
+
+    # Steps and questions.
+
+    async def step(
+        self,
+        key: str,
+        function: Callable[[], Awaitable[T]],
+        /,
+        *,
+        run_id: str = "",
+        unsettled: Callable[[], Awaitable[T]] | None = None,
+    ) -> T:
+        """Run `function` for this key until it succeeds once; afterwards give its recorded value.
+
+        It is reserved before and settled after. One found reserved, because the process ended in
+        between, is decided by `unsettled`, where that is given: its value settles it.
+        """
         ...
 
     async def ask(
@@ -344,6 +386,10 @@ class Journal(Protocol):
         """Take an answer. The first wins, a repeat is harmless, anything else is `AnswerRefused`."""
         ...
 
+    async def questions(self, run_id: str | None = None, /) -> Sequence[Question]:
+        """What waits for an answer, of one run or of all, oldest first."""
+        ...
+
     async def sleep(self, until: datetime, /) -> None: ...
     async def spawn(self, run_id: str, function: Callable[[], Awaitable[T]], /) -> T:
         """Run a child run under its own id, so that it can be cancelled by it."""
@@ -352,6 +398,8 @@ class Journal(Protocol):
     def cancel(self, run_id: str, /) -> None:
         """Stop a spawned run."""
         ...
+
+    # Commits.
 
     async def commit(self, unit: CommitUnit, /) -> None:
         """Record everything one call changed, all of it or nothing."""
@@ -371,6 +419,10 @@ class Journal(Protocol):
 
     async def load(self, run_id: str, /) -> Sequence[CommitUnit]:
         """What was committed in a run, in order."""
+        ...
+
+    async def load_session(self, session_id: str, /) -> Sequence[CommitUnit]:
+        """What was committed in all runs of a session, in order."""
         ...
 
 

@@ -39,6 +39,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     call_id: str
     asked_at: datetime
     expires_at: datetime | None = None
+    run_id: str = ""
+    """The run that waits for it, the outermost one."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

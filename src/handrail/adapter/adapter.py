@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from handrail.adapter.bound import Bound, one_message, prompt_model_of
 from handrail.adapter.conversation import Conversation, root_conversation
 from handrail.adapter.disclosure import opener
+from handrail.adapter.durable import Resumed, answer_of, begin_run, carry_out, go_on, prompt_of
 from handrail.adapter.loop import run_until_done
 from handrail.adapter.output import Output
 from handrail.adapter.pacing import Retry, Throttle
@@ -19,10 +20,12 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.deadline import Deadline
 from handrail.dispatch.frame import DEPTH_LIMIT, Frame
 from handrail.dispatch.opening import check_kinds, open_frame
-from handrail.errors import DefinitionError
+from handrail.dispatch.parking import Parking
+from handrail.errors import DefinitionError, RunError
 from handrail.events import PromptExecuted, PromptRendered
 from handrail.guard.approval import ApprovalMode
 from handrail.ids import NewId, random_id
+from handrail.journal.runlog import RunLog
 from handrail.limits import Budget, BudgetTracker, Lease
 from handrail.messages import Message, Model, UserMessage
 from handrail.models import model_named
@@ -30,6 +33,7 @@ from handrail.operation import Operation
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.prompt.section import walk
 from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, Journal
+from handrail.records import OVER
 from handrail.resources.registry import Binding
 from handrail.session import Dispatcher, Session
 
@@ -102,6 +106,7 @@ class Adapter:
         max_tokens: int | None = None,
         opened: Sequence[str] = (),
         run_id: str | None = None,
+        app: str = "",
     ) -> Operation[PromptResponse[OutputT]]:
         """Run the prompt until the model is done.
 
@@ -132,6 +137,7 @@ class Adapter:
         max_tokens: int | None = None,
         opened: Sequence[str] = (),
         run_id: str | None = None,
+        app: str = "",
     ) -> RunStream[OutputT]:
         """The same run, as a stream of its events: `async for`, or `for` in a script.
 
@@ -145,16 +151,129 @@ class Adapter:
             lambda: self._evaluate(prompt, given, streaming=True), session, given["run_id"], prompt.name
         )
 
+    def resume(
+        self,
+        run_id: str,
+        prompt: Prompt[OutputT] | None = None,
+        /,
+        *,
+        session: Session | None = None,
+        bus: EventBus | None = None,
+        filesystem: Filesystem | None = None,
+        resources: Iterable[Binding[Any]] = (),
+        environment: Environment | None = None,
+        approvals: ApprovalMode | ApprovalBroker | None = None,
+    ) -> Operation[PromptResponse[OutputT]]:
+        """Go on with a recorded run where it was: parked, or its process ended.
+
+        What is recorded is not done again: answers of the model, calls that are over, effects that
+        were settled, answers of people. A run that is over gives what came of it. `prompt` may be left
+        out where the run was begun with `app="module:name"`. `session` is an empty one under the old
+        id, for slices that have rules of their own.
+        """
+        given = {
+            "session": session,
+            "bus": bus,
+            "filesystem": filesystem,
+            "resources": resources,
+            "environment": environment,
+            "approvals": approvals,
+        }
+        return Operation(lambda: self._resume(run_id, prompt, given), f"resume({run_id!r})")
+
     async def _evaluate(
         self, prompt: Prompt[OutputT], given: dict[str, Any], streaming: bool = False
     ) -> PromptResponse[OutputT]:
-        params, message = given["params"], given["message"]
-        if isinstance(params, str):
-            params, message = None, one_message(params, message)
+        if isinstance(given["params"], str):
+            given["message"] = one_message(given["params"], given["message"])
+            given["params"] = None
         bus = given["bus"]
         own = bus if isinstance(bus, Dispatcher) else None
-        session: Session = given["session"] or Session(new_id=self._new_id, dispatcher=own)
-        settings = Settings(
+        given["session"] = given["session"] or Session(new_id=self._new_id, dispatcher=own)
+        given["run_id"] = given["run_id"] or self._new_id()
+        journal = self._journal
+        log = None if journal is None else RunLog(journal, given["run_id"], self._clock)
+        return await self._go(prompt, given, streaming, log)
+
+    async def _resume(
+        self, run_id: str, prompt: Prompt[Any] | None, given: dict[str, Any]
+    ) -> PromptResponse[Any]:
+        journal = self._journal
+        if journal is None:
+            raise RunError(run_id, "this adapter has no journal", "Give it the one that has the run: journal=.")
+        row = await journal.run(run_id)
+        prompt = prompt or prompt_of(run_id, row.record.app)
+        if row.status in OVER:
+            session = given["session"] or Session(id=row.record.session_id, principal=row.record.principal)
+            return answer_of(row, prompt, session)
+        row = await journal.take(run_id)
+        files = given["filesystem"] or self._filesystem
+        if hasattr(files, "recover"):
+            await files.recover(journal)
+        resumed = await go_on(journal, row, given["session"], self._clock)
+        begin = resumed.begin
+        given |= {
+            "session": resumed.session,
+            "params": resumed.params(),
+            "message": begin.message,
+            "history": begin.history,
+            "opened": begin.opened,
+            "temperature": begin.temperature,
+            "max_tokens": begin.max_tokens,
+            "deadline": resumed.deadline(self._clock),
+            "budget": resumed.budget(),
+            "run_id": run_id,
+            "app": row.record.app,
+        }
+        return await self._go(prompt, given, False, resumed.log, resumed)
+
+    async def _go(
+        self,
+        prompt: Prompt[Any],
+        given: dict[str, Any],
+        streaming: bool,
+        log: RunLog | None,
+        resumed: Resumed | None = None,
+    ) -> PromptResponse[Any]:
+        """One run, new or resumed, from its frame to its response."""
+        session: Session = given["session"]
+        settings = self._settings(given, streaming)
+        frame = self._frame(prompt, given, settings, log)
+        _check_files(prompt, frame)
+        conversation = root_conversation(session)
+        forward = _forwarding(session, given["bus"])
+        run_id = frame.run_context.run_id
+        try:
+            with conversation:
+                rendered = prompt.render(
+                    given["params"], session=session, opened=given["opened"], deadline=frame.deadline
+                )
+                if resumed is None:
+                    conversation.close_calls(run_id)
+                else:
+                    resumed.catch_up()
+                conversation.begin_with(given["history"], run_id)
+                if log is None or self._journal is None:
+                    outcome = await self.run_in(
+                        frame, settings, conversation, prompt, rendered, given["message"]
+                    )
+                else:
+                    if resumed is None:
+                        await begin_run(
+                            self._journal, frame, prompt, rendered, given, self.model.name, given["app"]
+                        )
+                    system = None if resumed is None else resumed.begin.system
+                    work = self.run_in(
+                        frame, settings, conversation, prompt, rendered, given["message"], system=system
+                    )
+                    outcome = await carry_out(self._journal, frame, conversation, work)
+        finally:
+            forward()
+            await frame.resources.close()
+        return respond(outcome, frame)
+
+    def _settings(self, given: dict[str, Any], streaming: bool) -> Settings:
+        return Settings(
             self.model,
             retry=self._retry,
             throttle=self._throttle,
@@ -162,13 +281,18 @@ class Adapter:
             max_tokens=given["max_tokens"] or self._max_tokens,
             streaming=streaming,
         )
+
+    def _frame(
+        self, prompt: Prompt[Any], given: dict[str, Any], settings: Settings, log: RunLog | None
+    ) -> Frame:
+        environment = given["environment"] or self._environment
         frame = open_frame(
             (),
-            session=session,
+            session=given["session"],
             policies=(),
             filesystem=given["filesystem"] or self._filesystem,
             resources=[*self._resources, *prompt.resources, *given["resources"]],
-            environment=given["environment"] or self._environment,
+            environment=environment,
             approvals=given["approvals"] or self._approvals,
             approval_seconds=self._approval_seconds,
             deadline=given["deadline"],
@@ -182,22 +306,11 @@ class Adapter:
             adapter=lambda call: Bound(self, settings, call),
             prompt_model=lambda call: prompt_model_of(self, settings, call),
             run_id=given["run_id"],
+            log=log,
         )
-        _check_files(prompt, frame)
-        conversation = root_conversation(session)
-        forward = _forwarding(session, bus)
-        try:
-            with conversation:
-                rendered = prompt.render(
-                    params, session=session, opened=given["opened"], deadline=frame.deadline
-                )
-                conversation.close_calls(frame.run_context.run_id)
-                conversation.begin_with(given["history"], frame.run_context.run_id)
-                outcome = await self.run_in(frame, settings, conversation, prompt, rendered, message)
-        finally:
-            forward()
-            await frame.resources.close()
-        return respond(outcome, frame)
+        if log is not None and getattr(environment, "parks", False):
+            frame.parking = Parking(frame)
+        return frame
 
     async def run_in(
         self,
@@ -210,6 +323,7 @@ class Adapter:
         *,
         output: Output | None = None,
         on_text: Callable[[str], None] | None = None,
+        system: str | None = None,
     ) -> Outcome:
         """One run, root or nested, from its rendered prompt to its end."""
         run_id = frame.run_context.run_id
@@ -230,6 +344,8 @@ class Adapter:
             completion=prompt.completion,
             on_text=on_text,
         )
+        if system is not None:
+            run.system = system  # as it was sent before, whatever it would be rendered to now
         for path in conversation.opened:
             if path not in run.rendered.opened and any(each.path == path for each in closed):
                 run.open([path])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
+
+import msgspec
 
 from handrail.adapter.run import Run
 from handrail.events import Advised
@@ -16,6 +18,13 @@ from handrail.messages import UserMessage
 log = logging.getLogger("handrail.adapter")
 
 
+class _Advice(msgspec.Struct, frozen=True):
+    """What was said at one time, and how often each of them had spoken by then."""
+
+    said: list[str]
+    given: list[int]
+
+
 class Advisers:
     """The feedback providers and completion checkers of one run."""
 
@@ -24,6 +33,8 @@ class Advisers:
         self._given: dict[int, int] = {}
         self._asked_at: dict[int, tuple[int, float]] = {}
         self._seen: set[type] = set()
+        self._times = 0
+        """How often they were asked, for the record."""
         self._began = run.frame.monotonic()
         self._stop: list[Callable[[], None]] = [
             run.frame.session.dispatcher.subscribe(kind, self._note(kind))
@@ -41,16 +52,48 @@ class Advisers:
     async def advise(self) -> None:
         """After a turn of calls: whoever is due may give one piece of advice."""
         seen, self._seen = self._seen, set()
+        log, place = self._run.frame.log, self._next_place()
+        if log is not None and (before := log.find("advice", place, _Advice)) is not None:
+            self._recall(self._run.feedback, before)
+            for said in before.said or ():
+                self._tell(said)
+            return
+        given: list[str] = []
         for provider in self._run.feedback:
             if self._is_due(provider, seen) and self._given.get(id(provider), 0) < provider.cap:
                 said = await self._said("feedback", provider, provider.advise, "", None)
                 if said:
-                    self._run.conversation.add(
-                        UserMessage(f"[{provider.name}] {said}", True), self._run.frame.run_context.run_id
-                    )
+                    given.append(f"[{provider.name}] {said}")
+        if log is not None:
+            await log.note("advice", place, self._advice(self._run.feedback, given))
+        for said in given:
+            self._tell(said)
+
+    def _tell(self, said: str) -> None:
+        self._run.conversation.add(UserMessage(said, True), self._run.frame.run_context.run_id)
+
+    def _advice(self, who: Sequence[Any], said: list[str]) -> _Advice:
+        return _Advice(said, [self._given.get(id(each), 0) for each in who])
+
+    def _recall(self, who: Sequence[Any], advice: _Advice) -> None:
+        self._given.update(zip(map(id, who), advice.given, strict=False))
+
+    def _next_place(self) -> str:
+        self._times += 1
+        return f"{self._run.frame.place}@{self._times}"
 
     async def hold(self, text: str, output: Any) -> str | None:
         """When a run wants to end: what is missing; "" where it is, but nobody may hold it any longer."""
+        log, place = self._run.frame.log, self._next_place()
+        if log is not None and (before := log.find("advice", place, _Advice)) is not None:
+            self._recall(self._run.completion, before)
+            return before.said[0] if before.said else None
+        held = await self._hold(text, output)
+        if log is not None:
+            await log.note("advice", place, self._advice(self._run.completion, [] if held is None else [held]))
+        return held
+
+    async def _hold(self, text: str, output: Any) -> str | None:
         missing: list[str] = []
         spent = False
         for checker in self._run.completion:

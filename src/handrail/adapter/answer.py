@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pydantic_core
 
 from handrail.context import (
@@ -140,6 +141,47 @@ class Answer:
                     values[RATE_LIMIT.name] = RateLimit(sent.requests_left, sent.tokens_left, sent.resets_at)
             self._extras = Extras(values)
         return self._extras
+
+
+class RecordedAnswer(msgspec.Struct, frozen=True):
+    """An answer as a journal keeps it: everything the run, and its bill, needs of it."""
+
+    model: str
+    attempt: int
+    text: str
+    calls: tuple[CallAsked, ...]
+    stop: StopPart
+    usage: Usage | None
+    """None where the provider did not say."""
+    seconds: float
+    sent: SentPart | None = None
+
+
+def write_answer(answer: Answer, seconds: float) -> RecordedAnswer:
+    """What is kept of an answer that is whole. What was sent is not: the conversation has it."""
+    assert answer.stop is not None
+    sent = answer.sent
+    if sent is not None:
+        sent = msgspec.structs.replace(sent, body=b"{}")
+    usage = answer.usage if answer.counted else None
+    return RecordedAnswer(
+        answer.model, answer.attempt, answer.text, answer.calls(), answer.stop, usage, seconds, sent
+    )
+
+
+def read_answer(recorded: RecordedAnswer, request: ModelRequest) -> Answer:
+    """The answer that was recorded, as if it had just arrived."""
+    answer = Answer(recorded.model, request, recorded.attempt)
+    if recorded.sent is not None:
+        answer.take(recorded.sent)
+    if recorded.text:
+        answer.take(TextPart(recorded.text))
+    for index, call in enumerate(recorded.calls):
+        answer.take(CallPart(index, call.id, call.name, call.arguments))
+    if recorded.usage is not None:
+        answer.take(UsagePart(recorded.usage))
+    answer.take(recorded.stop)
+    return answer
 
 
 def _whole(pieces: list[CallPart]) -> CallAsked:

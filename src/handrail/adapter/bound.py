@@ -11,6 +11,7 @@ from handrail.adapter.response import PromptResponse, respond
 from handrail.adapter.run import Settings
 from handrail.context.verbs import PromptModel
 from handrail.deadline import Deadline
+from handrail.dispatch.frame import Frame
 from handrail.dispatch.opening import nested_frame
 from handrail.errors import DefinitionError
 from handrail.limits import Budget
@@ -64,9 +65,11 @@ class Bound:
             params, message = None, one_message(params, message)
         settings = override(self._settings, model, temperature)
         _check_bound(call, prompt)
+        verb = f"evaluate {prompt.name}"
+        number = call.next_verb(verb)
 
         async def evaluate() -> PromptResponse[OutputT]:
-            frame, conversation = _nest(call, prompt, deadline, budget)
+            frame, conversation = await _nest(call, number, verb, prompt, deadline, budget)
             rendered = prompt.render(params, session=call.session, opened=opened, deadline=frame.deadline)
             outcome = await self._adapter.run_in(frame, settings, conversation, prompt, rendered, message)
             return respond(outcome, frame)
@@ -99,8 +102,10 @@ def prompt_model_of(adapter: Adapter, settings: Settings, call: LiveCall) -> Pro
         if on_text is not None:
             chosen = override(chosen, streaming=True)
 
+        number = call.next_verb("prompt_model")
+
         async def ask() -> Any:
-            frame, conversation = _nest(call, asked, None, None)
+            frame, conversation = await _nest(call, number, "prompt_model", asked, None, None)
             outcome = await adapter.run_in(
                 frame,
                 chosen,
@@ -130,14 +135,21 @@ def _check_bound(call: LiveCall, prompt: Prompt[Any]) -> None:
         )
 
 
-def _nest(call: LiveCall, prompt: Prompt[Any], deadline: Deadline | None, budget: Budget | None) -> Any:
+async def _nest(
+    call: LiveCall,
+    number: int,
+    verb: str,
+    prompt: Prompt[Any],
+    deadline: Deadline | None,
+    budget: Budget | None,
+) -> tuple[Frame, Conversation]:
     """A frame and a conversation inside the call, under ids that follow from the call's own."""
-    call.evaluations += 1
-    run_id = f"{call.key}~{call.tries}/{call.evaluations}"
     frame = nested_frame(
-        call, (), policies=(), run_id=run_id, deadline=deadline, budget=budget, prompt=prompt
+        call, (), policies=(), number=number, deadline=deadline, budget=budget, prompt=prompt
     )
-    return frame, Conversation(frame.session, run_id)
+    if frame.log is not None:
+        await frame.log.note_verb(f"{call.place}~{call.tries}.{number}", verb)
+    return frame, Conversation(frame.session, frame.run_context.run_id)
 
 
 def one_message(params: str, message: str | None) -> str:

@@ -14,6 +14,7 @@ from handrail.adapter.output import REPAIRS, what_to_correct
 from handrail.adapter.requesting import ask
 from handrail.adapter.response import Outcome
 from handrail.adapter.run import Run
+from handrail.dispatch.replaying import RecordedResult
 from handrail.dispatch.turn import OpenTurn, ToolCall
 from handrail.errors import ToolValidationError
 from handrail.messages import CallAnswered, CallAsked, ToolMessage, UserMessage
@@ -109,6 +110,8 @@ def _answer_among(
 ) -> ToolResult[Any] | None:
     for call, result in zip(calls, results, strict=True):
         if run.answer_tool(call.name) and result.success:
+            if isinstance(result, RecordedResult) and run.output is not None:
+                return ToolResult.ok(run.output.schema.parse(call.arguments))  # typed, as it was
             return result
     return None
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from handrail.adapter.answer import Answer
+from handrail.adapter.answer import Answer, RecordedAnswer, read_answer, write_answer
+from handrail.dispatch.undoing import shielded
 from handrail.dispatch.watchdog import watchdog_of
 from handrail.errors import (
     BudgetExceededError,
@@ -47,6 +48,10 @@ _PER_MESSAGE = 16
 async def ask(run: Run) -> Answer:
     """The model's next answer, whole. Anything else is a `PromptEvaluationError`."""
     frame = run.frame
+    if frame.log is not None:
+        recorded = frame.log.find("model answer", run.next_place(), RecordedAnswer)
+        if recorded is not None:
+            return _heard_before(run, recorded)
     deadline = frame.deadline
     if deadline is None:
         return await _ask_until_answered(run)
@@ -69,6 +74,15 @@ async def ask(run: Run) -> Answer:
     finally:
         if timer.stop():
             task.uncancel()
+
+
+def _heard_before(run: Run, recorded: RecordedAnswer) -> Answer:
+    """An answer from the record: it is paid for again in the counts, and in nothing else."""
+    frame = run.frame
+    request, reserved = (run.request(), None) if frame.budget is None else _reserve(run, frame.budget)
+    answer = read_answer(recorded, request)
+    _charge(run, answer, reserved, recorded.seconds, again=True)
+    return answer
 
 
 async def _ask_until_answered(run: Run) -> Answer:
@@ -125,7 +139,11 @@ async def _ask_once(run: Run, attempt: int) -> Answer:
         finally:
             if throttle is not None:
                 throttle.leave()
-        _charge(run, answer, reserved, frame.monotonic() - began)
+        seconds = frame.monotonic() - began
+        _charge(run, answer, reserved, seconds)
+        reserved = None
+        if frame.log is not None:
+            await shielded(frame.log.note("model answer", run.place_of_answer, write_answer(answer, seconds)))
         return answer
     except BaseException:
         if reserved is not None:
@@ -138,7 +156,9 @@ async def _ask_once(run: Run, attempt: int) -> Answer:
         raise
 
 
-def _charge(run: Run, answer: Answer, reserved: Reservation | None, seconds: float) -> None:
+def _charge(
+    run: Run, answer: Answer, reserved: Reservation | None, seconds: float, again: bool = False
+) -> None:
     """The request is answered: what it really used, here and in every run above.
 
     Where the provider does not say, it is unknown, not nothing: the bound that was reserved stands.
@@ -152,9 +172,8 @@ def _charge(run: Run, answer: Answer, reserved: Reservation | None, seconds: flo
     if reserved is not None:
         reserved.settle(requests=1, **({"tokens": usage.tokens, "money": cost} if answer.counted else {}))
     stop: Any = answer.stop
-    frame.session.record(
-        ModelResponded(run.model.name, stop.reason, usage, cost, seconds, answer.attempt, frame.run_context)
-    )
+    tell = frame.session.keep if again else frame.session.record
+    tell(ModelResponded(answer.model, stop.reason, usage, cost, seconds, answer.attempt, frame.run_context))
 
 
 def _reserve(run: Run, budget: BudgetTracker) -> tuple[ModelRequest, Reservation]:

@@ -83,6 +83,8 @@ class Run:
         self.counted: tuple[int, int] = (0, 0)
         """How many messages have been counted, and how many tokens they are at most, or by the provider's count."""
         self.calls = 0
+        self.answers = 0
+        """How many answers of the model this run has had, or is waiting for."""
         self._request: ModelRequest | None = None
         self.tools: Sent[Offered] = Sent(Offered(tool) for tool in (*rendered.tools, *self._extra_tools))
         self._allow(rendered)
@@ -106,6 +108,15 @@ class Run:
                 self.answers_by_call,
             )
         return request
+
+    def next_place(self) -> str:
+        """Where in the record the next answer of the model belongs."""
+        self.answers += 1
+        return self.place_of_answer
+
+    @property
+    def place_of_answer(self) -> str:
+        return f"{self.frame.place}#{self.answers}"
 
     def tools_size(self) -> int:
         """The bytes of what is said about the tools, at most."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pydantic_core
+from pydantic import BaseModel
 
 from handrail.context import Approval
 from handrail.context.verbs import WaitFor
 from handrail.errors import (
     Declined,
     DefinitionError,
+    OutcomeUnknown,
     QuestionCancelled,
     QuestionTimedOut,
     ToolError,
@@ -21,9 +25,10 @@ from handrail.events import ApprovalDecided, ApprovalRequested, QuestionAnswered
 from handrail.guard.approval import APPROVAL_SCHEMA
 from handrail.journal import digest
 from handrail.operation import Operation
-from handrail.protocols import ApprovalRequest
+from handrail.protocols import ApprovalRequest, Check
 from handrail.question import Answer, Question, QuestionKind
 from handrail.schema import Schema, schema_of, to_json
+from handrail.threads import run_in_thread
 
 if TYPE_CHECKING:
     from handrail.dispatch.call import LiveCall
@@ -38,27 +43,52 @@ def wait_for(call: LiveCall) -> WaitFor:
             raise DefinitionError(
                 f"wait_for({kind!r}): the timeout is {timeout!r}. Give a positive number of seconds, or None to wait."
             )
+        number = call.next_verb(f"wait_for {kind}")
         return Operation(
-            lambda: _wait_for(call, kind, payload, schema, timeout), f"wait_for({kind!r})", call.home
+            lambda: _wait_for(call, number, kind, payload, schema, timeout),
+            f"wait_for({kind!r})",
+            call.home,
         )
 
     return verb
 
 
-async def _wait_for(call: LiveCall, kind: str, payload: object, schema: Any, timeout: float | None) -> Any:
+async def _wait_for(
+    call: LiveCall, number: int, kind: str, payload: object, schema: Any, timeout: float | None
+) -> Any:
     wanted: Schema[Any] = _schema(schema)
+    await _note_verb(call, number, f"wait_for {kind}")
     question = _question(
-        call, "input", kind, f"{call.name} asks: {kind}", payload, wanted.json_schema, timeout
+        call,
+        call.question_id(number),
+        "input",
+        kind,
+        f"{call.name} asks: {kind}",
+        payload,
+        wanted.json_schema,
+        timeout,
     )
     call.frame.session.record(QuestionAsked(question.id, call.id, kind, call.path, call.run_context))
     outcome, by = "cancelled", ""
     try:
         with call.waiting_for_a_person():
-            answer = await call.frame.steps.ask(question, call.frame.environment, wanted.parse_value)
+            answer = await put(call, question, wanted.parse_value)
         outcome, by = answer.outcome, answer.by
     finally:
         call.frame.session.record(QuestionAnswered(question.id, call.id, outcome, by, call.run_context))
     return wanted.parse_value(_value_of(answer, kind))
+
+
+async def put(call: LiveCall, question: Question, check: Check) -> Answer:
+    """Ask whoever is there. Where nobody is who answers now, the run may be parked meanwhile."""
+    frame = call.frame
+    return await frame.steps.ask(question, frame.environment, check)
+
+
+async def _note_verb(call: LiveCall, number: int, verb: str) -> None:
+    log = call.frame.log
+    if log is not None:
+        await log.note_verb(f"{call.place}~{call.tries}.{number}", verb)
 
 
 def _value_of(answer: Answer, kind: str) -> Any:
@@ -71,14 +101,37 @@ def _value_of(answer: Answer, kind: str) -> Any:
     return answer.value
 
 
-async def ask_approval(call: LiveCall, name: str, reason: str, diff: str = "") -> Approval:
+def approval_verb(call: LiveCall, operation: str, name: str, reason: str) -> Operation[Approval]:
+    """The verbs by which a handler asks for an approval."""
+    call.home.check()
+    number = call.next_verb(f"approval {name}")
+
+    async def ask() -> Approval:
+        await _note_verb(call, number, f"approval {name}")
+        return await ask_approval(call, name, reason, question_id=call.question_id(number))
+
+    return Operation(ask, operation, call.home)
+
+
+async def ask_approval(
+    call: LiveCall, name: str, reason: str, diff: str = "", question_id: str | None = None
+) -> Approval:
     """Ask the broker at the root, with everything the answer is to be bound to, the diff too."""
     frame = call.frame
     arguments = _shown_arguments(call)
     payload = {"tool": call.name, "arguments": arguments, "reason": reason}
     if diff:
         payload["diff"] = diff
-    question = _question(call, "approval", name, reason, payload, APPROVAL_SCHEMA, frame.approval_seconds)
+    question = _question(
+        call,
+        question_id or call.next_approval_id(),
+        "approval",
+        name,
+        reason,
+        payload,
+        APPROVAL_SCHEMA,
+        frame.approval_seconds,
+    )
     request = ApprovalRequest(question=question, tool=call.name, arguments=arguments, diff=diff)
     frame.session.record(
         ApprovalRequested(question.id, call.id, call.name, call.path, reason, call.run_context)
@@ -92,6 +145,48 @@ async def ask_approval(call: LiveCall, name: str, reason: str, diff: str = "") -
     return approval
 
 
+class _Asked(BaseModel):
+    """What somebody who is asked whether something happened answers."""
+
+    happened: bool
+
+
+async def settle_unknown(
+    call: LiveCall,
+    key: str,
+    function: Callable[[], Any],
+    probe: Callable[[], Any] | None,
+    on_unknown: Literal["ask", "fail"],
+) -> Any:
+    """A `once` found begun and not finished: probed, or asked about. Its value is None if it happened."""
+    happened: Any = None if probe is None else await awaited(probe)
+    if happened is None and on_unknown == "ask":
+        happened = await _ask_whether(call, key)
+    if happened is None:
+        raise OutcomeUnknown(f"{call.name}: once({key!r})")
+    return None if happened else await awaited(function)
+
+
+async def _ask_whether(call: LiveCall, key: str) -> bool | None:
+    environment = call.frame.environment
+    if environment is None or environment.run_mode != "user":
+        return None
+    wanted: Schema[Any] = Schema(_Asked)
+    question = _question(
+        call,
+        f"{call.run_context.request_id}{call.place}~{call.tries}?once {key}",
+        "input",
+        f"did {key!r} happen",
+        f"The process ended while {call.name} did {key!r}, and it is not known whether it happened. Did it?",
+        {"tool": call.name, "key": key},
+        wanted.json_schema,
+        None,
+    )
+    with call.waiting_for_a_person():
+        answer = await put(call, question, wanted.parse_value)
+    return wanted.parse_value(answer.value).happened if answer.outcome == "answered" else None
+
+
 def _shown_arguments(call: LiveCall) -> Any:
     """The call's arguments as plain JSON, secrets masked."""
     return pydantic_core.from_json(call.tool.dump(call.params))
@@ -99,6 +194,7 @@ def _shown_arguments(call: LiveCall) -> Any:
 
 def _question(
     call: LiveCall,
+    question_id: str,
     kind: QuestionKind,
     name: str,
     message: str,
@@ -112,7 +208,6 @@ def _question(
         shown = to_json(payload)
     except ToolValidationError as error:
         raise ToolError(f"what {call.name} wants to ask can't be shown: {error}") from None
-    question_id = call.next_question_id()
     principal = frame.session.principal
     covered = (
         call.tool.name,
@@ -135,6 +230,7 @@ def _question(
         call_id=call.id,
         asked_at=now,
         expires_at=None if timeout is None else now + timedelta(seconds=timeout),
+        run_id=frame.run_context.request_id,
     )
 
 
@@ -148,3 +244,11 @@ def _schema(wanted: Any) -> Schema[Any]:
         return schema_of(wanted)
     except TypeError:  # an adapter, or a type that can't be hashed
         return Schema(wanted)
+
+
+async def awaited(function: Callable[[], Any]) -> Any:
+    """Run what `once` was given: an async function here, a plain one in a thread."""
+    if inspect.iscoroutinefunction(function):
+        return await function()
+    value = await run_in_thread(function)
+    return await value if inspect.isawaitable(value) else value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -22,8 +21,9 @@ from handrail.context import (
 )
 from handrail.context.verbs import PromptModel, WaitFor
 from handrail.deadline import Deadline
-from handrail.dispatch.asking import ask_approval, wait_for
+from handrail.dispatch.asking import approval_verb, awaited, settle_unknown, wait_for
 from handrail.dispatch.frame import Frame
+from handrail.dispatch.parking import asker
 from handrail.dispatch.transaction import Settled, Transaction
 from handrail.dispatch.views import CallBus, CallSession, CallSignal
 from handrail.dispatch.watchdog import Timer
@@ -41,7 +41,6 @@ from handrail.protocols import (
 )
 from handrail.protocols import BudgetTracker as BudgetTrackerProtocol
 from handrail.resources.registry import CallResources
-from handrail.threads import run_in_thread
 from handrail.tools import EFFECTS, RunMode, Tool, ToolResult
 
 if TYPE_CHECKING:
@@ -88,15 +87,17 @@ class LiveCall(msgspec.Struct, eq=False):
     undoing: bool = False
     """Does this undo something? Then neither a cancelled run nor its deadline stops it."""
     asked: int = 0
-    """How many questions this attempt has asked."""
+    """How often this attempt had to be approved."""
+    waiting: int = 0
+    """How many of its questions were put to somebody who will answer later."""
+    recorded: bool = False
+    """Is its end in the journal?"""
     ended: bool = False
     policy_context: ToolContext | None = None
     policies_made_resources: bool = False
     bound: BoundAdapter | None = None
     inner: int = 0
-    """How many calls and questions this attempt has made."""
-    evaluations: int = 0
-    """How many runs this attempt has nested in itself."""
+    """How many verbs this attempt has used that leave something to go on from: calls, questions, runs."""
     left: tuple[str, ...] = ()
     """What earlier tries did to the world that could not be undone."""
     arguments: Any = None
@@ -140,10 +141,22 @@ class LiveCall(msgspec.Struct, eq=False):
         if self._home is not None:
             self._home.close()
 
-    def next_question_id(self) -> str:
+    def next_approval_id(self) -> str:
         """By the call's place in its run and the order of asking, whatever ids a caller gives."""
         self.asked += 1
-        return f"{self.key}~{self.tries}?{self.asked}"
+        return f"{self.run_context.request_id}{self.place}~{self.tries}!{self.asked}"
+
+    def next_verb(self, verb: str) -> int:
+        """The number of a verb, by the order in which handlers make them. `Diverged` if it was another."""
+        self.inner += 1
+        log = self.frame.log
+        if log is not None and log.resumed:
+            log.check_verb(f"{self.place}~{self.tries}.{self.inner}", verb)
+        return self.inner
+
+    def question_id(self, number: int) -> str:
+        """The id of the question that is this verb."""
+        return f"{self.run_context.request_id}{self.place}~{self.tries}?{number}"
 
     def again(self, left: tuple[str, ...] = ()) -> LiveCall:
         """Another try at the same call. What is left of this one keeps a context that is over."""
@@ -177,8 +190,32 @@ class LiveCall(msgspec.Struct, eq=False):
     @property
     def key(self) -> str:
         """This call's place in its run: the same however often it, or what is around it, is tried."""
-        within = self.frame.run_context.run_id if self.parent is None else self.parent.key
+        parent = self.parent
+        within = self.frame.within if parent is None or parent.frame is not self.frame else parent.key
         return f"{within}.{self.ordinal}"
+
+    @property
+    def place(self) -> str:
+        """The same for the journal, where tries are told apart, and without the run's own id."""
+        parent = self.parent
+        if parent is None or parent.frame is not self.frame:
+            return f"{self.frame.place}.{self.ordinal}"
+        return f"{parent.place}~{parent.tries}.{self.ordinal}"
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since it began."""
+        frame = self.frame
+        return frame.monotonic() - frame.began - self.started
+
+    def own_effect(self, result: ToolResult[Any]) -> Settled | None:
+        """What this call itself has done to the world, where a rollback has to know of it."""
+        tool = self.tool
+        if not result.success or tool.effect not in ("compensable", "irreversible"):
+            return None
+        if tool.effect == "compensable":
+            return Settled(self.name, self.id, tool, self.params, result.value)
+        return Settled(self.name, self.id, None, self.params, None)
 
     # Facts.
 
@@ -305,11 +342,23 @@ class LiveCall(msgspec.Struct, eq=False):
             raise EffectRefused(
                 self.name, self.tool.effect, f"it may not use `once` ({key!r}), which can't be rolled back"
             )
-        return Operation(lambda: self._once(key, function), f"once({key!r})", self.home)
+        return Operation(
+            lambda: self._once(key, function, probe, on_unknown), f"once({key!r})", self.home
+        )
 
-    async def _once(self, key: str, function: Callable[[], Any]) -> Any:
-        value = await self.frame.steps.step(
-            f"{self.invocation.idempotency_key}/{key}", lambda: _awaited(function)
+    async def _once(
+        self,
+        key: str,
+        function: Callable[[], Any],
+        probe: Callable[[], Any] | None,
+        on_unknown: Literal["ask", "fail"],
+    ) -> Any:
+        frame = self.frame
+        value = await frame.steps.step(
+            f"{self.invocation.idempotency_key}/{key}",
+            lambda: awaited(function),
+            run_id="" if frame.log is None else frame.log.run_id,
+            unsettled=lambda: settle_unknown(self, key, function, probe, on_unknown),
         )
         done = Settled(f"{self.name}: once({key!r})", self.id, None, None, value)
         if all(each.what != done.what for each in self.open_transaction.settled or ()):
@@ -332,15 +381,14 @@ class LiveCall(msgspec.Struct, eq=False):
         self.frame.session.dispatcher.publish(fact)
 
     def request_approval(self, message: str) -> Operation[Approval]:
-        return Operation(
-            lambda: ask_approval(self, message, message), f"request_approval({message!r})", self.home
-        )
+        return approval_verb(self, f"request_approval({message!r})", message, message)
 
     def request_permission(self, kind: str) -> Operation[Approval]:
-        return Operation(
-            lambda: ask_approval(self, kind, f"{self.name} asks for the permission {kind!r}"),
+        return approval_verb(
+            self,
             f"request_permission({kind!r})",
-            self.home,
+            kind,
+            f"{self.name} asks for the permission {kind!r}",
         )
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Operation[ToolResult[Any]]:
@@ -393,9 +441,11 @@ class LiveCall(msgspec.Struct, eq=False):
             timer.hold()
         for deadline in deadlines:
             deadline.pause()
+        asking = asker.set(self)
         try:
             yield
         finally:
+            asker.reset(asking)
             for deadline in deadlines:
                 deadline.resume()
             for timer in timers:
@@ -432,13 +482,29 @@ def new_call(
     """A call of the tool called `name`, inside `parent` or the call this whole run is nested in."""
     frame = gate.frame
     started = frame.monotonic() - frame.began
-    parent = parent or frame.outer
-    if parent is None:
+    outer = frame.outer
+    if parent is None and outer is None:
         number = next(frame.counter)
         loop = asyncio.get_running_loop()
         made = LiveCall(
             gate, frame, name, id or f"{frame.call_prefix}{number}", (name,), loop, started, number
         )
+    elif parent is None or parent is outer:
+        assert outer is not None
+        number = next(frame.counter)
+        made = LiveCall(
+            gate,
+            frame,
+            name,
+            id or f"{frame.call_prefix}{number}",
+            (*outer.path, name),
+            outer.loop,
+            started,
+            number,
+            outer,
+            outer.depth + 1,
+        )
+        made.undoing = outer.undoing
     else:
         inside = parent.next_inner_id()
         if id is not None:
@@ -451,11 +517,3 @@ def new_call(
     if message_id is not None:
         made.message_id = message_id
     return made
-
-
-async def _awaited(function: Callable[[], Any]) -> Any:
-    """Run what `once` was given: an async function here, a plain one in a thread."""
-    if inspect.iscoroutinefunction(function):
-        return await function()
-    value = await run_in_thread(function)
-    return await value if inspect.isawaitable(value) else value

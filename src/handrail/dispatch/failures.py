@@ -13,9 +13,12 @@ from handrail.errors import (
     Conflict,
     DeadlineExceededError,
     DepthExceededError,
+    Diverged,
     EffectRefused,
     NoAnswer,
+    OutcomeUnknown,
     PromptEvaluationError,
+    RunBusy,
     ToolValidationError,
     VisibilityExpansionRequired,
 )
@@ -125,6 +128,12 @@ def failure_of(call: LiveCall, raised: BaseException, cancel_requested: bool) ->
             places = ", ".join(error.places)
             what = f"{name} was not applied: changed by another call or by somebody else meanwhile: {places}."
             return Failure("conflict", what, advice="Look at the new state and try again.")
+        case RunBusy():
+            return Failure("cancelled", f"{name} was not applied: another process has the run.", error)
+        case OutcomeUnknown():
+            return Failure("error", f"What came of {name} is not known: {error}")
+        case Diverged():
+            return Failure("error", str(OutcomeUnknown(f"{name} ({error})")))
         case CapabilityMissing() | DepthExceededError() | EffectRefused() | CallFailed() | NoAnswer():
             return Failure("error", f"{name} failed: {error}")
         case Exception():

@@ -13,6 +13,7 @@ from handrail.context.extras import NO_EXTRAS
 from handrail.context.verbs import PromptModel
 from handrail.deadline import Deadline
 from handrail.errors import DefinitionError
+from handrail.journal.runlog import RunLog
 from handrail.limits import BudgetTracker, Cancellation, Lease, Spending
 from handrail.protocols import (
     ApprovalBroker,
@@ -30,6 +31,7 @@ from handrail.tools import Tool
 
 if TYPE_CHECKING:
     from handrail.dispatch.call import LiveCall
+    from handrail.dispatch.parking import Parking
 
 DEPTH_LIMIT = 5
 
@@ -82,6 +84,9 @@ class Frame:
         depth_limit: int = DEPTH_LIMIT,
         approval_seconds: float | None = None,
         outer: LiveCall | None = None,
+        log: RunLog | None = None,
+        place: str = "",
+        within: str = "",
         prompt: PromptView | None = None,
         adapter: Callable[[Any], BoundAdapter] | None = None,
         prompt_model: Callable[[Any], PromptModel] | None = None,
@@ -117,6 +122,14 @@ class Frame:
         self.approval_seconds = approval_seconds
         self.outer = outer
         """The call this run is nested in; None for a run of its own."""
+        self.log = log
+        """The record of the run this belongs to, where it has one."""
+        self.place = place
+        """Where in that run this is; "" for the run itself."""
+        self.within = within or run_context.run_id
+        """What idempotency keys of calls begin with: the same however often what is around is tried."""
+        self.parking: Parking | None = None
+        """Watches whether everything waits for answers that nobody here gives."""
         self.prompt = prompt
         self.rendered_prompt: RenderedPromptView | None = None
         self.adapter = adapter
@@ -146,6 +159,11 @@ class Frame:
         if self.live or self.task is None:
             return self.live.values()
         return (self.task,)
+
+    @property
+    def left_to_the_record(self) -> bool:
+        """Does the run end here without an end, because it is parked or another process has it?"""
+        return self.log is not None and self.log.closed
 
     @property
     def tracker(self) -> BudgetTracker:

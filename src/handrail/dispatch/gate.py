@@ -27,7 +27,16 @@ from handrail.dispatch.failures import Refused, SignatureMismatch, Unsuccessful,
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.policing import close_policy_context, policy_context, policy_resources
 from handrail.dispatch.previewing import diff_of, runs_first
-from handrail.dispatch.recording import commit_recorded
+from handrail.dispatch.recording import commit_recorded, record_end
+from handrail.dispatch.replaying import (
+    WasDone,
+    begin_where_it_was,
+    decide_interrupted,
+    from_the_record,
+    inner_call,
+    mark_begun,
+    note_try,
+)
 from handrail.dispatch.starting import (
     begin,
     cancelled_after_all,
@@ -37,12 +46,14 @@ from handrail.dispatch.starting import (
     refuse_misfit,
 )
 from handrail.dispatch.timing import deadline_or, start_watching, stop_watching, watch_deadline
-from handrail.dispatch.transaction import Settled, Transaction, new_transaction
+from handrail.dispatch.transaction import Transaction, new_transaction
 from handrail.dispatch.undoing import compensate, forget_locals, shielded
 from handrail.errors import (
     Conflict,
     DefinitionError,
     DepthExceededError,
+    Diverged,
+    OutcomeUnknown,
     TransientError,
 )
 from handrail.events import ToolInvoked, ToolRolledBack, ToolStarted
@@ -96,6 +107,10 @@ class Gate:
     async def pass_through(self, call: LiveCall, arguments: Arguments) -> ToolResult[Any]:
         """What happens to a call. It always ends in exactly one `ToolInvoked`."""
         frame = self.frame
+        if frame.log is not None:
+            before = await self._from_the_record(call, arguments)
+            if before is not None:
+                return before
         task: asyncio.Task[Any] = asyncio.current_task(call.loop)  # pyright: ignore[reportAssignmentType]  # we are in one
         cancels = task.cancelling()
         if frame.told.get(ToolStarted, True):  # somebody listens, or it is not known yet
@@ -110,6 +125,8 @@ class Gate:
             if frame.policies and type(arguments) is not str and type(arguments) is not bytes:
                 arguments = to_json(arguments)  # what is checked and approved is what runs, whoever holds it
             call.params, call.arguments = tool.parse(arguments), arguments  # 2
+            if frame.log is not None:
+                await decide_interrupted(call)
             while True:
                 # Opened here and used from step 7 on: what policies look at counts as read by the call.
                 call.transaction = new_transaction(call, tool)
@@ -124,6 +141,8 @@ class Gate:
                 if frame.limited or frame.cancellation.cancelled:
                     self._check_limits(call)  # 5
                 context = tool.context_type(call)  # 6
+                if frame.log is not None:
+                    await mark_begun(call)
                 call.token = _TOKEN  # 7
                 try:
                     result = await self._run_handler(call, tool, context, task, cancels)  # 8
@@ -149,12 +168,16 @@ class Gate:
                 del frame.live[call]
                 call = call.again(left)
                 frame.live[call] = task
+                if frame.log is not None:
+                    await note_try(call)
                 if task.cancelling() > cancels:
                     raise asyncio.CancelledError  # it came while the first try was undone
                 call.params, call.arguments = tool.parse(arguments), arguments
         except GeneratorExit as error:
             self._abandon(call, error)
             raise
+        except WasDone as done:
+            call.result = done.result
         except BaseException as error:
             if deadline is not None:
                 error = deadline_or(error, call, deadline, task, cancels)
@@ -163,6 +186,8 @@ class Gate:
         del frame.live[call]
         if call.made_resources is not None or call.policies_made_resources:
             await self._close_resources(call)
+        if frame.log is not None and not call.recorded:
+            ending = await self._record_end(call) or ending
         if deadline is not None and deadline.stop():
             task.uncancel()  # it passed while something was shielded from it, and the call is over
         result = self._end(call)  # 10
@@ -171,6 +196,17 @@ class Gate:
         if task.cancelling() > cancels:
             raise asyncio.CancelledError  # it came while something was shielded from it
         return result  # 11
+
+    async def _from_the_record(self, call: LiveCall, arguments: Arguments) -> ToolResult[Any] | None:
+        """What came of this call when the run was gone through before; None where it has to run."""
+        begin_where_it_was(call)
+        try:
+            result = await from_the_record(call, arguments)
+        except (Conflict, Diverged) as error:
+            raise OutcomeUnknown(f"{call.name} ({error})") from error
+        if result is not None and call.first is not None:
+            call.first.result = result
+        return result
 
     # 1
 
@@ -330,17 +366,34 @@ class Gate:
 
     async def _commit_journaled(self, call: LiveCall, result: ToolResult[Any]) -> bool:
         """The same with a record: checked, recorded, applied, and nobody else commits in between."""
-        journal, transaction = self.frame.journal, call.open_transaction
+        journal, log, transaction = self.frame.journal, self.frame.log, call.open_transaction
         if journal is None or transaction.parent is not None:
-            return self._commit(call, result)  # it becomes part of the outer call's record
+            # It becomes part of the outer call's record; what it left there is kept in case that is entered again.
+            inner = None if log is None else inner_call(call, result)
+            done = self._commit(call, result)
+            if done and log is not None:
+                await shielded(log.note("inner call", call.place, inner))
+                call.recorded = True
+            return done
         async with commit_lock_of(self.frame.session):
             if self._must_run_again(call, transaction):
                 return False
             transaction.prepare()
             await shielded(commit_recorded(journal, call, result))
+        call.recorded = True
         transaction.publish()
         call.result = result
         return True
+
+    async def _record_end(self, call: LiveCall) -> BaseException | None:
+        """Record the end of a call that changed nothing, unless it ended because all of the run does."""
+        if self.frame.cancellation.cancelled or call.status == "cancelled" or call.undoing:
+            return None
+        try:
+            await shielded(record_end(call))
+        except Exception as error:
+            return error
+        return None
 
     def _must_run_again(self, call: LiveCall, transaction: Transaction) -> bool:
         """Was something the call read changed meanwhile? If all of it can be undone, it runs again."""
@@ -355,13 +408,10 @@ class Gate:
 
     def _remember(self, call: LiveCall, transaction: Transaction) -> None:
         """Note what a finished call did to the world, to be undone or named if that comes to nothing."""
-        tool = call.tool
         result: Any = call.finished
-        if isinstance(result, ToolResult) and result.success:
-            if tool.effect == "compensable":
-                transaction.settle(Settled(call.name, call.id, tool, call.params, call.finished.value))
-            elif tool.effect == "irreversible":
-                transaction.settle(Settled(call.name, call.id, None, call.params, None))
+        done = call.own_effect(result) if isinstance(result, ToolResult) else None
+        if done is not None:
+            transaction.settle(done)
 
     async def _roll_back(self, call: LiveCall, error: BaseException, stopped: bool) -> BaseException | None:
         """Undo the call and find what comes of it. Returns what the run is to hear, if anything."""
@@ -396,6 +446,8 @@ class Gate:
         if transaction is None:
             return ()
         transaction.drop()
+        if self.frame.left_to_the_record:
+            return ()  # parked, or another process has it: whoever goes on decides
         self._remember(call, transaction)
         compensated: tuple[str, ...] = ()
         left: tuple[str, ...] = ()
@@ -452,6 +504,8 @@ class Gate:
         )
         if call.error is not None and call.status != "cancelled":
             forget_locals(call.error)
+        if frame.parking is not None:
+            frame.parking.consider()
         return result
 
     async def _close_resources(self, call: LiveCall) -> None:

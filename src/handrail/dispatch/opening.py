@@ -15,6 +15,7 @@ from handrail.errors import DefinitionError
 from handrail.guard.approval import ApprovalMode, Broker
 from handrail.ids import NewId, random_id
 from handrail.journal import MemoryJournal, new_key
+from handrail.journal.runlog import RunLog
 from handrail.limits import Budget, BudgetTracker, Lease
 from handrail.protocols import (
     ApprovalBroker,
@@ -99,6 +100,7 @@ def open_frame(
     adapter: Callable[[Any], BoundAdapter] | None = None,
     prompt_model: Callable[[Any], PromptModel] | None = None,
     run_id: str | None = None,
+    log: RunLog | None = None,
 ) -> Frame:
     """A run of its own, everything given checked and everything left out filled in."""
     check_kinds(
@@ -143,12 +145,13 @@ def open_frame(
         journal=journal,
         clock=clock,
         run_context=RunContext(run_id, run_id, session.id, 1, "local", new_id(), new_id()[:16]),
-        key=new_key(),
+        key=new_key() if journal is None else journal.key,
         deadline=deadline,
         budget=BudgetTracker(budget) if isinstance(budget, Budget) else budget,
         lease=lease,
         depth_limit=depth_limit,
         approval_seconds=approval_seconds,
+        log=log,
         prompt=prompt,
         adapter=adapter,
         prompt_model=prompt_model,
@@ -160,17 +163,22 @@ def nested_frame(
     tools: Iterable[Tool[Any, Any]],
     *,
     policies: Iterable[ToolPolicy],
-    run_id: str,
+    number: int,
     deadline: Deadline | None = None,
     budget: Budget | None = None,
     prompt: PromptView | None = None,
 ) -> Frame:
-    """A run inside a call: it shares all the call has, and its own limits can only be tighter."""
+    """A run inside a call: it shares all the call has, and its own limits can only be tighter.
+
+    `number` says which of the call's verbs it is: its id follows from the call's own, and from that.
+    """
     outer = call.frame
     ids = outer.run_context
+    place = f"{call.place}~{call.tries}/{number}"
+    run_id = f"{ids.request_id}{place}"
     if deadline is None or (outer.deadline is not None and outer.deadline.at <= deadline.at):
         deadline = outer.deadline
-    return Frame(
+    frame = Frame(
         tools=tools,
         policies=check_policies(policies),
         session=outer.session,
@@ -192,10 +200,17 @@ def nested_frame(
         depth_limit=outer.depth_limit,
         approval_seconds=outer.approval_seconds,
         outer=call,
+        log=outer.log,
+        place=place,
+        within=f"{call.key}/{number}",
         prompt=prompt,
         adapter=outer.adapter,
         prompt_model=outer.prompt_model,
     )
+    frame.parking = outer.parking
+    if frame.parking is not None:
+        frame.parking.add(frame)
+    return frame
 
 
 def check_kinds(**given: tuple[object, Any, str]) -> None:

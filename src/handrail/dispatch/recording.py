@@ -6,30 +6,68 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from handrail.protocols import CommitUnit, Journal
-from handrail.schema import to_json
+from handrail.dispatch.replaying import inner_call, write_result
+from handrail.protocols import Journal
+from handrail.records import CommitUnit
+from handrail.session.saving import encode_item
 from handrail.threads import run_in_thread
 from handrail.tools import ToolResult
 
 log = logging.getLogger("handrail.gate")
+
+_LONGEST_DIFF = 64 * 1024
 
 if TYPE_CHECKING:
     from handrail.dispatch.call import LiveCall
 
 
 def commit_unit(
-    call: LiveCall, result: ToolResult[Any], files: Sequence[Mapping[str, Any]] = ()
+    call: LiveCall, result: ToolResult[Any], files: Sequence[Mapping[str, Any]] = (), diff: str = ""
 ) -> CommitUnit:
-    """Everything a call changes, as plain data."""
-    transaction = call.open_transaction
+    """A call that is over and everything it changes, as plain data."""
+    transaction = call.transaction if result.success else None
+    frame = call.frame
+    session = frame.session
     return CommitUnit(
-        run_id=call.run_context.run_id,
+        run_id=call.run_context.request_id,
         call_id=call.id,
-        events=[to_json(event) for event in transaction.events],
-        result=to_json({"message": result.message, "value": result.value, "success": result.success}),
-        effects=[done.what for done in transaction.settled or ()],
+        events=[] if transaction is None else [encode_item(event, session.id) for event in transaction.events],
+        result=write_result(result),
+        effects=[] if transaction is None else [done.what for done in transaction.settled or ()],
         files=files,
+        session_id=session.id,
+        place=call.place,
+        tool=call.name,
+        arguments=_text(call),
+        status=call.status,
+        at=frame.began_at.timestamp() + call.started,
+        seconds=call.elapsed,
+        reads=[] if transaction is None else transaction.reads(),
+        writes=[] if transaction is None else transaction.writes(),
+        diff=diff[:_LONGEST_DIFF],
+        charged=call.spending is not None,
     )
+
+
+def _text(call: LiveCall) -> str:
+    """The arguments as they can be shown: secrets masked."""
+    try:
+        return call.tool.dump(call.params).decode()
+    except Exception:  # they could not be parsed
+        return ""
+
+
+async def record_end(call: LiveCall) -> None:
+    """The end of a call that changed nothing, so that it is not run again."""
+    log, result = call.frame.log, call.result
+    assert log is not None
+    assert result is not None
+    if log.closed:
+        return
+    if call.parent is None:
+        await log.journal.commit(commit_unit(call, result))
+    else:
+        await log.note("inner call", call.place, inner_call(call, result))
 
 
 async def commit_recorded(journal: Journal, call: LiveCall, result: ToolResult[Any]) -> None:
@@ -46,8 +84,13 @@ async def commit_recorded(journal: Journal, call: LiveCall, result: ToolResult[A
         transaction.apply()
         return
     synced = journal.synced
-    files = await run_in_thread(lambda: transaction.stage(call.id, journal.id, synced))  # 1
-    unit = commit_unit(call, result, files)
+
+    def stage() -> tuple[list[Mapping[str, Any]], str]:
+        diff = transaction.file_diff()
+        return transaction.stage(call.id, journal.id, synced), diff
+
+    files, diff = await run_in_thread(stage)  # 1
+    unit = commit_unit(call, result, files, diff)
     await journal.commit(unit)  # 2
     try:
         await run_in_thread(lambda: transaction.apply_durable(synced))  # 3

@@ -60,7 +60,7 @@ _SIMPLE = (str, int, float, bool, type(None))
 
 def check_result(tool: Tool[Any, Any], result: Any) -> None:
     """What a handler gave back must be a result, of the type it declares, that can be shown."""
-    if type(result) is not ToolResult:
+    if type(result) is not ToolResult and not isinstance(result, ToolResult):
         raise SignatureMismatch(f"its handler returned a {type(result).__name__} instead of a ToolResult")
     value = cast("ToolResult[Any]", result).value
     kind = tool.result_class

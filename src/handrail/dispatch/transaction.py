@@ -93,6 +93,18 @@ class Transaction(msgspec.Struct, eq=False):
         """The state events of the call and of what committed into it."""
         return [] if self._session is None else self._session.events
 
+    def reads(self) -> list[str]:
+        """The slices and paths the call read, by name: who undoes another call asks."""
+        return [place for fork in self.touched for place in getattr(fork, "read_places", list)()]
+
+    def writes(self) -> list[str]:
+        """The slices and paths it changed."""
+        return [place for fork in self.touched for place in getattr(fork, "written_places", list)()]
+
+    def file_diff(self) -> str:
+        """What it changes in files, as text."""
+        return "".join(fork.diff() for fork in self.durable or () if hasattr(fork, "diff"))  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]  # only files have one
+
     def stale(self) -> tuple[str, ...]:
         """What the call read that somebody else has changed since."""
         found: tuple[str, ...] = ()

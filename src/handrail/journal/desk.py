@@ -7,6 +7,8 @@ import contextlib
 import hmac
 import logging
 import threading
+from collections.abc import Callable
+from datetime import datetime
 from typing import get_args
 
 import msgspec
@@ -52,6 +54,8 @@ class QuestionDesk:
         self._questions: dict[str, _Lying] = {}
         self._open: dict[str, _Lying] = {}
         self._lock = threading.Lock()
+        self.keep: Callable[[Answer], None] | None = None
+        """Records an answer before anybody hears of it; it may refuse it."""
 
     def open_questions(self) -> tuple[Question, ...]:
         """What waits for an answer, oldest first."""
@@ -95,12 +99,26 @@ class QuestionDesk:
         lying = self._questions.get(answer.question_id)
         if lying is None:
             raise AnswerRefused(answer.question_id, "there is no such question", "Answer one that is open.")
-        self._check_whose(lying, answer)
+        check_whose(lying.question, answer)
         if lying.answer is None:
             self._check_fit(lying, answer)
         if not self._settle(lying, answer) and lying.answer != answer:
             over = "" if lying.answer is None else lying.answer.outcome
             raise AnswerRefused(lying.question.id, f"it is over: {over}", "The first answer counts.")
+
+    def stands(self, question_id: str) -> bool:
+        """Does it wait here for an answer, or was it given one? One that was withdrawn may be asked again."""
+        lying = self._questions.get(question_id)
+        return lying is not None and (
+            lying.answer is None or lying.answer.outcome not in ("timed out", "cancelled")
+        )
+
+    def take(self, answer: Answer) -> None:
+        """Let an answer be heard that was recorded elsewhere, if it fits."""
+        lying = self._questions.get(answer.question_id)
+        if lying is not None and lying.answer is None:
+            self._check_fit(lying, answer)
+            self._settle(lying, answer, recorded=True)
 
     def cancel(self, question_id: str) -> None:
         """Withdraw a question; harmless if it is over. From any thread."""
@@ -108,31 +126,10 @@ class QuestionDesk:
         if lying is not None:
             self._close(lying, "cancelled")
 
-    def _check_whose(self, lying: _Lying, answer: Answer) -> None:
-        """Is it about what was asked, by somebody who was asked?"""
-        question = lying.question
-        if not hmac.compare_digest(_bytes(answer.digest), _bytes(question.digest)):
-            raise AnswerRefused(
-                question.id,
-                "its digest is not this question's",
-                "Answer what was asked: read the question again.",
-            )
-        if answer.by != question.principal:
-            raise AnswerRefused(
-                question.id, f"{answer.by!r} may not answer it", f"Only {question.principal!r} may."
-            )
-
     def _check_fit(self, lying: _Lying, answer: Answer) -> None:
         """Is it in time, and what was asked for?"""
         question = lying.question
-        if question.expires_at is not None and self._clock.now() >= question.expires_at:
-            raise AnswerRefused(question.id, "it has expired", "Ask again to get a new question.")
-        if answer.outcome not in get_args(AnswerOutcome):
-            raise AnswerRefused(
-                question.id,
-                f"{answer.outcome!r} is no outcome",
-                f"Use one of {', '.join(map(repr, get_args(AnswerOutcome)))}.",
-            )
+        check_in_time(question, answer, self._clock.now())
         check = lying.check
         if answer.outcome == "answered" and check is not None:
             try:
@@ -142,11 +139,13 @@ class QuestionDesk:
                     question.id, f"it does not fit: {error}", "Give what the schema says."
                 ) from None
 
-    def _settle(self, lying: _Lying, answer: Answer) -> bool:
+    def _settle(self, lying: _Lying, answer: Answer, recorded: bool = False) -> bool:
         """Let this be the answer, unless there is one. Only here does a question end."""
         with self._lock:
             if lying.answer is not None:
                 return False
+            if self.keep is not None and not recorded:
+                self.keep(answer)
             lying.answer = answer
             lying.check = None
             if self._open.get(lying.question.id) is lying:
@@ -196,6 +195,38 @@ class QuestionDesk:
         except Exception as error:
             log.error("asking %s raised, so the question ends", question.id, exc_info=error)
             self._close(lying, "cancelled", f"whoever was to be asked could not be: {type(error).__name__}")
+
+
+def check_answer(question: Question, answer: Answer, now: datetime) -> None:
+    """Refuse an answer that is not to this question, not by whom it was put to, or late."""
+    check_whose(question, answer)
+    check_in_time(question, answer, now)
+
+
+def check_whose(question: Question, answer: Answer) -> None:
+    """Is it about what was asked, by somebody who was asked?"""
+    if not hmac.compare_digest(_bytes(answer.digest), _bytes(question.digest)):
+        raise AnswerRefused(
+            question.id,
+            "its digest is not this question's",
+            "Answer what was asked: read the question again.",
+        )
+    if answer.by != question.principal:
+        raise AnswerRefused(
+            question.id, f"{answer.by!r} may not answer it", f"Only {question.principal!r} may."
+        )
+
+
+def check_in_time(question: Question, answer: Answer, now: datetime) -> None:
+    """Is it in time, and an outcome there is?"""
+    if question.expires_at is not None and now >= question.expires_at:
+        raise AnswerRefused(question.id, "it has expired", "Ask again to get a new question.")
+    if answer.outcome not in get_args(AnswerOutcome):
+        raise AnswerRefused(
+            question.id,
+            f"{answer.outcome!r} is no outcome",
+            f"Use one of {', '.join(map(repr, get_args(AnswerOutcome)))}.",
+        )
 
 
 def _may_be_asked_again(lying: _Lying, question: Question) -> bool:

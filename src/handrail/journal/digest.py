@@ -4,16 +4,47 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import secrets
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pydantic_core
 
+from handrail.errors import JournalError
+
+KEY_VARIABLE = "HANDRAIL_KEY"
+_KEY_BYTES = 32
+
 
 def new_key() -> bytes:
     """A key for digests that nobody else has."""
-    return secrets.token_bytes(32)
+    return secrets.token_bytes(_KEY_BYTES)
+
+
+def key_beside(journal: str) -> bytes:
+    """The key that belongs to a journal's file: from the environment, else from a file beside it.
+
+    That file is made where there is none, and only its owner can read it.
+    """
+    given = os.environ.get(KEY_VARIABLE)
+    if given:
+        return hashlib.sha256(b"handrail key\0" + given.encode()).digest()
+    path = Path(f"{journal}.key")
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        key = path.read_bytes()
+        if len(key) != _KEY_BYTES:
+            raise JournalError(
+                journal, f"its key {path.name!r} has {len(key)} bytes", "Put back the one it was made with."
+            ) from None
+        return key
+    key = new_key()
+    with os.fdopen(fd, "wb") as file:
+        file.write(key)
+    return key
 
 
 def digest(key: bytes, *parts: Any) -> str:

@@ -9,12 +9,17 @@ from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, TypeVar, cast
 
+import msgspec
+
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import DefinitionError, SessionError
+from handrail.errors import DefinitionError, RunBusy, RunError, RunUnknown, SessionError
 from handrail.ids import random_id
 from handrail.journal.desk import QuestionDesk
-from handrail.protocols import Check, CommitUnit, Environment
+from handrail.journal.digest import new_key
+from handrail.journal.lease import LEASE_SECONDS, is_free, new_owner
+from handrail.protocols import Check, Environment
 from handrail.question import Answer, Question
+from handrail.records import CommitUnit, Entry, RunRecord, RunRow, RunStatus
 
 T = TypeVar("T")
 
@@ -30,11 +35,104 @@ class MemoryJournal:
         self._spawned: dict[str, _Child] = {}
         self._units: dict[str, list[CommitUnit]] = {}
         self._unapplied: list[CommitUnit] = []
+        self._runs: dict[str, RunRow] = {}
+        self._entries: dict[str, dict[tuple[str, str], Entry]] = {}
         self.id = random_id()
+        self.key = new_key()
+        self.owner = new_owner()
         self.synced = False
         self.desk = QuestionDesk(clock)
 
-    async def step(self, key: str, function: Callable[[], Awaitable[T]], /) -> T:
+    def _now(self) -> float:
+        return self._clock.now().timestamp()
+
+    # --- runs -------------------------------------------------------------------------------------
+
+    async def begin(self, run: RunRecord, /) -> None:
+        """Record a new run and take it."""
+        if run.id in self._runs:
+            raise run_exists(run.id)
+        now = self._now()
+        self._runs[run.id] = RunRow(
+            record=run,
+            status="running",
+            owner=self.owner,
+            leased_until=now + LEASE_SECONDS,
+            changed_at=now,
+        )
+
+    async def take(self, run_id: str, /) -> RunRow:
+        """Take a run over to go on with it."""
+        row, now = await self.run(run_id), self._now()
+        if not is_free(row.owner, row.leased_until, now, self.owner):
+            raise RunBusy(run_id, row.owner)
+        return self._turn_run(row, "running", self.owner, now + LEASE_SECONDS)
+
+    async def keep(self, run_id: str, /) -> None:
+        """Renew the lease."""
+        row = self._mine(run_id)
+        self._turn_run(row, row.status, self.owner, self._now() + LEASE_SECONDS)
+
+    async def leave(self, run_id: str, status: RunStatus, outcome: bytes = b"", /) -> None:
+        """Let go of a run, and say where it stands."""
+        self._turn_run(self._mine(run_id), status, "", 0.0, outcome)
+
+    async def run(self, run_id: str, /) -> RunRow:
+        """A run as it stands."""
+        row = self._runs.get(run_id)
+        if row is None:
+            raise RunUnknown(run_id)
+        waiting = sum(each.run_id == run_id for each in self.desk.open_questions())
+        return msgspec.structs.replace(row, questions=waiting)
+
+    async def runs(
+        self, *, session_id: str | None = None, limit: int = 100, before: float | None = None
+    ) -> Sequence[RunRow]:
+        """Runs, the newest first; of a session all of them, the oldest first."""
+        found = [await self.run(run_id) for run_id in self._runs]
+        found.sort(key=lambda row: row.record.began_at)
+        if session_id is not None:
+            return tuple(row for row in found if row.record.session_id == session_id)
+        found = [row for row in found if before is None or row.record.began_at < before]
+        return tuple(found[::-1][:limit])
+
+    async def note(self, run_id: str, entry: Entry, /) -> None:
+        """Record something that happened in a run this process has."""
+        self._mine(run_id)
+        self._entries.setdefault(run_id, {})[entry.kind, entry.key] = entry
+
+    async def entries(self, run_id: str, /) -> Sequence[Entry]:
+        """What happened in a run, in order."""
+        return tuple(self._entries.get(run_id, {}).values())
+
+    def _mine(self, run_id: str) -> RunRow:
+        row = self._runs.get(run_id)
+        if row is None:
+            raise RunUnknown(run_id)
+        if row.owner != self.owner:
+            raise RunBusy(run_id, row.owner)
+        return row
+
+    def _turn_run(
+        self, row: RunRow, status: RunStatus, owner: str, until: float, outcome: bytes = b""
+    ) -> RunRow:
+        turned = msgspec.structs.replace(
+            row, status=status, owner=owner, leased_until=until, changed_at=self._now(), outcome=outcome
+        )
+        self._runs[row.record.id] = turned
+        return turned
+
+    # --- steps and questions ----------------------------------------------------------------------
+
+    async def step(
+        self,
+        key: str,
+        function: Callable[[], Awaitable[T]],
+        /,
+        *,
+        run_id: str = "",
+        unsettled: Callable[[], Awaitable[T]] | None = None,
+    ) -> T:
         """Run `function` for this key until it succeeds once; afterwards give its recorded value.
 
         Two at once for one key are one: the second waits for the first. If the first fails or is
@@ -73,6 +171,11 @@ class MemoryJournal:
 
     def answer(self, answer: Answer, /) -> None:
         self.desk.answer(answer)
+
+    async def questions(self, run_id: str | None = None, /) -> Sequence[Question]:
+        """What waits for an answer, of one run or of all, oldest first."""
+        found = self.desk.open_questions()
+        return tuple(each for each in found if run_id is None or each.run_id == run_id)
 
     async def sleep(self, until: datetime, /) -> None:
         """Wait until that time of day."""
@@ -134,6 +237,20 @@ class MemoryJournal:
     async def load(self, run_id: str, /) -> Sequence[CommitUnit]:
         """What was committed in a run, in order."""
         return tuple(self._units.get(run_id, ()))
+
+    async def load_session(self, session_id: str, /) -> Sequence[CommitUnit]:
+        """What was committed in all runs of a session, in order."""
+        return tuple(
+            unit for units in self._units.values() for unit in units if unit.session_id == session_id
+        )
+
+
+def run_exists(run_id: str) -> RunError:
+    return RunError(
+        run_id,
+        "the journal has a run of this id already",
+        "Resume that one, or give the new one an id of its own.",
+    )
 
 
 class _Child:

@@ -3,55 +3,57 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
-import threading
 from collections.abc import Awaitable, Callable, Sequence
 from os import PathLike, fspath
-from queue import SimpleQueue
 from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 import pydantic_core
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import AnswerRefused, DefinitionError, JournalError
+from handrail.errors import (
+    AnswerRefused,
+    DefinitionError,
+    RunBusy,
+    RunUnknown,
+    ToolValidationError,
+)
 from handrail.ids import NewId, random_id
-from handrail.journal.memory import MemoryJournal
-from handrail.protocols import Check, CommitUnit, Environment
+from handrail.journal.desk import check_answer
+from handrail.journal.digest import key_beside
+from handrail.journal.lease import LEASE_SECONDS, is_free
+from handrail.journal.memory import MemoryJournal, run_exists
+from handrail.journal.schema import SCHEMA
+from handrail.journal.writer import Work, Writer
+from handrail.protocols import Check, Environment
 from handrail.question import Answer, Question
+from handrail.records import CommitUnit, Entry, RunRecord, RunRow, RunStatus
+
+__all__ = ["SCHEMA", "Durability", "SqliteJournal"]
 
 T = TypeVar("T")
 
 Durability = Literal["process", "power"]
 """What the record outlives: the end of the process, `kill -9` too, or also a power cut."""
 
-SCHEMA = 1
-"""Which shape the file has. A journal of another shape is refused, never guessed at."""
-_TABLES = """
-    CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-    CREATE TABLE steps (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
-    CREATE TABLE questions (id TEXT PRIMARY KEY, question BLOB NOT NULL, answer BLOB) WITHOUT ROWID;
-    CREATE TABLE units (
-        number INTEGER PRIMARY KEY, run_id TEXT NOT NULL, call_id TEXT NOT NULL,
-        state TEXT NOT NULL CHECK (state IN ('committed', 'applied', 'void')), unit BLOB NOT NULL
-    );
-    CREATE INDEX units_of_a_run ON units (run_id);
-    CREATE INDEX units_to_apply ON units (number) WHERE state = 'committed';
-"""
-_BUSY_SECONDS = 10.0
 _STANDING = ("answered", "declined")
 """Answers that stand; one that timed out or was cancelled may be asked for again."""
-
-Work = Callable[[sqlite3.Connection], Any]
+_ROW = "record, status, owner, leased_until, changed_at, outcome"
+_WAITING = "(SELECT count(*) FROM questions WHERE run_id = runs.id AND answer IS NULL)"
 
 
 class SqliteJournal(MemoryJournal):
-    """Steps, questions and commits in one SQLite file, written by one thread.
+    """Runs, steps, questions and commits in one SQLite file, written by one thread.
 
     What a method has recorded is there for whoever opens the file again: after `kill -9` with
     `durability="process"`, after a power cut with `"power"`, where each record waits for the disk.
-    Values of steps and answers come back as plain data. Close it when it is no longer needed; one
-    process at a time uses a journal.
+    Values of steps and answers come back as plain data. Several processes may use one file; each run
+    has one owner. Close it when it is no longer needed.
+
+    - `watch`: how often to look for answers that another process gave, in seconds; None: never.
+    - `inline`: write in the thread that asks, for simulations.
     """
 
     def __init__(
@@ -61,6 +63,8 @@ class SqliteJournal(MemoryJournal):
         durability: Durability = "process",
         clock: Clock = SYSTEM_CLOCK,
         new_id: NewId = random_id,
+        watch: float | None = 0.5,
+        inline: bool = False,
     ) -> None:
         if durability not in ("process", "power"):
             raise DefinitionError(
@@ -71,41 +75,155 @@ class SqliteJournal(MemoryJournal):
         self.path = fspath(path)
         self.durability: Durability = durability
         self.synced = durability == "power"
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._closed = False
-        opened = _Job(lambda connection: None)
-        self._thread = threading.Thread(
-            target=self._write, args=(opened, new_id()), name="handrail-journal", daemon=True
-        )
-        self._thread.start()
-        opened.done.wait()
-        if opened.error is not None:
-            self._closed = True
-            raise opened.error
-        self.id = cast(str, opened.value)
+        self._watch_every = watch
+        self._watched: dict[str, None] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self._writer = Writer(self.path, new_id(), self.synced, inline)
+        self._do = self._writer.do
+        self.id = self._writer.id
+        self.key = key_beside(self.path)
+        self.desk.keep = self._keep_answer
 
     def close(self) -> None:
         """Finish what is being written and let go of the file; harmless when called twice."""
-        if not self._closed:
-            self._closed = True
-            self._jobs.put(None)
-        self._thread.join()
+        self._writer.close()
 
-    # --- steps and questions ----------------------------------------------------------------------
+    # --- runs -------------------------------------------------------------------------------------
 
-    async def step(self, key: str, function: Callable[[], Awaitable[T]], /) -> T:
+    async def begin(self, run: RunRecord, /) -> None:
+        """Record a new run and take it."""
+        encoded, now = _encode(run, f"run {run.id!r} began with"), self._now()
+
+        def begin(connection: sqlite3.Connection) -> None:
+            if connection.execute("SELECT 1 FROM runs WHERE id = ?", (run.id,)).fetchone():
+                raise run_exists(run.id)
+            values = (run.id, run.session_id, "running", self.owner, now + LEASE_SECONDS, run.began_at, now)
+            connection.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, x'')", (*values, encoded))
+
+        await self._do(begin)
+
+    async def take(self, run_id: str, /) -> RunRow:
+        """Take a run over to go on with it."""
+        now = self._now()
+
+        def take(connection: sqlite3.Connection) -> RunRow:
+            row = _row_of(connection, run_id)
+            if not is_free(row.owner, row.leased_until, now, self.owner):
+                raise RunBusy(run_id, row.owner)
+            connection.execute(
+                "UPDATE runs SET owner = ?, leased_until = ?, changed_at = ? WHERE id = ?",
+                (self.owner, now + LEASE_SECONDS, now, run_id),
+            )
+            return row
+
+        return await self._do(take)
+
+    async def keep(self, run_id: str, /) -> None:
+        """Renew the lease."""
+        now = self._now()
+
+        def keep(connection: sqlite3.Connection) -> None:
+            self._check_mine(connection, run_id)
+            connection.execute(
+                "UPDATE runs SET leased_until = ? WHERE id = ?", (now + LEASE_SECONDS, run_id)
+            )
+
+        await self._do(keep, synced=False)
+
+    async def leave(self, run_id: str, status: RunStatus, outcome: bytes = b"", /) -> None:
+        """Let go of a run, and say where it stands."""
+        now = self._now()
+
+        def leave(connection: sqlite3.Connection) -> None:
+            self._check_mine(connection, run_id)
+            connection.execute(
+                "UPDATE runs SET status = ?, owner = '', leased_until = 0, changed_at = ?, outcome = ? WHERE id = ?",
+                (status, now, outcome, run_id),
+            )
+
+        await self._do(leave)
+
+    async def run(self, run_id: str, /) -> RunRow:
+        """A run as it stands."""
+        return await self._do(lambda connection: _row_of(connection, run_id))
+
+    async def runs(
+        self, *, session_id: str | None = None, limit: int = 100, before: float | None = None
+    ) -> Sequence[RunRow]:
+        """Runs, the newest first; of a session all of them, the oldest first."""
+        if session_id is not None:
+            query, values = "WHERE session_id = ? ORDER BY began_at", (session_id,)
+        else:
+            query = "WHERE began_at < ? ORDER BY began_at DESC LIMIT ?"
+            values = (float("inf") if before is None else before, limit)
+        query = f"SELECT {_ROW}, {_WAITING} FROM runs {query}"
+        rows = await self._do(lambda connection: connection.execute(query, values).fetchall())
+        return tuple(_run_row(row) for row in rows)
+
+    async def note(self, run_id: str, entry: Entry, /) -> None:
+        """Record something that happened in a run this process has."""
+
+        def note(connection: sqlite3.Connection) -> None:
+            self._check_mine(connection, run_id)
+            connection.execute(
+                "INSERT OR REPLACE INTO entries (run_id, kind, key, at, body) VALUES (?, ?, ?, ?, ?)",
+                (run_id, entry.kind, entry.key, entry.at, entry.body),
+            )
+
+        await self._do(note)
+
+    async def entries(self, run_id: str, /) -> Sequence[Entry]:
+        """What happened in a run, in order."""
+        query = "SELECT kind, key, at, body FROM entries WHERE run_id = ? ORDER BY number"
+        rows = await self._do(lambda connection: connection.execute(query, (run_id,)).fetchall())
+        return tuple(Entry(*row) for row in rows)
+
+    def _check_mine(self, connection: sqlite3.Connection, run_id: str) -> None:
+        """Only the owner of a run adds to it: whoever was overtaken learns so here."""
+        row = connection.execute("SELECT owner FROM runs WHERE id = ?", (run_id,)).fetchone()
+        if row is None:
+            raise RunUnknown(run_id)
+        if row[0] != self.owner:
+            raise RunBusy(run_id, row[0])
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    async def step(
+        self,
+        key: str,
+        function: Callable[[], Awaitable[T]],
+        /,
+        *,
+        run_id: str = "",
+        unsettled: Callable[[], Awaitable[T]] | None = None,
+    ) -> T:
         """Run `function` for this key until it succeeds once; afterwards give its recorded value."""
 
         async def recorded() -> Any:
-            row = await self._do(_first("SELECT value FROM steps WHERE key = ?", key))
-            if row is not None:
+            row = await self._do(lambda connection: self._reserve(connection, key, run_id))
+            if row is not None and row[0] is not None:
                 return msgspec.msgpack.decode(row[0])
-            value = await function()
-            encoded = _encode(value, f"step {key!r} gave")
-            await self._do(_run("INSERT OR REPLACE INTO steps VALUES (?, ?)", key, encoded))
+            try:
+                value = await (function() if row is None or unsettled is None else unsettled())
+                encoded = _encode(value, f"step {key!r} gave")
+            except (Exception, asyncio.CancelledError):
+                if row is None:  # one found reserved stays so until it is decided
+                    await self._do(_run("DELETE FROM steps WHERE key = ? AND value IS NULL", key))
+                raise
+            await self._do(_run("UPDATE steps SET value = ? WHERE key = ?", encoded, key))
             return value
 
         return cast(T, await super().step(key, recorded))
+
+    def _reserve(self, connection: sqlite3.Connection, key: str, run_id: str) -> Any:
+        row = connection.execute("SELECT value FROM steps WHERE key = ?", (key,)).fetchone()
+        if row is None:
+            if run_id:
+                self._check_mine(connection, run_id)
+            connection.execute("INSERT INTO steps VALUES (?, ?, NULL)", (key, run_id))
+        return row
+
+    # --- questions --------------------------------------------------------------------------------
 
     async def ask(
         self, question: Question, environment: Environment | None = None, check: Check | None = None, /
@@ -113,36 +231,121 @@ class SqliteJournal(MemoryJournal):
         row = await self._do(_first("SELECT question, answer FROM questions WHERE id = ?", question.id))
         if row is not None:
             asked = msgspec.msgpack.decode(row[0], type=Question)
-            if asked.digest != question.digest:
-                raise AnswerRefused(
-                    question.id, "another question with this id was asked already", "Give each its own id."
+            if asked.digest == question.digest:
+                question = asked  # it was asked before, and has the time it was given then
+                if row[1] is not None:
+                    answer = msgspec.msgpack.decode(row[1], type=Answer)
+                    if _still_fits(answer, check):
+                        return answer
+                    await self._do(_run("UPDATE questions SET answer = NULL WHERE id = ?", question.id))
+            else:
+                await self._do(
+                    _run(
+                        "UPDATE questions SET question = ?, answer = NULL WHERE id = ?",
+                        _encode(question, "asking"),
+                        question.id,
+                    )
                 )
-            if row[1] is not None:
-                return msgspec.msgpack.decode(row[1], type=Answer)
         else:
             await self._do(
-                _run("INSERT INTO questions VALUES (?, ?, NULL)", question.id, _encode(question, "asking"))
+                _run(
+                    "INSERT INTO questions (id, question, answer, run_id, asked_at) VALUES (?, ?, NULL, ?, ?)",
+                    question.id,
+                    _encode(question, "asking"),
+                    question.run_id,
+                    question.asked_at.timestamp(),
+                )
             )
-        answer = await super().ask(question, environment, check)
-        if answer.outcome in _STANDING:
-            encoded = _encode(answer, f"the answer to {question.id!r} is")
-            await self._do(_run("UPDATE questions SET answer = ? WHERE id = ?", encoded, question.id))
+        with self._watch(question.id):
+            answer = await self.desk.ask(question, environment, check)
+        if answer.outcome == "timed out":
+            await self._do(_run("DELETE FROM questions WHERE id = ? AND answer IS NULL", question.id))
         return answer
+
+    def answer(self, answer: Answer, /) -> None:
+        """Take an answer, also to a question that another process asked, or one that has ended."""
+        if self.desk.stands(answer.question_id):
+            self.desk.answer(answer)
+            return
+        row = self._writer.do_now(
+            _first("SELECT question FROM questions WHERE id = ?", answer.question_id)
+        )
+        if row is None:
+            raise AnswerRefused(answer.question_id, "there is no such question", "Answer one that is open.")
+        check_answer(msgspec.msgpack.decode(row[0], type=Question), answer, self._clock.now())
+        self._keep_answer(answer)
+
+    async def questions(self, run_id: str | None = None, /) -> Sequence[Question]:
+        """What waits for an answer, of one run or of all, oldest first."""
+        where, values = ("", ()) if run_id is None else ("AND run_id = ?", (run_id,))
+        query = f"SELECT question FROM questions WHERE answer IS NULL {where} ORDER BY asked_at, id"
+        rows = await self._do(lambda connection: connection.execute(query, values).fetchall())
+        return tuple(msgspec.msgpack.decode(row[0], type=Question) for row in rows)
+
+    def _keep_answer(self, answer: Answer) -> None:
+        """Record an answer that stands, before anybody hears of it; `AnswerRefused` if there is another."""
+        if answer.outcome not in _STANDING:
+            return
+        encoded = _encode(answer, f"the answer to {answer.question_id!r} is")
+
+        def keep(connection: sqlite3.Connection) -> None:
+            found = connection.execute(
+                "SELECT answer FROM questions WHERE id = ?", (answer.question_id,)
+            ).fetchone()
+            if found is not None and found[0] is not None:
+                if msgspec.msgpack.decode(found[0], type=Answer) != _plain(encoded):
+                    raise AnswerRefused(
+                        answer.question_id, "it was answered already", "The first answer counts."
+                    )
+                return
+            connection.execute(
+                "UPDATE questions SET answer = ? WHERE id = ?", (encoded, answer.question_id)
+            )
+
+        self._writer.do_now(keep)
+
+    @contextlib.contextmanager
+    def _watch(self, question_id: str) -> Any:
+        """Look now and then whether another process has answered."""
+        self._watched[question_id] = None
+        if self._watch_every is not None and (self._watching is None or self._watching.done()):
+            self._watching = asyncio.get_running_loop().create_task(self._look_for_answers())
+        try:
+            yield
+        finally:
+            self._watched.pop(question_id, None)
+            if not self._watched and self._watching is not None:
+                self._watching.cancel()
+                self._watching = None
+
+    async def _look_for_answers(self) -> None:
+        while self._watched:
+            await asyncio.sleep(self._watch_every or 1)
+            for question_id in tuple(self._watched):
+                row = await self._do(
+                    _first("SELECT answer FROM questions WHERE id = ? AND answer NOT NULL", question_id)
+                )
+                if row is not None:
+                    with contextlib.suppress(AnswerRefused):
+                        self.desk.take(msgspec.msgpack.decode(row[0], type=Answer))
 
     # --- commits ----------------------------------------------------------------------------------
 
     async def commit(self, unit: CommitUnit, /) -> None:
         """Record everything one call changed, in one transaction: from here on it is committed."""
         state = "committed" if unit.files else "applied"
-        await self._do(
-            _run(
-                "INSERT INTO units (run_id, call_id, state, unit) VALUES (?, ?, ?, ?)",
-                unit.run_id,
-                unit.call_id,
-                state,
-                _encode(unit, f"call {unit.call_id!r} committed"),
+        encoded = _encode(unit, f"call {unit.call_id!r} committed")
+
+        def commit(connection: sqlite3.Connection) -> None:
+            row = connection.execute("SELECT owner FROM runs WHERE id = ?", (unit.run_id,)).fetchone()
+            if row is not None and row[0] != self.owner:
+                raise RunBusy(unit.run_id, row[0])
+            connection.execute(
+                "INSERT INTO units (run_id, call_id, state, unit, session_id) VALUES (?, ?, ?, ?, ?)",
+                (unit.run_id, unit.call_id, state, encoded, unit.session_id),
             )
-        )
+
+        await self._do(commit)
 
     async def applied(self, unit: CommitUnit, /) -> None:
         """Note that the files of a unit are as it says. Lost in a power cut it is found out again."""
@@ -159,6 +362,11 @@ class SqliteJournal(MemoryJournal):
             "SELECT unit FROM units WHERE run_id = ? AND state != 'void' ORDER BY number", run_id
         )
 
+    async def load_session(self, session_id: str, /) -> Sequence[CommitUnit]:
+        return await self._fetch(
+            "SELECT unit FROM units WHERE session_id = ? AND state != 'void' ORDER BY number", session_id
+        )
+
     async def _turn(self, unit: CommitUnit, state: str, *, synced: bool) -> None:
         turn = _run(
             "UPDATE units SET state = ? WHERE run_id = ? AND call_id = ? AND state = 'committed'",
@@ -172,122 +380,41 @@ class SqliteJournal(MemoryJournal):
         rows = await self._do(lambda connection: connection.execute(query, values).fetchall())
         return tuple(msgspec.msgpack.decode(row[0], type=CommitUnit) for row in rows)
 
-    # --- the one thread that writes -----------------------------------------------------------------
 
-    async def _do(self, work: Work, *, synced: bool = True) -> Any:
-        """Have the writer do something in a transaction of its own, and wait until it is recorded."""
-        if self._closed:
-            raise JournalError(self.path, "it was closed", "Open it again.")
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-        self._jobs.put(_Job(work, lambda job: loop.call_soon_threadsafe(_deliver, future, job), synced))
-        return await future
-
-    def _write(self, opened: _Job, new_id: str) -> None:
-        try:
-            connection = _open(self.path, new_id, self.synced)
-            opened.value = connection.execute("SELECT value FROM about WHERE key = 'id'").fetchone()[0]
-        except JournalError as error:
-            opened.error = error
-            return
-        except sqlite3.Error as error:
-            opened.error = JournalError(
-                self.path, f"it can't be opened: {error}", "Give the path of a journal, or of a new file."
-            )
-            return
-        finally:
-            opened.done.set()
-        while (job := self._jobs.get()) is not None:
-            self._carry_out(connection, job)
-        connection.close()
-
-    def _carry_out(self, connection: sqlite3.Connection, job: _Job) -> None:
-        try:
-            if self.synced:
-                connection.execute(f"PRAGMA synchronous = {'FULL' if job.synced else 'OFF'}")
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                job.value = job.work(connection)
-                connection.execute("COMMIT")
-            except BaseException:
-                connection.execute("ROLLBACK")
-                raise
-        except sqlite3.Error as error:
-            job.error = JournalError(
-                self.path, f"it can't be written: {error}", "See to the disk, and try again."
-            )
-        except BaseException as error:
-            job.error = error
-        job.finish()
-
-
-class _Job:
-    """Something for the writer to do, and what came of it."""
-
-    __slots__ = ("_report", "done", "error", "synced", "value", "work")
-
-    def __init__(
-        self, work: Work, report: Callable[[_Job], object] | None = None, synced: bool = True
-    ) -> None:
-        self.work = work
-        self.synced = synced
-        self._report = report
-        self.done = threading.Event()
-        self.value: Any = None
-        self.error: BaseException | None = None
-
-    def finish(self) -> None:
-        self.done.set()
-        if self._report is not None:
-            try:
-                self._report(self)
-            except RuntimeError:  # the loop that asked has ended; what was recorded is recorded
-                return
-
-
-def _deliver(future: asyncio.Future[Any], job: _Job) -> None:
-    if future.done():
-        return
-    if job.error is not None:
-        future.set_exception(job.error)
-    else:
-        future.set_result(job.value)
-
-
-def _open(path: str, new_id: str, synced: bool) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
-    try:
-        connection.execute("PRAGMA journal_mode = WAL")
-        # Without it a record outlives the process, since the system has it; with it also the system.
-        connection.execute(f"PRAGMA synchronous = {'FULL' if synced else 'OFF'}")
-        connection.execute("BEGIN IMMEDIATE")
-        if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
-            for statement in _TABLES.split(";"):
-                connection.execute(statement)
-            connection.execute("INSERT INTO about VALUES ('schema', ?), ('id', ?)", (str(SCHEMA), new_id))
-        connection.execute("COMMIT")
-        _check_schema(connection, path)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _check_schema(connection: sqlite3.Connection, path: str) -> None:
-    try:
-        row = connection.execute("SELECT value FROM about WHERE key = 'schema'").fetchone()
-    except sqlite3.OperationalError:
-        row = None
+def _row_of(connection: sqlite3.Connection, run_id: str) -> RunRow:
+    query = f"SELECT {_ROW}, {_WAITING} FROM runs WHERE id = ?"
+    row = connection.execute(query, (run_id,)).fetchone()
     if row is None:
-        raise JournalError(
-            path, "this is a database, and no journal", "Give the path of a journal, or of a new file."
-        )
-    if row[0] != str(SCHEMA):
-        raise JournalError(
-            path,
-            f"its schema is {row[0]}, and this version of Handrail has {SCHEMA}",
-            "Use the version that wrote it, or a new file.",
-        )
+        raise RunUnknown(run_id)
+    return _run_row(row)
+
+
+def _run_row(row: Sequence[Any]) -> RunRow:
+    record, status, owner, until, changed, outcome, waiting = row
+    return RunRow(
+        record=msgspec.msgpack.decode(record, type=RunRecord),
+        status=status,
+        owner=owner,
+        leased_until=until,
+        changed_at=changed,
+        outcome=outcome,
+        questions=waiting,
+    )
+
+
+def _still_fits(answer: Answer, check: Check | None) -> bool:
+    """An answer given where nobody could check it is checked when it is read."""
+    if answer.outcome != "answered" or check is None:
+        return True
+    try:
+        check(answer.value)
+    except ToolValidationError:
+        return False
+    return True
+
+
+def _plain(encoded: bytes) -> Answer:
+    return msgspec.msgpack.decode(encoded, type=Answer)
 
 
 def _first(query: str, *values: Any) -> Work:

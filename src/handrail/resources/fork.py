@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Self
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, Self
+
+import msgspec
 
 from handrail.errors import Conflict, ContextError, ContextExpired
 from handrail.resources.diff import diff
 from handrail.resources.layer import ABSENT, Node, Over, loaded
 from handrail.resources.overlay import OVER, PREPARED, Overlay, clashes, shown
 from handrail.resources.paths import ancestors, join, split
+
+
+class FileChange(msgspec.Struct, frozen=True):
+    """What one call read or left at a path."""
+
+    path: str
+    kind: Literal["read", "file", "folder", "link", "gone"]
+    data: bytes = b""
+    mode: int | None = None
+    base: str = ""
+    """The version it was decided on, where that means something to another process."""
 
 
 class FileFork(Overlay):
@@ -100,6 +113,73 @@ class FileFork(Overlay):
             self._release()
             self._state = OVER
             self._over = self._seen = self._listed = self._torn = None
+
+    # --- a call that is gone through again --------------------------------------------------------
+
+    def done(self) -> list[FileChange]:
+        """What was read and changed here, as plain data, for `redo` in another process."""
+        with self._shared.lock:
+            found = [
+                FileChange(join(folder, name), "read", base=self._lasting(node))
+                for folder, names in (self._seen or {}).items()
+                for name, node in names.items()
+            ]
+            for path, node, base in self._changes():
+                found.append(self._change(path, node, self._lasting(base)))
+            return found
+
+    def read_places(self) -> list[str]:
+        """The paths read here, for the record."""
+        with self._shared.lock:
+            seen = [join(folder, name) for folder, names in (self._seen or {}).items() for name in names]
+            listed = [f"{folder}/" for folder in self._listed or ()]
+            return [f"file {path}" for path in (*seen, *listed)]
+
+    def written_places(self) -> list[str]:
+        """The paths changed here, likewise."""
+        return [f"file {path}" for path in self.changed]
+
+    def redo(self, changes: Sequence[Any]) -> None:
+        """Do again what was done in a fork of the same files; `Conflict` where they have changed since."""
+        again = [msgspec.convert(each, FileChange) for each in changes]
+        with self._shared.lock:
+            against = [
+                each.path
+                for each in again
+                if each.base and each.base != self._lasting(self._parent._look(*split(each.path)))
+            ]
+            if against:
+                raise Conflict(sorted(set(against)))
+            for each in again:
+                if each.kind == "read":
+                    self._see(*split(each.path))
+            again.sort(key=_depth)
+            for each in reversed(again):
+                if each.kind == "gone":
+                    folder, name = split(each.path)
+                    self._put(folder, name, ABSENT, self._look(folder, name))
+            for each in again:
+                if each.kind not in ("gone", "read"):
+                    folder, name = split(each.path)
+                    old = self._look(folder, name)
+                    if not self._has_folder(folder):
+                        self._make_folders(folder, force=True)
+                    self._put(folder, name, self._node_again(each, old), old)
+
+    def _lasting(self, node: Node) -> str:
+        """The version of what lies where it outlives the process; "" for anything else."""
+        return ""
+
+    def _change(self, path: str, node: Node, base: str) -> FileChange:
+        if not node.version:
+            return FileChange(path, "gone", base=base)
+        if node.data is None:
+            return FileChange(path, "folder", mode=self._mode_of(node), base=base)
+        return FileChange(path, "file", loaded(node.data), self._mode_of(node), base)
+
+    def _node_again(self, change: FileChange, old: Node) -> Node:
+        now = self._shared.clock.now()
+        return Node(self._shared.tick(), None if change.kind == "folder" else change.data, now)
 
     @property
     def changed(self) -> tuple[str, ...]:
@@ -197,6 +277,10 @@ class FileFork(Overlay):
                         parent._make_folders(folder, force=True)
                     if node.data is not None or not old.version:
                         parent._put(folder, name, node, old, base)
+
+
+def _depth(change: FileChange) -> tuple[int, str]:
+    return change.path.count("/"), change.path
 
 
 def _path(change: tuple[str, Any, Any]) -> str:

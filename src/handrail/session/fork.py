@@ -102,6 +102,15 @@ class SessionFork(msgspec.Struct, eq=False):
 
     # What a transaction asks of it.
 
+    def read_places(self) -> list[str]:
+        """The slices read here, by name."""
+        return [f"slice {kind.__qualname__}" for kind in self._reads]
+
+    def written_places(self) -> list[str]:
+        """The slices its events change, by name."""
+        routes = (self.root.route_for(type(event)) for event in self.events)
+        return sorted({f"slice {target.slice.__qualname__}" for route in routes for target in route.state})
+
     def stale(self) -> tuple[str, ...]:
         """The slices read here, or in forks of this one, that somebody else has changed since."""
         now, base = self._parent.state, self._base

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Literal, cast
+from weakref import WeakValueDictionary
 
 import msgspec
 import pydantic_core
@@ -89,6 +90,51 @@ def load(
         _check_kept_alike(session, kind, contents)
         session.load_slice(kind, [_decoded(kind, bytes(item), saved.id) for item in contents.items])
     return session
+
+
+_local: WeakValueDictionary[str, type] = WeakValueDictionary()
+"""Types made inside functions, which no other process can find: for tests and throwaway runs."""
+
+
+class _Item(msgspec.Struct, frozen=True):
+    type: str
+    item: msgspec.Raw
+
+
+def encode_item(item: object, session: str) -> bytes:
+    """One item with the name of its type, for a journal."""
+    kind = type(item)
+    name = _name(kind)
+    if "<locals>" in name:
+        _local[name] = kind
+    return msgspec.json.encode(_Item(name, msgspec.Raw(_encoded(item, session))))
+
+
+def decode_item(data: bytes, session: str) -> Any:
+    """The item that was encoded. Its type is looked for in what this program has imported."""
+    found = msgspec.json.decode(data, type=_Item)
+    kind = _imported(found.type)
+    if kind is None:
+        raise SessionError(
+            session,
+            f"it holds a {found.type}, which is not known here",
+            "Import the module that defines it before the run is resumed.",
+        )
+    return _decoded(kind, bytes(found.item), session)
+
+
+def _imported(name: str) -> type | None:
+    """The class of this name, in whichever module has it; only modules that are imported are looked in."""
+    parts = name.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        module = sys.modules.get(".".join(parts[:cut]))
+        if module is not None:
+            found: Any = module
+            for part in parts[cut:]:
+                found = getattr(found, part, None)
+            if isinstance(found, type):
+                return found
+    return _local.get(name)
 
 
 def check_serialisable(event: object) -> None:

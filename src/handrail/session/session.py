@@ -113,6 +113,16 @@ class Session:
             except (Exception, CancelledError):
                 subscriber_raised(fact)
 
+    def keep(self, fact: object) -> None:
+        """Log a fact without publishing it: whoever listens has heard of it before."""
+        self._recorder_of(fact)(fact)
+
+    def redo(self, event: object) -> None:
+        """Reduce an event that was committed before, without publishing it: what rebuilding does."""
+        route = self.route_of(event)
+        with self.lock:
+            self.state = self.take(self.state, event, route)
+
     def register(self, slice_: type, *, on: type, reducer: Reducer) -> None:
         """Fold events of type `on` into the slice of type `slice_` from now on."""
         check_reducer(on, reducer)

@@ -62,6 +62,8 @@ class Tool(Generic[ParamsT, ResultT]):
     probe: Callable[..., Any] | None = None
     run_mode: RunMode | None = None
 
+    reenters: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
+    """Is the handler one of Handrail's own, which does nothing but use verbs, so that it can be entered again?"""
     own_task: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
     """Does the handler need a task of its own? Only before Python 3.13, and only if it has a TaskGroup."""
     is_async: bool = dataclasses.field(init=False, repr=False, compare=False)
@@ -106,6 +108,11 @@ class Tool(Generic[ParamsT, ResultT]):
     def dump(self, params: ParamsT) -> bytes:
         """These params as the JSON a model would have sent; secrets masked."""
         return b"{}" if self._schema is None else self._schema.dump(params)
+
+    @property
+    def result_schema(self) -> Schema[ResultT] | None:
+        """What a result's value fits; None where nothing was declared."""
+        return self._result_schema
 
     def paths(self, params: ParamsT) -> tuple[NamedPath, ...]:
         """The paths these params name, where the type declares them with `PathArg`."""

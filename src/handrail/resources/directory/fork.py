@@ -31,7 +31,7 @@ from handrail.resources.directory.stored import (
     version_of,
 )
 from handrail.resources.directory.upper import Entry
-from handrail.resources.fork import FileFork
+from handrail.resources.fork import FileChange, FileFork
 from handrail.resources.layer import ABSENT, Layer, Node, Shared
 from handrail.resources.layers import Layers
 from handrail.resources.overlay import PREPARED, Overlay
@@ -120,6 +120,24 @@ class DirectoryFork(Linked, FileFork):
 
     def _mode_of(self, node: Node) -> int | None:
         return mode_of(node)
+
+    # --- a call that is gone through again --------------------------------------------------------
+
+    def _lasting(self, node: Node) -> str:
+        return f"{node.version:x}" if node.version >= FIRST_VERSION else ""
+
+    def _change(self, path: str, node: Node, base: str) -> FileChange:
+        if isinstance(node.data, Link):
+            return FileChange(path, "link", os.fsencode(node.data.target), base=base)
+        return super()._change(path, node, base)
+
+    def _node_again(self, change: FileChange, old: Node) -> Node:
+        tick, now, mode = self._shared.tick(), self._shared.clock.now(), change.mode
+        if change.kind == "link":
+            return Node(tick, Link(os.fsdecode(change.data)), now)
+        if change.kind == "folder":
+            return Node(tick, None, now) if mode is None else Folder(tick, None, now, mode)
+        return Node(tick, Held(change.data, _like(like_of(old), mode)), now)
 
     # --- a call's end -----------------------------------------------------------------------------
 
@@ -331,6 +349,14 @@ class DirectoryFork(Linked, FileFork):
             ):  # not its ctime, which a layer changes that shares the file
                 raise Conflict([path])
             return read_open(fd, path, now, self._shared.limits.max_file_size)
+
+
+def _like(old: os.stat_result | None, mode: int | None) -> os.stat_result | None:
+    """What a file is to be like that had this mode, over the one that was there."""
+    if mode is None or (old is not None and stat.S_IMODE(old.st_mode) == mode):
+        return old
+    uid, gid = (os.geteuid(), os.getegid()) if old is None else (old.st_uid, old.st_gid)
+    return os.stat_result((stat.S_IFREG | mode, 0, 0, 1, uid, gid, 0, 0, 0, 0))
 
 
 def refuse_hidden(hidden: str, path: str) -> None:

@@ -1,0 +1,345 @@
+"""A run that is recorded: how it begins, how it is gone through again, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import importlib
+import logging
+from collections.abc import AsyncGenerator, Coroutine, Iterable
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pydantic_core
+
+from handrail.adapter.conversation import ROOT, Conversation
+from handrail.adapter.response import Outcome, PromptResponse
+from handrail.clock import Clock
+from handrail.deadline import Deadline
+from handrail.dispatch.frame import Frame
+from handrail.errors import (
+    HandrailError,
+    PromptEvaluationError,
+    RunBusy,
+    RunError,
+    RunParked,
+    ToolValidationError,
+)
+from handrail.events import MessageAdded
+from handrail.journal.lease import LEASE_SECONDS
+from handrail.journal.runlog import RunLog
+from handrail.limits import Budget, BudgetTracker
+from handrail.messages import Message, Usage
+from handrail.prompt import Prompt, RenderedPrompt
+from handrail.protocols import Journal
+from handrail.records import OVER, CommitUnit, RunRecord, RunRow, RunStatus
+from handrail.schema import Schema, to_json
+from handrail.session import Session
+from handrail.session.saving import decode_item, encode_item, load, save
+
+log = logging.getLogger("handrail.adapter")
+
+
+class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run needs to begin again in the same way."""
+
+    message: str | None
+    params: bytes | None
+    history: list[Message]
+    system: str
+    """The prompt as it was rendered: it is sent again as it was, whatever became of the prompt."""
+    tools: list[str]
+    opened: list[str]
+    temperature: float | None
+    max_tokens: int | None
+    deadline: float | None
+    pauses: bool
+    """Does the time that people take not count towards it?"""
+    budget: dict[str, float] | None
+    base: bytes | None
+    """The session as it was, where the journal has not recorded it."""
+
+
+class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a run."""
+
+    text: str = ""
+    output: bytes = b"null"
+    stop_reason: str = ""
+    usage: Usage = Usage()
+    cost: Decimal | None = None
+    error: str = ""
+    phase: str = ""
+    messages: list[Message] = []
+    """What it added to the conversation of its session."""
+
+
+def decode_begin(record: RunRecord) -> RunBegin:
+    return msgspec.msgpack.decode(record.begin, type=RunBegin)
+
+
+def decode_outcome(row: RunRow) -> RunOutcome:
+    return msgspec.msgpack.decode(row.outcome, type=RunOutcome) if row.outcome else RunOutcome()
+
+
+# --- beginning ---------------------------------------------------------------------------------------
+
+
+async def begin_run(
+    journal: Journal,
+    frame: Frame,
+    prompt: Prompt[Any],
+    rendered: RenderedPrompt[Any],
+    given: dict[str, Any],
+    model: str,
+    app: str,
+) -> None:
+    """Record a new run before anything of it happens."""
+    session = frame.session
+    deadline, budget = frame.deadline, frame.budget
+    begin = RunBegin(
+        message=given["message"],
+        params=None if given["params"] is None else encode_item(given["params"], session.id),
+        history=list(given["history"]),
+        system=rendered.text,
+        tools=[tool.name for tool in rendered.tools],
+        opened=list(given["opened"]),
+        temperature=given["temperature"],
+        max_tokens=given["max_tokens"],
+        deadline=None if deadline is None else deadline.at.timestamp(),
+        pauses=deadline is not None and deadline.pauses_for_people,
+        budget=None if budget is None else {unit: float(left) for unit, left in budget.remaining().items()},
+        base=await _base(journal, session),
+    )
+    await journal.begin(
+        RunRecord(
+            id=frame.run_context.run_id,
+            session_id=session.id,
+            principal=session.principal,
+            prompt=prompt.name,
+            model=model,
+            began_at=frame.began_at.timestamp(),
+            begin=msgspec.msgpack.encode(begin),
+            app=app,
+            code=code_of(app),
+        )
+    )
+
+
+async def _base(journal: Journal, session: Session) -> bytes | None:
+    """The session as it is, where it holds what no earlier run in this journal accounts for."""
+    if await journal.runs(session_id=session.id):
+        return None
+    return save(session) if session.state or session.logs() else None
+
+
+def code_of(app: str) -> str:
+    """A digest of the code that an app is made of; "" where there is none to look at."""
+    if not app:
+        return ""
+    module, colon, _ = app.partition(":")
+    if colon and not app.endswith(".md"):
+        files = [Path(str(getattr(importlib.import_module(module), "__file__", "")))]
+    else:
+        folder = Path(app) if Path(app).is_dir() else Path(app).parent
+        files = sorted([*folder.glob("*.md"), *folder.glob("*.py")])
+    found = hashlib.sha256()
+    for file in files:
+        with contextlib.suppress(OSError):
+            found.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return found.hexdigest()
+
+
+def prompt_of(run_id: str, app: str) -> Prompt[Any]:
+    """The prompt that an app reference of the form `module:name` names."""
+    module, colon, name = app.partition(":")
+    if not colon or app.endswith(".md"):
+        raise RunError(
+            run_id,
+            "it was begun without a reference to its prompt" if not app else f"its prompt is in {app!r}",
+            "Give the prompt: resume(run_id, prompt).",
+        )
+    found = getattr(importlib.import_module(module), name, None)
+    if not isinstance(found, Prompt):
+        raise RunError(run_id, f"there is no Prompt at {app!r}", "Give the prompt: resume(run_id, prompt).")
+    return found
+
+
+# --- while it lasts ------------------------------------------------------------------------------------
+
+
+async def carry_out(
+    journal: Journal, frame: Frame, conversation: Conversation, work: Coroutine[Any, Any, Outcome]
+) -> Outcome:
+    """Run it, holding the lease, and record how it ends."""
+    run_id = frame.run_context.run_id
+    began = len(conversation.messages)
+    task = asyncio.current_task()
+    assert task is not None
+    cancels = task.cancelling()
+    status: RunStatus = "cancelled"
+    outcome = RunOutcome(stop_reason="cancelled")
+    try:
+        async with _leased(journal, frame):
+            ended = await work
+        status = "done"
+        outcome = RunOutcome(text=ended.text, output=to_json(ended.output), stop_reason=ended.stop_reason)
+        return ended
+    except asyncio.CancelledError:
+        if frame.parking is not None and frame.parking.parked:
+            while task.cancelling() > cancels:
+                task.uncancel()
+            status = "parked"
+            raise RunParked(run_id, await journal.questions(run_id)) from None
+        if frame.log is not None and frame.log.closed:
+            while task.cancelling() > cancels:
+                task.uncancel()
+            raise RunBusy(run_id, (await journal.run(run_id)).owner) from None
+        raise
+    except HandrailError as error:
+        status = "failed"
+        outcome = RunOutcome(stop_reason="failed", error=str(error), phase=getattr(error, "phase", ""))
+        raise
+    finally:
+        spending = frame.spending
+        outcome = msgspec.structs.replace(
+            outcome, usage=spending.usage, cost=spending.cost, messages=conversation.messages.since(began)
+        )
+        if frame.log is None or not frame.log.closed or status == "parked":
+            with contextlib.suppress(RunBusy):
+                encoded = b"" if status == "parked" else msgspec.msgpack.encode(outcome)
+                await asyncio.shield(asyncio.ensure_future(journal.leave(run_id, status, encoded)))
+
+
+@contextlib.asynccontextmanager
+async def _leased(journal: Journal, frame: Frame) -> AsyncGenerator[None]:
+    """Keep the lease; where another process has taken the run, this one stops without an end."""
+    run_id = frame.run_context.run_id
+
+    async def keep() -> None:
+        while True:
+            await asyncio.sleep(LEASE_SECONDS / 3)
+            try:
+                await journal.keep(run_id)
+            except RunBusy:
+                if frame.log is not None:
+                    frame.log.closed = True
+                frame.cancellation.cancel("another process has the run")
+                return
+
+    keeper = asyncio.get_running_loop().create_task(keep())
+    try:
+        yield
+    finally:
+        keeper.cancel()
+
+
+# --- going on ------------------------------------------------------------------------------------------
+
+
+class Resumed(msgspec.Struct, frozen=True):
+    """What there is to go on from."""
+
+    row: RunRow
+    begin: RunBegin
+    session: Session
+    log: RunLog
+    own: tuple[CommitUnit, ...]
+    """What the run itself has committed, not yet in the session."""
+
+    def catch_up(self) -> None:
+        """Bring what the run has committed into the session, after its prompt was rendered as it was then."""
+        for unit in self.own:
+            _redo(self.session, unit)
+
+    def deadline(self, clock: Clock) -> Deadline | None:
+        """The deadline it began with; the time it was parked does not count where people's does not."""
+        at, pauses = self.begin.deadline, self.begin.pauses
+        if at is None:
+            return None
+        if pauses and self.row.status == "parked":
+            at += clock.now().timestamp() - self.row.changed_at
+        return Deadline(datetime.fromtimestamp(at, UTC), clock=clock, pauses_for_people=pauses)
+
+    def budget(self) -> Budget | BudgetTracker | None:
+        return None if self.begin.budget is None else Budget(**self.begin.budget)
+
+    def params(self) -> Any:
+        given = self.begin.params
+        return None if given is None else decode_item(given, self.session.id)
+
+
+async def go_on(journal: Journal, row: RunRow, session: Session | None, clock: Clock) -> Resumed:
+    """Load a run that was taken, and the session as it was when the run began."""
+    record = row.record
+    units = await journal.load_session(record.session_id)
+    runs = await journal.runs(session_id=record.session_id)
+    undone = await _undone(journal, runs)
+    session = _fresh(record, runs, session)
+    for earlier in runs:
+        if earlier.record.id == record.id:
+            break
+        if earlier.status not in OVER:
+            raise RunError(
+                record.id,
+                f"the run {earlier.record.id!r} of the same session is not over",
+                "Resume or cancel that one first.",
+            )
+        for unit in units:
+            if unit.run_id == earlier.record.id and unit.call_id not in undone:
+                _redo(session, unit)
+        for message in decode_outcome(earlier).messages:
+            session.keep(MessageAdded(ROOT, message, earlier.record.id))
+    own = tuple(unit for unit in units if unit.run_id == record.id)
+    run_log = RunLog(journal, record.id, clock, await journal.entries(record.id), own, resumed=True)
+    standing = tuple(unit for unit in own if unit.call_id not in undone)
+    return Resumed(row, decode_begin(record), session, run_log, standing)
+
+
+async def _undone(journal: Journal, runs: Iterable[RunRow]) -> set[str]:
+    found: set[str] = set()
+    for row in runs:
+        for entry in await journal.entries(row.record.id):
+            if entry.kind == "undone":
+                found.add(entry.key)
+    return found
+
+
+def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -> Session:
+    """An empty session under the old id, with what it began with."""
+    if session is not None:
+        if session.id != record.session_id or session.state or session.logs():
+            raise RunError(
+                record.id,
+                f"the session {session.id!r} that was given is not an empty one of its id",
+                f"Give a new one: Session(id={record.session_id!r}, ...), or none.",
+            )
+        return session
+    base = next((decode_begin(each.record).base for each in runs if each.record.begin), None)
+    if base is not None:
+        return load(base)
+    return Session(id=record.session_id, principal=record.principal)
+
+
+def _redo(session: Session, unit: CommitUnit) -> None:
+    for event in unit.events:
+        session.redo(decode_item(bytes(event), session.id))
+
+
+def answer_of(row: RunRow, prompt: Prompt[Any], session: Session) -> PromptResponse[Any]:
+    """The response of a run that is over."""
+    outcome = decode_outcome(row)
+    if row.status != "done":
+        problem = outcome.error or f"it was {row.status}"
+        raise PromptEvaluationError(problem, phase=outcome.phase or row.status, run_id=row.record.id)
+    output: Any = pydantic_core.from_json(outcome.output)
+    if prompt.output is not None:
+        with contextlib.suppress(ToolValidationError):
+            output = Schema(prompt.output).parse(outcome.output)
+    return PromptResponse(
+        outcome.text, output, outcome.usage, outcome.cost, row.record.id, outcome.stop_reason, session
+    )

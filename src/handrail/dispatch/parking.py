@@ -1,0 +1,82 @@
+"""Parking: a run in which everything waits for answers that nobody here gives is left to its journal."""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+from handrail.tools import EFFECTS
+
+if TYPE_CHECKING:
+    from handrail.dispatch.call import LiveCall
+    from handrail.dispatch.frame import Frame
+
+
+asker: ContextVar[LiveCall | None] = ContextVar("the call that asks", default=None)
+"""For an environment that leaves a question open: who waits for it."""
+
+
+async def wait_for_later() -> bool:
+    """In an environment's `ask`: the question is recorded, and its answer will come some other time.
+
+    It ends with the question, and the run may be parked meanwhile. False: there is no record to leave it in.
+    """
+    call = asker.get()
+    if call is None or call.frame.parking is None:
+        return False
+    call.waiting += 1
+    try:
+        call.frame.parking.consider()
+        return await asyncio.get_running_loop().create_future()
+    finally:
+        call.waiting -= 1
+
+
+class Parking:
+    """Watches one run and what is nested in it.
+
+    The run is parked once nothing in it is at work: every call waits for an answer, or for a call
+    inside it that does, and can be entered again. It then ends as if its process had: nothing is
+    undone, nothing is recorded, and whoever resumes it goes on from the record.
+    """
+
+    __slots__ = ("_frames", "_root", "parked")
+
+    def __init__(self, root: Frame) -> None:
+        self._root = root
+        self._frames: WeakSet[Frame] = WeakSet((root,))
+        self.parked = False
+
+    def add(self, frame: Frame) -> None:
+        """A run was nested in this one."""
+        self._frames.add(frame)
+
+    def consider(self) -> None:
+        """Something began to wait, or is over: is anything still at work?"""
+        if self.parked:
+            return
+        live = [call for frame in self._frames for call in frame.live]
+        around = {call.parent for call in live if call.parent is not None}
+        if live and all(_rests(call, call in around) for call in live):
+            self._park()
+
+    def _park(self) -> None:
+        self.parked = True
+        log = self._root.log
+        assert log is not None, "only a run with a record is parked"
+        log.closed = True
+        self._root.cancellation.cancel("parked")
+
+
+def _rests(call: LiveCall, is_around: bool) -> bool:
+    """Does this call wait, and can it be entered again?"""
+    if not call.waiting and not is_around:
+        return False
+    if call.token is None:
+        return True  # its handler has not begun: it is being approved
+    return call.tool.reenters or EFFECTS[call.tool.effect].after_crash in (
+        "run again",
+        "run again with the same key",
+    )

@@ -1,0 +1,315 @@
+"""Going through a run again: calls that are over are taken from the record, those under way follow their effect."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pydantic_core
+
+from handrail.dispatch.failures import Unsuccessful
+from handrail.dispatch.transaction import Settled, Transaction, new_transaction
+from handrail.errors import Conflict, OutcomeUnknown, ToolValidationError
+from handrail.events import CallStatus, ToolInvoked
+from handrail.records import CommitUnit
+from handrail.schema import to_json
+from handrail.session.saving import decode_item, encode_item
+from handrail.threads import run_in_thread
+from handrail.tools import EFFECTS, Tool, ToolResult
+
+if TYPE_CHECKING:
+    from handrail.dispatch.call import LiveCall
+
+
+class RecordedResult(ToolResult[Any], frozen=True):
+    """A result that was recorded: what the model was told of it is kept as it was."""
+
+    text: str = ""
+
+    def render(self) -> str:
+        return self.text
+
+
+class WasDone(Exception):
+    """The call happened before the process ended: this is what there is to say of it."""
+
+    def __init__(self, result: ToolResult[Any]) -> None:
+        self.result = result
+
+
+class _Written(msgspec.Struct, frozen=True):
+    """A result as it is recorded."""
+
+    message: str
+    value: msgspec.Raw
+    success: bool
+    excluded: bool
+    text: str
+
+
+class _Done(msgspec.Struct, frozen=True):
+    """An effect of an inner call that a rollback of the outer one has to know of."""
+
+    what: str
+    call_id: str
+    tool: str
+    """The compensable tool; "" for what can't be undone."""
+    params: bytes
+    value: bytes
+
+
+class InnerCall(msgspec.Struct, frozen=True):
+    """A call that finished inside one that is still open, and all it left there."""
+
+    verb: str
+    status: CallStatus
+    result: bytes
+    events: Sequence[bytes] = ()
+    files: Sequence[Any] = ()
+    settled: Sequence[_Done] = ()
+    seconds: float = 0.0
+
+
+def write_result(result: ToolResult[Any]) -> bytes:
+    """A result as it is recorded, with what the model is told of it."""
+    value = msgspec.Raw(to_json(result.value))
+    return msgspec.json.encode(
+        _Written(result.message, value, result.success, result.exclude_value_from_context, result.render())
+    )
+
+
+def read_result(tool: Tool[Any, Any], written: bytes) -> RecordedResult:
+    """The result that was recorded, its value of the declared type again where it still fits it."""
+    found = msgspec.json.decode(written, type=_Written)
+    value: Any = pydantic_core.from_json(bytes(found.value))
+    schema = tool.result_schema
+    if schema is not None and found.success:
+        try:
+            value = schema.parse(bytes(found.value))
+        except ToolValidationError:
+            pass  # the type has changed since: plain data is what there is
+    return RecordedResult(found.message, value, found.success, found.excluded, found.text)
+
+
+# --- calls that are over ---------------------------------------------------------------------------
+
+
+async def from_the_record(call: LiveCall, arguments: Any) -> ToolResult[Any] | None:
+    """What came of this call before, with all it left; None where it has to run."""
+    log = call.frame.log
+    if log is None or call.undoing:
+        return None
+    if call.parent is None:
+        unit = log.finished(call.place)
+        return None if unit is None else _taken_up(call, unit)
+    if not log.resumed:
+        return None
+    log.check_verb(call.place, verb_of(call.name, arguments))
+    inner = log.find("inner call", call.place, InnerCall)
+    if inner is None:
+        return None
+    call.tool = call.frame.tools.get(call.name, call.tool)
+    try:
+        _apply(call, inner)
+    except Conflict:
+        if EFFECTS[call.tool.effect].transactional:
+            return None  # what it worked on has changed since, and it can simply run again
+        raise
+    return _ended(call, inner.status, inner.result, inner.seconds)
+
+
+def _taken_up(call: LiveCall, unit: CommitUnit) -> ToolResult[Any]:
+    frame = call.frame
+    call.tool = frame.tools.get(call.name, call.tool)
+    if unit.charged and frame.budget is not None:
+        frame.budget.reserve(tool_calls=1).settle()
+    return _ended(call, unit.status, unit.result, unit.seconds)
+
+
+def _ended(call: LiveCall, status: Any, written: bytes, seconds: float) -> ToolResult[Any]:
+    """Give the call the end it had. Whoever listens has heard of it before; it is only kept."""
+    result = read_result(call.tool, written)
+    call.status, call.result = status, result
+    call.close()
+    frame = call.frame
+    frame.session.keep(
+        ToolInvoked(
+            call.id, call.name, call.path, status, result, None, seconds, 1, (), None, frame.run_context
+        )
+    )
+    return result
+
+
+def _apply(call: LiveCall, inner: InnerCall) -> None:
+    """Bring what an inner call did into the call around it again."""
+    transaction = call.transaction = new_transaction(call, call.tool)
+    transaction.writable = True
+    for event in inner.events:
+        transaction.session.dispatch(decode_item(event, call.frame.session.id))
+    files = call.frame.filesystem
+    if inner.files and files is not None:
+        transaction.fork_of(files).redo(inner.files)
+    for done in inner.settled:
+        tool = call.frame.tools.get(done.tool) if done.tool else None
+        params = tool.parse(done.params) if tool is not None else None
+        value = read_value(tool, done.value) if tool is not None else None
+        transaction.settle(Settled(done.what, done.call_id, tool, params, value))
+    transaction.prepare()
+    transaction.apply()
+    if transaction.parent is not None:
+        transaction.parent.inherit(transaction)
+
+
+def read_value(tool: Tool[Any, Any], written: bytes) -> Any:
+    schema = tool.result_schema
+    try:
+        return pydantic_core.from_json(written) if schema is None else schema.parse(written)
+    except ToolValidationError:
+        return pydantic_core.from_json(written)
+
+
+# --- what is recorded of inner calls ----------------------------------------------------------------
+
+
+def verb_of(name: str, arguments: Any) -> str:
+    """What an inner call is told by, when the handler around it is entered again."""
+    if not isinstance(arguments, str | bytes):
+        arguments = to_json(arguments)
+    text = arguments if isinstance(arguments, bytes) else arguments.encode("utf-8", "surrogatepass")
+    return f"call {name} {hashlib.sha256(text).hexdigest()[:16]}"
+
+
+def inner_call(call: LiveCall, result: ToolResult[Any]) -> InnerCall:
+    """What is recorded of an inner call, taken before its forks are merged."""
+    transaction: Transaction | None = call.transaction
+    succeeded = result.success and transaction is not None
+    files: list[Any] = []
+    if succeeded and transaction is not None:
+        for fork in transaction.touched:
+            changes = getattr(fork, "done", None)
+            if changes is not None:
+                files += changes()
+    settled = [*(transaction.settled or ())] if succeeded and transaction is not None else []
+    own = call.own_effect(result)
+    if own is not None:
+        settled.append(own)
+    return InnerCall(
+        verb_of(call.name, call.arguments),
+        call.status,
+        write_result(result),
+        [encode_item(event, call.frame.session.id) for event in transaction.events]
+        if succeeded and transaction is not None
+        else [],
+        files,
+        [_written(done) for done in settled],
+        call.elapsed,
+    )
+
+
+def _written(done: Settled) -> _Done:
+    tool = done.tool
+    return _Done(
+        done.what,
+        done.call_id,
+        "" if tool is None else tool.name,
+        b"{}" if tool is None else tool.dump(done.params),
+        b"null" if tool is None else to_json(done.value),
+    )
+
+
+# --- calls that were under way -----------------------------------------------------------------------
+
+
+def must_be_marked(call: LiveCall) -> bool:
+    """Is this a call that may not simply run again, so that it has to be known whether it began?"""
+    return not call.tool.reenters and EFFECTS[call.tool.effect].after_crash not in (
+        "run again",
+        "run again with the same key",
+    )
+
+
+async def mark_begun(call: LiveCall) -> None:
+    """Before the handler of a call that may not be run twice: it has begun."""
+    log = call.frame.log
+    if log is not None and must_be_marked(call):
+        await log.note("call begun", f"{call.place}~{call.tries}", call.name)
+
+
+async def decide_interrupted(call: LiveCall) -> None:
+    """A call that had begun when the process ended, and may not run again: find what there is to say.
+
+    Returns where it can run after all. `WasDone` and `Unsuccessful` carry its result.
+    """
+    log = call.frame.log
+    if log is None or not log.resumed or not must_be_marked(call):
+        return
+    if log.find("call begun", f"{call.place}~{call.tries}", str) is None:
+        return
+    tool = call.tool
+    happened = None if tool.probe is None else await _asked(call, tool.probe, call.params)
+    if happened is False:
+        return  # it never was, so there is nothing to repeat
+    if happened:
+        raise WasDone(
+            ToolResult.ok(
+                None,
+                f"{call.name} was done before the process ended; what it returned was not recorded.",
+            )
+        )
+    left = _left_by(call)
+    if tool.effect == "compensable" and tool.compensate is not None:
+        await _asked(call, tool.compensate, call.params, None)
+        raise Unsuccessful(
+            ToolResult.error(
+                f"{call.name} was interrupted when the process ended, and what it may have done was undone. "
+                f"Call it again if it is still wanted.{left}"
+            )
+        )
+    raise OutcomeUnknown(call.name, f"Find out what stands before you do it again.{left}")
+
+
+def _left_by(call: LiveCall) -> str:
+    """What inner calls of an interrupted call had done to the world."""
+    log = call.frame.log
+    assert log is not None
+    done = [
+        each.what
+        for body in log.under(call.place).values()
+        for each in msgspec.msgpack.decode(body, type=InnerCall).settled
+    ]
+    return f" It had done: {', '.join(done)}." if done else ""
+
+
+async def _asked(call: LiveCall, function: Any, *arguments: Any) -> Any:
+    """Run a `probe` or `compensate` handler with a context of the call."""
+    call.token = object()
+    context = call.tool.context_type(call)
+    if inspect.iscoroutinefunction(function):
+        return await function(*arguments, context=context)
+    made = await run_in_thread(lambda: function(*arguments, context=context))
+    return await made if inspect.isawaitable(made) else made
+
+
+class _Try(msgspec.Struct, frozen=True):
+    tries: int
+    attempt: int
+    left: tuple[str, ...]
+
+
+async def note_try(call: LiveCall) -> None:
+    """A call is tried again: what its first try left under its place does not count any more."""
+    log = call.frame.log
+    if log is not None:
+        await log.note("call tried", call.place, _Try(call.tries, call.attempt, call.left))
+
+
+def begin_where_it_was(call: LiveCall) -> None:
+    """A call that had been tried more than once goes on with its last try."""
+    log = call.frame.log
+    if log is not None and log.resumed and call.tries == 1:
+        found = log.find("call tried", call.place, _Try)
+        if found is not None:
+            call.tries, call.attempt, call.left = found.tries, found.attempt, found.left

@@ -1,0 +1,1 @@
+"""Who is on the other side of a run."""

@@ -1,0 +1,51 @@
+"""Who has a run: one process at a time, for as long as it lives and says so."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from functools import lru_cache
+from pathlib import Path
+
+LEASE_SECONDS = 30.0
+"""How long a process has a run without renewing it."""
+
+
+def new_owner() -> str:
+    """A name for this process: its machine, its number, when it started, and chance."""
+    return f"{_host()}/{os.getpid()}/{_started(os.getpid())}/{secrets.token_hex(4)}"
+
+
+def is_free(owner: str, leased_until: float, now: float, me: str) -> bool:
+    """May `me` take a run that this owner has until then?"""
+    return not owner or owner == me or now >= leased_until or is_dead(owner)
+
+
+def is_dead(owner: str) -> bool:
+    """Has the owner ended, as far as can be seen from here? Another machine's can't be seen."""
+    host, _, rest = owner.partition("/")
+    pid, _, rest = rest.partition("/")
+    started = rest.partition("/")[0]
+    if host != _host() or not pid.isdecimal():
+        return False
+    return _started(int(pid)) != started
+
+
+@lru_cache(maxsize=1)
+def _host() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+    except OSError:
+        boot = ""
+    return f"{socket.gethostname()}.{boot}".replace("/", "_")
+
+
+def _started(pid: int) -> str:
+    """When a process started, as the system counts; "" where there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    fields = stat.rpartition(")")[2].split()
+    return "" if fields[0] in ("Z", "X") else fields[19]

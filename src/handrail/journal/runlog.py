@@ -1,0 +1,91 @@
+"""`RunLog`: one run as its journal has it, for whoever goes through it the first time or again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from handrail.clock import Clock
+from handrail.errors import Diverged
+from handrail.protocols import Journal
+from handrail.records import CommitUnit, Entry, EntryKind
+
+T = TypeVar("T")
+
+
+class _Verb(msgspec.Struct):
+    verb: str
+
+
+class RunLog:
+    """What was recorded of a run, found by its place in it, and what is added.
+
+    A place is counted, never made up: `.2` is the second call of the run, `.2~1.1` the first verb of
+    the first try at it. So a run that is gone through again finds what it did before, and a verb
+    that finds another verb's record in its place has diverged.
+    """
+
+    __slots__ = ("_clock", "_finished", "_found", "_verbs", "closed", "journal", "resumed", "run_id")
+
+    def __init__(
+        self,
+        journal: Journal,
+        run_id: str,
+        clock: Clock,
+        entries: Iterable[Entry] = (),
+        units: Iterable[CommitUnit] = (),
+        *,
+        resumed: bool = False,
+    ) -> None:
+        self.journal = journal
+        self.run_id = run_id
+        self.resumed = resumed
+        self.closed = False
+        """Parked, or another process has it: nothing more is recorded."""
+        self._clock = clock
+        self._found: dict[tuple[EntryKind, str], bytes] = {(each.kind, each.key): each.body for each in entries}
+        self._finished = {unit.place: unit for unit in units}
+        self._verbs: dict[str, str] = {
+            key: body.decode() if kind == "verb" else msgspec.msgpack.decode(body, type=_Verb).verb
+            for (kind, key), body in self._found.items()
+            if kind in ("verb", "inner call")
+        }
+
+    def find(self, kind: EntryKind, key: str, type: type[T]) -> T | None:
+        """What was recorded there before."""
+        body = self._found.get((kind, key))
+        return None if body is None else msgspec.msgpack.decode(body, type=type)
+
+    def finished(self, place: str) -> CommitUnit | None:
+        """The call that is over, at this place of the run."""
+        return self._finished.get(place)
+
+    def under(self, place: str) -> Mapping[str, bytes]:
+        """The finished inner calls of the call at this place, and of what is nested in it."""
+        return {
+            key: body
+            for (kind, key), body in self._found.items()
+            if kind == "inner call" and key.startswith(f"{place}~")
+        }
+
+    async def note(self, kind: EntryKind, key: str, value: Any) -> None:
+        """Record something. When this returns, it is there for whoever resumes."""
+        if not self.closed:
+            await self.journal.note(self.run_id, Entry(kind, key, self.now(), msgspec.msgpack.encode(value)))
+
+    def check_verb(self, place: str, verb: str) -> None:
+        """A verb that is used at a place where the record has another is not the same run any more."""
+        was = self._verbs.get(place)
+        if was is not None and was != verb:
+            raise Diverged(self.run_id, place, was, verb)
+
+    async def note_verb(self, place: str, verb: str) -> None:
+        """Record which verb is used at a place, before its value is."""
+        if not self.closed and place not in self._verbs:
+            self._verbs[place] = verb
+            await self.journal.note(self.run_id, Entry("verb", place, self.now(), verb.encode()))
+
+    def now(self) -> float:
+        return self._clock.now().timestamp()

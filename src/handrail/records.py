@@ -1,0 +1,89 @@
+"""What a journal holds of a run: how it began, what happened in it in order, and where it stands.
+
+Plain data, so that another process, and a later version, can read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+RunStatus = Literal["running", "parked", "done", "failed", "cancelled"]
+"""`running` also stands for a run whose process has died: its lease tells."""
+
+OVER: frozenset[RunStatus] = frozenset(("done", "failed", "cancelled"))
+
+EntryKind = Literal["model answer", "call begun", "call tried", "inner call", "verb", "advice", "undone"]
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run began. It never changes."""
+
+    id: str
+    session_id: str
+    principal: str
+    prompt: str
+    """The prompt's name."""
+    model: str
+    began_at: float
+    """Seconds since 1970."""
+    begin: bytes = b""
+    """What the loop needs to begin again in the same way; only the adapter reads it."""
+    app: str = ""
+    """Where the prompt is found again: a worker's file, or `module:name`."""
+    code: str = ""
+    """A digest of the code that app was, to say when it has changed."""
+    forked_from: str = ""
+
+
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as it stands."""
+
+    record: RunRecord
+    status: RunStatus
+    owner: str = ""
+    """The process that has it; "" for nobody."""
+    leased_until: float = 0.0
+    changed_at: float = 0.0
+    outcome: bytes = b""
+    """What came of it, once it is over; only the adapter reads it."""
+    questions: int = 0
+    """How many questions of it wait for an answer."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One thing that happened in a run. Its key is its place in the run, never chance."""
+
+    kind: EntryKind
+    key: str
+    at: float
+    body: bytes
+
+
+class CommitUnit(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of a run that is over, with everything it changed, recorded as one: all of it or none."""
+
+    run_id: str
+    call_id: str
+    events: Sequence[bytes] = ()
+    result: bytes = b""
+    effects: Sequence[str] = ()
+    files: Sequence[Mapping[str, Any]] = ()
+    """What is to be done to each folder once this is recorded: the manifests of its durable forks."""
+    session_id: str = ""
+    place: str = ""
+    """Where in the run it was called: the same whenever the run is gone through again."""
+    tool: str = ""
+    arguments: str = ""
+    status: str = "ok"
+    at: float = 0.0
+    """When it began, in seconds since 1970."""
+    seconds: float = 0.0
+    reads: Sequence[str] = ()
+    """The slices and paths it read; `slice Plan`, `file docs/a.md`."""
+    writes: Sequence[str] = ()
+    diff: str = ""
+    charged: bool = True
+    """Does it count towards a budget of tool calls?"""
