@@ -342,7 +342,9 @@ class Journal(Protocol):
         """A run as it stands; `RunUnknown` where there is none."""
         ...
 
-    async def runs(self, *, session_id: str | None = None, limit: int = 100, before: float | None = None) -> Sequence[RunRow]:
+    async def runs(
+        self, *, session_id: str | None = None, limit: int = 100, before: float | None = None
+    ) -> Sequence[RunRow]:
         """Runs, the newest first; of a session all of them, the oldest first."""
         ...
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Coroutine, Iterable
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pydantic_core
@@ -59,7 +59,7 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None
     pauses: bool
     """Does the time that people take not count towards it?"""
-    budget: dict[str, float] | None
+    budget: dict[str, int | Decimal] | None
     base: bytes | None
     """The session as it was, where the journal has not recorded it."""
 
@@ -112,7 +112,7 @@ async def begin_run(
         max_tokens=given["max_tokens"],
         deadline=None if deadline is None else deadline.at.timestamp(),
         pauses=deadline is not None and deadline.pauses_for_people,
-        budget=None if budget is None else {unit: float(left) for unit, left in budget.remaining().items()},
+        budget=None if budget is None else dict(budget.left()),
         base=await _base(journal, session),
     )
     await journal.begin(
@@ -163,10 +163,10 @@ def prompt_of(run_id: str, app: str) -> Prompt[Any]:
             "it was begun without a reference to its prompt" if not app else f"its prompt is in {app!r}",
             "Give the prompt: resume(run_id, prompt).",
         )
-    found = getattr(importlib.import_module(module), name, None)
+    found: Any = getattr(importlib.import_module(module), name, None)
     if not isinstance(found, Prompt):
         raise RunError(run_id, f"there is no Prompt at {app!r}", "Give the prompt: resume(run_id, prompt).")
-    return found
+    return cast("Prompt[Any]", found)
 
 
 # --- while it lasts ------------------------------------------------------------------------------------
@@ -266,7 +266,8 @@ class Resumed(msgspec.Struct, frozen=True):
         return Deadline(datetime.fromtimestamp(at, UTC), clock=clock, pauses_for_people=pauses)
 
     def budget(self) -> Budget | BudgetTracker | None:
-        return None if self.begin.budget is None else Budget(**self.begin.budget)
+        limits: Any = self.begin.budget
+        return None if limits is None else Budget(**limits)
 
     def params(self) -> Any:
         given = self.begin.params
@@ -339,7 +340,8 @@ def answer_of(row: RunRow, prompt: Prompt[Any], session: Session) -> PromptRespo
     output: Any = pydantic_core.from_json(outcome.output)
     if prompt.output is not None:
         with contextlib.suppress(ToolValidationError):
-            output = Schema(prompt.output).parse(outcome.output)
+            schema: Schema[Any] = Schema(prompt.output)
+            output = schema.parse(outcome.output)
     return PromptResponse(
         outcome.text, output, outcome.usage, outcome.cost, row.record.id, outcome.stop_reason, session
     )

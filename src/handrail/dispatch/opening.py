@@ -202,7 +202,6 @@ def nested_frame(
         outer=call,
         log=outer.log,
         place=place,
-        within=f"{call.key}/{number}",
         prompt=prompt,
         adapter=outer.adapter,
         prompt_model=outer.prompt_model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 from collections.abc import Sequence
@@ -12,8 +13,9 @@ import pydantic_core
 
 from handrail.dispatch.failures import Unsuccessful
 from handrail.dispatch.transaction import Settled, Transaction, new_transaction
-from handrail.errors import Conflict, OutcomeUnknown, ToolValidationError
+from handrail.errors import Conflict, Diverged, OutcomeUnknown, ToolValidationError
 from handrail.events import CallStatus, ToolInvoked
+from handrail.journal.runlog import RunLog
 from handrail.records import CommitUnit
 from handrail.schema import to_json
 from handrail.session.saving import decode_item, encode_item
@@ -87,10 +89,8 @@ def read_result(tool: Tool[Any, Any], written: bytes) -> RecordedResult:
     value: Any = pydantic_core.from_json(bytes(found.value))
     schema = tool.result_schema
     if schema is not None and found.success:
-        try:
+        with contextlib.suppress(ToolValidationError):  # the type has changed since: it stays plain data
             value = schema.parse(bytes(found.value))
-        except ToolValidationError:
-            pass  # the type has changed since: plain data is what there is
     return RecordedResult(found.message, value, found.success, found.excluded, found.text)
 
 
@@ -100,24 +100,25 @@ def read_result(tool: Tool[Any, Any], written: bytes) -> RecordedResult:
 async def from_the_record(call: LiveCall, arguments: Any) -> ToolResult[Any] | None:
     """What came of this call before, with all it left; None where it has to run."""
     log = call.frame.log
-    if log is None or call.undoing:
+    if log is None or not log.resumed or call.undoing:
         return None
+    _begin_where_it_was(call, log)
     if call.parent is None:
         unit = log.finished(call.place)
         return None if unit is None else _taken_up(call, unit)
-    if not log.resumed:
-        return None
-    log.check_verb(call.place, verb_of(call.name, arguments))
-    inner = log.find("inner call", call.place, InnerCall)
-    if inner is None:
-        return None
-    call.tool = call.frame.tools.get(call.name, call.tool)
     try:
+        log.check_verb(call.place, verb_of(call.name, arguments))
+        inner = log.find("inner call", call.place, InnerCall)
+        if inner is None:
+            return None
+        call.tool = call.frame.tools.get(call.name, call.tool)
         _apply(call, inner)
-    except Conflict:
+    except Conflict as error:
         if EFFECTS[call.tool.effect].transactional:
             return None  # what it worked on has changed since, and it can simply run again
-        raise
+        raise OutcomeUnknown(f"{call.name} ({error})") from error
+    except Diverged as error:
+        raise OutcomeUnknown(f"{call.path[-2]} ({error})") from error
     return _ended(call, inner.status, inner.result, inner.seconds)
 
 
@@ -125,7 +126,7 @@ def _taken_up(call: LiveCall, unit: CommitUnit) -> ToolResult[Any]:
     frame = call.frame
     call.tool = frame.tools.get(call.name, call.tool)
     if unit.charged and frame.budget is not None:
-        frame.budget.reserve(tool_calls=1).settle()
+        frame.budget.reserve().settle(tool_calls=1)
     return _ended(call, unit.status, unit.result, unit.seconds)
 
 
@@ -306,10 +307,9 @@ async def note_try(call: LiveCall) -> None:
         await log.note("call tried", call.place, _Try(call.tries, call.attempt, call.left))
 
 
-def begin_where_it_was(call: LiveCall) -> None:
+def _begin_where_it_was(call: LiveCall, log: RunLog) -> None:
     """A call that had been tried more than once goes on with its last try."""
-    log = call.frame.log
-    if log is not None and log.resumed and call.tries == 1:
+    if call.tries == 1:
         found = log.find("call tried", call.place, _Try)
         if found is not None:
             call.tries, call.attempt, call.left = found.tries, found.attempt, found.left

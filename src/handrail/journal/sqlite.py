@@ -124,9 +124,7 @@ class SqliteJournal(MemoryJournal):
 
         def keep(connection: sqlite3.Connection) -> None:
             self._check_mine(connection, run_id)
-            connection.execute(
-                "UPDATE runs SET leased_until = ? WHERE id = ?", (now + LEASE_SECONDS, run_id)
-            )
+            connection.execute("UPDATE runs SET leased_until = ? WHERE id = ?", (now + LEASE_SECONDS, run_id))
 
         await self._do(keep, synced=False)
 
@@ -267,9 +265,7 @@ class SqliteJournal(MemoryJournal):
         if self.desk.stands(answer.question_id):
             self.desk.answer(answer)
             return
-        row = self._writer.do_now(
-            _first("SELECT question FROM questions WHERE id = ?", answer.question_id)
-        )
+        row = self._writer.do_now(_first("SELECT question FROM questions WHERE id = ?", answer.question_id))
         if row is None:
             raise AnswerRefused(answer.question_id, "there is no such question", "Answer one that is open.")
         check_answer(msgspec.msgpack.decode(row[0], type=Question), answer, self._clock.now())
@@ -298,9 +294,7 @@ class SqliteJournal(MemoryJournal):
                         answer.question_id, "it was answered already", "The first answer counts."
                     )
                 return
-            connection.execute(
-                "UPDATE questions SET answer = ? WHERE id = ?", (encoded, answer.question_id)
-            )
+            connection.execute("UPDATE questions SET answer = ? WHERE id = ?", (encoded, answer.question_id))
 
         self._writer.do_now(keep)
 
