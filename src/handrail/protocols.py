@@ -392,6 +392,10 @@ class Journal(Protocol):
         """What waits for an answer, of one run or of all, oldest first."""
         ...
 
+    async def withdraw(self, prefix: str, /) -> None:
+        """Forget the questions without an answer whose ids begin like this."""
+        ...
+
     async def sleep(self, until: datetime, /) -> None: ...
     async def spawn(self, run_id: str, function: Callable[[], Awaitable[T]], /) -> T:
         """Run a child run under its own id, so that it can be cancelled by it."""

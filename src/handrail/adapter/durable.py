@@ -39,7 +39,7 @@ from handrail.protocols import Journal
 from handrail.records import OVER, CommitUnit, RunRecord, RunRow, RunStatus
 from handrail.schema import Schema, to_json
 from handrail.session import Session
-from handrail.session.saving import decode_item, encode_item, load, save
+from handrail.session.saving import decode_item, encode_item, load_imported, save
 
 log = logging.getLogger("handrail.adapter")
 
@@ -131,10 +131,8 @@ async def begin_run(
 
 
 async def _base(journal: Journal, session: Session) -> bytes | None:
-    """The session as it is, where it holds what no earlier run in this journal accounts for."""
-    if await journal.runs(session_id=session.id):
-        return None
-    return save(session) if session.state or session.logs() else None
+    """The session as it is, where no earlier run in this journal accounts for it."""
+    return None if await journal.runs(session_id=session.id) else save(session)
 
 
 def code_of(app: str) -> str:
@@ -320,9 +318,10 @@ def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -
                 f"Give a new one: Session(id={record.session_id!r}, ...), or none.",
             )
         return session
-    base = next((decode_begin(each.record).base for each in runs if each.record.begin), None)
+    bases = (decode_begin(each.record).base for each in runs if each.record.begin)
+    base = next((base for base in bases if base is not None), None)
     if base is not None:
-        return load(base)
+        return load_imported(base)
     return Session(id=record.session_id, principal=record.principal)
 
 

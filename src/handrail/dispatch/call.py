@@ -193,12 +193,14 @@ class LiveCall(msgspec.Struct, eq=False):
         """This call's place in its run: the same however often it, or what is around it, is tried."""
         parent = self.parent
         within = self.frame.within if parent is None or parent.frame is not self.frame else parent.key
-        return f"{within}.{self.ordinal}"
+        return f"{within}.{self.ordinal}" if self.ordinal else f"{within}!{self.id}"
 
     @property
     def place(self) -> str:
         """The same for the journal, where tries are told apart, and without the run's own id."""
         parent = self.parent
+        if not self.ordinal:
+            return f"!{self.id}"  # it undoes another, and is not counted
         if parent is None or parent.frame is not self.frame:
             return f"{self.frame.place}.{self.ordinal}"
         return f"{parent.place}~{parent.tries}.{self.ordinal}"

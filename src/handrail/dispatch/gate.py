@@ -372,7 +372,8 @@ class Gate:
 
     def _remember(self, call: LiveCall, transaction: Transaction) -> None:
         """Note what a finished call did to the world, to be undone or named if that comes to nothing."""
-        done = call.own_effect(call.finished) if isinstance(call.finished, ToolResult) else None
+        finished: Any = call.finished
+        done = call.own_effect(finished) if isinstance(finished, ToolResult) else None  # pyright: ignore[reportUnknownArgumentType]  # whatever it holds
         if done is not None:
             transaction.settle(done)
 
@@ -431,17 +432,17 @@ class Gate:
 
     async def _again(self, call: LiveCall, task: asyncio.Task[Any], cancels: int) -> LiveCall:
         """Undo this try and give the next one the call's place."""
-        frame, arguments = self.frame, call.arguments
-        left = await self._undo(call, "it is run again")
-        del frame.live[call]
-        call = call.again(left)
-        frame.live[call] = task
+        frame = self.frame
+        another = call.again(await self._undo(call, "it is run again"))
         if frame.log is not None:
-            await note_try(call)
+            await note_try(another)
         if task.cancelling() > cancels:
-            raise asyncio.CancelledError  # it came while the try before was undone
-        call.params, call.arguments = call.tool.parse(arguments), arguments
-        return call
+            call.left = another.left
+            raise asyncio.CancelledError  # it came while this try was undone
+        another.params, another.arguments = call.tool.parse(call.arguments), call.arguments
+        del frame.live[call]
+        frame.live[another] = task
+        return another
 
     async def _wait_to_retry(self, call: LiveCall, error: TransientError) -> None:
         """Wait before trying again, or raise the error where it may not be tried again."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import pydantic_core
 
 from handrail.dispatch.failures import Unsuccessful
 from handrail.dispatch.transaction import Settled, Transaction, new_transaction
+from handrail.dispatch.undoing import compensate
 from handrail.errors import Conflict, Diverged, OutcomeUnknown, ToolValidationError
 from handrail.events import CallStatus, ToolInvoked
 from handrail.journal.runlog import RunLog
@@ -24,6 +26,10 @@ from handrail.tools import EFFECTS, Tool, ToolResult
 
 if TYPE_CHECKING:
     from handrail.dispatch.call import LiveCall
+
+logger = logging.getLogger("handrail.gate")
+
+_PROBING = object()
 
 
 class RecordedResult(ToolResult[Any], frozen=True):
@@ -250,7 +256,7 @@ async def decide_interrupted(call: LiveCall) -> None:
     if log.find("call begun", f"{call.place}~{call.tries}", str) is None:
         return
     tool = call.tool
-    happened = None if tool.probe is None else await _asked(call, tool.probe, call.params)
+    happened = None if tool.probe is None else await _probe(call, tool.probe)
     if happened is False:
         return  # it never was, so there is nothing to repeat
     if happened:
@@ -261,14 +267,16 @@ async def decide_interrupted(call: LiveCall) -> None:
             )
         )
     left = _left_by(call)
-    if tool.effect == "compensable" and tool.compensate is not None:
-        await _asked(call, tool.compensate, call.params, None)
-        raise Unsuccessful(
-            ToolResult.error(
-                f"{call.name} was interrupted when the process ended, and what it may have done was undone. "
-                f"Call it again if it is still wanted.{left}"
+    await log.journal.withdraw(f"{log.run_id}{call.place}~")  # nobody waits for an answer to it any more
+    if tool.effect == "compensable":
+        undone, _ = await compensate(call.gate, call, [Settled(call.name, call.id, tool, call.params, None)])
+        if undone:
+            raise Unsuccessful(
+                ToolResult.error(
+                    f"{call.name} was interrupted when the process ended, and what it may have done was "
+                    f"undone. Call it again if it is still wanted.{left}"
+                )
             )
-        )
     raise OutcomeUnknown(call.name, f"Find out what stands before you do it again.{left}")
 
 
@@ -284,14 +292,23 @@ def _left_by(call: LiveCall) -> str:
     return f" It had done: {', '.join(done)}." if done else ""
 
 
-async def _asked(call: LiveCall, function: Any, *arguments: Any) -> Any:
-    """Run a `probe` or `compensate` handler with a context of the call."""
-    call.token = object()
-    context = call.tool.context_type(call)
-    if inspect.iscoroutinefunction(function):
-        return await function(*arguments, context=context)
-    made = await run_in_thread(lambda: function(*arguments, context=context))
-    return await made if inspect.isawaitable(made) else made
+async def _probe(call: LiveCall, probe: Any) -> bool | None:
+    """Ask the tool whether the call happened; one that raises does not know."""
+    probing = call.again()
+    probing.params, probing.token = call.params, _PROBING
+    probing.transaction = transaction = new_transaction(probing, call.tool)
+    context = call.tool.context_type(probing)
+    try:
+        if inspect.iscoroutinefunction(probe):
+            return await probe(call.params, context=context)
+        made = await run_in_thread(lambda: probe(call.params, context=context))
+        return await made if inspect.isawaitable(made) else made
+    except Exception:
+        logger.exception("the probe of %s raised, so it is not known whether it happened", call.name)
+        return None
+    finally:
+        probing.close()
+        transaction.drop()
 
 
 class _Try(msgspec.Struct, frozen=True):
