@@ -434,6 +434,7 @@ class Gate:
         """Undo this try and give the next one the call's place."""
         frame = self.frame
         another = call.again(await self._undo(call, "it is run again"))
+        call.transaction = None  # undone, and not to be undone again
         if frame.log is not None:
             await note_try(another)
         if task.cancelling() > cancels:
