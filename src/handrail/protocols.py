@@ -282,7 +282,7 @@ class ApprovalRecall(Protocol):
     used: ApprovalRemembered | None
     """Set by the broker to what decided the request, where something remembered did."""
 
-    def find(self, *, denials_only: bool = False) -> ApprovalRemembered | None:
+    def find(self) -> ApprovalRemembered | None:
         """The decision that covers the request. A denial goes before every approval."""
         ...
 

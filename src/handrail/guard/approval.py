@@ -91,7 +91,7 @@ class Broker:
             )
         while True:
             if recall is not None:
-                remembered = recall.find(denials_only=self._mode == "approve_all")
+                remembered = recall.find()
                 if remembered is not None:
                     recall.used = remembered
                     return _as_before(remembered)

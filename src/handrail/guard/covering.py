@@ -26,6 +26,7 @@ Asks = Literal["call", "message", "permission"]
 
 _KEY = new_key()
 """For arguments that hold what nobody was shown: their key says nothing, and means nothing, elsewhere."""
+_SHORT = 200
 _PLAIN = re.compile(r"[\w.@+-]+(/[\w.@+-]+)*", re.ASCII)
 
 
@@ -39,6 +40,8 @@ class Scope(msgspec.Struct, frozen=True):
 class Covering(msgspec.Struct, frozen=True):
     """The keys of one request. They hold for one session and its principal only."""
 
+    words: str
+    """This very request, for a list of what is remembered."""
     exact: str
     """These arguments and, where the call was shown by its diff, this diff."""
     whatever_it_does: str
@@ -77,6 +80,7 @@ def covering(
     hidden = digest(_KEY, written) if not _is_shown(given, shown) else ""
     about = ("exact", asks, name, _identity(tool), hidden or written)
     return Covering(
+        words=_in_short(f"exactly {_request(tool, asks, name)} {json.dumps(shown)}"),
         exact=_key(whose, *about, diff),
         whatever_it_does=_key(whose, *about, ""),
         scopes=tuple(
@@ -93,7 +97,7 @@ def _offered(
     None is offered for everything there is: that is for a mode or a policy to say, not for one answer.
     """
     if asks == "permission":
-        yield f"{_said(name)} for {tool.name}", ("permission", name, _identity(tool))
+        yield _request(tool, asks, name), ("permission", name, _identity(tool))
     if asks != "call" or paths is None:
         return
     if not paths:
@@ -109,6 +113,16 @@ def _offered(
     while folder:
         yield f"{words} under {_said(folder, '/')}", ("folder", folder, *which)
         folder = split(folder)[0]
+
+
+def _request(tool: Tool[Any, Any], asks: Asks, name: str) -> str:
+    if asks == "call":
+        return tool.name
+    return f"{_said(name)} {'for' if asks == 'permission' else 'from'} {tool.name}"
+
+
+def _in_short(words: str) -> str:
+    return words if len(words) <= _SHORT else f"{words[:_SHORT]}…"
 
 
 def _common(folders: Sequence[str]) -> str:

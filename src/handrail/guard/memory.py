@@ -95,7 +95,7 @@ class Recall:
         self.used: ApprovalRemembered | None = None
         """What decided the request, where something remembered did."""
 
-    def find(self, *, denials_only: bool = False) -> ApprovalRemembered | None:
+    def find(self) -> ApprovalRemembered | None:
         """The decision that covers this request. A denial goes before every approval."""
         found = remembered_in(self._session)
         if not found:
@@ -104,8 +104,6 @@ class Recall:
         for each in found:
             if not each.approved and each.key in denying:
                 return each
-        if denials_only:
-            return None
         return next((each for each in found if each.approved and each.key in approving), None)
 
     def keep(self, approved: bool, reason: str, by: str, scope: str | None = None) -> None:
@@ -120,7 +118,7 @@ class Recall:
                 self._question.id,
                 self._tool,
                 "exact" if scope is None else "scope",
-                f"exactly this: {self._question.name}" if scope is None else scope,
+                covering.words if scope is None else scope,
                 approved,
                 reason,
                 by,
