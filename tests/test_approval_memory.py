@@ -346,6 +346,22 @@ async def test_scopes_that_are_offered(name: str, arguments: dict[str, Any], sco
     assert desk.scopes == scopes
 
 
+async def test_a_list_that_nobody_would_read_is_not_offered():
+    """Five files are, six are not."""
+
+    @tool(capabilities={"fs.write"})
+    async def sweep(paths: list[Annotated[str, PathArg("write")]], context: ToolContext) -> str:
+        """Sweep them."""
+        return "swept"
+
+    desk = Desk(False)
+    gate = open_gate([sweep], session=desk.session, **desk.options)
+    await gate.invoke("sweep", {"paths": list("abcde")})
+    assert desk.scopes == ["fs.write of a, b, c, d, e"]
+    await gate.invoke("sweep", {"paths": list("abcdef")})
+    assert desk.scopes == []
+
+
 UNDER_DOCS = "fs.write under docs/"
 
 

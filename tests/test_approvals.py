@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from handrail import Approval, Deadline, Tool, ToolContext, ToolResult, gather, tool
 from handrail.dispatch import Gate, ToolCall, open_gate, run_turn
-from handrail.errors import PromptEvaluationError
+from handrail.errors import DefinitionError, PromptEvaluationError
 from handrail.events import ApprovalDecided, ApprovalRequested, ToolInvoked
 from handrail.guard import Broker, CapabilityPolicy
 from handrail.guard.approval import APPROVAL_SCHEMA
@@ -154,6 +154,13 @@ def test_no_mode_is_never_approve_all():
     )
     assert run_virtual(main) == words
     assert ran == []
+
+
+@pytest.mark.parametrize("seconds", [0, -1, True, "60", float("nan")])
+def test_an_expiry_that_is_none_is_refused(seconds: Any):
+    """Where it is given, and in words."""
+    with pytest.raises(DefinitionError, match=r"approval_seconds is .* Give a positive number of seconds"):
+        open_gate([pay], approval_seconds=seconds)
 
 
 def test_nothing_that_needs_asking_runs_under_strict_by_any_path():

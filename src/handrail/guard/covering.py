@@ -27,6 +27,8 @@ Asks = Literal["call", "message", "permission"]
 _KEY = new_key()
 """For arguments that hold what nobody was shown: their key says nothing, and means nothing, elsewhere."""
 _SHORT = 200
+_MANY = 5
+"""Files past which nobody reads their list, so it is not offered."""
 _PLAIN = re.compile(r"[\w.@+-]+(/[\w.@+-]+)*", re.ASCII)
 
 
@@ -107,8 +109,8 @@ def _offered(
     words = " and ".join(sorted(tool.capabilities)) or tool.name
     which = (sorted(tool.capabilities), tool.effect, "" if tool.capabilities else _identity(tool))
     folder = _common([split(path)[0] for path in paths])
-    if not folder:
-        files = sorted(set(paths))
+    files = sorted(set(paths))
+    if not folder and len(files) <= _MANY:
         yield f"{words} of {', '.join(_said(path or '.') for path in files)}", ("files", files, *which)
     while folder:
         yield f"{words} under {_said(folder, '/')}", ("folder", folder, *which)
