@@ -56,6 +56,8 @@ class SqliteJournal(MemoryJournal):
     - `inline`: write in the thread that asks, for simulations.
     """
 
+    writes_by: type[Writer] = Writer
+
     def __init__(
         self,
         path: str | PathLike[str],
@@ -80,7 +82,7 @@ class SqliteJournal(MemoryJournal):
         self._applying: set[str] = set()
         """The calls whose files are being changed now."""
         self._watching: asyncio.Task[None] | None = None
-        self._writer = Writer(self.path, new_id(), self.synced, inline)
+        self._writer = self.writes_by(self.path, new_id(), self.synced, inline)
         self._do = self._writer.do
         self.id = self._writer.id
         self.key = key_beside(self.path)
