@@ -223,7 +223,8 @@ async def recover_once(base: Path, points: Points) -> str:
     """A recovery, which can be killed too."""
     files = DirectoryFilesystem(base / "root", disk=KillingDisk(points))
     journal = KillingJournal(base / "journal.db")
-    journal.points = points
+    writer: Any = journal._writer
+    writer.points = points
     await files.recover(journal)
     journal.close()
     files.close()
