@@ -41,9 +41,7 @@ class Text(msgspec.Struct, frozen=True):
 
     def line_of(self, where: str) -> int:
         """The line of what is at this place, or of what it would be in."""
-        while where and where not in self.lines:
-            where = where[: max(where.rfind("."), where.rfind("["), 0)]
-        return self.lines.get(where, 1)
+        return _line_of(where, self.lines)
 
 
 def has_front_matter(text: str) -> bool:
@@ -97,18 +95,25 @@ def take_apart(text: str, find: Finder) -> Text | None:
 
 
 def _validated(data: Any, places: dict[Place, int], find: Finder) -> FrontMatter | None:
-    found = {location_of(place): line for place, line in places.items()}
     try:
         return FRONT_MATTER.parse(pydantic_core.to_json(data, inf_nan_mode="constants"))
     except ToolValidationError as error:
-        for problem in error.problems:
+        said: dict[str, str] = {}
+        for problem in error.problems:  # where one of several forms is taken, each says why not: one problem
             where = _AS.sub("", problem.where)
-            at = where
-            while at and at not in found:
-                at = at[: max(at.rfind("."), at.rfind("["), 0)]
-            what = f"`{where}` {problem.what}" if where else problem.what
-            find.add(found.get(at, 1), what, "Correct it; worker.schema.json says what may be there.")
+            said[where] = f"{said[where]}; or {problem.what}" if where in said else problem.what
+    for where, what in said.items():
+        line = _line_of(where, {location_of(place): line for place, line in places.items()})
+        mend = "Correct it; worker.schema.json says what may be there."
+        find.add(line, f"`{where}` {what}" if where else what, mend)
     return None
+
+
+def _line_of(where: str, lines: dict[str, int]) -> int:
+    """The line of what is at this place, or of what it would be in."""
+    while where and where not in lines:
+        where = where[: max(where.rfind("."), where.rfind("["), 0)]
+    return lines.get(where, 1)
 
 
 class _Yaml:
