@@ -20,7 +20,8 @@ class WorkerProblem(msgspec.Struct, frozen=True):
     column: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.problem}. {self.mend}"
+        stop = "" if self.problem.endswith("?") else "."
+        return f"{self.file}:{self.line}: {self.problem}{stop} {self.mend}"
 
 
 class Finder:
