@@ -49,9 +49,9 @@ async def in_a_worker(text: str, context: WorkerContext) -> str:
 
 
 def plain(context: ToolContext) -> None:
-    len(
+    _ = (
         context.attachments
-    )  # expect-error: reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType
+    )  # expect-error: reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType
 
 
 def takes_worker(context: WorkerContext) -> None: ...
