@@ -272,6 +272,16 @@ async def test_a_session_that_was_tampered_with_gives_no_rights(registry: Worker
     assert "adder" in told(main)
 
 
+async def test_a_locked_worker_is_not_shadowed_by_what_a_session_holds(registry: WorkerRegistry) -> None:
+    """Also where somebody wrote one of its name into the session."""
+    session = Session()
+    text = "---\nname: fixed\npolicies: [capability: {allow: [own, fs.read]}]\nlimits: {requests: 1, seconds: 1}\n---\nNew."
+    session.dispatch(WorkerCreated("main", "fixed", text))
+    fixed = ScriptedModel(lambda request: request.system)
+    main = await run(registry, [ToolCall("fixed", {"input": "x"}), "end"], session, models={"fixed": fixed})
+    assert told(main) == "Fixed."
+
+
 async def test_only_workers_that_may_create_have_the_tools(registry: WorkerRegistry) -> None:
     """Without `create: true` there is neither tool, and `context.call` finds none either."""
     names = {name: {each.name for each in registry[name].prompt.tools} for name in registry.names}

@@ -215,6 +215,30 @@ async def test_a_model_reaches_no_more_than_code_does(tmp_path: Path) -> None:
     assert watched.ended == [("other", "invalid"), ("unlisted", "invalid")]
 
 
+async def test_a_prompt_evaluated_in_a_workers_tool_reaches_what_the_worker_does(tmp_path: Path) -> None:
+    """Its tools get a WorkerContext, and `call_worker` finds the listed workers there and no others."""
+    tools = '''
+    from handrail import Prompt, ToolContext, WorkerContext, tool
+
+    @tool
+    async def inner(context: ToolContext) -> str:
+        """Inner."""
+        assert isinstance(context, WorkerContext)
+        return (await context.call("other", input="x")).message
+
+    @tool
+    async def outer(context: ToolContext) -> str:
+        """Outer."""
+        return (await context.adapter.evaluate(Prompt("p", "Go.", tools=[inner]), "x")).text
+    '''
+    registry = sound(
+        tmp_path, tools, main="---\npolicies: []\ntools: [outer]\n---\nGo.", other=PLAIN,
+    )  # fmt: skip
+    script = ScriptedModel([ToolCall("outer", {}), ToolCall("inner", {}), "nested", "end"])
+    await registry.run("main", "go", model=script)
+    assert "main may not call the worker other" in script.requests[2].messages[-1].text
+
+
 async def test_call_worker_does_not_call_plain_tools(tmp_path: Path) -> None:
     """A tool is not a worker: refused by name, and the tool does not run."""
     main = "---\npolicies: []\ntools: [reach, unlisted]\nworkers: []\n---\nGo."

@@ -48,12 +48,6 @@ async def in_a_worker(text: str, context: WorkerContext) -> str:
     return await context.call_worker("parser", text)
 
 
-def plain(context: ToolContext) -> None:
-    _ = (
-        context.attachments
-    )  # expect-error: reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType
-
-
 def takes_worker(context: WorkerContext) -> None: ...
 def takes_any(context: ToolContext) -> None: ...
 
