@@ -18,9 +18,11 @@ if TYPE_CHECKING:
         TRACING_SPAN,
         AgentContext,
         Approval,
+        Attachment,
         ExtraKey,
         ToolContext,
         UserContext,
+        WorkerContext,
     )
     from handrail.deadline import Deadline
     from handrail.dispatch import Gate, ToolCall, open_gate, run_turn
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
         ToolDefinitionError,
         ToolValidationError,
         TransientError,
+        WorkerError,
     )
     from handrail.guard import (
         ApprovalMemory,
@@ -75,16 +78,21 @@ if TYPE_CHECKING:
         tool,
         tool_context,
     )
+    from handrail.workers import Worker, WorkerRegistry
 
 _HOMES = {
     "handrail.adapter": "Adapter PromptResponse",
     "handrail.clock": "Clock SystemClock",
-    "handrail.context": "PROVIDER_REQUEST_ID RATE_LIMIT TRACING_SPAN AgentContext Approval ExtraKey ToolContext UserContext",
+    "handrail.context": (
+        "PROVIDER_REQUEST_ID RATE_LIMIT TRACING_SPAN AgentContext Approval Attachment ExtraKey "
+        "ToolContext UserContext WorkerContext"
+    ),
     "handrail.deadline": "Deadline",
     "handrail.dispatch": "Gate ToolCall open_gate run_turn",
     "handrail.errors": (
         "CallFailed CapabilityMissing ContextExpired Declined HandrailError NoAnswer PromptEvaluationError "
-        "PromptValidationError QuestionCancelled QuestionTimedOut ToolDefinitionError ToolValidationError TransientError"
+        "PromptValidationError QuestionCancelled QuestionTimedOut ToolDefinitionError ToolValidationError TransientError "
+        "WorkerError"
     ),
     "handrail.guard": "ApprovalMemory Broker CapabilityPolicy RateLimitPolicy ReadBeforeWritePolicy SequentialDependencyPolicy approvals_of",
     "handrail.journal.sqlite": "SqliteJournal",
@@ -106,6 +114,7 @@ _HOMES = {
     "handrail.tools": (
         "Effect FunctionTool PathArg Tool ToolExample ToolResult legacy_handler tool tool_context"
     ),
+    "handrail.workers": "Worker WorkerRegistry",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
@@ -120,7 +129,11 @@ __all__ = [
     "Allow",
     "AnthropicModel",
     "Approval",
+<<<<<<< HEAD
     "ApprovalMemory",
+=======
+    "Attachment",
+>>>>>>> 895ff37c93f52556080cf0c7c50fc2d2398141e8
     "Binding",
     "Broker",
     "Budget",
@@ -174,7 +187,14 @@ __all__ = [
     "ToolValidationError",
     "TransientError",
     "UserContext",
+<<<<<<< HEAD
     "approvals_of",
+=======
+    "Worker",
+    "WorkerContext",
+    "WorkerError",
+    "WorkerRegistry",
+>>>>>>> 895ff37c93f52556080cf0c7c50fc2d2398141e8
     "gather",
     "kept",
     "legacy_handler",
