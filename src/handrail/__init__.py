@@ -18,9 +18,11 @@ if TYPE_CHECKING:
         TRACING_SPAN,
         AgentContext,
         Approval,
+        Attachment,
         ExtraKey,
         ToolContext,
         UserContext,
+        WorkerContext,
     )
     from handrail.deadline import Deadline
     from handrail.dispatch import Gate, ToolCall, open_gate, run_turn
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
         ToolDefinitionError,
         ToolValidationError,
         TransientError,
+        WorkerError,
     )
     from handrail.guard import (
         CapabilityPolicy,
@@ -72,16 +75,21 @@ if TYPE_CHECKING:
         tool,
         tool_context,
     )
+    from handrail.workers import Worker, WorkerRegistry
 
 _HOMES = {
     "handrail.adapter": "Adapter PromptResponse",
     "handrail.clock": "Clock SystemClock",
-    "handrail.context": "PROVIDER_REQUEST_ID RATE_LIMIT TRACING_SPAN AgentContext Approval ExtraKey ToolContext UserContext",
+    "handrail.context": (
+        "PROVIDER_REQUEST_ID RATE_LIMIT TRACING_SPAN AgentContext Approval Attachment ExtraKey "
+        "ToolContext UserContext WorkerContext"
+    ),
     "handrail.deadline": "Deadline",
     "handrail.dispatch": "Gate ToolCall open_gate run_turn",
     "handrail.errors": (
         "CallFailed CapabilityMissing ContextExpired Declined HandrailError NoAnswer PromptEvaluationError "
-        "PromptValidationError QuestionCancelled QuestionTimedOut ToolDefinitionError ToolValidationError TransientError"
+        "PromptValidationError QuestionCancelled QuestionTimedOut ToolDefinitionError ToolValidationError TransientError "
+        "WorkerError"
     ),
     "handrail.guard": "CapabilityPolicy RateLimitPolicy ReadBeforeWritePolicy SequentialDependencyPolicy",
     "handrail.journal.sqlite": "SqliteJournal",
@@ -103,6 +111,7 @@ _HOMES = {
     "handrail.tools": (
         "Effect FunctionTool PathArg Tool ToolExample ToolResult legacy_handler tool tool_context"
     ),
+    "handrail.workers": "Worker WorkerRegistry",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
@@ -117,6 +126,7 @@ __all__ = [
     "Allow",
     "AnthropicModel",
     "Approval",
+    "Attachment",
     "Binding",
     "Budget",
     "CallFailed",
@@ -169,6 +179,10 @@ __all__ = [
     "ToolValidationError",
     "TransientError",
     "UserContext",
+    "Worker",
+    "WorkerContext",
+    "WorkerError",
+    "WorkerRegistry",
     "gather",
     "kept",
     "legacy_handler",

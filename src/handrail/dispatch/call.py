@@ -19,6 +19,7 @@ from handrail.context import (
     ResponseAccumulator,
     RunContext,
     ToolContext,
+    WorkerFacts,
 )
 from handrail.context.verbs import PromptModel, WaitFor
 from handrail.deadline import Deadline
@@ -27,7 +28,7 @@ from handrail.dispatch.frame import Frame
 from handrail.dispatch.transaction import Settled, Transaction
 from handrail.dispatch.views import CallBus, CallSession, CallSignal
 from handrail.dispatch.watchdog import Timer
-from handrail.errors import ContextExpired, EffectRefused, NotSupported
+from handrail.errors import CallFailed, ContextExpired, EffectRefused, NotSupported
 from handrail.events import CallStatus, Emitted, Progress
 from handrail.limits import BudgetTracker, Heartbeat, Reservation, Spending
 from handrail.operation import DONE, Done, Home, Operation
@@ -260,6 +261,10 @@ class LiveCall(msgspec.Struct, eq=False):
         return self.frame.broker
 
     @property
+    def worker(self) -> WorkerFacts | None:
+        return self.frame.worker
+
+    @property
     def resources(self) -> CallResources:
         if self.made_resources is None:
             self.made_resources = CallResources(self.frame.resources, self.home, self.fork, self.given())
@@ -348,7 +353,25 @@ class LiveCall(msgspec.Struct, eq=False):
         return Operation(lambda: self.gate.pass_through(inner, arguments), f"call({name!r})", self.home)
 
     def call_worker(self, name: str, input: Any, attachments: Sequence[Any]) -> Operation[Any]:
-        raise NotSupported("call_worker", "Run the tool from a worker.")
+        workers = self.frame.workers
+        if workers is None:
+            raise NotSupported(
+                "call_worker",
+                "Run the tool from a worker, or give the run some: Adapter(model, workers=WorkerRegistry(folder)).",
+            )
+        arguments = workers.arguments(input, attachments)
+        inner = new_call(self.gate, name, parent=self)
+        return Operation(lambda: self._call_worker(inner, arguments), f"call_worker({name!r})", self.home)
+
+    async def _call_worker(self, inner: LiveCall, arguments: Mapping[str, Any]) -> Any:
+        tool = self.frame.tools.get(inner.name)
+        if tool is not None and not tool.delegates:
+            said = f"{inner.name} is a tool here, not a worker. Use `context.call({inner.name!r}, ...)`."
+            raise CallFailed(inner.name, ToolResult.error(said))
+        result = await self.gate.pass_through(inner, arguments)
+        if not result.success:
+            raise CallFailed(inner.name, result)
+        return result.value
 
     def ticket(self) -> str:
         raise NotSupported("ticket", "Give the run a journal that other processes can reach.")

@@ -170,7 +170,7 @@ def nested_frame(
     ids = outer.run_context
     if deadline is None or (outer.deadline is not None and outer.deadline.at <= deadline.at):
         deadline = outer.deadline
-    return Frame(
+    frame = Frame(
         tools=tools,
         policies=check_policies(policies),
         session=outer.session,
@@ -196,6 +196,8 @@ def nested_frame(
         adapter=outer.adapter,
         prompt_model=outer.prompt_model,
     )
+    frame.workers, frame.worker = outer.workers, outer.worker
+    return frame
 
 
 def check_kinds(**given: tuple[object, Any, str]) -> None:

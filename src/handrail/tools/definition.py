@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 import pydantic_core
 
@@ -61,6 +61,9 @@ class Tool(Generic[ParamsT, ResultT]):
     compensate: Callable[..., Any] | None = None
     probe: Callable[..., Any] | None = None
     run_mode: RunMode | None = None
+
+    delegates: ClassVar[bool] = False
+    """Is all it does done by calls inside it, each decided on and answered for by itself? So with a worker."""
 
     own_task: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
     """Does the handler need a task of its own? Only before Python 3.13, and only if it has a TaskGroup."""
