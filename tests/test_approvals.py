@@ -149,7 +149,8 @@ def test_no_mode_is_never_approve_all():
         return (await open_gate([pay], policies=[CapabilityPolicy()]).invoke("pay", {"amount": 1})).message
 
     words = (
-        "pay was not approved (nobody there). It did not run. It was asked for because pay is irreversible."
+        "pay was not approved (nobody there). It did not run. It was asked for because pay is irreversible. "
+        "Nobody can be asked here: go on without it, and say what was left undone."
     )
     assert run_virtual(main) == words
     assert ran == []
@@ -187,7 +188,12 @@ def test_approval_can_be_nested_and_says_who_asks():
     run_virtual(main)
     (question,) = person.questions
     assert question.asked_by == ("pay_by_way_of", "pay")
-    assert question.payload == {"tool": "pay", "arguments": {"amount": 5}, "reason": "pay is irreversible"}
+    assert question.payload == {
+        "tool": "pay",
+        "arguments": {"amount": 5},
+        "reason": "pay is irreversible",
+        "scopes": ["pay (any arguments)"],
+    }
     assert ran == ["pay 5"]
 
 

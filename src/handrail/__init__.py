@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from handrail.deadline import Deadline
     from handrail.dispatch import Gate, ToolCall, open_gate, run_turn
+    from handrail.environment import Terminal
     from handrail.errors import (
         CallFailed,
         CapabilityMissing,
@@ -43,10 +44,13 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from handrail.guard import (
+        ApprovalMemory,
+        Broker,
         CapabilityPolicy,
         RateLimitPolicy,
         ReadBeforeWritePolicy,
         SequentialDependencyPolicy,
+        approvals_of,
     )
     from handrail.journal.sqlite import SqliteJournal
     from handrail.limits import Budget
@@ -86,12 +90,13 @@ _HOMES = {
     ),
     "handrail.deadline": "Deadline",
     "handrail.dispatch": "Gate ToolCall open_gate run_turn",
+    "handrail.environment": "Terminal",
     "handrail.errors": (
         "CallFailed CapabilityMissing ContextExpired Declined HandrailError NoAnswer PromptEvaluationError "
         "PromptValidationError QuestionCancelled QuestionTimedOut ToolDefinitionError ToolValidationError TransientError "
         "WorkerError"
     ),
-    "handrail.guard": "CapabilityPolicy RateLimitPolicy ReadBeforeWritePolicy SequentialDependencyPolicy",
+    "handrail.guard": "ApprovalMemory Broker CapabilityPolicy RateLimitPolicy ReadBeforeWritePolicy SequentialDependencyPolicy approvals_of",
     "handrail.journal.sqlite": "SqliteJournal",
     "handrail.limits": "Budget",
     "handrail.models.anthropic": "AnthropicModel",
@@ -126,8 +131,10 @@ __all__ = [
     "Allow",
     "AnthropicModel",
     "Approval",
+    "ApprovalMemory",
     "Attachment",
     "Binding",
+    "Broker",
     "Budget",
     "CallFailed",
     "CapabilityMissing",
@@ -169,6 +176,7 @@ __all__ = [
     "ShellTools",
     "SqliteJournal",
     "SystemClock",
+    "Terminal",
     "Tool",
     "ToolCall",
     "ToolContext",
@@ -183,6 +191,7 @@ __all__ = [
     "WorkerContext",
     "WorkerError",
     "WorkerRegistry",
+    "approvals_of",
     "gather",
     "kept",
     "legacy_handler",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from handrail.adapter import PromptResponse
     from handrail.context import ToolContext
     from handrail.deadline import Deadline
+    from handrail.events import ApprovalRemembered
     from handrail.limits import Budget
     from handrail.messages import Model
     from handrail.operation import Operation
@@ -270,6 +271,42 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     tool: str
     arguments: Any
     diff: str = ""
+    scopes: tuple[str, ...] = ()
+    """What it can be decided for beside this one call, in words, the narrowest first."""
+    recall: ApprovalRecall | None = None
+    """What the session remembers about it."""
+
+
+class ApprovalRecall(Protocol):
+    """What a session remembers about one request. A broker asks it before it asks anybody."""
+
+    used: ApprovalRemembered | None
+    """Set by the broker to what decided the request, where something remembered did."""
+
+    def find(self, *, denials_only: bool = False) -> ApprovalRemembered | None:
+        """The decision that covers the request. A denial goes before every approval."""
+        ...
+
+    def keep(self, approved: bool, reason: str, by: str, scope: str | None = None) -> None:
+        """Remember an answer for one of the scopes that were offered, or for exactly this request."""
+        ...
+
+    def when_covered(self, wake: Callable[[], object], /) -> Callable[[], None]:
+        """Call `wake` once something is remembered that covers the request; returns how to stop."""
+        ...
+
+
+class ApprovalController(Protocol):
+    """What a tool may see of the approvals of its run. It can look; only people decide."""
+
+    @property
+    def mode(self) -> str | None:
+        """`interactive`, `approve_all`, `strict`; None where no mode was chosen."""
+        ...
+
+    def list(self) -> tuple[ApprovalRemembered, ...]:
+        """What was decided for more than one call of this session, and not revoked."""
+        ...
 
 
 class ApprovalBroker(Protocol):

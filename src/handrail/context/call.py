@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from handrail.deadline import Deadline
     from handrail.operation import Done, Home, Operation
     from handrail.protocols import (
-        ApprovalBroker,
+        ApprovalController,
         BoundAdapter,
         BudgetTracker,
         CancelSignal,
@@ -78,7 +78,7 @@ class Call(Protocol):
     @property
     def filesystem(self) -> Filesystem: ...
     @property
-    def approval_controller(self) -> ApprovalBroker: ...
+    def approval_controller(self) -> ApprovalController: ...
     @property
     def worker(self) -> WorkerFacts | None: ...
     @property

@@ -23,17 +23,16 @@ from handrail.context import (
 )
 from handrail.context.verbs import PromptModel, WaitFor
 from handrail.deadline import Deadline
-from handrail.dispatch.asking import ask_approval, wait_for
+from handrail.dispatch.asking import request, wait_for
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.transaction import Settled, Transaction
-from handrail.dispatch.views import CallBus, CallSession, CallSignal
+from handrail.dispatch.views import CallApprovals, CallBus, CallSession, CallSignal
 from handrail.dispatch.watchdog import Timer
 from handrail.errors import CallFailed, ContextExpired, EffectRefused, NotSupported
 from handrail.events import CallStatus, Emitted, Progress
 from handrail.limits import BudgetTracker, Heartbeat, Reservation, Spending
 from handrail.operation import DONE, Done, Home, Operation
 from handrail.protocols import (
-    ApprovalBroker,
     BoundAdapter,
     Filesystem,
     Forkable,
@@ -257,8 +256,8 @@ class LiveCall(msgspec.Struct, eq=False):
         return self.frame.spending
 
     @property
-    def approval_controller(self) -> ApprovalBroker:
-        return self.frame.broker
+    def approval_controller(self) -> CallApprovals:
+        return CallApprovals(self)
 
     @property
     def worker(self) -> WorkerFacts | None:
@@ -338,12 +337,12 @@ class LiveCall(msgspec.Struct, eq=False):
 
     def request_approval(self, message: str) -> Operation[Approval]:
         return Operation(
-            lambda: ask_approval(self, message, message), f"request_approval({message!r})", self.home
+            lambda: request(self, "message", message, message), f"request_approval({message!r})", self.home
         )
 
     def request_permission(self, kind: str) -> Operation[Approval]:
         return Operation(
-            lambda: ask_approval(self, kind, f"{self.name} asks for the permission {kind!r}"),
+            lambda: request(self, "permission", kind, f"{self.name} asks for the permission {kind!r}"),
             f"request_permission({kind!r})",
             self.home,
         )

@@ -15,7 +15,7 @@ from handrail.tools.checking import check
 from handrail.tools.copying import Copy
 from handrail.tools.effect import Effect
 from handrail.tools.example import Need, RunMode, ToolExample
-from handrail.tools.paths import NamedPath, PathFinder
+from handrail.tools.paths import Access, NamedPath, PathFinder
 from handrail.tools.result import ToolResult
 from handrail.tools.signature import MISSING
 
@@ -109,6 +109,11 @@ class Tool(Generic[ParamsT, ResultT]):
     def dump(self, params: ParamsT) -> bytes:
         """These params as the JSON a model would have sent; secrets masked."""
         return b"{}" if self._schema is None else self._schema.dump(params)
+
+    @property
+    def path_accesses(self) -> frozenset[Access]:
+        """What its arguments can name paths for; empty where none of them is declared as one."""
+        return self._paths.declared
 
     def paths(self, params: ParamsT) -> tuple[NamedPath, ...]:
         """The paths these params name, where the type declares them with `PathArg`."""
