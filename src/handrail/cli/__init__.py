@@ -21,6 +21,8 @@ def main() -> None:
         return
     try:
         from handrail.cli.app import app
+
+        app()
     except ImportError as missing:
         if (missing.name or "").partition(".")[0] not in _NEEDED:
             raise
@@ -29,4 +31,3 @@ def main() -> None:
             "Install it with: pip install 'handrail[cli]'\n"
         )
         raise SystemExit(2) from None
-    app()

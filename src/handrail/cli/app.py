@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from handrail.cli.ending import CODES
+from handrail.cli.codes import CODES
 
 _EPILOG = "Exit codes: " + "; ".join(f"{code} {words}" for code, words in CODES) + "."
 

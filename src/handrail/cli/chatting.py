@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.text import Text
 
-from handrail.cli.ending import CANCELLED, DONE, USAGE
+from handrail.cli.codes import CANCELLED, DONE, USAGE
 from handrail.cli.lines import money, summary
 from handrail.cli.running import Ended, watched
 from handrail.cli.screen import View

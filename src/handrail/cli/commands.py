@@ -17,7 +17,8 @@ from rich.text import Text
 
 from handrail.cli import options
 from handrail.cli.chatting import Chat
-from handrail.cli.ending import DONE, Trouble, UsageError, debugging, trouble
+from handrail.cli.codes import DONE
+from handrail.cli.ending import Trouble, UsageError, debugging, trouble
 from handrail.cli.lines import summary
 from handrail.cli.plain import PlainView
 from handrail.cli.running import Ended, watched

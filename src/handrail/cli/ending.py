@@ -1,10 +1,11 @@
-"""How a command ends: the exit code scripts read, and what is said where something went wrong."""
+"""How a command ends: which exit code, and what is said where something went wrong."""
 
 from __future__ import annotations
 
 import os
 from typing import NamedTuple
 
+from handrail.cli.codes import DONE, FAILED, LIMIT, NOT_APPROVED, USAGE
 from handrail.environment.visible import visible
 from handrail.errors import (
     DefinitionError,
@@ -12,17 +13,6 @@ from handrail.errors import (
     LimitError,
     PromptEvaluationError,
     PromptRenderError,
-)
-
-DONE, FAILED, USAGE, NOT_APPROVED, LIMIT, CANCELLED, TERMINATED = 0, 1, 2, 3, 4, 130, 143
-
-CODES = (
-    (DONE, "done"),
-    (FAILED, "the run failed, or its answer was cut off, refused or incomplete"),
-    (USAGE, "the command line or a worker's file is wrong; nothing ran"),
-    (NOT_APPROVED, "the run ended, and something it wanted to do was not approved"),
-    (LIMIT, "its deadline or budget was spent"),
-    (CANCELLED, "cancelled by Ctrl-C; what was under way was undone (143: by SIGTERM)"),
 )
 
 

@@ -96,7 +96,7 @@ def find_worker(named: str) -> Place:
         return Place(registry, worker.name, worker, path.parent)
     if path.is_dir():
         registry = WorkerRegistry(path)
-        names = list(registry.workers)
+        names = registry.names
         name = "main" if "main" in names else names[0] if len(names) == 1 else ""
         if not name:
             which = f"It has {', '.join(names)}: write {path}/{names[0]}." if names else "It has none."
@@ -104,10 +104,13 @@ def find_worker(named: str) -> Place:
         return Place(registry, name, registry[name], path)
     if path.parent.is_dir() and path.suffix != ".md":
         registry = WorkerRegistry(path.parent)
-        if path.name in registry.workers:
+        if path.name in registry:
             return Place(registry, path.name, registry[path.name], path.parent)
-        known = ", ".join(registry.workers) or "none"
-        raise UsageError(f"there is no worker {path.name!r} in {path.parent}. There: {known}.")
+        if registry.names:
+            known = ", ".join(registry.names)
+            raise UsageError(f"there is no worker {path.name!r} in {path.parent}. There: {known}.")
+    first = path.parts[0] if path.parts else ""
     raise UsageError(
-        f"there is no {named}. Name a worker's file, or a folder with workers; `handrail new {path.parts[0] if path.parts and path.parts[0] not in ('/', '..', '.') else 'demo'}` makes one."
+        f"there is no {named}. Name a worker's file, or a folder with workers; "
+        f"`handrail new {first if first not in ('', '/', '.', '..') else 'demo'}` makes one."
     )

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from handrail.cli.codes import DONE, USAGE
 from handrail.cli.commands import complain
-from handrail.cli.ending import DONE, USAGE, UsageError, trouble
+from handrail.cli.ending import UsageError, trouble
 from handrail.cli.options import find_worker
 from handrail.environment.ink import is_terminal, wants_colour
 from handrail.environment.visible import on_one_line, visible

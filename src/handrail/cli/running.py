@@ -8,7 +8,8 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from handrail.cli.ending import CANCELLED, TERMINATED, Trouble, stopped, trouble
+from handrail.cli.codes import CANCELLED, TERMINATED
+from handrail.cli.ending import Trouble, stopped, trouble
 from handrail.cli.screen import View
 from handrail.session import Session
 
