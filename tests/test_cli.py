@@ -42,7 +42,8 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
         with pytest.raises(SystemExit) as ended:
             main()
         code = ended.value.code
-        return code if isinstance(code, int) else 0, *capsys.readouterr()
+        out, err = capsys.readouterr()
+        return code if isinstance(code, int) else 0, out, err
 
     yield program
     log.propagate, log.handlers = before

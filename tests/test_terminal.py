@@ -150,7 +150,7 @@ async def test_what_is_asked_can_be_read():
             "asked by main › reviewer › write",
             "write uses fs.write",
             "path: docs/a.md",
-            "1  yes, all of: fs.write under docs/",
+            "1  yes, for the session: fs.write under docs/",
         ):
             assert part in shown
         assert seen.line_colours("-old") == {"red"}
@@ -300,8 +300,8 @@ async def test_the_screen_waits_while_somebody_is_asked():
 async def test_without_a_terminal_nobody_is_there():
     """Piped either way, nobody is asked anything, and what needs approval is denied."""
     with window() as seen, seen.streams() as (stdin, stdout):
-        for given in ({"stdin": io.StringIO(), "stdout": stdout}, {"stdin": stdin, "stdout": io.StringIO()}):
-            terminal = Terminal(**given)
+        for given in ((io.StringIO(), stdout), (stdin, io.StringIO())):
+            terminal = Terminal(stdin=given[0], stdout=given[1])
             assert terminal.run_mode == "headless"
             with pytest.raises(QuestionCancelled):
                 await terminal.ask(question())

@@ -93,8 +93,14 @@ def _greet(place: options.Place, asked: Asked, files: Any, view: View) -> None:
     text.append(f"  {on_one_line(worker.description or '', 120)}", "default")
     view.note(text)
     model = asked.model or worker.model or "no model"
-    where = f" · files in {on_one_line(str(files.root))}" if files is not None else ""
+    where = f" · files in {on_one_line(_from_here(files.root))}" if files is not None else ""
     view.note(f"{on_one_line(str(model))}{where} · /help says what can be typed", "dim")
+
+
+def _from_here(path: Path) -> str:
+    """A path as it is shortest from where the program runs."""
+    here = Path.cwd().resolve()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def _begin(

@@ -37,16 +37,16 @@ def choices(question: Question) -> list[Choice]:
     )
     if remembers:
         found.append(
-            Choice("e", "yes, this exact call for the session", {"approved": True, "remember": "exact"})
+            Choice("e", "yes, this exact call, for the session", {"approved": True, "remember": "exact"})
         )
         for number, scope in enumerate(_scopes(payload), 1):
-            words = f"yes, all of: {on_one_line(scope, 80)}"
+            words = f"yes, for the session: {on_one_line(scope, 80)}"
             found.append(Choice(str(number), words, {"approved": True, "remember": "scope", "scope": scope}))
     found.append(Choice("n", "no", {"approved": False}))
     found.append(Choice("r", "no, and say why", {"approved": False}, wants_reason=True))
     if remembers:
         found.append(
-            Choice("x", "never this exact call in this session", {"approved": False, "remember": "exact"})
+            Choice("x", "no, this exact call never in the session", {"approved": False, "remember": "exact"})
         )
     return found
 

@@ -66,7 +66,7 @@ def _reply(request: ModelRequest) -> Reply:
     ]
     if "add_note" not in offered:
         return Reply(_review(said))
-    first = not any(isinstance(message, AssistantMessage) for message in messages)
+    first = not any(isinstance(message, AssistantMessage) for message in messages[:asked])
     return _next(said.strip(), results, offered, first)
 
 
