@@ -131,6 +131,21 @@ async def test_what_was_typed_before_the_question_does_not_answer_it():
         assert answer.value == {"approved": False}
 
 
+async def test_echo_is_as_it_was():
+    """Under a screen that does not echo, what is typed as an answer is seen, and nothing after it."""
+    with window() as seen, seen.streams() as (stdin, stdout):
+        silent = termios.tcgetattr(seen.slave)
+        silent[3] &= ~termios.ECHO
+        termios.tcsetattr(seen.slave, termios.TCSANOW, silent)
+        terminal = Terminal(stdin=stdin, stdout=stdout)
+        asking = asyncio.ensure_future(terminal.ask(question()))
+        await seen.until(CHOICE)
+        assert seen.echoes
+        seen.type("n\n")
+        await asking
+        assert not seen.echoes
+
+
 async def test_ctrl_d_declines():
     """The end of input is a no, whatever was asked."""
     with at_terminal() as (seen, terminal):
