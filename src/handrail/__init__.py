@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from handrail.deadline import Deadline
     from handrail.dispatch import Gate, ToolCall, open_gate, run_turn
+    from handrail.environment import Terminal
     from handrail.errors import (
         CallFailed,
         CapabilityMissing,
@@ -89,6 +90,7 @@ _HOMES = {
     ),
     "handrail.deadline": "Deadline",
     "handrail.dispatch": "Gate ToolCall open_gate run_turn",
+    "handrail.environment": "Terminal",
     "handrail.errors": (
         "CallFailed CapabilityMissing ContextExpired Declined HandrailError NoAnswer PromptEvaluationError "
         "PromptValidationError QuestionCancelled QuestionTimedOut ToolDefinitionError ToolValidationError TransientError "
@@ -129,11 +131,8 @@ __all__ = [
     "Allow",
     "AnthropicModel",
     "Approval",
-<<<<<<< HEAD
     "ApprovalMemory",
-=======
     "Attachment",
->>>>>>> 895ff37c93f52556080cf0c7c50fc2d2398141e8
     "Binding",
     "Broker",
     "Budget",
@@ -177,6 +176,7 @@ __all__ = [
     "ShellTools",
     "SqliteJournal",
     "SystemClock",
+    "Terminal",
     "Tool",
     "ToolCall",
     "ToolContext",
@@ -187,14 +187,11 @@ __all__ = [
     "ToolValidationError",
     "TransientError",
     "UserContext",
-<<<<<<< HEAD
-    "approvals_of",
-=======
     "Worker",
     "WorkerContext",
     "WorkerError",
     "WorkerRegistry",
->>>>>>> 895ff37c93f52556080cf0c7c50fc2d2398141e8
+    "approvals_of",
     "gather",
     "kept",
     "legacy_handler",
