@@ -41,6 +41,7 @@ from handrail.dispatch.starting import (
     cancelled_after_all,
     check_needs,
     check_result,
+    context_in_worker,
     in_own_task,
     refuse_misfit,
 )
@@ -135,7 +136,7 @@ class Gate:
                             await self._check_policies(call)  # what was true when it was asked may not be now
                 if frame.limited or frame.cancellation.cancelled:
                     self._check_limits(call)  # 5
-                context = tool.context_type(call)  # 6
+                context = (tool.context_type if frame.worker is None else context_in_worker(tool))(call)  # 6
                 if frame.log is not None:
                     await mark_begun(call)
                 call.token = _TOKEN  # 7
@@ -186,10 +187,15 @@ class Gate:
 
     def _look_up(self, call: LiveCall) -> Tool[Any, Any]:
         tools = self.frame.tools
+        workers = self.frame.workers
         tool = tools.get(call.name)
+        if tool is None and workers is not None:
+            tool = workers.find(call.name, call)
         if tool is None or tool.handler is None:
             near = difflib.get_close_matches(call.name, tools, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(tools) or 'none'}."
+            if tool is None and workers is not None:
+                hint = workers.why_not(call.name) or hint
             raise Refused("invalid", f"There is no tool {call.name!r} that can be called. {hint}")
         call.tool = tool
         if tool.needs:

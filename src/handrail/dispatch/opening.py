@@ -207,6 +207,7 @@ def nested_frame(
         adapter=outer.adapter,
         prompt_model=outer.prompt_model,
     )
+    frame.workers, frame.worker = outer.workers, outer.worker
     frame.parking = outer.parking
     if frame.parking is not None:
         frame.parking.add(frame)
