@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from handrail.adapter.bound import Bound, one_message, prompt_model_of
 from handrail.adapter.conversation import Conversation, root_conversation
@@ -16,6 +16,7 @@ from handrail.adapter.response import Outcome, PromptResponse, respond
 from handrail.adapter.run import Run, Settings
 from handrail.adapter.stream import RunStream
 from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.context.verbs import PromptModel
 from handrail.deadline import Deadline
 from handrail.dispatch.frame import DEPTH_LIMIT, Frame
 from handrail.dispatch.opening import check_kinds, open_frame
@@ -32,6 +33,9 @@ from handrail.prompt.section import walk
 from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, Journal
 from handrail.resources.registry import Binding
 from handrail.session import Dispatcher, Session
+
+if TYPE_CHECKING:
+    from handrail.dispatch.call import LiveCall
 
 OutputT = TypeVar("OutputT")
 
@@ -154,21 +158,15 @@ class Adapter:
         bus = given["bus"]
         own = bus if isinstance(bus, Dispatcher) else None
         session: Session = given["session"] or Session(new_id=self._new_id, dispatcher=own)
-        settings = Settings(
-            self.model,
-            retry=self._retry,
-            throttle=self._throttle,
-            temperature=self._temperature if given["temperature"] is None else given["temperature"],
-            max_tokens=given["max_tokens"] or self._max_tokens,
-            streaming=streaming,
-        )
+        settings = self._settings(given["temperature"], given["max_tokens"], streaming)
+        environment = given["environment"] or self._environment
         frame = open_frame(
             (),
             session=session,
             policies=(),
             filesystem=given["filesystem"] or self._filesystem,
             resources=[*self._resources, *prompt.resources, *given["resources"]],
-            environment=given["environment"] or self._environment,
+            environment=environment,
             approvals=given["approvals"] or self._approvals,
             approval_seconds=self._approval_seconds,
             deadline=given["deadline"],
@@ -180,7 +178,8 @@ class Adapter:
             new_id=self._new_id,
             prompt=prompt,
             adapter=lambda call: Bound(self, settings, call),
-            prompt_model=lambda call: prompt_model_of(self, settings, call),
+            prompt_model=getattr(environment, "prompt_model", None)
+            or (lambda call: prompt_model_of(self, settings, call)),
             run_id=given["run_id"],
         )
         _check_files(prompt, frame)
@@ -198,6 +197,26 @@ class Adapter:
             forward()
             await frame.resources.close()
         return respond(outcome, frame)
+
+    def _settings(
+        self, temperature: float | None = None, max_tokens: int | None = None, streaming: bool = False
+    ) -> Settings:
+        return Settings(
+            self.model,
+            retry=self._retry,
+            throttle=self._throttle,
+            temperature=self._temperature if temperature is None else temperature,
+            max_tokens=max_tokens or self._max_tokens,
+            streaming=streaming,
+        )
+
+    def bound_to(self, call: LiveCall) -> Bound:
+        """This adapter as one call has it, whoever opened the call's run."""
+        return Bound(self, self._settings(), call)
+
+    def prompt_model_for(self, call: LiveCall) -> PromptModel:
+        """The verb `prompt_model` of one call, on this adapter's model."""
+        return prompt_model_of(self, self._settings(), call)
 
     async def run_in(
         self,

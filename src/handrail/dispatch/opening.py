@@ -150,8 +150,8 @@ def open_frame(
         depth_limit=depth_limit,
         approval_seconds=approval_seconds,
         prompt=prompt,
-        adapter=adapter,
-        prompt_model=prompt_model,
+        adapter=adapter or getattr(environment, "adapter", None),
+        prompt_model=prompt_model or getattr(environment, "prompt_model", None),
     )
 
 
