@@ -46,10 +46,22 @@ def wait_for(call: LiveCall) -> WaitFor:
 
 
 async def _wait_for(call: LiveCall, kind: str, payload: object, schema: Any, timeout: float | None) -> Any:
-    wanted: Schema[Any] = _schema(schema)
-    question = _question(
-        call, "input", kind, f"{call.name} asks: {kind}", payload, wanted.json_schema, timeout
+    return await ask_value(
+        call, "input", kind, f"{call.name} asks: {kind}", payload, _schema(schema), timeout
     )
+
+
+async def ask_value(
+    call: LiveCall,
+    of: QuestionKind,
+    kind: str,
+    message: str,
+    payload: object,
+    wanted: Schema[Any],
+    timeout: float | None = None,
+) -> Any:
+    """Ask whoever is there for a value of this kind, and take nothing that does not fit."""
+    question = _question(call, of, kind, message, payload, wanted.json_schema, timeout)
     call.frame.session.record(QuestionAsked(question.id, call.id, kind, call.path, call.run_context))
     outcome, by = "cancelled", ""
     try:

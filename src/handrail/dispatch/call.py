@@ -66,6 +66,8 @@ class LiveCall(msgspec.Struct, eq=False):
     depth: int = 0
     message_id: str | None = None
     tool: Tool[Any, Any] = NO_TOOL
+    act: bool = False
+    """Is this a part of the call around it? Then its tool is given, and that call was allowed and counted."""
     params: Any = None
     seen: Any = None
     """The params as policies see them."""
@@ -160,6 +162,7 @@ class LiveCall(msgspec.Struct, eq=False):
             self.depth,
             self.message_id,
             self.tool,
+            self.act,
             attempt=self.attempt,
             reruns=self.reruns,
             approved=self.approved if self.preview is None else None,
@@ -357,22 +360,17 @@ class LiveCall(msgspec.Struct, eq=False):
 
     @property
     def mode(self) -> RunMode:
-        """Whose place is taken: the tool says, or else the environment."""
-        environment = self.frame.environment
-        return self.tool.run_mode or ("headless" if environment is None else environment.run_mode)
+        """Whose place is taken."""
+        return self.frame.mode_of(self.tool)
 
     @property
     def wait_for(self) -> WaitFor | None:
-        environment = self.frame.environment
-        if self.mode != "user" or environment is None or environment.run_mode != "user":
-            return None
-        return wait_for(self)
+        return wait_for(self) if self.frame.can_ask(self.tool) else None
 
     @property
     def prompt_model(self) -> PromptModel | None:
-        if self.mode != "agent" or self.frame.prompt_model is None:
-            return None
-        return self.frame.prompt_model(self)
+        make = self.frame.prompt_model
+        return make(self) if make is not None and self.frame.can_prompt(self.tool) else None
 
     # What the gate does with it.
 

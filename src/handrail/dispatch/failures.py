@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from handrail.errors import (
+    ActFailed,
     BudgetExceededError,
     CallFailed,
     CapabilityMissing,
@@ -125,7 +126,14 @@ def failure_of(call: LiveCall, raised: BaseException, cancel_requested: bool) ->
             places = ", ".join(error.places)
             what = f"{name} was not applied: changed by another call or by somebody else meanwhile: {places}."
             return Failure("conflict", what, advice="Look at the new state and try again.")
-        case CapabilityMissing() | DepthExceededError() | EffectRefused() | CallFailed() | NoAnswer():
+        case (
+            CapabilityMissing()
+            | DepthExceededError()
+            | EffectRefused()
+            | CallFailed()
+            | NoAnswer()
+            | ActFailed()
+        ):
             return Failure("error", f"{name} failed: {error}")
         case Exception():
             return Failure("error", f"{name} failed: {in_short(error)}")
