@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from handrail.deadline import Deadline
     from handrail.dispatch import Gate, ToolCall, open_gate, run_turn
+    from handrail.environment import AgentEnvironment, HeadlessEnvironment
     from handrail.errors import (
         CallFailed,
         CapabilityMissing,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         ReadBeforeWritePolicy,
         SequentialDependencyPolicy,
     )
+    from handrail.handoff import Handoff, Parked, run_as_agent
     from handrail.journal.sqlite import SqliteJournal
     from handrail.limits import Budget
     from handrail.models.anthropic import AnthropicModel
@@ -79,11 +81,13 @@ _HOMES = {
     "handrail.context": "PROVIDER_REQUEST_ID RATE_LIMIT TRACING_SPAN AgentContext Approval ExtraKey ToolContext UserContext",
     "handrail.deadline": "Deadline",
     "handrail.dispatch": "Gate ToolCall open_gate run_turn",
+    "handrail.environment": "AgentEnvironment HeadlessEnvironment",
     "handrail.errors": (
         "CallFailed CapabilityMissing ContextExpired Declined HandrailError NoAnswer PromptEvaluationError "
         "PromptValidationError QuestionCancelled QuestionTimedOut ToolDefinitionError ToolValidationError TransientError"
     ),
     "handrail.guard": "CapabilityPolicy RateLimitPolicy ReadBeforeWritePolicy SequentialDependencyPolicy",
+    "handrail.handoff": "Handoff Parked run_as_agent",
     "handrail.journal.sqlite": "SqliteJournal",
     "handrail.limits": "Budget",
     "handrail.models.anthropic": "AnthropicModel",
@@ -114,6 +118,7 @@ __all__ = [
     "TRACING_SPAN",
     "Adapter",
     "AgentContext",
+    "AgentEnvironment",
     "Allow",
     "AnthropicModel",
     "Approval",
@@ -132,7 +137,9 @@ __all__ = [
     "FileTools",
     "FunctionTool",
     "Gate",
+    "Handoff",
     "HandrailError",
+    "HeadlessEnvironment",
     "LocalModel",
     "MarkdownSection",
     "MemoryFilesystem",
@@ -140,6 +147,7 @@ __all__ = [
     "OpenAIModel",
     "Operation",
     "Overrides",
+    "Parked",
     "PathArg",
     "PolicyDecision",
     "Prompt",
@@ -173,6 +181,7 @@ __all__ = [
     "kept",
     "legacy_handler",
     "open_gate",
+    "run_as_agent",
     "run_turn",
     "tool",
     "tool_context",
