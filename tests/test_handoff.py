@@ -134,6 +134,26 @@ async def test_before_may_be_the_end_of_it() -> None:
     assert [each.path[-1] for each in rig.of(ToolInvoked)] == ["pick_card.before", "pick_card"] * 2
 
 
+async def test_acts_may_give_results_of_different_types() -> None:
+    """The tool's result is then either; where nothing is said of the answer but `Any`, the client says it."""
+
+    async def deal(params: Deal, *, context: ToolContext) -> Parked[None, Offer] | ToolResult[str]:
+        return Parked(None, Offer(1)) if params.cards else ToolResult.ok("no cards")
+
+    async def settle(deck: None, pick: Any, *, context: ToolContext) -> ToolResult[None]:
+        assert pick == Pick(0)
+        return ToolResult.ok(None, "picked")
+
+    game = Handoff("pick_card", "Let the other side pick a card.", params=Deal, effect="read")
+    game.before(deal)
+    game.client(first)
+    game.after(settle)
+    rig = Rig([game])
+    assert (await rig.call("pick_card", cards=0)).value == "no cards"
+    assert (await rig.call("pick_card")).message == "picked"
+    assert game.acts.answer.annotation is Pick
+
+
 async def test_client_and_after_may_take_params() -> None:
     """By keyword or by place, and each act gets its own copy of them."""
     seen: list[Any] = []
@@ -672,6 +692,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"after": None}, "it has no act `after`"),
     ({"before": no_context}, "its `before` takes no `context`"),
     ({"before": other_params}, "`params` is Deal and what its `before` takes is annotated Offer"),
+    ({"params": None}, "its `before` takes Deal, and it has no params"),
     ({"before": says_nothing}, "its `before` does not say what it parks"),
     ({"before": bare}, "its `before` does not say what it parks"),
     ({"before": parks_not}, "its `before` returns Offer"),
@@ -716,12 +737,12 @@ def test_what_is_wrong_with_a_definition_is_said_with_its_name(
     wrong: dict[str, Any], said: str, order: tuple[str, ...]
 ) -> None:
     """At the act, or at the latest where the handoff is put to use; in whatever order acts are defined."""
-    given: dict[str, Any] = {"before": deal, "after": settle, **wrong}
+    given: dict[str, Any] = {"params": Deal, "before": deal, "after": settle, **wrong}
     acts = {name: given.pop(name, None) for name in order}
     name = given.pop("name", "pick_card")
 
     def define() -> None:
-        game = Handoff(name, "Let the other side pick a card.", params=Deal, **given)
+        game = Handoff(name, "Let the other side pick a card.", **given)
         for act, function in acts.items():
             if function is not None:
                 getattr(game, act)(function)

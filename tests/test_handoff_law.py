@@ -57,7 +57,7 @@ nodes = st.recursive(
         st.just(value=False),
         st.lists(smaller, max_size=3),
     ),
-    max_leaves=8,
+    max_leaves=5,
 )
 
 

@@ -10,7 +10,7 @@ from typing_extensions import TypeVar
 from handrail.context import ToolContext
 from handrail.errors import ToolDefinitionError
 from handrail.handoff.acts import Acts, act_tool, fill
-from handrail.handoff.fitting import Act, check_fit, parked_only, parked_types, read_act, schema_for
+from handrail.handoff.fitting import Act, check_fit, either, parked_only, parked_types, read_act, schema_for
 from handrail.handoff.parked import Begun, Parked
 from handrail.schema.wording import describe
 from handrail.tools import Effect, RunMode, Tool, ToolExample, ToolResult
@@ -115,7 +115,14 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
     ) -> Callable[Concatenate[ParamsT, P], BeforeT]:
         """The first act: do what has to be done first, and park what is private and what is public."""
         act = self._read("before", function)
-        check_fit(self.name, "`params`", self.params, "what its `before` takes", act.takes[0])
+        taken = act.takes[0]
+        if self.params is None and isinstance(taken, type) and taken is not type(None):
+            raise ToolDefinitionError(
+                self.name,
+                f"its `before` takes {describe(taken)}, and it has no params",
+                f"Say so where it is made: Handoff({self.name!r}, ..., params={describe(taken)}).",
+            )
+        check_fit(self.name, "`params`", self.params, "what its `before` takes", taken)
         private, public, _ = parked_types(self.name, act)
         schema_for(self.name, "private", private, self._namespace)
         schema_for(self.name, "public", public, self._namespace)
@@ -221,13 +228,13 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         before, client, after = self._defined["before"], self._defined.get("client"), self._defined["after"]
         private, public, early = parked_types(self.name, before)
         said = (self._answer, after.takes[1], MISSING if client is None else client.returns)
-        answer = next((each for each in said if each is not MISSING), MISSING)
-        if answer is MISSING:
+        answer = next((each for each in said if each not in (MISSING, Any)), Any)
+        if Any not in said and answer is Any:
             raise ToolDefinitionError(
                 self.name, "nothing says what the answer is", "Annotate the answer its `after` takes."
             )
         late = self._result_of(after)
-        result: Any = late if parked_only(before) or early == late else late | early
+        result = late if parked_only(before) or early == late else either(late, early)
         acts = Acts(
             self,
             before,
@@ -240,12 +247,11 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
             act_tool(self, "client", client, answer),
             act_tool(self, "after", after, late),
         )
-        self._take_result(result, acts)
+        self._take_result(acts, acts.ends if result == late else act_tool(self, "after", None, result))
         return acts
 
-    def _take_result(self, result: Any, acts: Acts) -> None:
+    def _take_result(self, acts: Acts, whole: Tool[Any, Any]) -> None:
         """The handoff as a tool: its result, and whom it requires, are those of its acts."""
-        whole = act_tool(self, "after", None, result)
         for field in ("result", "result_class", "_result_schema"):
             fill(self, field, getattr(whole, field))
         fill(self, "needs", acts.asks.needs)

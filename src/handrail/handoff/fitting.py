@@ -120,6 +120,11 @@ def members_of(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
 
 
+def either(one: Any, other: Any) -> Any:
+    """The type of what is of the one or of the other."""
+    return Any if Any in (one, other) else Union[one, other]  # noqa: UP007  # `|` is not there for None
+
+
 def _plain(annotation: Any) -> Any:
     if annotation is None:
         return type(None)
