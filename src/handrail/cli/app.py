@@ -61,6 +61,13 @@ Tokens = Annotated[int | None, typer.Option("--budget-tokens", min=0, help="Toke
 Money = Annotated[float | None, typer.Option("--budget-money", min=0, help="US dollars at most.")]
 Requests = Annotated[int | None, typer.Option("--budget-requests", min=0, help="Requests to models at most.")]
 Calls = Annotated[int | None, typer.Option("--budget-calls", min=0, help="Tool calls at most.")]
+JournalFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--journal", help="Where runs are recorded. Default: $HANDRAIL_JOURNAL, else .handrail/runs.db here."
+    ),
+]
+NoJournal = Annotated[bool, typer.Option("--no-journal", help="Record nothing.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer and nothing else.")]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Say more; show tracebacks (so does HANDRAIL_DEBUG=1).")
@@ -95,6 +102,8 @@ def run(
     money: Money = None,
     requests: Requests = None,
     calls: Calls = None,
+    journal: JournalFile = None,
+    no_journal: NoJournal = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
@@ -113,6 +122,8 @@ def run(
         calls=calls,
         quiet=quiet,
         verbose=verbose,
+        journal=journal,
+        no_journal=no_journal,
     )
     raise typer.Exit(commands.run(asked, given, attach or [], as_json))
 
@@ -128,6 +139,8 @@ def chat(
     money: Money = None,
     requests: Requests = None,
     calls: Calls = None,
+    journal: JournalFile = None,
+    no_journal: NoJournal = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
@@ -146,6 +159,8 @@ def chat(
         calls=calls,
         quiet=quiet,
         verbose=verbose,
+        journal=journal,
+        no_journal=no_journal,
     )
     raise typer.Exit(commands.chat(asked))
 

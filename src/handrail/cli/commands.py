@@ -46,6 +46,8 @@ class Asked:
     calls: int | None = None
     quiet: bool = False
     verbose: bool = False
+    journal: Path | None = None
+    no_journal: bool = False
 
 
 def run(asked: Asked, given: str | None, attached: list[Path], as_json: bool) -> int:
@@ -56,10 +58,12 @@ def run(asked: Asked, given: str | None, attached: list[Path], as_json: bool) ->
         message = options.read_input(given)
         files = options.filesystem(asked.files, place.folder)
         view, terminal = _view(asked, silent_answer=as_json)
-        begin = _begin(asked, place, files, terminal, tuple(_attachment(path) for path in attached))
+        journal = options.journal(asked.journal, asked.no_journal)
+        begin = _begin(asked, place, files, terminal, journal, tuple(_attachment(path) for path in attached))
         session = Session()
         started = SYSTEM_CLOCK.monotonic()
         with asyncio.Runner() as runner:
+            runner.run(_recover(files, journal))
             ended = runner.run(watched(lambda session: begin(message, session), session, view))
     except Exception as error:
         return _refused(error, as_json, asked.verbose)
@@ -79,7 +83,9 @@ def chat(asked: Asked) -> int:
         place = options.find_worker(asked.worker)
         files = options.filesystem(asked.files, place.folder)
         view, terminal = _view(asked)
-        begin = _begin(asked, place, files, terminal, ())
+        journal = options.journal(asked.journal, asked.no_journal)
+        asyncio.run(_recover(files, journal))
+        begin = _begin(asked, place, files, terminal, journal, ())
         if terminal.run_mode == "user" and not asked.quiet:
             _greet(place, asked, files, view)
         return Chat(begin, view, Session(), files, asked.quiet).talk()
@@ -103,8 +109,19 @@ def _from_here(path: Path) -> str:
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
+async def _recover(files: Any, journal: Any) -> None:
+    """Finish what a process that was killed had recorded and not applied, before the folder is used."""
+    if files is not None and journal is not None:
+        await files.recover(journal)
+
+
 def _begin(
-    asked: Asked, place: options.Place, files: Any, terminal: Terminal, attachments: tuple[Any, ...]
+    asked: Asked,
+    place: options.Place,
+    files: Any,
+    terminal: Terminal,
+    journal: Any,
+    attachments: tuple[Any, ...],
 ) -> Callable[[str, Session], Any]:
     """How a turn is begun. Each has its own deadline; a budget is for all of them together."""
     from handrail.limits import BudgetTracker
@@ -120,6 +137,7 @@ def _begin(
             attachments=attachments,
             models={} if asked.model is None else dict.fromkeys(place.registry.names, asked.model),
             session=session,
+            journal=journal,
             environment=terminal,
             approvals=options.approvals(asked.approve),
             filesystem=files,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from handrail.environment.ink import is_terminal
 
 if TYPE_CHECKING:
     from handrail.deadline import Deadline
+    from handrail.journal.sqlite import SqliteJournal
     from handrail.limits import Budget
     from handrail.resources.directory import DirectoryFilesystem
 
@@ -19,6 +21,8 @@ Approve = Literal["ask", "all", "strict"]
 _MODES: dict[Approve, Any] = {"ask": None, "all": "approve_all", "strict": "strict"}
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _MOST_INPUT = 16 * 1024 * 1024
+JOURNAL = Path(".handrail/runs.db")
+"""Where runs are recorded if nobody says otherwise."""
 
 
 def approvals(approve: Approve) -> Any:
@@ -57,6 +61,29 @@ def filesystem(files: Path | None, folder: Path) -> DirectoryFilesystem | None:
     from handrail.resources.directory import DirectoryFilesystem
 
     return DirectoryFilesystem(root)
+
+
+def journal(given: Path | None, off: bool) -> SqliteJournal | None:
+    """Where runs are recorded: the file named, else $HANDRAIL_JOURNAL, else `.handrail/runs.db` here.
+
+    Where nobody named one and none can be made, the run goes on without.
+    """
+    if off:
+        return None
+    from handrail.errors import JournalError
+    from handrail.journal.sqlite import SqliteJournal
+
+    named = given or os.environ.get("HANDRAIL_JOURNAL")
+    path = Path(named) if named else JOURNAL
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not named:
+            path.with_name(".gitignore").write_text("*\n")  # what happened here is nobody's source
+        return SqliteJournal(path)
+    except (OSError, JournalError) as error:
+        if named:
+            raise UsageError(f"--journal {path}: {error}") from None
+        return None
 
 
 def read_input(given: str | None) -> str:

@@ -25,6 +25,7 @@ from handrail.models import model_named
 from handrail.operation import Operation
 from handrail.prompt.section import walk
 from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, SessionView
+from handrail.records import Journal
 from handrail.resources.registry import Binding
 from handrail.session import Session
 from handrail.tools import Effect, Tool
@@ -40,6 +41,17 @@ from handrail.workers.worker import Worker, rule_of, strongest
 
 _MOST_KEPT = 256
 """How many created workers are kept as they were made, of all sessions."""
+
+
+class ResumeOptions(TypedDict, total=False):
+    """What resuming a worker's run takes of what `Adapter.resume` takes."""
+
+    session: Session | None
+    bus: EventBus | None
+    filesystem: Filesystem | None
+    resources: Sequence[Binding[Any]]
+    environment: Environment | None
+    approvals: ApprovalMode | ApprovalBroker | None
 
 
 class EvaluateOptions(TypedDict, total=False):
@@ -275,21 +287,24 @@ class WorkerRegistry:
         adapter: Adapter | None = None,
         models: Mapping[str, Model | str] | None = None,
         message_callback: MessageCallback | None = None,
+        journal: Journal | None = None,
         **options: Unpack[EvaluateOptions],
     ) -> Operation[PromptResponse[Any]]:
         """Run a worker until it is done.
 
         `model` runs the workers whose files name none; `models` goes before what the files say, by name.
         An attachment is a path of the machine (`Path`), a path among the run's files (a text), or an
-        `Attachment`. `message_callback` hears every message of this worker and of those below it.
+        `Attachment`. `message_callback` hears every message of this worker and of those below it. With
+        a `journal` the run outlives its process: `resume` goes on with it.
         """
         worker = self[name]
         given = Given(name, models or {}, message_callback)
-        runner, files = self._prepared(worker, given, attachments, model, adapter, options)
+        runner, files = self._prepared(worker, given, attachments, model, adapter, journal, options)
         return runner.evaluate(
             worker.prompt,
             worker.render(input, [each.name for each in files]),
             message=message_with(input, files),
+            app=str(worker.path.resolve()),
             **options,
         )
 
@@ -303,18 +318,40 @@ class WorkerRegistry:
         adapter: Adapter | None = None,
         models: Mapping[str, Model | str] | None = None,
         message_callback: MessageCallback | None = None,
+        journal: Journal | None = None,
         **options: Unpack[EvaluateOptions],
     ) -> RunStream[Any]:
         """The same run as a stream of its events. On the same session again, the conversation goes on."""
         worker = self[name]
         given = Given(name, models or {}, message_callback)
-        runner, files = self._prepared(worker, given, attachments, model, adapter, options)
+        runner, files = self._prepared(worker, given, attachments, model, adapter, journal, options)
         return runner.stream(
             worker.prompt,
             worker.render(input, [each.name for each in files]),
             message=message_with(input, files),
+            app=str(worker.path.resolve()),
             **options,
         )
+
+    def resume(
+        self,
+        name: str,
+        run_id: str,
+        *,
+        journal: Journal,
+        attachments: Sequence[Attachment | Path | str] = (),
+        model: Model | str | None = None,
+        adapter: Adapter | None = None,
+        models: Mapping[str, Model | str] | None = None,
+        message_callback: MessageCallback | None = None,
+        **options: Unpack[ResumeOptions],
+    ) -> Operation[PromptResponse[Any]]:
+        """Go on with a recorded run of a worker. Its attachments are not recorded: give them again."""
+        worker = self[name]
+        given = Given(name, models or {}, message_callback)
+        limits: EvaluateOptions = {"filesystem": options.get("filesystem")}
+        runner, _ = self._prepared(worker, given, attachments, model, adapter, journal, limits)
+        return runner.resume(run_id, worker.prompt, **options)
 
     def _prepared(
         self,
@@ -323,6 +360,7 @@ class WorkerRegistry:
         attachments: Sequence[Attachment | Path | str],
         model: Model | str | None,
         adapter: Adapter | None,
+        journal: Journal | None,
         options: EvaluateOptions,
     ) -> tuple[Adapter, tuple[Attachment, ...]]:
         chosen = given.models.get(worker.name) or worker.model or model or (adapter and adapter.model)
@@ -332,7 +370,7 @@ class WorkerRegistry:
                 f"{worker.path}, or give one: run({worker.name!r}, ..., model='provider:name')."
             )
         chosen = model_named(chosen) if isinstance(chosen, str) else chosen
-        runner = adapter or Adapter(chosen)
+        runner = adapter or Adapter(chosen, journal=journal)
         own = worker.deadline(SYSTEM_CLOCK)
         told = options.get("deadline")
         if own is not None and (told is None or own.at < told.at):
