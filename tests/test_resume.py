@@ -350,3 +350,36 @@ async def test_a_failed_run_stays_failed(tmp_path: Path):
     with pytest.raises(PromptEvaluationError, match="requests"):
         await adapter.resume("run", prompt)
     assert tools.ran == ["look"]
+
+
+async def test_whoever_was_overtaken_stops_and_undoes_nothing(tmp_path: Path):
+    """A lease ran out, another process took the run: the first one learns so at its next write."""
+    undone: list[str] = []
+    taken = asyncio.Event()
+    journal = journal_at(tmp_path)
+
+    async def take_back(params: Any, value: Any, *, context: ToolContext) -> None:
+        undone.append("undone")
+
+    @tool(effect="compensable", compensate=take_back)
+    async def book() -> str:
+        """Book."""
+        return "booked"
+
+    @tool(effect="idempotent")
+    async def outer(context: ToolContext) -> str:
+        """Book, and be overtaken."""
+        await context.call("book")
+        other = journal_at(tmp_path)
+        await other._do(lambda connection: connection.execute("UPDATE runs SET leased_until = 0"))
+        await other.take("run")
+        taken.set()
+        return "done"
+
+    adapter = Adapter(ScriptedModel([ToolCall("outer"), "done"]), journal=journal)
+    with pytest.raises(RunBusy):
+        await adapter.evaluate(Prompt("p", "Do.", tools=[book, outer]), "go", run_id="run")
+    assert taken.is_set()
+    assert undone == []
+    row = await journal.run("run")
+    assert (row.status, row.owner != journal.owner) == ("running", True)

@@ -22,7 +22,6 @@ from handrail.clock import Clock
 from handrail.deadline import Deadline
 from handrail.dispatch.frame import Frame
 from handrail.errors import (
-    HandrailError,
     PromptEvaluationError,
     RunBusy,
     RunError,
@@ -131,7 +130,7 @@ async def begin_run(
 
 async def _base(journal: Journal, session: Session) -> bytes | None:
     """The session as it is, where no earlier run in this journal accounts for it."""
-    return None if await journal.runs(session_id=session.id) else save(session)
+    return None if await journal.runs(session_id=session.id, limit=1) else save(session)
 
 
 def code_of(app: str) -> str:
@@ -197,7 +196,9 @@ async def carry_out(
                 task.uncancel()
             raise RunBusy(run_id, (await journal.run(run_id)).owner) from None
         raise
-    except HandrailError as error:
+    except RunBusy:
+        raise
+    except Exception as error:
         status = "failed"
         outcome = RunOutcome(stop_reason="failed", error=str(error), phase=getattr(error, "phase", ""))
         raise

@@ -25,7 +25,12 @@ from handrail.dispatch.call import LiveCall, new_call
 from handrail.dispatch.committing import commit_lock_of
 from handrail.dispatch.failures import Refused, SignatureMismatch, Unsuccessful, failure_of, not_approved
 from handrail.dispatch.frame import Frame
-from handrail.dispatch.policing import close_policy_context, policy_context, policy_resources
+from handrail.dispatch.policing import (
+    close_policy_context,
+    policy_context,
+    policy_resources,
+    tell_policies,
+)
 from handrail.dispatch.previewing import diff_of, runs_first
 from handrail.dispatch.recording import commit_recorded, record_end
 from handrail.dispatch.replaying import (
@@ -52,6 +57,7 @@ from handrail.errors import (
     Conflict,
     DefinitionError,
     DepthExceededError,
+    RunBusy,
     TransientError,
 )
 from handrail.events import ToolInvoked, ToolRolledBack, ToolStarted
@@ -146,7 +152,7 @@ class Gate:
                     if call.preview is not None:  # 4, of what it did
                         await self._approve(call, call.preview, diff_of(call.open_transaction))
                     if policies:
-                        await self._tell_policies(call, result)
+                        await tell_policies(call, result)
                     if frame.journal is None:
                         done = self._commit(call, result)  # 9, success
                     else:
@@ -299,19 +305,6 @@ class Gate:
 
     # 9
 
-    async def _tell_policies(self, call: LiveCall, result: ToolResult[Any]) -> None:
-        """Every policy hears of a success before it is committed; one that raises fails the call."""
-        context: Any = call.policy_context
-        for policy in self.frame.policies:
-            try:
-                told = policy.on_result(call.tool, call.seen, result, context=context)
-                if told is not None:
-                    await told
-            except Exception as error:
-                raise Refused(
-                    "denied", f"The policy {policy.name!r} refused what {call.name} did: {error}"
-                ) from error
-
     def _commit(self, call: LiveCall, result: ToolResult[Any]) -> bool:
         """Make what the call did part of what it was forked from. False: it must run again."""
         transaction: Any = call.transaction
@@ -382,6 +375,8 @@ class Gate:
         if isinstance(error, WasDone):
             call.result = error.result
             return None
+        if isinstance(error, RunBusy) and self.frame.log is not None:
+            self.frame.log.closed = True  # another process has the run, and decides what is undone
         failure = failure_of(call, error, stopped)
         if failure.status in ("cancelled", "timed out"):
             call.stop()

@@ -8,10 +8,12 @@ import msgspec
 
 from handrail.context import ToolContext
 from handrail.dispatch.call import LiveCall
+from handrail.dispatch.failures import Refused
 from handrail.dispatch.views import PolicySession
 from handrail.operation import Home
 from handrail.protocols import Filesystem
 from handrail.resources.registry import CallResources
+from handrail.tools import ToolResult
 
 
 class PolicyCall(msgspec.Struct, eq=False):
@@ -82,3 +84,17 @@ def policy_resources(call: LiveCall) -> CallResources | None:
         return None
     behind: Any = call.policy_context._call  # pyright: ignore[reportPrivateUsage]  # made here
     return behind._resources
+
+
+async def tell_policies(call: LiveCall, result: ToolResult[Any]) -> None:
+    """Every policy hears of a success before it is committed; one that raises fails the call."""
+    context: Any = call.policy_context
+    for policy in call.frame.policies:
+        try:
+            told = policy.on_result(call.tool, call.seen, result, context=context)
+            if told is not None:
+                await told
+        except Exception as error:
+            raise Refused(
+                "denied", f"The policy {policy.name!r} refused what {call.name} did: {error}"
+            ) from error

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from handrail.clock import Clock
-from handrail.errors import Diverged
+from handrail.errors import Diverged, RunBusy
 from handrail.records import CommitUnit, Entry, EntryKind, Journal
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ class RunLog:
     async def note(self, kind: EntryKind, key: str, value: Any) -> None:
         """Record something. When this returns, it is there for whoever resumes."""
         if not self.closed:
-            await self.journal.note(self.run_id, Entry(kind, key, self.now(), msgspec.msgpack.encode(value)))
+            await self._add(kind, key, msgspec.msgpack.encode(value))
 
     def check_verb(self, place: str, verb: str) -> None:
         """A verb that is used at a place where the record has another is not the same run any more."""
@@ -86,7 +86,14 @@ class RunLog:
         """Record which verb is used at a place, before its value is."""
         if not self.closed and place not in self._verbs:
             self._verbs[place] = verb
-            await self.journal.note(self.run_id, Entry("verb", place, self.now(), verb.encode()))
+            await self._add("verb", place, verb.encode())
+
+    async def _add(self, kind: EntryKind, key: str, body: bytes) -> None:
+        try:
+            await self.journal.note(self.run_id, Entry(kind, key, self.now(), body))
+        except RunBusy:
+            self.closed = True
+            raise
 
     def now(self) -> float:
         return self._clock.now().timestamp()

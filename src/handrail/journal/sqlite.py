@@ -156,7 +156,10 @@ class SqliteJournal(MemoryJournal):
     ) -> Sequence[RunRow]:
         """Runs, the newest first; of a session all of them, the oldest first."""
         if session_id is not None:
-            query, values = "WHERE session_id = ? ORDER BY began_at", (session_id,)
+            query, values = (
+                f"WHERE session_id = ? ORDER BY began_at{' LIMIT 1' if limit == 1 else ''}",
+                (session_id,),
+            )
         else:
             query = "WHERE began_at < ? ORDER BY began_at DESC LIMIT ?"
             values = (float("inf") if before is None else before, limit)
