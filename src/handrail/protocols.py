@@ -15,7 +15,7 @@ import msgspec
 
 from handrail.context.facts import Approval
 from handrail.question import Answer, Question
-from handrail.records import CommitUnit, Entry, RunRecord, RunRow, RunStatus
+from handrail.records import Asked, CommitUnit, Entry, RunCopy, RunRecord, RunRow, RunStatus
 
 if TYPE_CHECKING:
     from handrail.adapter import PromptResponse
@@ -330,8 +330,15 @@ class Journal(Protocol):
         """Take a run over to go on with it: `RunBusy` where another process has it."""
         ...
 
-    async def keep(self, run_id: str, /) -> None:
-        """Renew the lease; `RunBusy` where another process has taken the run."""
+    async def keep(self, run_id: str, /) -> bool:
+        """Renew the lease; `RunBusy` where another process has taken the run.
+
+        True: somebody has asked for it to be cancelled.
+        """
+        ...
+
+    async def stop(self, run_id: str, /) -> None:
+        """Ask the process that has a run to cancel it: its next `keep` says so."""
         ...
 
     async def leave(self, run_id: str, status: RunStatus, outcome: bytes = b"", /) -> None:
@@ -354,6 +361,22 @@ class Journal(Protocol):
 
     async def entries(self, run_id: str, /) -> Sequence[Entry]:
         """What happened in a run, in order."""
+        ...
+
+    async def mark(self, run_id: str, entry: Entry, /) -> None:
+        """Record something of a run that nobody has: `RunBusy` where somebody does."""
+        ...
+
+    async def marks(self, session_id: str, /) -> Sequence[tuple[str, Entry]]:
+        """Which calls of a session were undone, and of which the model was told, with the runs these are of."""
+        ...
+
+    async def bring(self, copy: RunCopy, /) -> None:
+        """Take a run in that was recorded elsewhere, or under another id; `RunError` where there is one of its id."""
+        ...
+
+    async def forget(self, run_ids: Sequence[str], /) -> None:
+        """Keep nothing of these runs any more."""
         ...
 
     # Steps and questions.
@@ -390,6 +413,14 @@ class Journal(Protocol):
 
     async def questions(self, run_id: str | None = None, /) -> Sequence[Question]:
         """What waits for an answer, of one run or of all, oldest first."""
+        ...
+
+    async def asked(self, run_id: str, /) -> Sequence[Asked]:
+        """The questions of a run that wait or were answered, oldest first."""
+        ...
+
+    async def steps(self, run_id: str, /) -> Sequence[tuple[str, bytes | None]]:
+        """What a run did once: the keys and their settled values, None where it is not known."""
         ...
 
     async def withdraw(self, prefix: str, /) -> None:
@@ -429,6 +460,10 @@ class Journal(Protocol):
 
     async def load_session(self, session_id: str, /) -> Sequence[CommitUnit]:
         """What was committed in all runs of a session, in order."""
+        ...
+
+    async def later(self, unit: CommitUnit, /) -> Sequence[CommitUnit]:
+        """What was committed after this, in all runs, and was not undone, in order."""
         ...
 
 

@@ -10,12 +10,17 @@ from typing import Any, Literal
 
 import msgspec
 
+from handrail.question import Answer, Question
+
 RunStatus = Literal["running", "parked", "done", "failed", "cancelled"]
 """`running` also stands for a run whose process has died: its lease tells."""
 
 OVER: frozenset[RunStatus] = frozenset(("done", "failed", "cancelled"))
 
-EntryKind = Literal["model answer", "call begun", "call tried", "inner call", "verb", "advice", "undone"]
+EntryKind = Literal[
+    "model answer", "call begun", "call tried", "inner call", "verb", "advice", "undoing", "undone", "told"
+]
+"""`undoing`: a call is being undone; `undone`: it was, and its key is the call's id. `told`: the model was told so."""
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +56,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """What came of it, once it is over; only the adapter reads it."""
     questions: int = 0
     """How many questions of it wait for an answer."""
+    stopping: bool = False
+    """Has somebody asked the process that has it to cancel it?"""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -87,3 +94,24 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True):
     diff: str = ""
     charged: bool = True
     """Does it count towards a budget of tool calls?"""
+    root: str = ""
+    """The folder that its paths are of, where that is a real one."""
+    decision: str = ""
+    """What policies said of it: `allow`, `ask` or `deny`, and why; "" where there were none."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A question of a run, and its answer once there is one."""
+
+    question: Question
+    answer: Answer | None = None
+
+
+class RunCopy(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a journal holds of a run, to be brought into a journal under an id of its own."""
+
+    row: RunRow
+    entries: Sequence[Entry] = ()
+    units: Sequence[CommitUnit] = ()
+    steps: Sequence[tuple[str, bytes | None]] = ()
+    """Settled values by key; None where it is not known whether it happened."""
