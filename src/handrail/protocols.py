@@ -331,15 +331,10 @@ class Journal(Protocol):
         ...
 
     async def keep(self, run_id: str, /) -> bool:
-        """Renew the lease; `RunBusy` where another process has taken the run.
-
-        True: somebody has asked for it to be cancelled.
-        """
+        """Renew the lease; `RunBusy` where another process has taken the run. True: it is to be cancelled."""
         ...
 
-    async def stop(self, run_id: str, /) -> None:
-        """Ask the process that has a run to cancel it: its next `keep` says so."""
-        ...
+    async def stop(self, run_id: str, /) -> None: ...  # whoever has the run is told so by its next `keep`
 
     async def leave(self, run_id: str, status: RunStatus, outcome: bytes = b"", /) -> None:
         """Let go of a run, and say where it stands."""
@@ -355,16 +350,12 @@ class Journal(Protocol):
         """Runs, the newest first; of a session all of them, the oldest first."""
         ...
 
-    async def note(self, run_id: str, entry: Entry, /) -> None:
-        """Record something that happened in a run this process has."""
+    async def note(self, run_id: str, entry: Entry, /, *, from_outside: bool = False) -> None:
+        """Record something that happened in a run this process has; from outside, in one that nobody has."""
         ...
 
     async def entries(self, run_id: str, /) -> Sequence[Entry]:
         """What happened in a run, in order."""
-        ...
-
-    async def mark(self, run_id: str, entry: Entry, /) -> None:
-        """Record something of a run that nobody has: `RunBusy` where somebody does."""
         ...
 
     async def marks(self, session_id: str, /) -> Sequence[tuple[str, Entry]]:

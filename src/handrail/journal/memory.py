@@ -106,28 +106,25 @@ class MemoryJournal:
         found = [row for row in found if before is None or row.record.began_at < before]
         return tuple(found[::-1][:limit])
 
-    async def note(self, run_id: str, entry: Entry, /) -> None:
-        """Record something that happened in a run this process has."""
-        self._mine(run_id)
+    async def note(self, run_id: str, entry: Entry, /, *, from_outside: bool = False) -> None:
+        """Record something that happened in a run this process has; from outside, in one that nobody has."""
+        if from_outside:
+            check_nobodys(await self.run(run_id), self._now())
+        else:
+            self._mine(run_id)
         self._entries.setdefault(run_id, {})[entry.kind, entry.key] = entry
 
     async def entries(self, run_id: str, /) -> Sequence[Entry]:
         """What happened in a run, in order."""
         return tuple(self._entries.get(run_id, {}).values())
 
-    async def mark(self, run_id: str, entry: Entry, /) -> None:
-        """Record something of a run that nobody has."""
-        row = await self.run(run_id)
-        if row.owner and not is_free(row.owner, row.leased_until, self._now(), ""):
-            raise RunBusy(run_id, row.owner)
-        self._entries.setdefault(run_id, {})[entry.kind, entry.key] = entry
-
     async def marks(self, session_id: str, /) -> Sequence[tuple[str, Entry]]:
         """Which calls of a session were undone, and of which the model was told."""
         return tuple(
-            (row.record.id, entry)
-            for row in await self.runs(session_id=session_id)
-            for entry in await self.entries(row.record.id)
+            (run_id, entry)
+            for run_id, row in self._runs.items()
+            if row.record.session_id == session_id
+            for entry in self._entries.get(run_id, {}).values()
             if entry.kind in ("undone", "told")
         )
 
@@ -337,6 +334,12 @@ class MemoryJournal:
             for other in self._order[here + 1 :]
             if ("undone", other.call_id) not in self._entries.get(other.run_id, {})
         )
+
+
+def check_nobodys(row: RunRow, now: float) -> None:
+    """Refuse to add to a run from outside that some process has, this one too."""
+    if row.owner and not is_free(row.owner, row.leased_until, now, ""):
+        raise RunBusy(row.record.id, row.owner)
 
 
 def run_exists(run_id: str) -> RunError:

@@ -25,7 +25,7 @@ from handrail.journal import shelf
 from handrail.journal.desk import check_answer
 from handrail.journal.digest import key_beside
 from handrail.journal.lease import LEASE_SECONDS, is_dead, is_free
-from handrail.journal.memory import MemoryJournal, run_exists
+from handrail.journal.memory import MemoryJournal, check_nobodys, run_exists
 from handrail.journal.schema import SCHEMA
 from handrail.journal.writer import Work, Writer
 from handrail.protocols import Check, Environment
@@ -168,11 +168,14 @@ class SqliteJournal(MemoryJournal):
         rows = await self._do(lambda connection: connection.execute(query, values).fetchall())
         return tuple(shelf.run_row(row) for row in rows)
 
-    async def note(self, run_id: str, entry: Entry, /) -> None:
-        """Record something that happened in a run this process has."""
+    async def note(self, run_id: str, entry: Entry, /, *, from_outside: bool = False) -> None:
+        """Record something that happened in a run this process has; from outside, in one that nobody has."""
 
         def note(connection: sqlite3.Connection) -> None:
-            self._check_mine(connection, run_id)
+            if from_outside:
+                check_nobodys(shelf.row_of(connection, run_id), self._now())
+            else:
+                self._check_mine(connection, run_id)
             shelf.put_entries(connection, run_id, [entry])
 
         await self._do(note)
@@ -182,18 +185,6 @@ class SqliteJournal(MemoryJournal):
         query = "SELECT kind, key, at, body FROM entries WHERE run_id = ? ORDER BY number"
         rows = await self._do(lambda connection: connection.execute(query, (run_id,)).fetchall())
         return tuple(Entry(*row) for row in rows)
-
-    async def mark(self, run_id: str, entry: Entry, /) -> None:
-        """Record something of a run that nobody has."""
-        now = self._now()
-
-        def mark(connection: sqlite3.Connection) -> None:
-            row = shelf.row_of(connection, run_id)
-            if row.owner and not is_free(row.owner, row.leased_until, now, ""):
-                raise RunBusy(run_id, row.owner)
-            shelf.put_entries(connection, run_id, [entry])
-
-        await self._do(mark)
 
     async def marks(self, session_id: str, /) -> Sequence[tuple[str, Entry]]:
         return await self._do(lambda connection: shelf.marks(connection, session_id))
