@@ -164,8 +164,13 @@ async def resume(
 def _code(row: RunRow, app: str | None) -> tuple[Any, bool]:
     """The prompt of a run, and whether its code is another than when it began."""
     named = app or row.record.app
-    prompt = prompt_of(row.record.id, named)
-    return prompt, bool(row.record.code) and code_of(named) != row.record.code
+    try:
+        prompt = prompt_of(row.record.id, named)
+        return prompt, bool(row.record.code) and code_of(named) != row.record.code
+    except HandrailError:
+        raise
+    except Exception as error:  # whatever the user's own module does when it is imported
+        raise Wrong(f"the code at {named!r} can't be loaded: {type(error).__name__}: {error}") from error
 
 
 def _about(changed: bool) -> list[str]:

@@ -35,6 +35,9 @@ _SHORT, _DIFF_LINES = 100, 12
 def say(what: Any) -> None:
     """Print to standard output: with colours on a terminal, plain and unfolded elsewhere."""
     there = sys.stdout.isatty()
+    if isinstance(what, str) and not there:
+        sys.stdout.write(f"{what}\n")  # as it is, with its tabs
+        return
     console = Console(
         file=sys.stdout, highlight=False, width=None if there else 240, no_color=not there or None
     )
