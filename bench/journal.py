@@ -13,6 +13,8 @@ import sqlite3
 import sys
 import tempfile
 import time
+from collections.abc import AsyncGenerator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,10 @@ from pydantic import BaseModel
 
 from handrail import Adapter, Prompt, SqliteJournal, ToolContext, tool
 from handrail.dispatch import open_gate
-from handrail.dispatch.turn import ToolCall
 from handrail.environment.later import LaterEnvironment
 from handrail.errors import RunParked
 from handrail.journal.sqlite import Durability
+from handrail.messages import CallPart, ModelPart, ModelRequest, Price, StopPart, Traits
 from handrail.models.scripted import ScriptedModel
 from handrail.question import Answer
 
@@ -99,13 +101,26 @@ async def costs(folder: Path, count: int) -> None:
         say("  what the record adds, in bare inserts", f"{(spent - plain) / bare:.1f}")
 
 
+class Steps:
+    """A model that asks for one call after the other; it keeps nothing, so only the run is measured."""
+
+    name = "bench:steps"
+    traits = Traits(price=Price(Decimal(0), Decimal(0)))
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
+        self._left -= 1
+        name, arguments = ("add", '{"a": 1, "b": 2}') if self._left else ("choose", "{}")
+        yield CallPart(0, "", name, arguments)
+        yield StopPart("calls")
+
+
 async def parked(path: Path, steps: int) -> SqliteJournal:
     """A run that has made so many steps, and waits."""
-    script = [ToolCall("add", {"a": number, "b": 1}) for number in range(steps - 1)]
     journal = SqliteJournal(path, watch=None)
-    adapter = Adapter(
-        ScriptedModel([*script, ToolCall("choose"), "end"]), journal=journal, environment=LaterEnvironment()
-    )
+    adapter = Adapter(Steps(steps), journal=journal, environment=LaterEnvironment())
     try:
         await adapter.evaluate(PROMPT, "go", run_id="long")
     except RunParked:
@@ -135,7 +150,7 @@ def main() -> None:
     count, longest = ([int(each) for each in sys.argv[1:]] + [2000, 10_000][len(sys.argv) - 1 :])[:2]
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(costs(Path(folder), count))
-        for steps in (longest // 10, longest // 2, longest):
+        for steps in (longest // 10, longest // 4, longest // 2, longest):
             asyncio.run(resumed(Path(folder), steps))
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from handrail import DirectoryFilesystem, SqliteJournal, ToolContext, open_gate, tool
+from handrail.journal.writer import Writer
 from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.syscalls import exchange
 from rig import Note
@@ -173,8 +174,8 @@ class CutDisk(KillingDisk):
             return  # it was given another name by a change that did reach the disk
 
 
-class KillingJournal(SqliteJournal):
-    """A journal before and after each of whose transactions the process can end."""
+class KillingWriter(Writer):
+    """Before and after each of its transactions the process can end."""
 
     points: Points
     lose: Any = staticmethod(lambda: None)
@@ -185,13 +186,18 @@ class KillingJournal(SqliteJournal):
         self.points.reach(self.lose)
 
 
+class KillingJournal(SqliteJournal):
+    writes_by = KillingWriter
+
+
 async def commit_once(base: Path, seed: int, points: Points, edited: str, durability: Any) -> str:
     """One call through the gate, on the folder and the journal under `base`."""
     disk = (CutDisk if durability == "power" else KillingDisk)(
         points, str(base / "root" / edited) if edited else ""
     )
     journal = KillingJournal(base / "journal.db", durability=durability)
-    journal.points, journal.lose = points, disk._lose
+    writer: Any = journal._writer
+    writer.points, writer.lose = points, disk._lose
     files = DirectoryFilesystem(base / "root", disk=disk)
     numbers = count()
 
@@ -217,7 +223,8 @@ async def recover_once(base: Path, points: Points) -> str:
     """A recovery, which can be killed too."""
     files = DirectoryFilesystem(base / "root", disk=KillingDisk(points))
     journal = KillingJournal(base / "journal.db")
-    journal.points = points
+    writer: Any = journal._writer
+    writer.points = points
     await files.recover(journal)
     journal.close()
     files.close()

@@ -28,6 +28,15 @@ SHOWN = {
         "in the folder: Makefile, plan.md",
         "undone: plan.md\n   plan.md: 'see Anna on monday\\ncall mum\\n'",
     ],
+    "workers.py": [
+        "nothing is wrong with ['critic', 'editor', 'main']",
+        "main > editor > count_words  ok",
+        "critic: {'good': True, 'remarks': ['short', 'clear']}",
+        "main said: That is all.",
+        "publish was not approved (nobody there)",
+        "requests: 7",
+        "broken.md:2: `tool` unknown; did you mean tools?",
+    ],
     "local_model.py": [
         "a 135M demo model",
         "-> 3 desk lamps for Maria Lopez",

@@ -18,12 +18,15 @@ if TYPE_CHECKING:
         TRACING_SPAN,
         AgentContext,
         Approval,
+        Attachment,
         ExtraKey,
         ToolContext,
         UserContext,
+        WorkerContext,
     )
     from handrail.deadline import Deadline
     from handrail.dispatch import Gate, ToolCall, open_gate, run_turn
+    from handrail.environment import Terminal
     from handrail.errors import (
         CallFailed,
         CapabilityMissing,
@@ -38,12 +41,16 @@ if TYPE_CHECKING:
         ToolDefinitionError,
         ToolValidationError,
         TransientError,
+        WorkerError,
     )
     from handrail.guard import (
+        ApprovalMemory,
+        Broker,
         CapabilityPolicy,
         RateLimitPolicy,
         ReadBeforeWritePolicy,
         SequentialDependencyPolicy,
+        approvals_of,
     )
     from handrail.journal.sqlite import SqliteJournal
     from handrail.limits import Budget
@@ -72,18 +79,24 @@ if TYPE_CHECKING:
         tool,
         tool_context,
     )
+    from handrail.workers import Worker, WorkerRegistry
 
 _HOMES = {
     "handrail.adapter": "Adapter PromptResponse",
     "handrail.clock": "Clock SystemClock",
-    "handrail.context": "PROVIDER_REQUEST_ID RATE_LIMIT TRACING_SPAN AgentContext Approval ExtraKey ToolContext UserContext",
+    "handrail.context": (
+        "PROVIDER_REQUEST_ID RATE_LIMIT TRACING_SPAN AgentContext Approval Attachment ExtraKey "
+        "ToolContext UserContext WorkerContext"
+    ),
     "handrail.deadline": "Deadline",
     "handrail.dispatch": "Gate ToolCall open_gate run_turn",
+    "handrail.environment": "Terminal",
     "handrail.errors": (
         "CallFailed CapabilityMissing ContextExpired Declined HandrailError NoAnswer PromptEvaluationError "
-        "PromptValidationError QuestionCancelled QuestionTimedOut ToolDefinitionError ToolValidationError TransientError"
+        "PromptValidationError QuestionCancelled QuestionTimedOut ToolDefinitionError ToolValidationError TransientError "
+        "WorkerError"
     ),
-    "handrail.guard": "CapabilityPolicy RateLimitPolicy ReadBeforeWritePolicy SequentialDependencyPolicy",
+    "handrail.guard": "ApprovalMemory Broker CapabilityPolicy RateLimitPolicy ReadBeforeWritePolicy SequentialDependencyPolicy approvals_of",
     "handrail.journal.sqlite": "SqliteJournal",
     "handrail.limits": "Budget",
     "handrail.models.anthropic": "AnthropicModel",
@@ -103,6 +116,7 @@ _HOMES = {
     "handrail.tools": (
         "Effect FunctionTool PathArg Tool ToolExample ToolResult legacy_handler tool tool_context"
     ),
+    "handrail.workers": "Worker WorkerRegistry",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
@@ -117,7 +131,10 @@ __all__ = [
     "Allow",
     "AnthropicModel",
     "Approval",
+    "ApprovalMemory",
+    "Attachment",
     "Binding",
+    "Broker",
     "Budget",
     "CallFailed",
     "CapabilityMissing",
@@ -159,6 +176,7 @@ __all__ = [
     "ShellTools",
     "SqliteJournal",
     "SystemClock",
+    "Terminal",
     "Tool",
     "ToolCall",
     "ToolContext",
@@ -169,6 +187,11 @@ __all__ = [
     "ToolValidationError",
     "TransientError",
     "UserContext",
+    "Worker",
+    "WorkerContext",
+    "WorkerError",
+    "WorkerRegistry",
+    "approvals_of",
     "gather",
     "kept",
     "legacy_handler",

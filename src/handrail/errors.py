@@ -8,7 +8,8 @@ Each is ours *and* the builtin a caller would expect; each carries data beside i
     │   ├── PromptDefinitionError                  .place, .problem, .mend
     │   │   └── PromptValidationError                .tool, .places: two tools of one name
     │   ├── ExtraKeyError                          .key
-    │   └── RuleError                              .rule
+    │   ├── RuleError                              .rule
+    │   └── WorkerError                            .problems: a worker's file is wrong, all of it at once
     ├── ToolError                                what a handler raises, or what stops a call before it
     │   ├── ToolValidationError (ValueError)       .problems: the arguments do not fit, all of it at once
     │   ├── TransientError                         .retry_after: try the same call again
@@ -138,6 +139,14 @@ class RuleError(DefinitionError):
     def __init__(self, rule: str, problem: str, mend: str) -> None:
         super().__init__(f"rule {rule}: {problem}. {mend}")
         self.rule = rule
+
+
+class WorkerError(DefinitionError):
+    """A worker, or a folder of workers, can't be used as written. Everything wrong is in `problems`."""
+
+    def __init__(self, message: str, problems: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
 
 
 class ToolError(HandrailError):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 from handrail.adapter.bound import Bound, one_message, prompt_model_of
@@ -32,8 +34,8 @@ from handrail.models import model_named
 from handrail.operation import Operation
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.prompt.section import walk
-from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, Journal
-from handrail.records import OVER
+from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, WorkerSource
+from handrail.records import OVER, Journal
 from handrail.resources.registry import Binding
 from handrail.session import Dispatcher, Session
 
@@ -66,6 +68,7 @@ class Adapter:
         opens_in_place: bool = True,
         depth_limit: int = DEPTH_LIMIT,
         lease: Lease | None = None,
+        workers: WorkerSource | None = None,
         clock: Clock = SYSTEM_CLOCK,
         new_id: NewId = random_id,
     ) -> None:
@@ -83,8 +86,21 @@ class Adapter:
         self.opens_in_place = opens_in_place
         self._depth_limit = depth_limit
         self._lease = lease
+        self._workers = _checked_workers(workers)
         self._clock = clock
         self._new_id = new_id
+
+    @property
+    def filesystem(self) -> Filesystem | None:
+        """The files of its runs, where they are given no others."""
+        return self._filesystem
+
+    def with_workers(self, workers: WorkerSource, model: Model | None = None) -> Adapter:
+        """The same adapter for runs that have these workers, on another model where one is given."""
+        made = copy.copy(self)
+        made._workers = workers
+        made.model = model or self.model
+        return made
 
     def evaluate(
         self,
@@ -246,7 +262,7 @@ class Adapter:
         forward = _forwarding(session, given["bus"])
         run_id = frame.run_context.run_id
         try:
-            with conversation:
+            with conversation, nullcontext() if self._workers is None else self._workers.enter(frame):
                 rendered = prompt.render(
                     given["params"], session=session, opened=given["opened"], deadline=frame.deadline
                 )
@@ -405,6 +421,12 @@ def _checked_model(model: Any) -> Model:
             "or a name like 'openai:gpt-5'."
         )
     return model
+
+
+def _checked_workers(workers: Any) -> WorkerSource | None:
+    if workers is None or callable(getattr(workers, "enter", None)):
+        return workers
+    raise DefinitionError(f"workers is a {type(workers).__name__}. Give WorkerRegistry(folder).")
 
 
 def _forwarding(session: Session, bus: EventBus | None) -> Callable[[], None]:

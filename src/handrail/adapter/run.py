@@ -11,6 +11,7 @@ from handrail.adapter.output import ANSWER_TOOL, Output
 from handrail.adapter.pacing import Retry, Throttle
 from handrail.dispatch import Gate
 from handrail.dispatch.frame import Frame
+from handrail.dispatch.starting import is_offered
 from handrail.errors import DeadlineExceededError, LimitError, PromptEvaluationError
 from handrail.guard.scope import within_scope
 from handrail.messages import Model, ModelRequest, Offered, Sent, Usage
@@ -86,7 +87,9 @@ class Run:
         self.answers = 0
         """How many answers of the model this run has had, or is waiting for."""
         self._request: ModelRequest | None = None
-        self.tools: Sent[Offered] = Sent(Offered(tool) for tool in (*rendered.tools, *self._extra_tools))
+        self.tools: Sent[Offered] = Sent(
+            Offered(tool) for tool in (*rendered.tools, *self._extra_tools) if is_offered(tool, frame)
+        )
         self._allow(rendered)
 
     # What is asked of the model.
@@ -137,7 +140,8 @@ class Run:
         opening = self.rendered.open(paths)
         self.rendered = opening.rendered
         for tool in opening.tools:
-            self.tools.append(Offered(tool, deferred=True))
+            if is_offered(tool, self.frame):
+                self.tools.append(Offered(tool, deferred=True))
         self._allow(opening.rendered)
         return tuple(tool.name for tool in opening.tools)
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from handrail.messages import UserMessage
-from handrail.protocols import Journal
-from handrail.records import CommitUnit
+from handrail.records import CommitUnit, Journal
 from handrail.session import Session
 from handrail.session.saving import decode_item, load_imported
 

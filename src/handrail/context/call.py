@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from handrail.context.extras import Extras
 from handrail.context.facts import Approval, Invocation, RequestView, ResponseAccumulator, RunContext
+from handrail.context.worker import WorkerFacts
 
 if TYPE_CHECKING:
     from handrail.context.verbs import PromptModel, WaitFor
     from handrail.deadline import Deadline
     from handrail.operation import Done, Home, Operation
     from handrail.protocols import (
-        ApprovalBroker,
+        ApprovalController,
         BoundAdapter,
         BudgetTracker,
         CancelSignal,
@@ -77,7 +78,9 @@ class Call(Protocol):
     @property
     def filesystem(self) -> Filesystem: ...
     @property
-    def approval_controller(self) -> ApprovalBroker: ...
+    def approval_controller(self) -> ApprovalController: ...
+    @property
+    def worker(self) -> WorkerFacts | None: ...
     @property
     def wait_for(self) -> WaitFor | None: ...
     @property

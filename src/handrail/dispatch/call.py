@@ -18,6 +18,7 @@ from handrail.context import (
     ResponseAccumulator,
     RunContext,
     ToolContext,
+    WorkerFacts,
 )
 from handrail.context.verbs import PromptModel, WaitFor
 from handrail.deadline import Deadline
@@ -26,14 +27,13 @@ from handrail.dispatch.frame import Frame
 from handrail.dispatch.once import OnUnknown, once
 from handrail.dispatch.parking import asker
 from handrail.dispatch.transaction import Settled, Transaction
-from handrail.dispatch.views import CallBus, CallSession, CallSignal
+from handrail.dispatch.views import CallApprovals, CallBus, CallSession, CallSignal
 from handrail.dispatch.watchdog import Timer
-from handrail.errors import ContextExpired, NotSupported
+from handrail.errors import CallFailed, ContextExpired, NotSupported
 from handrail.events import CallStatus, Emitted, Progress
 from handrail.limits import BudgetTracker, Heartbeat, Reservation, Spending
 from handrail.operation import DONE, Done, Home, Operation
 from handrail.protocols import (
-    ApprovalBroker,
     BoundAdapter,
     Filesystem,
     Forkable,
@@ -216,7 +216,7 @@ class LiveCall(msgspec.Struct, eq=False):
     def own_effect(self, result: ToolResult[Any]) -> Settled | None:
         """What this call itself has done to the world, where a rollback has to know of it."""
         tool = self.tool
-        if not result.success or tool.effect not in ("compensable", "irreversible"):
+        if not result.success or tool.delegates or tool.effect not in ("compensable", "irreversible"):
             return None
         if tool.effect == "compensable":
             return Settled(self.name, self.id, tool, self.params, result.value)
@@ -298,8 +298,12 @@ class LiveCall(msgspec.Struct, eq=False):
         return self.frame.spending
 
     @property
-    def approval_controller(self) -> ApprovalBroker:
-        return self.frame.broker
+    def approval_controller(self) -> CallApprovals:
+        return CallApprovals(self)
+
+    @property
+    def worker(self) -> WorkerFacts | None:
+        return self.frame.worker
 
     @property
     def resources(self) -> CallResources:
@@ -361,11 +365,12 @@ class LiveCall(msgspec.Struct, eq=False):
         self.frame.session.dispatcher.publish(fact)
 
     def request_approval(self, message: str) -> Operation[Approval]:
-        return approval_verb(self, f"request_approval({message!r})", message, message)
+        return approval_verb(self, "message", f"request_approval({message!r})", message, message)
 
     def request_permission(self, kind: str) -> Operation[Approval]:
         return approval_verb(
             self,
+            "permission",
             f"request_permission({kind!r})",
             kind,
             f"{self.name} asks for the permission {kind!r}",
@@ -376,7 +381,25 @@ class LiveCall(msgspec.Struct, eq=False):
         return Operation(lambda: self.gate.pass_through(inner, arguments), f"call({name!r})", self.home)
 
     def call_worker(self, name: str, input: Any, attachments: Sequence[Any]) -> Operation[Any]:
-        raise NotSupported("call_worker", "Run the tool from a worker.")
+        workers = self.frame.workers
+        if workers is None:
+            raise NotSupported(
+                "call_worker",
+                "Run the tool from a worker, or give the run some: Adapter(model, workers=WorkerRegistry(folder)).",
+            )
+        arguments = workers.arguments(input, attachments)
+        inner = new_call(self.gate, name, parent=self)
+        return Operation(lambda: self._call_worker(inner, arguments), f"call_worker({name!r})", self.home)
+
+    async def _call_worker(self, inner: LiveCall, arguments: Mapping[str, Any]) -> Any:
+        tool = self.frame.tools.get(inner.name)
+        if tool is not None and not tool.delegates:
+            said = f"{inner.name} is a tool here, not a worker. Use `context.call({inner.name!r}, ...)`."
+            raise CallFailed(inner.name, ToolResult.error(said))
+        result = await self.gate.pass_through(inner, arguments)
+        if not result.success:
+            raise CallFailed(inner.name, result)
+        return result.value
 
     def ticket(self) -> str:
         raise NotSupported("ticket", "Give the run a journal that other processes can reach.")

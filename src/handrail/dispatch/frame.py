@@ -11,6 +11,7 @@ from handrail.clock import Clock
 from handrail.context import Extras, RequestView, ResponseAccumulator, RunContext
 from handrail.context.extras import NO_EXTRAS
 from handrail.context.verbs import PromptModel
+from handrail.context.worker import WorkerFacts
 from handrail.deadline import Deadline
 from handrail.errors import DefinitionError
 from handrail.journal.runlog import RunLog
@@ -20,11 +21,12 @@ from handrail.protocols import (
     BoundAdapter,
     Environment,
     Forkable,
-    Journal,
     PromptView,
     RenderedPromptView,
     ToolPolicy,
+    Workers,
 )
+from handrail.records import Journal
 from handrail.resources.registry import RunResources
 from handrail.session import Dispatcher, Session
 from handrail.tools import Tool
@@ -61,6 +63,11 @@ NO_PROVIDER = NoProvider()
 
 class Frame:
     """One run as its calls see it. Plain data: the gate reads it and changes nothing but the counter."""
+
+    workers: Workers | None = None
+    """The workers its calls may reach; None where there are none."""
+    worker: WorkerFacts | None = None
+    """What is known of the worker whose run this is; None where it is nobody's."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from handrail.context import ToolContext
 from handrail.dispatch.asking import ask_approval
 from handrail.dispatch.call import LiveCall, new_call
 from handrail.dispatch.committing import commit_lock_of
-from handrail.dispatch.failures import Refused, SignatureMismatch, Unsuccessful, failure_of
+from handrail.dispatch.failures import Refused, SignatureMismatch, Unsuccessful, failure_of, not_approved
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.policing import close_policy_context, policy_context, policy_resources
 from handrail.dispatch.previewing import diff_of, runs_first
@@ -41,6 +41,7 @@ from handrail.dispatch.starting import (
     cancelled_after_all,
     check_needs,
     check_result,
+    context_in_worker,
     in_own_task,
     refuse_misfit,
 )
@@ -135,7 +136,7 @@ class Gate:
                             await self.check_policies(call)  # what was true when it was asked may not be now
                 if frame.limited or frame.cancellation.cancelled:
                     self._check_limits(call)  # 5
-                context = tool.context_type(call)  # 6
+                context = (tool.context_type if frame.worker is None else context_in_worker(tool))(call)  # 6
                 if frame.log is not None:
                     await mark_begun(call)
                 call.token = _TOKEN  # 7
@@ -186,10 +187,15 @@ class Gate:
 
     def _look_up(self, call: LiveCall) -> Tool[Any, Any]:
         tools = self.frame.tools
+        workers = self.frame.workers
         tool = tools.get(call.name)
+        if tool is None and workers is not None:
+            tool = workers.find(call.name, call)
         if tool is None or tool.handler is None:
             near = difflib.get_close_matches(call.name, tools, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(tools) or 'none'}."
+            if tool is None and workers is not None:
+                hint = workers.why_not(call.name) or hint
             raise Refused("invalid", f"There is no tool {call.name!r} that can be called. {hint}")
         call.tool = tool
         if tool.needs:
@@ -236,16 +242,11 @@ class Gate:
         return asked
 
     async def _approve(self, call: LiveCall, reason: str, diff: str = "") -> None:
-        approval = await ask_approval(call, call.name, reason, diff)
+        approval, how = await ask_approval(call, "call", call.name, reason, diff)
         if not approval.approved:
-            why = f": {approval.reason}" if approval.reason else ""
-            ran = "What it would have done was not applied." if diff else "It did not run."
-            raise Refused(
-                "denied",
-                f"{call.name} was not approved ({approval.outcome}){why}. {ran} "
-                f"It was asked for because {reason}.",
-            )
-        call.approved = approval
+            raise Refused("denied", not_approved(call.name, approval, how, reason, bool(diff)))
+        if how != "remembered":  # what is remembered is looked up again if the call is run again
+            call.approved = approval
 
     # 5
 
@@ -437,6 +438,7 @@ class Gate:
         """Undo this try and give the next one the call's place."""
         frame = self.frame
         another = call.again(await self._undo(call, "it is run again"))
+        call.transaction = None  # undone, and not to be undone again
         if frame.log is not None:
             await note_try(another)
         if task.cancelling() > cancels:

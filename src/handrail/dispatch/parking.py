@@ -7,8 +7,6 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from handrail.tools import EFFECTS
-
 if TYPE_CHECKING:
     from handrail.dispatch.call import LiveCall
     from handrail.dispatch.frame import Frame
@@ -76,7 +74,4 @@ def _rests(call: LiveCall, is_around: bool) -> bool:
         return False
     if call.token is None:
         return True  # its handler has not begun: it is being approved
-    return call.tool.reenters or EFFECTS[call.tool.effect].after_crash in (
-        "run again",
-        "run again with the same key",
-    )
+    return call.tool.enters_again

@@ -230,18 +230,10 @@ def _written(done: Settled) -> _Done:
 # --- calls that were under way -----------------------------------------------------------------------
 
 
-def must_be_marked(call: LiveCall) -> bool:
-    """Is this a call that may not simply run again, so that it has to be known whether it began?"""
-    return not call.tool.reenters and EFFECTS[call.tool.effect].after_crash not in (
-        "run again",
-        "run again with the same key",
-    )
-
-
 async def mark_begun(call: LiveCall) -> None:
     """Before the handler of a call that may not be run twice: it has begun."""
     log = call.frame.log
-    if log is not None and must_be_marked(call):
+    if log is not None and not call.tool.enters_again:
         await log.note("call begun", f"{call.place}~{call.tries}", call.name)
 
 
@@ -251,7 +243,7 @@ async def decide_interrupted(call: LiveCall) -> None:
     Returns where it can run after all. `WasDone` and `Unsuccessful` carry its result.
     """
     log = call.frame.log
-    if log is None or not log.resumed or not must_be_marked(call):
+    if log is None or not log.resumed or call.tool.enters_again:
         return
     if log.find("call begun", f"{call.place}~{call.tries}", str) is None:
         return

@@ -28,9 +28,9 @@ from handrail.journal.lease import LEASE_SECONDS, is_dead, is_free
 from handrail.journal.memory import MemoryJournal, check_nobodys, run_exists
 from handrail.journal.schema import SCHEMA
 from handrail.journal.writer import Work, Writer
-from handrail.protocols import Check, Environment
+from handrail.protocols import Environment
 from handrail.question import Answer, Question
-from handrail.records import OVER, Asked, CommitUnit, Entry, RunCopy, RunRecord, RunRow, RunStatus
+from handrail.records import OVER, Asked, Check, CommitUnit, Entry, RunCopy, RunRecord, RunRow, RunStatus
 
 __all__ = ["SCHEMA", "Durability", "SqliteJournal"]
 
@@ -54,6 +54,8 @@ class SqliteJournal(MemoryJournal):
     - `watch`: how often to look for answers that another process gave, in seconds; None: never.
     - `inline`: write in the thread that asks, for simulations.
     """
+
+    writes_by: type[Writer] = Writer
 
     def __init__(
         self,
@@ -79,7 +81,7 @@ class SqliteJournal(MemoryJournal):
         self._applying: set[str] = set()
         """The calls whose files are being changed now."""
         self._watching: asyncio.Task[None] | None = None
-        self._writer = Writer(self.path, new_id(), self.synced, inline)
+        self._writer = self.writes_by(self.path, new_id(), self.synced, inline)
         self._do = self._writer.do
         self.id = self._writer.id
         self.key = key_beside(self.path)

@@ -13,8 +13,7 @@ import msgspec
 from handrail.adapter.answer import RecordedAnswer
 from handrail.adapter.durable import decode_begin
 from handrail.errors import RunError
-from handrail.protocols import Journal
-from handrail.records import CommitUnit, Entry, RunCopy, RunRow
+from handrail.records import CommitUnit, Entry, Journal, RunCopy, RunRow
 from handrail.runs.lineage import Lineage, lineage_of, parted
 
 FORMAT = 1

@@ -23,8 +23,7 @@ from handrail.messages import (
     Usage,
     UserMessage,
 )
-from handrail.protocols import Journal
-from handrail.records import OVER, CommitUnit, Entry, RunRow
+from handrail.records import OVER, CommitUnit, Entry, Journal, RunRow
 from handrail.runs.lineage import lineage_of
 from handrail.runs.tree import text_of
 from handrail.session import Session

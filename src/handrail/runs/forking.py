@@ -11,8 +11,7 @@ from handrail.adapter.durable import decode_begin
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import RunError
 from handrail.ids import random_id
-from handrail.protocols import Journal
-from handrail.records import CommitUnit, Entry, RunCopy, RunRow
+from handrail.records import CommitUnit, Entry, Journal, RunCopy, RunRow
 from handrail.runs.lineage import lineage_of, parted
 from handrail.runs.places import call_number
 

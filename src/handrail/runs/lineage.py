@@ -8,8 +8,7 @@ from handrail.adapter.durable import RunBegin, base_of, decode_begin, decode_out
 from handrail.adapter.undone import undone_in
 from handrail.errors import RunError
 from handrail.messages import Message
-from handrail.protocols import Journal
-from handrail.records import OVER, RunRow
+from handrail.records import OVER, Journal, RunRow
 from handrail.session.saving import under_id
 
 

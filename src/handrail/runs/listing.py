@@ -9,8 +9,7 @@ import msgspec
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.journal.lease import is_free
-from handrail.protocols import Journal
-from handrail.records import RunRow
+from handrail.records import Journal, RunRow
 
 Standing = Literal["running", "parked", "interrupted", "done", "failed", "cancelled"]
 """As a run's status, but for one that is said to be running and that nobody has: `interrupted`."""

@@ -33,8 +33,8 @@ from handrail.guard.scope import within_scope
 from handrail.ids import random_id
 from handrail.messages import CallAsked
 from handrail.prompt import OPENER, Prompt, RenderedPrompt
-from handrail.protocols import Filesystem, Journal
-from handrail.records import CommitUnit
+from handrail.protocols import Filesystem
+from handrail.records import CommitUnit, Journal
 from handrail.resources.registry import Binding
 from handrail.runs.undoing import meet
 from handrail.session import Session

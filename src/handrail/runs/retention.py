@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from handrail.errors import DefinitionError
-from handrail.protocols import Journal
-from handrail.records import OVER, RunRow
+from handrail.records import OVER, Journal, RunRow
 
 _PAGE = 1000
 

@@ -15,8 +15,7 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.dispatch.replaying import InnerCall
 from handrail.messages import Traits, Usage
 from handrail.models.prices import tariff_of
-from handrail.protocols import Journal
-from handrail.records import Asked, CommitUnit, Entry, RunRow
+from handrail.records import Asked, CommitUnit, Entry, Journal, RunRow
 from handrail.runs.listing import Standing, standing_of
 from handrail.runs.places import call_number, parent_of
 

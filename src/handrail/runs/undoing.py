@@ -12,8 +12,7 @@ from handrail.adapter.undone import UndoneCall, undone_in
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import RunBusy, RunError, UndoRefused
 from handrail.journal.lease import is_free
-from handrail.protocols import Journal
-from handrail.records import CommitUnit, Entry, RunRow
+from handrail.records import CommitUnit, Entry, Journal, RunRow
 from handrail.session import Session
 from handrail.threads import run_in_thread
 

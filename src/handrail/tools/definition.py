@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 import pydantic_core
 
@@ -13,9 +13,9 @@ from handrail.errors import ToolValidationError
 from handrail.schema import JsonSchema, Schema, Validate
 from handrail.tools.checking import check
 from handrail.tools.copying import Copy
-from handrail.tools.effect import Effect
+from handrail.tools.effect import EFFECTS, Effect
 from handrail.tools.example import Need, RunMode, ToolExample
-from handrail.tools.paths import NamedPath, PathFinder
+from handrail.tools.paths import Access, NamedPath, PathFinder
 from handrail.tools.result import ToolResult
 from handrail.tools.signature import MISSING
 
@@ -61,6 +61,9 @@ class Tool(Generic[ParamsT, ResultT]):
     compensate: Callable[..., Any] | None = None
     probe: Callable[..., Any] | None = None
     run_mode: RunMode | None = None
+
+    delegates: ClassVar[bool] = False
+    """Is all it does done by calls inside it, each decided on and answered for by itself? So with a worker."""
 
     reenters: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
     """Is the handler one of Handrail's own, which does nothing but use verbs, so that it can be entered again?"""
@@ -110,9 +113,20 @@ class Tool(Generic[ParamsT, ResultT]):
         return b"{}" if self._schema is None else self._schema.dump(params)
 
     @property
+    def enters_again(self) -> bool:
+        """May a handler that was cut be entered again from the top?"""
+        again = EFFECTS[self.effect].after_crash in ("run again", "run again with the same key")
+        return again or self.reenters or self.delegates
+
+    @property
     def result_schema(self) -> Schema[ResultT] | None:
         """What a result's value fits; None where nothing was declared."""
         return self._result_schema
+
+    @property
+    def path_accesses(self) -> frozenset[Access]:
+        """What its arguments can name paths for; empty where none of them is declared as one."""
+        return self._paths.declared
 
     def paths(self, params: ParamsT) -> tuple[NamedPath, ...]:
         """The paths these params name, where the type declares them with `PathArg`."""
