@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from handrail.deadline import Deadline
     from handrail.dispatch import Gate, ToolCall, open_gate, run_turn
-    from handrail.environment import Terminal
+    from handrail.environment import AgentEnvironment, HeadlessEnvironment, LaterEnvironment, Terminal
     from handrail.errors import (
         CallFailed,
         CapabilityMissing,
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         SequentialDependencyPolicy,
         approvals_of,
     )
+    from handrail.handoff import Handoff, Parked, run_as_agent
     from handrail.journal.sqlite import SqliteJournal
     from handrail.limits import Budget
     from handrail.models.anthropic import AnthropicModel
@@ -90,13 +91,14 @@ _HOMES = {
     ),
     "handrail.deadline": "Deadline",
     "handrail.dispatch": "Gate ToolCall open_gate run_turn",
-    "handrail.environment": "Terminal",
+    "handrail.environment": "AgentEnvironment HeadlessEnvironment LaterEnvironment Terminal",
     "handrail.errors": (
         "CallFailed CapabilityMissing ContextExpired Declined HandrailError NoAnswer PromptEvaluationError "
         "PromptValidationError QuestionCancelled QuestionTimedOut ToolDefinitionError ToolValidationError TransientError "
         "WorkerError"
     ),
     "handrail.guard": "ApprovalMemory Broker CapabilityPolicy RateLimitPolicy ReadBeforeWritePolicy SequentialDependencyPolicy approvals_of",
+    "handrail.handoff": "Handoff Parked run_as_agent",
     "handrail.journal.sqlite": "SqliteJournal",
     "handrail.limits": "Budget",
     "handrail.models.anthropic": "AnthropicModel",
@@ -128,6 +130,7 @@ __all__ = [
     "TRACING_SPAN",
     "Adapter",
     "AgentContext",
+    "AgentEnvironment",
     "Allow",
     "AnthropicModel",
     "Approval",
@@ -149,7 +152,10 @@ __all__ = [
     "FileTools",
     "FunctionTool",
     "Gate",
+    "Handoff",
     "HandrailError",
+    "HeadlessEnvironment",
+    "LaterEnvironment",
     "LocalModel",
     "MarkdownSection",
     "MemoryFilesystem",
@@ -157,6 +163,7 @@ __all__ = [
     "OpenAIModel",
     "Operation",
     "Overrides",
+    "Parked",
     "PathArg",
     "PolicyDecision",
     "Prompt",
@@ -196,6 +203,7 @@ __all__ = [
     "kept",
     "legacy_handler",
     "open_gate",
+    "run_as_agent",
     "run_turn",
     "tool",
     "tool_context",

@@ -14,6 +14,7 @@ Each is ours *and* the builtin a caller would expect; each carries data beside i
     │   ├── ToolValidationError (ValueError)       .problems: the arguments do not fit, all of it at once
     │   ├── TransientError                         .retry_after: try the same call again
     │   ├── CallFailed (RuntimeError)              .result: an inner call came back failed
+    │   ├── ActFailed (RuntimeError)               .raised, .where: an act of a handoff raised; its words are kept back
     │   └── OutcomeUnknown (RuntimeError)          .what: it may have happened, and nobody can tell
     ├── ContextError (RuntimeError)              a context or an operation used where it can't be
     │   ├── ContextExpired                         .call: the call is over
@@ -179,6 +180,18 @@ class CallFailed(ToolError, RuntimeError):
         super().__init__(f"{name} failed: {result.message}")
         self.name = name
         self.result = result
+
+
+class ActFailed(ToolError, RuntimeError):
+    """An act that holds private data raised. What it said is kept back, since it may show some of that.
+
+    `raised` is the name of what was raised, `where` the lines it went through, innermost last.
+    """
+
+    def __init__(self, raised: str, where: Sequence[str] = ()) -> None:
+        super().__init__(f"it raised {raised} (what that said is kept back, as it may hold private data)")
+        self.raised = raised
+        self.where = tuple(where)
 
 
 class OutcomeUnknown(ToolError, RuntimeError):

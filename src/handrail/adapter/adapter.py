@@ -6,7 +6,7 @@ import asyncio
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from handrail.adapter.bound import Bound, one_message, prompt_model_of
 from handrail.adapter.conversation import Conversation, root_conversation
@@ -19,6 +19,7 @@ from handrail.adapter.response import Outcome, PromptResponse, respond
 from handrail.adapter.run import Run, Settings
 from handrail.adapter.stream import RunStream
 from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.context.verbs import PromptModel
 from handrail.deadline import Deadline
 from handrail.dispatch.frame import DEPTH_LIMIT, Frame
 from handrail.dispatch.opening import check_kinds, open_frame
@@ -38,6 +39,9 @@ from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem
 from handrail.records import OVER, Journal
 from handrail.resources.registry import Binding
 from handrail.session import Dispatcher, Session
+
+if TYPE_CHECKING:
+    from handrail.dispatch.call import LiveCall
 
 OutputT = TypeVar("OutputT")
 
@@ -255,7 +259,7 @@ class Adapter:
     ) -> PromptResponse[Any]:
         """One run, new or resumed, from its frame to its response."""
         session: Session = given["session"]
-        settings = self._settings(given, streaming)
+        settings = self._settings(given["temperature"], given["max_tokens"], streaming)
         frame = self._frame(prompt, given, settings, log)
         _check_files(prompt, frame)
         conversation = root_conversation(session)
@@ -290,16 +294,6 @@ class Adapter:
             await frame.resources.close()
         return respond(outcome, frame)
 
-    def _settings(self, given: dict[str, Any], streaming: bool) -> Settings:
-        return Settings(
-            self.model,
-            retry=self._retry,
-            throttle=self._throttle,
-            temperature=self._temperature if given["temperature"] is None else given["temperature"],
-            max_tokens=given["max_tokens"] or self._max_tokens,
-            streaming=streaming,
-        )
-
     def _frame(
         self, prompt: Prompt[Any], given: dict[str, Any], settings: Settings, log: RunLog | None
     ) -> Frame:
@@ -322,13 +316,34 @@ class Adapter:
             new_id=self._new_id,
             prompt=prompt,
             adapter=lambda call: Bound(self, settings, call),
-            prompt_model=lambda call: prompt_model_of(self, settings, call),
+            prompt_model=getattr(environment, "prompt_model", None)
+            or (lambda call: prompt_model_of(self, settings, call)),
             run_id=given["run_id"],
             log=log,
         )
         if log is not None and getattr(environment, "parks", False):
             frame.parking = Parking(frame)
         return frame
+
+    def _settings(
+        self, temperature: float | None = None, max_tokens: int | None = None, streaming: bool = False
+    ) -> Settings:
+        return Settings(
+            self.model,
+            retry=self._retry,
+            throttle=self._throttle,
+            temperature=self._temperature if temperature is None else temperature,
+            max_tokens=max_tokens or self._max_tokens,
+            streaming=streaming,
+        )
+
+    def bound_to(self, call: LiveCall) -> Bound:
+        """This adapter as one call has it, whoever opened the call's run."""
+        return Bound(self, self._settings(), call)
+
+    def prompt_model_for(self, call: LiveCall) -> PromptModel:
+        """The verb `prompt_model` of one call, on this adapter's model."""
+        return prompt_model_of(self, self._settings(), call)
 
     async def run_in(
         self,

@@ -11,7 +11,6 @@ from handrail.adapter.output import ANSWER_TOOL, Output
 from handrail.adapter.pacing import Retry, Throttle
 from handrail.dispatch import Gate
 from handrail.dispatch.frame import Frame
-from handrail.dispatch.starting import is_offered
 from handrail.errors import DeadlineExceededError, LimitError, PromptEvaluationError
 from handrail.guard.scope import within_scope
 from handrail.messages import Model, ModelRequest, Offered, Sent, Usage
@@ -87,9 +86,8 @@ class Run:
         self.answers = 0
         """How many answers of the model this run has had, or is waiting for."""
         self._request: ModelRequest | None = None
-        self.tools: Sent[Offered] = Sent(
-            Offered(tool) for tool in (*rendered.tools, *self._extra_tools) if is_offered(tool, frame)
-        )
+        shown = [tool for tool in rendered.tools if frame.offers(tool)]
+        self.tools: Sent[Offered] = Sent(Offered(tool) for tool in (*shown, *self._extra_tools))
         self._allow(rendered)
 
     # What is asked of the model.
@@ -139,11 +137,11 @@ class Run:
         """Show more sections: their tools can be called from now on. Returns the tools' names."""
         opening = self.rendered.open(paths)
         self.rendered = opening.rendered
-        for tool in opening.tools:
-            if is_offered(tool, self.frame):
-                self.tools.append(Offered(tool, deferred=True))
+        shown = [tool for tool in opening.tools if self.frame.offers(tool)]
+        for tool in shown:
+            self.tools.append(Offered(tool, deferred=True))
         self._allow(opening.rendered)
-        return tuple(tool.name for tool in opening.tools)
+        return tuple(tool.name for tool in shown)
 
     def _allow(self, rendered: RenderedPrompt[Any]) -> None:
         policies = [within_scope(scoped.policy, scoped.tools) for scoped in rendered.policies]

@@ -154,8 +154,8 @@ def open_frame(
         approval_seconds=approval_seconds,
         log=log,
         prompt=prompt,
-        adapter=adapter,
-        prompt_model=prompt_model,
+        adapter=adapter or getattr(environment, "adapter", None),
+        prompt_model=prompt_model or getattr(environment, "prompt_model", None),
     )
 
 

@@ -9,7 +9,6 @@ from typing import Any, cast
 from handrail.context import ToolContext, WorkerContext
 from handrail.dispatch.call import LiveCall
 from handrail.dispatch.failures import SignatureMismatch, WrongResult
-from handrail.dispatch.frame import Frame
 from handrail.errors import CapabilityMissing, ToolValidationError
 from handrail.operation import Operation
 from handrail.schema import to_json
@@ -25,21 +24,6 @@ def check_needs(call: LiveCall, tool: Tool[Any, Any]) -> None:
         raise CapabilityMissing(
             tool.name, "a worker", "Run it from one: list it under `tools:` in the worker's file."
         )
-
-
-def is_offered(tool: Tool[Any, Any], frame: Frame) -> bool:
-    """Is what this tool's handler requires there in a run? Where it is not, no model is told of it."""
-    if not tool.needs:
-        return True
-    environment = frame.environment
-    there = "headless" if environment is None else environment.run_mode
-    mode = tool.run_mode or there
-    has = {
-        "user": mode == there == "user",
-        "model": mode == "agent" and frame.prompt_model is not None,
-        "worker": frame.worker is not None,
-    }
-    return all(has[need] for need in tool.needs)
 
 
 def context_in_worker(tool: Tool[Any, Any]) -> type[ToolContext]:

@@ -65,10 +65,15 @@ class Tool(Generic[ParamsT, ResultT]):
     delegates: ClassVar[bool] = False
     """Is all it does done by calls inside it, each decided on and answered for by itself? So with a worker."""
 
-    reenters: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
-    """Is the handler one of Handrail's own, which does nothing but use verbs, so that it can be entered again?"""
     own_task: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
     """Does the handler need a task of its own? Only before Python 3.13, and only if it has a TaskGroup."""
+    reenters: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
+    """Does the handler do nothing but make inner calls and ask? Then it can be begun again from the top,
+    whatever the effect, and is never simply run once more: it may have asked somebody."""
+    shown: Callable[[ToolResult[Any]], ToolResult[Any]] | None = dataclasses.field(
+        init=False, repr=False, compare=False, default=None
+    )
+    """What of a result may be seen outside, where that is not all of it."""
     is_async: bool = dataclasses.field(init=False, repr=False, compare=False)
     context_type: type[ToolContext] = dataclasses.field(init=False, repr=False, compare=False)
     needs: frozenset[Need] = dataclasses.field(init=False, repr=False, compare=False)
@@ -83,6 +88,9 @@ class Tool(Generic[ParamsT, ResultT]):
 
     def __post_init__(self) -> None:
         check(self)
+
+    def check_whole(self) -> None:
+        """Raise `ToolDefinitionError` if something is still missing. Asked where a tool is put to use."""
 
     def parse(self, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
         """The params that these arguments stand for, or `ToolValidationError` with every problem."""
