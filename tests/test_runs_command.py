@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from handrail import Prompt
 from handrail.cli.runs import app
 from handrail.errors import RunParked
+from handrail.question import Answer, Question
 from recorded import Recorder, call
 
 APP = """
@@ -173,25 +174,27 @@ def test_what_is_wrong_is_said(line: Line, words: list[str], said: str, code: in
 
 def test_a_question_is_asked_at_the_terminal(line: Line, monkeypatch: pytest.MonkeyPatch):
     """Where somebody is there; what they say is the answer."""
-    from handrail.cli import runs_view
+
+    class There:
+        run_mode = "user"
+
+        async def ask(self, question: Question, /) -> Answer:
+            assert question.name == "pick"
+            return Answer(
+                question_id=question.id, digest=question.digest, by=question.principal, value={"n": 4}
+            )
 
     line.record("tea", call("choose"))
-    asked: list[str] = []
-
-    def prompt(text: str, **options: Any) -> str:
-        asked.append(text)
-        return "4"
-
-    monkeypatch.setattr(runs_view.typer, "prompt", prompt)
-    from handrail.cli import runs_doing
-
-    monkeypatch.setattr(runs_doing.sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
-    said = runs_doing.carry_out(
-        runs_doing.answer,
-        None,
-        False,
-        {"run": "tea", "question": None, "value": None, "approve": None, "reason": ""},
-    )
-    assert said == 0
-    assert asked == ["n (integer)"]
+    monkeypatch.setattr("handrail.environment.Terminal", There)
+    assert "Answered pick" in line("answer", "tea")
     assert "the end" in line("resume", "tea", "--model", "the_app:model")
+    assert line.json("show", "tea")["turns"][0]["calls"][0]["message"] == "got 4"
+
+
+def test_the_commands_are_those_of_the_program(line: Line):
+    """`handrail runs list` is `list` here."""
+    from handrail.cli.app import app as program
+
+    line.record("tea", "end")
+    result = CliRunner().invoke(program, ["runs", "list"])
+    assert (result.exit_code, "tea\tdone" in result.output) == (0, True)

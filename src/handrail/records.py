@@ -105,7 +105,7 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True):
     root: str = ""
     """The folder that its paths are of, where that is a real one."""
     decision: str = ""
-    """What policies said of it: `allow`, `ask` or `deny`, and why; "" where there were none."""
+    """What policies said of it: `allow`, `ask: why`, or `deny`; "" where there were none."""
 
 
 class Asked(msgspec.Struct, frozen=True):

@@ -82,7 +82,10 @@ def resume(
         str | None, typer.Option(help="Another model: provider:name, or module:name of one of your own.")
     ] = None,
     approve: Annotated[
-        str, typer.Option(help="What needs approval: ask (it waits for `answer`), all, or strict (no).")
+        str,
+        typer.Option(
+            help="What needs approval: ask whoever is there (nobody: it waits for `answer`), all, or strict (no)."
+        ),
     ] = "ask",
     app_: App = None,
     files: Files = None,
@@ -90,7 +93,17 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Go on with a run that waits, or whose process ended."""
-    _do("resume", journal, as_json, run=run, model=model, approve=approve, app=app_, files=files)
+    _do(
+        "resume",
+        journal,
+        as_json,
+        run=run,
+        model=model,
+        approve=approve,
+        app=app_,
+        files=files,
+        asks=not as_json,
+    )
 
 
 @app.command()

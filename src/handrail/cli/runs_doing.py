@@ -16,13 +16,15 @@ from typing import Any
 from handrail import runs
 from handrail.adapter.durable import code_of, prompt_of
 from handrail.cli import runs_view as view
+from handrail.cli.codes import DONE, FAILED, USAGE
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import DefinitionError, HandrailError, RunParked, RunUnknown
 from handrail.journal.sqlite import SqliteJournal
 from handrail.question import Answer, Question
 from handrail.records import OVER, RunRow
 
-DONE, FAILED, USAGE, WAITS = 0, 1, 2, 5
+WAITS = 5
+"""The exit code of a run that waits for an answer."""
 _STANDINGS = ("running", "parked", "interrupted", "done", "failed", "cancelled")
 _SPANS = {"h": 1.0, "d": 24.0, "w": 168.0}
 
@@ -127,9 +129,16 @@ async def show(journal: SqliteJournal, run: str, full: bool) -> Said:
 
 
 async def resume(
-    journal: SqliteJournal, run: str, model: str | None, approve: str, app: str | None, files: Path | None
+    journal: SqliteJournal,
+    run: str,
+    model: str | None,
+    approve: str,
+    app: str | None,
+    files: Path | None,
+    asks: bool,
 ) -> Said:
     from handrail.adapter import Adapter
+    from handrail.environment import Terminal
     from handrail.environment.later import LaterEnvironment
 
     modes: dict[str, Any] = {"ask": None, "all": "approve_all", "strict": "strict"}
@@ -137,7 +146,13 @@ async def resume(
         raise Wrong(f"--approve {approve!r} is none of {', '.join(modes)}")
     row = await _find(journal, run)
     prompt, changed = _code(row, app)
-    adapter = Adapter(_model(model or row.record.model), journal=journal, environment=LaterEnvironment())
+    terminal = Terminal()
+    somebody = asks and terminal.run_mode == "user"
+    adapter = Adapter(
+        _model(model or row.record.model),
+        journal=journal,
+        environment=terminal if somebody else LaterEnvironment(),
+    )
     folder = await _folder(journal, row, files)
     try:
         response = await adapter.resume(row.record.id, prompt, filesystem=folder, approvals=modes[approve])
@@ -225,13 +240,28 @@ async def answer(
             raise Wrong(
                 f"--value is not JSON: {error}. A text is written with quotes: '\"like this\"'."
             ) from None
-    elif sys.stdin.isatty():
-        given = view.ask(asked)
     else:
-        raise Wrong("there is no answer. Give --value JSON, or --approve or --deny for an approval.")
-    journal.answer(
-        Answer(question_id=asked.id, digest=asked.digest, by=asked.principal, value=given, reason=reason)
+        return await _asked_here(journal, row, asked)
+    return await _taken(
+        journal,
+        row,
+        asked,
+        Answer(question_id=asked.id, digest=asked.digest, by=asked.principal, value=given, reason=reason),
     )
+
+
+async def _asked_here(journal: SqliteJournal, row: RunRow, asked: Question) -> Said:
+    """Put it to whoever is at the terminal."""
+    from handrail.environment import Terminal
+
+    terminal = Terminal()
+    if terminal.run_mode != "user":
+        raise Wrong("there is no answer. Give --value JSON, or --approve or --deny for an approval.")
+    return await _taken(journal, row, asked, await terminal.ask(asked))
+
+
+async def _taken(journal: SqliteJournal, row: RunRow, asked: Question, answer: Answer) -> Said:
+    journal.answer(answer)
     left = len(await journal.questions(row.record.id))
     then = f"{left} more to answer." if left else f"Go on with: handrail runs resume {row.record.id}"
     return Said(

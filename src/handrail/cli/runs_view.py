@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -12,12 +11,12 @@ from typing import Any
 
 import msgspec
 import pydantic_core
-import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from handrail.environment.visible import visible
 from handrail.question import Question
 from handrail.records import Asked
 from handrail.runs import CallNode, Divergence, RunLine, RunTree, Turn, Undoing
@@ -28,7 +27,6 @@ _COLOURS = {
     "cancelled": "yellow", "ok": "green", "open": "yellow", "denied": "yellow",
 }  # fmt: skip
 _MARKS = {"ok": "✓", "open": "…", "denied": "⊘", "cancelled": "■"}
-_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
 _SHORT, _DIFF_LINES = 100, 12
 
 
@@ -58,7 +56,7 @@ def print_json(data: dict[str, Any]) -> None:
 
 def plain(text: str) -> str:
     """The text with what can't be seen written out: it comes from models and files."""
-    return _UNSEEN.sub(lambda found: f"\\x{ord(found[0]):02x}", text.replace("\r\n", "\n"))
+    return visible(text)
 
 
 def _line(text: str, most: int = _SHORT) -> str:
@@ -251,36 +249,6 @@ def divergence(found: Divergence) -> Text:
         colour = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
         text.append(f"{line}\n", colour)
     return text
-
-
-def ask(question: Question) -> Any:
-    """Put a question to whoever is at the terminal."""
-    say(Text(plain(question.message), "bold"))
-    payload: Any = question.payload
-    diff: Any = payload.get("diff") if isinstance(payload, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # plain JSON
-    if isinstance(diff, str):
-        say(_diff(diff, True))
-    elif payload not in (None, {}, ""):
-        say(plain(json.dumps(payload, indent=2, ensure_ascii=False)))
-    if question.kind == "approval":
-        approved = typer.confirm("Approve?", default=None)
-        reason = "" if approved else typer.prompt("Why not", default="", show_default=False)
-        return {"approved": approved, **({"reason": reason} if reason else {})}
-    properties: dict[str, Any] = question.schema.get("properties", {})
-    if question.schema.get("type") != "object" or not properties:
-        return _value(typer.prompt(f"{question.name} (JSON)"))
-    return {
-        name: _value(typer.prompt(f"{name} ({kind.get('type', 'JSON')})"))
-        for name, kind in properties.items()
-    }
-
-
-def _value(text: str) -> Any:
-    """What was typed: JSON where it is that, else the text itself."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 # --- for programs -----------------------------------------------------------------------------------------

@@ -235,7 +235,6 @@ class Gate:
             if kind == "ask":
                 asked = asked or decision.reason or f"{policy.name} asks"
             elif kind != "allow":  # also what is none of the three
-                call.decision = f"deny: {decision.reason}"
                 raise Refused("denied", f"{call.name} is not allowed: {decision.reason}")
         call.decision = "allow" if asked is None else f"ask: {asked}"
         return asked

@@ -347,10 +347,10 @@ class _Walk:
             call.transaction = new_transaction(call, tool)
             try:
                 await self._gate.check_policies(call)
-            except Refused:
-                pass
-            finally:
                 now = call.decision
+            except Refused as refused:
+                now = f"deny: {refused}"
+            finally:
                 close_policy_context(call)
                 call.close()
                 call.transaction.drop()
