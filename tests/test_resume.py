@@ -35,7 +35,7 @@ from handrail.errors import (
 )
 from handrail.events import MessageAdded
 from handrail.guard.policy import CapabilityPolicy
-from handrail.messages import Usage
+from handrail.messages import ToolMessage, Usage
 from handrail.models.scripted import Reply
 from handrail.question import Answer, Question
 from handrail.testing import Person
@@ -132,7 +132,7 @@ async def test_a_run_in_which_everything_waits_is_parked_and_goes_on(tmp_path: P
     assert response.text == "done"
     assert tools.ran == ["look", "ask", "mark", "ask", "send", "ask"]
     results = [
-        each.message for each in response.session[MessageAdded].all() if hasattr(each.message, "results")
+        each.message for each in response.session[MessageAdded].all() if isinstance(each.message, ToolMessage)
     ]
     assert [each.text for each in results[-1].results] == ["picked 2 of 1", "sent"]
     assert response.session[Note].all() == (Note("marked"),)
