@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from handrail import Prompt, Session, ToolContext, tool
+from handrail import MarkdownSection, Prompt, Session, ToolContext, tool
 from handrail.errors import DefinitionError, PromptEvaluationError, RunBusy, RunError, RunParked, RunUnknown
 from handrail.events import MessageAdded
 from handrail.journal.memory import MemoryJournal
 from handrail.journal.sqlite import SqliteJournal
 from handrail.messages import AssistantMessage, ToolMessage, UserMessage
+from handrail.prompt import OPENER
 from handrail.runs import cancel, export, forget, fork, import_, list_runs, show
 from recorded import PROMPT, TOOLS, Counted, Noted, Recorder, call
 
@@ -404,3 +405,44 @@ async def test_a_journal_in_memory_does_the_same():
     assert (response.text, [each.text for each in response.session[Noted].all()]) == ("other", ["one"])
     assert set(await forget(journal, keep=0)) == {"r", "f"}
     assert await list_runs(journal) == ()
+
+
+# --- what resuming a later run needs of an earlier one -----------------------------------------------------
+
+
+async def test_a_history_that_was_given_is_there_once(recorder: Recorder):
+    """The session was saved with it, so a resumed run does not begin with it again."""
+    history = [UserMessage("before"), AssistantMessage("said")]
+    await parked(recorder, "r", call("choose"), "end", history=history)
+    (question,) = await recorder.journal.questions("r")
+    recorder.answer(question, {"n": 1})
+    response = await recorder.adapter("end").resume("r", PROMPT)
+    messages = [each.message for each in response.session[MessageAdded].all()]
+    assert messages[:2] == history
+    assert [m.text for m in messages if isinstance(m, UserMessage)] == ["before", "go"]
+
+
+@pytest.mark.parametrize("how", ["resumed", "forked", "after a cancelled one"])
+async def test_sections_opened_in_an_earlier_run_stay_open(recorder: Recorder, how: str):
+    """Their tools can be called in a later run of the session, also when that is resumed or forked."""
+    more = MarkdownSection(
+        "More", "more", "More.", tools=[TOOLS[0]], summary="There is more.", visibility="summary"
+    )
+    prompt = Prompt("p", [MarkdownSection("Main", "main", "Do.", tools=[TOOLS[5]]), more])
+    session = Session(id="s")
+    opening = call(OPENER, sections=["more"])
+    if how == "after a cancelled one":
+        await parked(recorder, "one", opening, call("choose"), prompt=prompt, session=session)
+        await cancel(recorder.journal, "one")
+    else:
+        await recorder.run("one", opening, "end", prompt=prompt, session=session)
+    await parked(recorder, "two", call("choose"), prompt=prompt, session=session)
+    run_id = "two"
+    if how == "forked":
+        await fork(recorder.journal, "two", 0, "f")
+        run_id = "f"
+    else:
+        (question,) = await recorder.journal.questions("two")
+        recorder.answer(question, {"n": 1})
+    await recorder.adapter(call("note", text="y"), "end").resume(run_id, prompt)
+    assert [unit.status for unit in await recorder.journal.load(run_id)][-1] == "ok"

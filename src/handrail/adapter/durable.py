@@ -30,7 +30,7 @@ from handrail.errors import (
     RunParked,
     ToolValidationError,
 )
-from handrail.events import MessageAdded
+from handrail.events import MessageAdded, SectionOpened
 from handrail.journal.lease import LEASE_SECONDS
 from handrail.journal.runlog import RunLog
 from handrail.limits import Budget, BudgetTracker
@@ -73,6 +73,8 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     """What was committed in the session since `base`, where that was in runs that this one was parted from."""
     said: list[Message] = []
     """What was said there."""
+    shown: list[str] = []
+    """The sections that were opened there."""
 
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +89,8 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     phase: str = ""
     messages: list[Message] = []
     """What it added to the conversation of its session."""
+    opened: list[str] = []
+    """The sections its model opened in that: later runs show them."""
 
 
 def decode_begin(record: RunRecord) -> RunBegin:
@@ -209,7 +213,7 @@ async def carry_out(
 ) -> Outcome:
     """Run it, holding the lease, and record how it ends."""
     run_id = frame.run_context.run_id
-    began = len(conversation.messages)
+    began, shown = len(conversation.messages), len(conversation.opened)
     task = asyncio.current_task()
     assert task is not None
     cancels = task.cancelling()
@@ -245,7 +249,11 @@ async def carry_out(
     finally:
         spending = frame.spending
         outcome = msgspec.structs.replace(
-            outcome, usage=spending.usage, cost=spending.cost, messages=conversation.messages.since(began)
+            outcome,
+            usage=spending.usage,
+            cost=spending.cost,
+            messages=conversation.messages.since(began),
+            opened=conversation.opened[shown:],
         )
         if frame.log is None or not frame.log.closed or status == "parked":
             with contextlib.suppress(RunBusy):
@@ -333,8 +341,8 @@ async def go_on(journal: Journal, row: RunRow, session: Session | None, clock: C
         for unit in units:
             if unit.run_id == earlier.record.id and unit.call_id not in undone.calls:
                 _redo(session, unit)
-        for message in decode_outcome(earlier).messages:
-            session.keep(MessageAdded(ROOT, message, earlier.record.id))
+        outcome = decode_outcome(earlier)
+        _say_again(session, earlier.record.id, outcome.messages, outcome.opened)
     own = tuple(unit for unit in units if unit.run_id == record.id)
     run_log = RunLog(journal, record.id, clock, await journal.entries(record.id), own, resumed=True)
     run_log.untold = undone.untold
@@ -361,9 +369,16 @@ def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -
         begin = decode_begin(first.record)
         for event in begin.events:
             session.redo(decode_item(event, session.id))
-        for message in begin.said:
-            session.keep(MessageAdded(ROOT, message, first.record.id))
+        _say_again(session, first.record.id, begin.said, begin.shown)
     return session
+
+
+def _say_again(session: Session, run_id: str, messages: Iterable[Message], opened: Iterable[str]) -> None:
+    """Bring into a session's conversation what an earlier run added to it."""
+    for message in messages:
+        session.keep(MessageAdded(ROOT, message, run_id))
+    for path in opened:
+        session.keep(SectionOpened(ROOT, path, run_id))
 
 
 def base_of(runs: Iterable[RunRow]) -> bytes | None:

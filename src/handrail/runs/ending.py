@@ -23,6 +23,7 @@ from handrail.messages import (
     Usage,
     UserMessage,
 )
+from handrail.prompt import OPENER
 from handrail.records import OVER, CommitUnit, Entry, Journal, RunRow
 from handrail.runs.lineage import lineage_of
 from handrail.runs.tree import text_of
@@ -54,6 +55,7 @@ async def cancel(journal: Journal, run_id: str) -> RunRow:
         stop_reason="cancelled",
         messages=await _messages(journal, row),
         usage=_usage(await journal.entries(run_id)),
+        opened=_opened(await journal.load(run_id)),
     )
     await journal.leave(run_id, "cancelled", msgspec.msgpack.encode(outcome))
     return await journal.run(run_id)
@@ -128,6 +130,15 @@ def _settled(found: Mapping[tuple[str, str], bytes], place: str) -> list[str]:
         if kind == "inner call" and key.startswith(f"{place}~")
         for done in msgspec.msgpack.decode(body, type=InnerCall).settled
     ]
+
+
+def _opened(units: Sequence[CommitUnit]) -> list[str]:
+    """The sections that the run's model has opened."""
+    found: list[str] = []
+    for unit in units:
+        if unit.tool == OPENER and unit.status == "ok" and unit.place.startswith("."):
+            found += msgspec.json.decode(unit.result)["value"]
+    return list(dict.fromkeys(found))
 
 
 def _usage(entries: Sequence[Entry]) -> Usage:

@@ -48,7 +48,7 @@ async def fork(
             changed_at=now,
         ),
         entries=entries,
-        units=[_parted(unit, new_id) for unit in units if (call_number(unit.place) or 0) <= kept],
+        units=[_parted(unit, new_id) for unit in units if _call_of(unit, units) <= kept],
         steps=[
             (f"{new_id}{key.removeprefix(run_id)}", value)
             for key, value in await journal.steps(run_id)
@@ -86,6 +86,15 @@ def _kept(entries: Sequence[Entry], step: int, calls: int, units: Sequence[Commi
         call = call_number(place)
         if at < until if call is None else call <= calls:
             yield entry
+
+
+def _call_of(unit: CommitUnit, units: Sequence[CommitUnit]) -> int:
+    """The how-manieth call of the run this is, or belongs to: what undid an inner call has no place of its own."""
+    number = call_number(unit.place)
+    if number is not None:
+        return number
+    around = (call_number(each.place) for each in units if unit.call_id.startswith(f"{each.call_id}."))
+    return next((each for each in around if each is not None), 0)
 
 
 def _parted(unit: CommitUnit, new_id: str) -> CommitUnit:

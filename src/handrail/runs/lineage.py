@@ -18,6 +18,7 @@ class Lineage(msgspec.Struct, frozen=True):
     base: bytes | None
     events: list[bytes]
     said: list[Message]
+    shown: list[str]
 
 
 async def lineage_of(journal: Journal, row: RunRow) -> Lineage:
@@ -27,7 +28,7 @@ async def lineage_of(journal: Journal, row: RunRow) -> Lineage:
     units = await journal.load_session(record.session_id)
     undone = (await undone_in(journal, record.session_id)).calls
     first = decode_begin(runs[0].record)
-    events, said = list(first.events), list(first.said)
+    events, said, shown = list(first.events), list(first.said), list(first.shown)
     for earlier in runs:
         if earlier.record.id == record.id:
             break
@@ -40,13 +41,17 @@ async def lineage_of(journal: Journal, row: RunRow) -> Lineage:
         for unit in units:
             if unit.run_id == earlier.record.id and unit.call_id not in undone:
                 events += [bytes(event) for event in unit.events]
-        said += decode_outcome(earlier).messages
-    return Lineage(base_of(runs), events, said)
+        outcome = decode_outcome(earlier)
+        said += outcome.messages
+        shown += outcome.opened
+    return Lineage(base_of(runs), events, said, shown)
 
 
 def parted(begin: RunBegin, lineage: Lineage, session_id: str, **changes: object) -> bytes:
     """How a run began, so that it can stand alone in a session of this id."""
     base = None if lineage.base is None else under_id(lineage.base, session_id)
     return msgspec.msgpack.encode(
-        msgspec.structs.replace(begin, base=base, events=lineage.events, said=lineage.said, **changes)
+        msgspec.structs.replace(
+            begin, base=base, events=lineage.events, said=lineage.said, shown=lineage.shown, **changes
+        )
     )
