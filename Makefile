@@ -27,6 +27,8 @@ bench:
 	@scripts/venv .venv requirements/dev.txt
 	@.venv/bin/python bench/run.py
 	@.venv/bin/python bench/directory.py
+	@.venv/bin/python bench/journal.py
+	@.venv/bin/python bench/parked.py
 
 clean:
 	rm -rf .venv .venv-* .components .pytest_cache .ruff_cache .hypothesis build dist bench/results

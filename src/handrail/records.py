@@ -25,7 +25,10 @@ RunStatus = Literal["running", "parked", "done", "failed", "cancelled"]
 
 OVER: frozenset[RunStatus] = frozenset(("done", "failed", "cancelled"))
 
-EntryKind = Literal["model answer", "call begun", "call tried", "inner call", "verb", "advice", "undone"]
+EntryKind = Literal[
+    "model answer", "call begun", "call tried", "inner call", "verb", "advice", "undoing", "undone", "told"
+]
+"""`undoing`: a call is being undone; `undone`: it was, and its key is the call's id. `told`: the model was told so."""
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +64,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """What came of it, once it is over; only the adapter reads it."""
     questions: int = 0
     """How many questions of it wait for an answer."""
+    stopping: bool = False
+    """Has somebody asked the process that has it to cancel it?"""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -97,6 +102,27 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True):
     diff: str = ""
     charged: bool = True
     """Does it count towards a budget of tool calls?"""
+    root: str = ""
+    """The folder that its paths are of, where that is a real one."""
+    decision: str = ""
+    """What policies said of it: `allow`, `ask: why`, or `deny`; "" where there were none."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A question of a run, and its answer once there is one."""
+
+    question: Question
+    answer: Answer | None = None
+
+
+class RunCopy(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a journal holds of a run, to be brought into a journal under an id of its own."""
+
+    row: RunRow
+    entries: Sequence[Entry] = ()
+    units: Sequence[CommitUnit] = ()
+    steps: Sequence[tuple[str, bytes | None]] = ()
+    """Settled values by key; None where it is not known whether it happened."""
 
 
 Check = Callable[[Any], object]
@@ -135,8 +161,12 @@ class Journal(Protocol):
         """Take a run over to go on with it: `RunBusy` where another process has it."""
         ...
 
-    async def keep(self, run_id: str, /) -> None:
-        """Renew the lease; `RunBusy` where another process has taken the run."""
+    async def keep(self, run_id: str, /) -> bool:
+        """Renew the lease; `RunBusy` where another process has taken the run. True: it is to be cancelled."""
+        ...
+
+    async def stop(self, run_id: str, /) -> None:
+        """Ask the process that has a run to cancel it: its next `keep` says so."""
         ...
 
     async def leave(self, run_id: str, status: RunStatus, outcome: bytes = b"", /) -> None:
@@ -153,12 +183,24 @@ class Journal(Protocol):
         """Runs, the newest first; of a session all of them, the oldest first."""
         ...
 
-    async def note(self, run_id: str, entry: Entry, /) -> None:
-        """Record something that happened in a run this process has."""
+    async def note(self, run_id: str, entry: Entry, /, *, from_outside: bool = False) -> None:
+        """Record something that happened in a run this process has; from outside, in one that nobody has."""
         ...
 
     async def entries(self, run_id: str, /) -> Sequence[Entry]:
         """What happened in a run, in order."""
+        ...
+
+    async def marks(self, session_id: str, /) -> Sequence[tuple[str, Entry]]:
+        """Which calls of a session were undone, and of which the model was told, with the runs these are of."""
+        ...
+
+    async def bring(self, copy: RunCopy, /) -> None:
+        """Take a run in that was recorded elsewhere, or under another id; `RunError` where there is one of its id."""
+        ...
+
+    async def forget(self, run_ids: Sequence[str], /) -> None:
+        """Keep nothing of these runs any more."""
         ...
 
     # Steps and questions.
@@ -195,6 +237,14 @@ class Journal(Protocol):
 
     async def questions(self, run_id: str | None = None, /) -> Sequence[Question]:
         """What waits for an answer, of one run or of all, oldest first."""
+        ...
+
+    async def asked(self, run_id: str, /) -> Sequence[Asked]:
+        """The questions of a run that wait or were answered, oldest first."""
+        ...
+
+    async def steps(self, run_id: str, /) -> Sequence[tuple[str, bytes | None]]:
+        """What a run did once: the keys and their settled values, None where it is not known."""
         ...
 
     async def withdraw(self, prefix: str, /) -> None:
@@ -234,4 +284,8 @@ class Journal(Protocol):
 
     async def load_session(self, session_id: str, /) -> Sequence[CommitUnit]:
         """What was committed in all runs of a session, in order."""
+        ...
+
+    async def later(self, unit: CommitUnit, /) -> Sequence[CommitUnit]:
+        """What was committed after this, in all runs, and was not undone, in order."""
         ...

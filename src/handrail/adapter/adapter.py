@@ -274,7 +274,8 @@ class Adapter:
                     conversation.close_calls(run_id)
                 else:
                     resumed.catch_up()
-                conversation.begin_with(given["history"], run_id)
+                if resumed is None or not len(conversation.messages):
+                    conversation.begin_with(given["history"], run_id)  # else the session was saved with it
                 if log is None or self._journal is None:
                     outcome = await self.run_in(
                         frame, settings, conversation, prompt, rendered, given["message"]

@@ -18,6 +18,7 @@ import pydantic_core
 
 from handrail.adapter.conversation import ROOT, Conversation
 from handrail.adapter.response import Outcome, PromptResponse
+from handrail.adapter.undone import Undone, forget_undone, undone_in
 from handrail.clock import Clock
 from handrail.deadline import Deadline
 from handrail.dispatch.frame import Frame
@@ -28,7 +29,7 @@ from handrail.errors import (
     RunParked,
     ToolValidationError,
 )
-from handrail.events import MessageAdded
+from handrail.events import MessageAdded, SectionOpened
 from handrail.journal.lease import LEASE_SECONDS
 from handrail.journal.runlog import RunLog
 from handrail.limits import Budget, BudgetTracker
@@ -38,8 +39,13 @@ from handrail.records import OVER, CommitUnit, Journal, RunRecord, RunRow, RunSt
 from handrail.schema import Schema, to_json
 from handrail.session import Session
 from handrail.session.saving import decode_item, encode_item, load_imported, save
+from handrail.tools import Tool
 
 log = logging.getLogger("handrail.adapter")
+
+
+STOPPED = "cancelled by somebody else"
+"""Why a run is cancelled that another process asked to be."""
 
 
 class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +66,14 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     budget: dict[str, int | Decimal] | None
     base: bytes | None
     """The session as it was, where the journal has not recorded it."""
+    offered: dict[str, str] = {}
+    """What was said of each tool: its description and its schema, as JSON."""
+    events: list[bytes] = []
+    """What was committed in the session since `base`, where that was in runs that this one was parted from."""
+    said: list[Message] = []
+    """What was said there."""
+    shown: list[str] = []
+    """The sections that were opened there."""
 
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +88,8 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     phase: str = ""
     messages: list[Message] = []
     """What it added to the conversation of its session."""
+    opened: list[str] = []
+    """The sections its model opened in that: later runs show them."""
 
 
 def decode_begin(record: RunRecord) -> RunBegin:
@@ -98,6 +114,7 @@ async def begin_run(
 ) -> None:
     """Record a new run before anything of it happens."""
     session = frame.session
+    await _heed_undone(journal, session, frame.log)
     deadline, budget = frame.deadline, frame.budget
     begin = RunBegin(
         message=given["message"],
@@ -112,6 +129,7 @@ async def begin_run(
         pauses=deadline is not None and deadline.pauses_for_people,
         budget=None if budget is None else dict(budget.left()),
         base=await _base(journal, session),
+        offered={tool.name: offer_of(tool) for tool in rendered.tools},
     )
     await journal.begin(
         RunRecord(
@@ -131,6 +149,27 @@ async def begin_run(
 async def _base(journal: Journal, session: Session) -> bytes | None:
     """The session as it is, where no earlier run in this journal accounts for it."""
     return None if await journal.runs(session_id=session.id, limit=1) else save(session)
+
+
+async def _heed_undone(journal: Journal, session: Session, log: RunLog | None) -> None:
+    """Calls of earlier runs were undone since: the session forgets them, and the model will be told."""
+    undone = await undone_in(journal, session.id)
+    if log is not None and undone.untold:
+        log.untold = undone.untold
+        await heed_undone(journal, session, undone)
+
+
+async def heed_undone(journal: Journal, session: Session, undone: Undone) -> None:
+    """Let a session in memory forget the calls that were undone."""
+    runs = await journal.runs(session_id=session.id)
+    before = decode_begin(runs[0].record).events if runs else ()
+    units = await journal.load_session(session.id)
+    forget_undone(session, base_of(runs), before, units, undone.calls)
+
+
+def offer_of(tool: Tool[Any, Any]) -> str:
+    """What a model is told of a tool."""
+    return msgspec.json.encode([tool.description, tool.json_schema], order="sorted").decode()
 
 
 def code_of(app: str) -> str:
@@ -173,7 +212,7 @@ async def carry_out(
 ) -> Outcome:
     """Run it, holding the lease, and record how it ends."""
     run_id = frame.run_context.run_id
-    began = len(conversation.messages)
+    began, shown = len(conversation.messages), len(conversation.opened)
     task = asyncio.current_task()
     assert task is not None
     cancels = task.cancelling()
@@ -195,6 +234,12 @@ async def carry_out(
             while task.cancelling() > cancels:
                 task.uncancel()
             raise RunBusy(run_id, (await journal.run(run_id)).owner) from None
+        if frame.cancellation.reason == STOPPED:
+            while task.cancelling() > cancels:
+                task.uncancel()
+            raise PromptEvaluationError(
+                f"run {run_id!r} was {STOPPED}", phase="cancelled", run_id=run_id
+            ) from None
         raise
     except RunBusy:
         raise
@@ -205,7 +250,11 @@ async def carry_out(
     finally:
         spending = frame.spending
         outcome = msgspec.structs.replace(
-            outcome, usage=spending.usage, cost=spending.cost, messages=conversation.messages.since(began)
+            outcome,
+            usage=spending.usage,
+            cost=spending.cost,
+            messages=conversation.messages.since(began),
+            opened=conversation.opened[shown:],
         )
         if frame.log is None or not frame.log.closed or status == "parked":
             with contextlib.suppress(RunBusy):
@@ -220,9 +269,11 @@ async def _leased(journal: Journal, frame: Frame) -> AsyncGenerator[None]:
 
     async def keep() -> None:
         while True:
-            await asyncio.sleep(LEASE_SECONDS / 3)
+            await asyncio.sleep(LEASE_SECONDS / 10)
             try:
-                await journal.keep(run_id)
+                if await journal.keep(run_id):
+                    frame.cancellation.cancel(STOPPED)
+                    return
             except RunBusy:
                 if frame.log is not None:
                     frame.log.closed = True
@@ -277,7 +328,7 @@ async def go_on(journal: Journal, row: RunRow, session: Session | None, clock: C
     record = row.record
     units = await journal.load_session(record.session_id)
     runs = await journal.runs(session_id=record.session_id)
-    undone = await _undone(journal, runs)
+    undone = await undone_in(journal, record.session_id)
     session = _fresh(record, runs, session)
     for earlier in runs:
         if earlier.record.id == record.id:
@@ -289,23 +340,15 @@ async def go_on(journal: Journal, row: RunRow, session: Session | None, clock: C
                 "Resume or cancel that one first.",
             )
         for unit in units:
-            if unit.run_id == earlier.record.id and unit.call_id not in undone:
+            if unit.run_id == earlier.record.id and unit.call_id not in undone.calls:
                 _redo(session, unit)
-        for message in decode_outcome(earlier).messages:
-            session.keep(MessageAdded(ROOT, message, earlier.record.id))
+        outcome = decode_outcome(earlier)
+        _say_again(session, earlier.record.id, outcome.messages, outcome.opened)
     own = tuple(unit for unit in units if unit.run_id == record.id)
     run_log = RunLog(journal, record.id, clock, await journal.entries(record.id), own, resumed=True)
-    standing = tuple(unit for unit in own if unit.call_id not in undone)
+    run_log.untold = undone.untold
+    standing = tuple(unit for unit in own if unit.call_id not in undone.calls)
     return Resumed(row, decode_begin(record), session, run_log, standing)
-
-
-async def _undone(journal: Journal, runs: Iterable[RunRow]) -> set[str]:
-    found: set[str] = set()
-    for row in runs:
-        for entry in await journal.entries(row.record.id):
-            if entry.kind == "undone":
-                found.add(entry.key)
-    return found
 
 
 def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -> Session:
@@ -317,12 +360,32 @@ def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -
                 f"the session {session.id!r} that was given is not an empty one of its id",
                 f"Give a new one: Session(id={record.session_id!r}, ...), or none.",
             )
-        return session
+    else:
+        base = base_of(runs)
+        session = (
+            Session(id=record.session_id, principal=record.principal) if base is None else load_imported(base)
+        )
+    first = next(iter(runs), None)
+    if first is not None and first.record.begin:
+        begin = decode_begin(first.record)
+        for event in begin.events:
+            session.redo(decode_item(event, session.id))
+        _say_again(session, first.record.id, begin.said, begin.shown)
+    return session
+
+
+def _say_again(session: Session, run_id: str, messages: Iterable[Message], opened: Iterable[str]) -> None:
+    """Bring into a session's conversation what an earlier run added to it."""
+    for message in messages:
+        session.keep(MessageAdded(ROOT, message, run_id))
+    for path in opened:
+        session.keep(SectionOpened(ROOT, path, run_id))
+
+
+def base_of(runs: Iterable[RunRow]) -> bytes | None:
+    """The session as it was before the first of its runs here."""
     bases = (decode_begin(each.record).base for each in runs if each.record.begin)
-    base = next((base for base in bases if base is not None), None)
-    if base is not None:
-        return load_imported(base)
-    return Session(id=record.session_id, principal=record.principal)
+    return next((base for base in bases if base is not None), None)
 
 
 def _redo(session: Session, unit: CommitUnit) -> None:

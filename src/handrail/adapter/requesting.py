@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from handrail.adapter.answer import Answer, RecordedAnswer, read_answer, write_answer
+from handrail.adapter.undone import tell_undone
 from handrail.dispatch.undoing import shielded
 from handrail.dispatch.watchdog import watchdog_of
 from handrail.errors import (
@@ -49,7 +50,9 @@ async def ask(run: Run) -> Answer:
     """The model's next answer, whole. Anything else is a `PromptEvaluationError`."""
     frame = run.frame
     if frame.log is not None:
-        recorded = frame.log.find("model answer", run.next_place(), RecordedAnswer)
+        place = run.next_place()
+        await tell_undone(run, place)
+        recorded = frame.log.find("model answer", place, RecordedAnswer)
         if recorded is not None:
             return _heard_before(run, recorded)
     deadline = frame.deadline

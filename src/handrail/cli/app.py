@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from handrail.cli.codes import CODES
+from handrail.cli.runs import app as recorded_runs
 
 _EPILOG = "Exit codes: " + "; ".join(f"{code} {words}" for code, words in CODES) + "."
 
@@ -185,3 +186,6 @@ def workers(
     from handrail.cli import registry
 
     raise typer.Exit(registry.workers(words))
+
+
+app.add_typer(recorded_runs)

@@ -77,6 +77,8 @@ class LiveCall(msgspec.Struct, eq=False):
     """What the handler gave back, whatever becomes of it."""
     error: BaseException | None = None
     stale: tuple[str, ...] = ()
+    decision: str = ""
+    """What policies said of it, where there are any."""
     approved: Approval | None = None
     preview: str | None = None
     """Why it has to be approved, where that is done by what it did: then it runs first."""

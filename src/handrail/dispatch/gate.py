@@ -135,12 +135,12 @@ class Gate:
                 call.transaction = new_transaction(call, tool)
                 if policies:
                     call.seen = tool.parse_again(call.params, arguments)  # no policy can change the handler's
-                    asked = await self._check_policies(call)  # 3
+                    asked = await self.check_policies(call)  # 3
                     if asked is not None and call.approved is None:
                         call.preview = asked if runs_first(call) else None
                         if call.preview is None:
                             await self._approve(call, asked)  # 4
-                            await self._check_policies(call)  # what was true when it was asked may not be now
+                            await self.check_policies(call)  # what was true when it was asked may not be now
                 if frame.limited or frame.cancellation.cancelled:
                     self._check_limits(call)  # 5
                 context = (tool.context_type if frame.worker is None else context_in_worker(tool))(call)  # 6
@@ -218,9 +218,10 @@ class Gate:
 
     # 3, 4
 
-    async def _check_policies(self, call: LiveCall) -> str | None:
+    async def check_policies(self, call: LiveCall) -> str | None:
         """Every policy must allow; one that raises denies. Returns why somebody must be asked."""
         asked: str | None = None
+        call.decision = "deny"
         context = call.policy_context
         if context is None:
             context = call.policy_context = policy_context(call)
@@ -241,6 +242,7 @@ class Gate:
                 asked = asked or decision.reason or f"{policy.name} asks"
             elif kind != "allow":  # also what is none of the three
                 raise Refused("denied", f"{call.name} is not allowed: {decision.reason}")
+        call.decision = "allow" if asked is None else f"ask: {asked}"
         return asked
 
     async def _approve(self, call: LiveCall, reason: str, diff: str = "") -> None:

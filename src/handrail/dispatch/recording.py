@@ -48,6 +48,8 @@ def commit_unit(
         writes=[] if transaction is None else transaction.writes(),
         diff=diff[:_LONGEST_DIFF],
         charged=call.spending is not None,
+        root=str(getattr(frame.filesystem, "root", "")),
+        decision=call.decision,
     )
 
 

@@ -17,7 +17,7 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import AnswerRefused, Declined, NoAnswer, QuestionTimedOut, ToolValidationError
 from handrail.protocols import Environment
 from handrail.question import Answer, AnswerOutcome, Question
-from handrail.records import Check
+from handrail.records import Asked, Check
 
 log = logging.getLogger("handrail.questions")
 
@@ -62,6 +62,23 @@ class QuestionDesk:
         """What waits for an answer, oldest first."""
         with self._lock:
             return tuple(lying.question for lying in self._open.values())
+
+    def asked(self) -> tuple[Asked, ...]:
+        """What waits for an answer, and what was given one that stands, oldest first."""
+        with self._lock:
+            lying = tuple(self._questions.values())
+        return tuple(
+            Asked(each.question, each.answer)
+            for each in lying
+            if each.answer is None or each.answer.outcome in ("answered", "declined")
+        )
+
+    def forget_run(self, run_id: str) -> None:
+        """Keep nothing of the questions of a run that is over."""
+        with self._lock:
+            for kept in (self._questions, self._open):
+                for id in [id for id, lying in kept.items() if lying.question.run_id == run_id]:
+                    del kept[id]
 
     async def ask(
         self, question: Question, environment: Environment | None = None, check: Check | None = None

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, TypeVar, cast
 
 import msgspec
+import pydantic_core
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, RunBusy, RunError, RunUnknown, SessionError
@@ -19,7 +20,7 @@ from handrail.journal.digest import new_key
 from handrail.journal.lease import LEASE_SECONDS, is_free, new_owner
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
-from handrail.records import Check, CommitUnit, Entry, RunRecord, RunRow, RunStatus
+from handrail.records import OVER, Asked, Check, CommitUnit, Entry, RunCopy, RunRecord, RunRow, RunStatus
 
 T = TypeVar("T")
 
@@ -34,6 +35,7 @@ class MemoryJournal:
         self._steps: dict[str, asyncio.Future[Any]] = {}
         self._spawned: dict[str, _Child] = {}
         self._units: dict[str, list[CommitUnit]] = {}
+        self._order: list[CommitUnit] = []
         self._unapplied: list[CommitUnit] = []
         self._runs: dict[str, RunRow] = {}
         self._entries: dict[str, dict[tuple[str, str], Entry]] = {}
@@ -62,16 +64,24 @@ class MemoryJournal:
         )
 
     async def take(self, run_id: str, /) -> RunRow:
-        """Take a run over to go on with it."""
+        """Take a run over to go on with it. What is returned is how it stood before."""
         row, now = await self.run(run_id), self._now()
         if not is_free(row.owner, row.leased_until, now, self.owner):
             raise RunBusy(run_id, row.owner)
-        return self._turn_run(row, "running", self.owner, now + LEASE_SECONDS)
+        status = row.status if row.status in OVER else "running"
+        self._turn_run(row, status, self.owner, now + LEASE_SECONDS, row.outcome)
+        return row
 
-    async def keep(self, run_id: str, /) -> None:
-        """Renew the lease."""
+    async def keep(self, run_id: str, /) -> bool:
+        """Renew the lease; True: somebody has asked for the run to be cancelled."""
         row = self._mine(run_id)
-        self._turn_run(row, row.status, self.owner, self._now() + LEASE_SECONDS)
+        self._runs[run_id] = msgspec.structs.replace(row, leased_until=self._now() + LEASE_SECONDS)
+        return row.stopping
+
+    async def stop(self, run_id: str, /) -> None:
+        """Ask the process that has a run to cancel it."""
+        row = await self.run(run_id)
+        self._runs[run_id] = msgspec.structs.replace(row, stopping=True)
 
     async def leave(self, run_id: str, status: RunStatus, outcome: bytes = b"", /) -> None:
         """Let go of a run, and say where it stands."""
@@ -96,14 +106,52 @@ class MemoryJournal:
         found = [row for row in found if before is None or row.record.began_at < before]
         return tuple(found[::-1][:limit])
 
-    async def note(self, run_id: str, entry: Entry, /) -> None:
-        """Record something that happened in a run this process has."""
-        self._mine(run_id)
+    async def note(self, run_id: str, entry: Entry, /, *, from_outside: bool = False) -> None:
+        """Record something that happened in a run this process has; from outside, in one that nobody has."""
+        if from_outside:
+            check_nobodys(await self.run(run_id), self._now())
+        else:
+            self._mine(run_id)
         self._entries.setdefault(run_id, {})[entry.kind, entry.key] = entry
 
     async def entries(self, run_id: str, /) -> Sequence[Entry]:
         """What happened in a run, in order."""
         return tuple(self._entries.get(run_id, {}).values())
+
+    async def marks(self, session_id: str, /) -> Sequence[tuple[str, Entry]]:
+        """Which calls of a session were undone, and of which the model was told."""
+        return tuple(
+            (run_id, entry)
+            for run_id, row in self._runs.items()
+            if row.record.session_id == session_id
+            for entry in self._entries.get(run_id, {}).values()
+            if entry.kind in ("undone", "told")
+        )
+
+    async def bring(self, copy: RunCopy, /) -> None:
+        """Take a run in that was recorded elsewhere, or under another id."""
+        run_id = copy.row.record.id
+        if run_id in self._runs:
+            raise run_exists(run_id)
+        self._runs[run_id] = copy.row
+        self._entries[run_id] = {(entry.kind, entry.key): entry for entry in copy.entries}
+        for unit in copy.units:
+            self._add(unit)
+        for key, value in copy.steps:
+            if value is not None:
+                settled = self._steps[key] = asyncio.get_running_loop().create_future()
+                settled.set_result(msgspec.msgpack.decode(value))
+
+    async def forget(self, run_ids: Sequence[str], /) -> None:
+        """Keep nothing of these runs any more."""
+        for run_id in run_ids:
+            for key, _ in await self.steps(run_id):
+                del self._steps[key]
+            self._runs.pop(run_id, None)
+            self._entries.pop(run_id, None)
+            self._units.pop(run_id, None)
+            self._order = [unit for unit in self._order if unit.run_id != run_id]
+            self.desk.forget_run(run_id)
 
     def _mine(self, run_id: str) -> RunRow:
         row = self._runs.get(run_id)
@@ -117,7 +165,13 @@ class MemoryJournal:
         self, row: RunRow, status: RunStatus, owner: str, until: float, outcome: bytes = b""
     ) -> RunRow:
         turned = msgspec.structs.replace(
-            row, status=status, owner=owner, leased_until=until, changed_at=self._now(), outcome=outcome
+            row,
+            status=status,
+            owner=owner,
+            leased_until=until,
+            changed_at=self._now(),
+            outcome=outcome,
+            stopping=False,
         )
         self._runs[row.record.id] = turned
         return turned
@@ -177,6 +231,18 @@ class MemoryJournal:
         found = self.desk.open_questions()
         return tuple(each for each in found if run_id is None or each.run_id == run_id)
 
+    async def asked(self, run_id: str, /) -> Sequence[Asked]:
+        """The questions of a run that wait or were answered, oldest first."""
+        return tuple(each for each in self.desk.asked() if each.question.run_id == run_id)
+
+    async def steps(self, run_id: str, /) -> Sequence[tuple[str, bytes | None]]:
+        """What a run did once: the keys and their settled values."""
+        return tuple(
+            (key, msgspec.msgpack.encode(value.result(), enc_hook=pydantic_core.to_jsonable_python))
+            for key, value in self._steps.items()
+            if key.startswith(f"{run_id}.") and value.done() and value.exception() is None
+        )
+
     async def withdraw(self, prefix: str, /) -> None:
         """Forget the questions without an answer whose ids begin like this."""
         for question in self.desk.open_questions():
@@ -220,9 +286,13 @@ class MemoryJournal:
 
     async def commit(self, unit: CommitUnit, /) -> None:
         """Record everything one call changed."""
-        self._units.setdefault(unit.run_id, []).append(unit)
+        self._add(unit)
         if unit.files:
             self._unapplied.append(unit)
+
+    def _add(self, unit: CommitUnit) -> None:
+        self._units.setdefault(unit.run_id, []).append(unit)
+        self._order.append(unit)
 
     async def applied(self, unit: CommitUnit, /) -> None:
         """Note that the files of a unit are as it says."""
@@ -232,6 +302,7 @@ class MemoryJournal:
         """Take a unit back whose files could not be changed."""
         self._settle(unit)
         self._units[unit.run_id] = [other for other in self._units.get(unit.run_id, ()) if other is not unit]
+        self._order = [other for other in self._order if other is not unit]
 
     def _settle(self, unit: CommitUnit) -> None:
         self._unapplied = [other for other in self._unapplied if other is not unit]
@@ -246,9 +317,29 @@ class MemoryJournal:
 
     async def load_session(self, session_id: str, /) -> Sequence[CommitUnit]:
         """What was committed in all runs of a session, in order."""
-        return tuple(
-            unit for units in self._units.values() for unit in units if unit.session_id == session_id
+        return tuple(unit for unit in self._order if unit.session_id == session_id)
+
+    async def later(self, unit: CommitUnit, /) -> Sequence[CommitUnit]:
+        """What was committed after this, in all runs, and was not undone, in order."""
+        here = next(
+            (
+                number
+                for number, other in enumerate(self._order)
+                if (other.run_id, other.call_id) == (unit.run_id, unit.call_id)
+            ),
+            len(self._order),
         )
+        return tuple(
+            other
+            for other in self._order[here + 1 :]
+            if ("undone", other.call_id) not in self._entries.get(other.run_id, {})
+        )
+
+
+def check_nobodys(row: RunRow, now: float) -> None:
+    """Refuse to add to a run from outside that some process has, this one too."""
+    if row.owner and not is_free(row.owner, row.leased_until, now, ""):
+        raise RunBusy(row.record.id, row.owner)
 
 
 def run_exists(run_id: str) -> RunError:

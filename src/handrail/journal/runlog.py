@@ -26,7 +26,17 @@ class RunLog:
     that finds another verb's record in its place has diverged.
     """
 
-    __slots__ = ("_clock", "_finished", "_found", "_verbs", "closed", "journal", "resumed", "run_id")
+    __slots__ = (
+        "_clock",
+        "_finished",
+        "_found",
+        "_verbs",
+        "closed",
+        "journal",
+        "resumed",
+        "run_id",
+        "untold",
+    )
 
     def __init__(
         self,
@@ -43,6 +53,8 @@ class RunLog:
         self.resumed = resumed
         self.closed = False
         """Parked, or another process has it: nothing more is recorded."""
+        self.untold: Mapping[str, Any] = {}
+        """The calls of the session that were undone, and of which its model has not heard."""
         self._clock = clock
         self._found: dict[tuple[EntryKind, str], bytes] = {
             (each.kind, each.key): each.body for each in entries
@@ -58,6 +70,10 @@ class RunLog:
         """What was recorded there before."""
         body = self._found.get((kind, key))
         return None if body is None else msgspec.msgpack.decode(body, type=type)
+
+    def has(self, kind: EntryKind, key: str) -> bool:
+        """Was something recorded there?"""
+        return (kind, key) in self._found
 
     def finished(self, place: str) -> CommitUnit | None:
         """The call that is over, at this place of the run."""

@@ -25,7 +25,7 @@ _TO_SECOND: Sequence[str] = (
     """CREATE TABLE runs (
         id TEXT PRIMARY KEY, session_id TEXT NOT NULL, status TEXT NOT NULL, owner TEXT NOT NULL,
         leased_until REAL NOT NULL, began_at REAL NOT NULL, changed_at REAL NOT NULL,
-        record BLOB NOT NULL, outcome BLOB NOT NULL
+        record BLOB NOT NULL, outcome BLOB NOT NULL, stopping INTEGER NOT NULL DEFAULT 0
     ) WITHOUT ROWID""",
     "CREATE INDEX runs_by_time ON runs (began_at)",
     "CREATE INDEX runs_of_a_session ON runs (session_id, began_at)",
@@ -44,6 +44,7 @@ _TO_SECOND: Sequence[str] = (
     "CREATE INDEX open_questions ON questions (asked_at) WHERE answer IS NULL",
     "ALTER TABLE units ADD COLUMN session_id TEXT NOT NULL DEFAULT ''",
     "CREATE INDEX units_of_a_session ON units (session_id)",
+    "CREATE INDEX undone_calls ON entries (run_id, key) WHERE kind IN ('undone', 'told')",
 )
 MIGRATIONS: Sequence[Sequence[str]] = (_FIRST, _TO_SECOND)
 """What makes a file of each shape out of one of the shape before, the first out of nothing."""

@@ -21,15 +21,16 @@ from handrail.errors import (
     ToolValidationError,
 )
 from handrail.ids import NewId, random_id
+from handrail.journal import shelf
 from handrail.journal.desk import check_answer
 from handrail.journal.digest import key_beside
 from handrail.journal.lease import LEASE_SECONDS, is_dead, is_free
-from handrail.journal.memory import MemoryJournal, run_exists
+from handrail.journal.memory import MemoryJournal, check_nobodys, run_exists
 from handrail.journal.schema import SCHEMA
 from handrail.journal.writer import Work, Writer
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
-from handrail.records import OVER, Check, CommitUnit, Entry, RunRecord, RunRow, RunStatus
+from handrail.records import OVER, Asked, Check, CommitUnit, Entry, RunCopy, RunRecord, RunRow, RunStatus
 
 __all__ = ["SCHEMA", "Durability", "SqliteJournal"]
 
@@ -40,8 +41,6 @@ Durability = Literal["process", "power"]
 
 _STANDING = ("answered", "declined")
 """Answers that stand; one that timed out or was cancelled may be asked for again."""
-_ROW = "record, status, owner, leased_until, changed_at, outcome"
-_WAITING = "(SELECT count(*) FROM questions WHERE run_id = runs.id AND answer IS NULL)"
 
 
 class SqliteJournal(MemoryJournal):
@@ -102,35 +101,41 @@ class SqliteJournal(MemoryJournal):
             if connection.execute("SELECT 1 FROM runs WHERE id = ?", (run.id,)).fetchone():
                 raise run_exists(run.id)
             values = (run.id, run.session_id, "running", self.owner, now + LEASE_SECONDS, run.began_at, now)
-            connection.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, x'')", (*values, encoded))
+            connection.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, x'', 0)", (*values, encoded))
 
         await self._do(begin)
 
     async def take(self, run_id: str, /) -> RunRow:
-        """Take a run over to go on with it."""
+        """Take a run over to go on with it. What is returned is how it stood before."""
         now = self._now()
 
         def take(connection: sqlite3.Connection) -> RunRow:
-            row = _row_of(connection, run_id)
+            row = shelf.row_of(connection, run_id)
             if not is_free(row.owner, row.leased_until, now, self.owner):
                 raise RunBusy(run_id, row.owner)
+            status = row.status if row.status in OVER else "running"
             connection.execute(
-                "UPDATE runs SET owner = ?, leased_until = ?, changed_at = ? WHERE id = ?",
-                (self.owner, now + LEASE_SECONDS, now, run_id),
+                "UPDATE runs SET status = ?, owner = ?, leased_until = ?, changed_at = ?, stopping = 0 WHERE id = ?",
+                (status, self.owner, now + LEASE_SECONDS, now, run_id),
             )
             return row
 
         return await self._do(take)
 
-    async def keep(self, run_id: str, /) -> None:
-        """Renew the lease."""
+    async def keep(self, run_id: str, /) -> bool:
+        """Renew the lease; True: somebody has asked for the run to be cancelled."""
         now = self._now()
 
-        def keep(connection: sqlite3.Connection) -> None:
+        def keep(connection: sqlite3.Connection) -> bool:
             self._check_mine(connection, run_id)
             connection.execute("UPDATE runs SET leased_until = ? WHERE id = ?", (now + LEASE_SECONDS, run_id))
+            return bool(shelf.row_of(connection, run_id).stopping)
 
-        await self._do(keep, synced=False)
+        return await self._do(keep, synced=False)
+
+    async def stop(self, run_id: str, /) -> None:
+        """Ask the process that has a run to cancel it."""
+        await self._do(_run("UPDATE runs SET stopping = 1 WHERE id = ?", run_id))
 
     async def leave(self, run_id: str, status: RunStatus, outcome: bytes = b"", /) -> None:
         """Let go of a run, and say where it stands."""
@@ -139,7 +144,8 @@ class SqliteJournal(MemoryJournal):
         def leave(connection: sqlite3.Connection) -> None:
             self._check_mine(connection, run_id)
             connection.execute(
-                "UPDATE runs SET status = ?, owner = '', leased_until = 0, changed_at = ?, outcome = ? WHERE id = ?",
+                "UPDATE runs SET status = ?, owner = '', leased_until = 0, changed_at = ?, outcome = ?, stopping = 0 "
+                "WHERE id = ?",
                 (status, now, outcome, run_id),
             )
             if status in OVER:
@@ -149,7 +155,7 @@ class SqliteJournal(MemoryJournal):
 
     async def run(self, run_id: str, /) -> RunRow:
         """A run as it stands."""
-        return await self._do(lambda connection: _row_of(connection, run_id))
+        return await self._do(lambda connection: shelf.row_of(connection, run_id))
 
     async def runs(
         self, *, session_id: str | None = None, limit: int = 100, before: float | None = None
@@ -163,19 +169,19 @@ class SqliteJournal(MemoryJournal):
         else:
             query = "WHERE began_at < ? ORDER BY began_at DESC LIMIT ?"
             values = (float("inf") if before is None else before, limit)
-        query = f"SELECT {_ROW}, {_WAITING} FROM runs {query}"
+        query = f"SELECT {shelf.ROW} FROM runs {query}"
         rows = await self._do(lambda connection: connection.execute(query, values).fetchall())
-        return tuple(_run_row(row) for row in rows)
+        return tuple(shelf.run_row(row) for row in rows)
 
-    async def note(self, run_id: str, entry: Entry, /) -> None:
-        """Record something that happened in a run this process has."""
+    async def note(self, run_id: str, entry: Entry, /, *, from_outside: bool = False) -> None:
+        """Record something that happened in a run this process has; from outside, in one that nobody has."""
 
         def note(connection: sqlite3.Connection) -> None:
-            self._check_mine(connection, run_id)
-            connection.execute(
-                "INSERT OR REPLACE INTO entries (run_id, kind, key, at, body) VALUES (?, ?, ?, ?, ?)",
-                (run_id, entry.kind, entry.key, entry.at, entry.body),
-            )
+            if from_outside:
+                check_nobodys(shelf.row_of(connection, run_id), self._now())
+            else:
+                self._check_mine(connection, run_id)
+            shelf.put_entries(connection, run_id, [entry])
 
         await self._do(note)
 
@@ -184,6 +190,29 @@ class SqliteJournal(MemoryJournal):
         query = "SELECT kind, key, at, body FROM entries WHERE run_id = ? ORDER BY number"
         rows = await self._do(lambda connection: connection.execute(query, (run_id,)).fetchall())
         return tuple(Entry(*row) for row in rows)
+
+    async def marks(self, session_id: str, /) -> Sequence[tuple[str, Entry]]:
+        return await self._do(lambda connection: shelf.marks(connection, session_id))
+
+    async def bring(self, copy: RunCopy, /) -> None:
+        encoded = _encode(copy.row.record, "a run that is brought in began with")
+
+        def bring(connection: sqlite3.Connection) -> None:
+            run_id = copy.row.record.id
+            if connection.execute("SELECT 1 FROM runs WHERE id = ?", (run_id,)).fetchone():
+                raise run_exists(run_id)
+            shelf.put(connection, copy, encoded)
+
+        await self._do(bring)
+
+    async def forget(self, run_ids: Sequence[str], /) -> None:
+        await self._do(lambda connection: shelf.remove(connection, run_ids))
+
+    async def asked(self, run_id: str, /) -> Sequence[Asked]:
+        return await self._do(lambda connection: shelf.asked(connection, run_id))
+
+    async def steps(self, run_id: str, /) -> Sequence[tuple[str, bytes | None]]:
+        return await self._do(lambda connection: shelf.steps(connection, run_id))
 
     def _check_mine(self, connection: sqlite3.Connection, run_id: str) -> None:
         """Only the owner of a run adds to it: whoever was overtaken learns so here."""
@@ -395,6 +424,9 @@ class SqliteJournal(MemoryJournal):
             "SELECT unit FROM units WHERE session_id = ? AND state != 'void' ORDER BY number", session_id
         )
 
+    async def later(self, unit: CommitUnit, /) -> Sequence[CommitUnit]:
+        return await self._do(lambda connection: shelf.later(connection, unit))
+
     async def _turn(self, unit: CommitUnit, state: str, *, synced: bool) -> None:
         turn = _run(
             "UPDATE units SET state = ? WHERE run_id = ? AND call_id = ? AND state = 'committed'",
@@ -407,27 +439,6 @@ class SqliteJournal(MemoryJournal):
     async def _fetch(self, query: str, *values: Any) -> tuple[CommitUnit, ...]:
         rows = await self._do(lambda connection: connection.execute(query, values).fetchall())
         return tuple(msgspec.msgpack.decode(row[0], type=CommitUnit) for row in rows)
-
-
-def _row_of(connection: sqlite3.Connection, run_id: str) -> RunRow:
-    query = f"SELECT {_ROW}, {_WAITING} FROM runs WHERE id = ?"
-    row = connection.execute(query, (run_id,)).fetchone()
-    if row is None:
-        raise RunUnknown(run_id)
-    return _run_row(row)
-
-
-def _run_row(row: Sequence[Any]) -> RunRow:
-    record, status, owner, until, changed, outcome, waiting = row
-    return RunRow(
-        record=msgspec.msgpack.decode(record, type=RunRecord),
-        status=status,
-        owner=owner,
-        leased_until=until,
-        changed_at=changed,
-        outcome=outcome,
-        questions=waiting,
-    )
 
 
 def _still_fits(answer: Answer, check: Check | None) -> bool:

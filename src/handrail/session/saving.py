@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -20,6 +20,8 @@ from handrail.session.slices import SliceKind, SliceRules
 from handrail.tools.example import RunMode
 
 VERSION = 1
+
+T = TypeVar("T")
 
 
 class SavedError(Exception):
@@ -165,10 +167,22 @@ def check_serialisable(event: object) -> None:
         )
 
 
-def load_imported(data: bytes) -> Session:
+def load_imported(data: bytes, slices: Mapping[type, SliceRules] | None = None) -> Session:
     """The session that was saved, its types looked for in what this program has imported."""
     found = (_imported(name) for name in _read(data).slices)
-    return load(data, types=[kind for kind in found if kind is not None])
+    return load(data, types=[kind for kind in found if kind is not None], slices=slices)
+
+
+def under_id(data: bytes, id: str) -> bytes:
+    """A saved session as one of another id; nothing else in it is looked at."""
+    return msgspec.json.encode(msgspec.structs.replace(_read(data), id=id))
+
+
+def said_in(data: bytes, kind: type[T]) -> list[T]:
+    """The items of one slice of a saved session, whatever else is in it."""
+    found = _read(data)
+    slice_ = found.slices.get(_name(kind))
+    return [] if slice_ is None else [_decoded(kind, bytes(item), found.id) for item in slice_.items]
 
 
 def _own_among(names: Iterable[str]) -> Iterable[type]:

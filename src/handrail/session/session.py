@@ -180,6 +180,11 @@ class Session:
             contents = self._log_of(kind)
         return contents
 
+    @property
+    def rules(self) -> Mapping[type, SliceRules]:
+        """The slices that are kept here by rules of their own."""
+        return dict(self._rules)
+
     def rules_for(self, slice_: type) -> SliceRules:
         """How the slice of this type is kept here."""
         if not isinstance(slice_, type):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed

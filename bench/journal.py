@@ -1,0 +1,158 @@
+"""What a record costs: a call with and without a journal, beside a bare insert; and long runs resumed.
+
+    python bench/journal.py [CALLS [LONGEST]]
+
+The bare insert is one row of the same size in a transaction of its own, in a file opened in the same way:
+what any record with that durability costs at least.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from handrail import Adapter, Prompt, SqliteJournal, ToolContext, tool
+from handrail.dispatch import open_gate
+from handrail.environment.later import LaterEnvironment
+from handrail.errors import RunParked
+from handrail.journal.sqlite import Durability
+from handrail.messages import CallPart, ModelPart, ModelRequest, Price, StopPart, Traits
+from handrail.models.scripted import ScriptedModel
+from handrail.question import Answer
+
+
+class Pick(BaseModel):
+    """What somebody is asked for."""
+
+    number: int
+
+
+@tool(effect="pure")
+async def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@tool(effect="staged")
+async def choose(context: ToolContext) -> str:
+    """Ask somebody for a number."""
+    assert context.wait_for
+    return str((await context.wait_for("pick", {}, Pick)).number)
+
+
+PROMPT = Prompt("bench", "Do what is asked.", tools=[add, choose])
+
+
+def say(what: str, figure: str) -> None:
+    print(f"{what:<58}{figure:>16}")
+
+
+async def calls(count: int, journal: Any) -> float:
+    """Seconds for a call through the gate."""
+    gate = open_gate([add], journal=journal)
+    for _ in range(50):
+        await gate.invoke("add", {"a": 1, "b": 2})
+    began = time.perf_counter()
+    for number in range(count):
+        await gate.invoke("add", {"a": number, "b": 2})
+    return (time.perf_counter() - began) / count
+
+
+def inserts(path: Path, count: int, size: int, synchronous: str) -> float:
+    """Seconds for a bare insert."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute(f"PRAGMA synchronous = {synchronous}")
+    connection.execute("CREATE TABLE units (number INTEGER PRIMARY KEY, run_id TEXT, unit BLOB)")
+    connection.execute("CREATE INDEX units_of_a_run ON units (run_id)")
+    body = b"x" * size
+    began = time.perf_counter()
+    for _ in range(count):
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("INSERT INTO units (run_id, unit) VALUES ('run', ?)", (body,))
+        connection.execute("COMMIT")
+    spent = (time.perf_counter() - began) / count
+    connection.close()
+    return spent
+
+
+async def costs(folder: Path, count: int) -> None:
+    plain = await calls(count, None)
+    say("a call without a journal", f"{plain * 1e6:.0f} µs")
+    levels: tuple[tuple[Durability, str], ...] = (("process", "OFF"), ("power", "FULL"))
+    for durability, synchronous in levels:
+        journal = SqliteJournal(folder / f"{durability}.db", durability=durability)
+        spent = await calls(count, journal)
+        units = journal._writer.do_now(lambda c: c.execute("SELECT avg(length(unit)) FROM units").fetchone())  # pyright: ignore[reportPrivateUsage]
+        size = int(units[0])
+        journal.close()
+        bare = inserts(folder / f"bare-{durability}.db", count, size, synchronous)
+        say(f'with one, durability="{durability}"', f"{spent * 1e6:.0f} µs")
+        say(f"  a bare insert of the same {size} bytes", f"{bare * 1e6:.0f} µs")
+        say("  what the record adds, in bare inserts", f"{(spent - plain) / bare:.1f}")
+
+
+class Steps:
+    """A model that asks for one call after the other; it keeps nothing, so only the run is measured."""
+
+    name = "bench:steps"
+    traits = Traits(price=Price(Decimal(0), Decimal(0)))
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
+        self._left -= 1
+        name, arguments = ("add", '{"a": 1, "b": 2}') if self._left else ("choose", "{}")
+        yield CallPart(0, "", name, arguments)
+        yield StopPart("calls")
+
+
+async def parked(path: Path, steps: int) -> SqliteJournal:
+    """A run that has made so many steps, and waits."""
+    journal = SqliteJournal(path, watch=None)
+    adapter = Adapter(Steps(steps), journal=journal, environment=LaterEnvironment())
+    try:
+        await adapter.evaluate(PROMPT, "go", run_id="long")
+    except RunParked:
+        return journal
+    raise AssertionError("the run did not park")
+
+
+async def resumed(folder: Path, steps: int) -> None:
+    began = time.perf_counter()
+    journal = await parked(folder / f"{steps}.db", steps)
+    made = time.perf_counter() - began
+    (question,) = await journal.questions("long")
+    journal.answer(
+        Answer(question_id=question.id, digest=question.digest, by=question.principal, value={"number": 1})
+    )
+    adapter = Adapter(ScriptedModel(["end"]), journal=journal, environment=LaterEnvironment())
+    began = time.perf_counter()
+    response = await adapter.resume("long", PROMPT)
+    spent = time.perf_counter() - began
+    assert response.text == "end"
+    journal.close()
+    say(f"{steps:,} steps: made in, a step", f"{made:.2f} s, {made / steps * 1e6:.0f} µs")
+    say("  resumed in, a step", f"{spent:.2f} s, {spent / steps * 1e6:.0f} µs")
+
+
+def main() -> None:
+    count, longest = ([int(each) for each in sys.argv[1:]] + [2000, 10_000][len(sys.argv) - 1 :])[:2]
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(costs(Path(folder), count))
+        for steps in (longest // 10, longest // 4, longest // 2, longest):
+            asyncio.run(resumed(Path(folder), steps))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Ten thousand parked runs in one file: what the process holds, how long it takes to list them and to answer one.
+
+    python bench/parked.py [RUNS]
+
+Each run asks somebody something and is parked through `LaterEnvironment`. A second process then opens the
+file, lists, answers one question, and goes on with that run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from handrail import Adapter, Prompt, SqliteJournal, ToolContext, tool
+from handrail.dispatch.turn import ToolCall
+from handrail.environment.later import LaterEnvironment
+from handrail.errors import RunParked
+from handrail.models.scripted import ScriptedModel
+from handrail.question import Answer
+from handrail.runs import list_runs
+
+
+class Pick(BaseModel):
+    """What somebody is asked for."""
+
+    number: int
+
+
+@tool(effect="staged")
+async def choose(context: ToolContext) -> str:
+    """Ask somebody for a number."""
+    assert context.wait_for
+    return str((await context.wait_for("pick", {"from": [1, 2, 3]}, Pick)).number)
+
+
+PROMPT = Prompt("bench", "Do what is asked.", tools=[choose])
+
+
+def resident() -> float:
+    """The memory this process holds, in MB."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+
+
+def say(what: str, figure: str) -> None:
+    print(f"{what:<58}{figure:>16}")
+
+
+async def park(path: Path, runs: int) -> None:
+    journal = SqliteJournal(path)
+    before = resident()
+    began = time.perf_counter()
+    for number in range(runs):
+        adapter = Adapter(
+            ScriptedModel([ToolCall("choose"), "thanks"]), journal=journal, environment=LaterEnvironment()
+        )
+        try:
+            await adapter.evaluate(PROMPT, "go", run_id=f"run-{number:06}")
+        except RunParked:
+            continue
+        raise AssertionError("a run did not park")
+    spent = time.perf_counter() - began
+    say(f"{runs:,} runs parked, a run", f"{spent / runs * 1e3:.2f} ms")
+    say("resident memory before", f"{before:.0f} MB")
+    say("resident memory with all of them parked", f"{resident():.0f} MB")
+    journal.close()
+    say("the file", f"{path.stat().st_size / 1e6:.1f} MB")
+
+
+async def answer(path: Path) -> None:
+    """What another process does."""
+    before = resident()
+    began = time.perf_counter()
+    journal = SqliteJournal(path, watch=None)
+    say("another process: the file opened", f"{(time.perf_counter() - began) * 1e3:.1f} ms")
+    for limit in (100, 1_000_000):
+        began = time.perf_counter()
+        found = await list_runs(journal, limit=limit)
+        say(f"{len(found):,} listed", f"{(time.perf_counter() - began) * 1e3:.1f} ms")
+    one = found[len(found) // 2].id
+    began = time.perf_counter()
+    (question,) = await journal.questions(one)
+    journal.answer(
+        Answer(question_id=question.id, digest=question.digest, by=question.principal, value={"number": 2})
+    )
+    say("one answered", f"{(time.perf_counter() - began) * 1e3:.2f} ms")
+    began = time.perf_counter()
+    adapter = Adapter(ScriptedModel(["thanks"]), journal=journal, environment=LaterEnvironment())
+    response = await adapter.resume(one, PROMPT)
+    assert response.text == "thanks"
+    say("and gone on with to its end", f"{(time.perf_counter() - began) * 1e3:.2f} ms")
+    del found
+    say("resident memory: at its start, now", f"{before:.0f}, {resident():.0f} MB")
+    journal.close()
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["answer"]:
+        asyncio.run(answer(Path(sys.argv[2])))
+        return
+    runs = int(sys.argv[1]) if sys.argv[1:] else 10_000
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "runs.db"
+        asyncio.run(park(path, runs))
+        sys.stdout.flush()
+        subprocess.run([sys.executable, __file__, "answer", str(path)], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Calls that were undone after they were committed: how the session, and the model, come to know."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from handrail.messages import UserMessage
+from handrail.records import CommitUnit, Journal
+from handrail.session import Session
+from handrail.session.saving import decode_item, load_imported
+
+if TYPE_CHECKING:
+    from handrail.adapter.run import Run
+
+
+class UndoneCall(msgspec.Struct, frozen=True):
+    """What is recorded of a call that was undone; its id is the key."""
+
+    tool: str
+    places: list[str]
+    """The paths and slices that are as if it had not been."""
+    stands: list[str] = []
+    """What it did to the world, which nobody can take back here."""
+
+
+class _Told(msgspec.Struct, frozen=True):
+    calls: list[str]
+    text: str
+
+
+class Undone:
+    """What was undone in a session, and what of that its model has not heard."""
+
+    __slots__ = ("calls", "untold")
+
+    def __init__(self, calls: Mapping[str, UndoneCall], told: Collection[str]) -> None:
+        self.calls = calls
+        self.untold = {call_id: call for call_id, call in calls.items() if call_id not in told}
+
+
+async def undone_in(journal: Journal, session_id: str) -> Undone:
+    """The calls of a session that were undone."""
+    calls: dict[str, UndoneCall] = {}
+    told: set[str] = set()
+    for _, entry in await journal.marks(session_id):
+        if entry.kind == "undone":
+            calls[entry.key] = msgspec.msgpack.decode(entry.body, type=UndoneCall)
+        else:
+            told.update(msgspec.msgpack.decode(entry.body, type=_Told).calls)
+    return Undone(calls, told)
+
+
+async def tell_undone(run: Run, place: str) -> None:
+    """Before a request: tell the model what was undone since it was last asked. In a run gone through again, what it was told."""
+    log = run.frame.log
+    if log is None or run.frame.outer is not None:
+        return
+    told = log.find("told", place, _Told)
+    if told is None:
+        if not log.untold or log.has("model answer", place):
+            return
+        told = _Told(list(log.untold), _words(log.untold))
+        log.untold = {}
+        await log.note("told", place, told)
+    run.conversation.add(UserMessage(told.text, True), run.frame.run_context.run_id)
+
+
+def _words(undone: Mapping[str, UndoneCall]) -> str:
+    lines: list[str] = []
+    for call_id, call in undone.items():
+        places = f" It no longer holds for: {', '.join(call.places)}." if call.places else ""
+        stands = f" This could not be taken back: {', '.join(call.stands)}." if call.stands else ""
+        lines.append(
+            f"The call {call.tool} ({call_id}) was undone after you were told its result.{places}{stands}"
+        )
+    return "\n".join([*lines, "Look at how things are now before you build on it."])
+
+
+def forget_undone(
+    session: Session,
+    base: bytes | None,
+    before: Iterable[bytes],
+    units: Iterable[CommitUnit],
+    undone: Mapping[str, UndoneCall],
+) -> None:
+    """Let a session that is in memory be as if the undone calls had not been.
+
+    Only the slices they wrote are built anew, from the record: nothing that is committed has read or
+    written them since.
+    """
+    units = tuple(units)
+    names = {
+        place
+        for unit in units
+        if unit.call_id in undone
+        for place in unit.writes
+        if place.startswith("slice ")
+    }
+    if not names:
+        return
+    rules = session.rules
+    fresh = Session(id=session.id, slices=rules) if base is None else load_imported(base, rules)
+    for event in before:
+        fresh.redo(decode_item(event, session.id))
+    for unit in units:
+        if unit.call_id not in undone:
+            for event in unit.events:
+                fresh.redo(decode_item(bytes(event), session.id))
+    with session.lock:
+        state = session.state.copy()
+        for kind in [*state]:
+            if f"slice {kind.__qualname__}" in names:
+                if kind in fresh.state:
+                    state[kind] = fresh.state[kind]
+                else:
+                    del state[kind]
+        session.state = state

@@ -1,0 +1,284 @@
+"""How runs are shown: a table and a tree for people, plain lines where that is piped, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import pydantic_core
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from handrail.environment.visible import visible
+from handrail.question import Question
+from handrail.records import Asked
+from handrail.runs import CallNode, Divergence, RunLine, RunTree, Turn, Undoing
+from handrail.runs.tree import Nested
+
+_COLOURS = {
+    "running": "cyan", "parked": "yellow", "interrupted": "magenta", "done": "green", "failed": "red",
+    "cancelled": "yellow", "ok": "green", "open": "yellow", "denied": "yellow",
+}  # fmt: skip
+_MARKS = {"ok": "✓", "open": "…", "denied": "⊘", "cancelled": "■"}
+_SHORT, _DIFF_LINES = 100, 12
+
+
+def say(what: Any) -> None:
+    """Print to standard output: with colours on a terminal, plain and unfolded elsewhere."""
+    there = sys.stdout.isatty()
+    if isinstance(what, str) and not there:
+        sys.stdout.write(f"{what}\n")  # as it is, with its tabs
+        return
+    console = Console(
+        file=sys.stdout, highlight=False, width=None if there else 240, no_color=not there or None
+    )
+    console.print(what, markup=False, soft_wrap=not there)
+
+
+def complain(message: str) -> None:
+    """Say on standard error what went wrong."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        Text(f"handrail: {plain(message)}", "red" if sys.stderr.isatty() else "")
+    )
+
+
+def print_json(data: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def plain(text: str) -> str:
+    """The text with what can't be seen written out: it comes from models and files."""
+    return visible(text)
+
+
+def _line(text: str, most: int = _SHORT) -> str:
+    text = " ".join(plain(text).split())
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _ago(at: float, now: float) -> str:
+    spent = max(now - at, 0)
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if spent >= size:
+            return f"{int(spent // size)} {unit} ago"
+    return f"{int(spent)} s ago"
+
+
+def _seconds(spent: float | None) -> str:
+    if spent is None:
+        return ""
+    return f"{spent * 1000:.0f} ms" if spent < 1 else f"{spent:.1f} s"
+
+
+def _money(cost: Decimal | None) -> str:
+    if cost is None:
+        return "cost unknown"
+    return f"${cost.normalize():f}" if cost else "no cost"
+
+
+# --- a list ---------------------------------------------------------------------------------------------
+
+
+def run_list(lines: Sequence[RunLine], now: float) -> Any:
+    """The runs, a row each."""
+    if not lines:
+        return "There are no runs."
+    heads = ("RUN", "STANDS", "PROMPT", "MODEL", "BEGAN", "WAITS FOR", "FROM")
+    rows = [
+        (
+            plain(line.id), line.standing, _line(line.row.record.prompt, 40), _line(line.row.record.model, 40),
+            _ago(line.row.record.began_at, now), _waits(line), _line(line.row.record.forked_from, 40),
+        )
+        for line in lines
+    ]  # fmt: skip
+    if not sys.stdout.isatty():
+        return "\n".join("\t".join(row) for row in (heads, *rows))
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for head in heads:
+        table.add_column(head, no_wrap=head == "RUN", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell, _COLOURS.get(cell, "") if at == 1 else "") for at, cell in enumerate(row)))
+    return table
+
+
+def _waits(line: RunLine) -> str:
+    waiting = line.row.questions
+    return f"{waiting} answer{'' if waiting == 1 else 's'}" if waiting else ""
+
+
+# --- a tree ---------------------------------------------------------------------------------------------
+
+
+def run_tree(tree: RunTree, full: bool) -> Any:
+    """A run: what was said, what was called, what came of it."""
+    row, record = tree.row, tree.row.record
+    head = Text(plain(record.id), "bold")
+    head.append(f"  {tree.standing}", _COLOURS[tree.standing])
+    usage = tree.usage
+    spent = (
+        f"{usage.requests} requests · {usage.input:,} tokens in, {usage.output:,} out · {_money(tree.cost)}"
+    )
+    began = datetime.fromtimestamp(record.began_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    lasted = (
+        f" · {_seconds(row.changed_at - record.began_at)}"
+        if tree.standing in ("done", "failed", "cancelled")
+        else ""
+    )
+    head.append(f"\n{_line(record.prompt)} on {_line(record.model)} · {began}{lasted}\n{spent}", "dim")
+    if record.forked_from:
+        head.append(f"\nforked from {plain(record.forked_from)}", "dim")
+    shown = Tree(head, guide_style="dim")
+    if tree.begin.message is not None:
+        shown.add(Text(f"» {_text(tree.begin.message, full)}"))
+    for turn in tree.turns:
+        _add_turn(shown, turn, full)
+    if tree.outcome.error:
+        shown.add(Text(f"✗ {_text(tree.outcome.error, full)}", "red"))
+    for asked in tree.questions:
+        if asked.answer is None:
+            shown.add(question_line(asked.question))
+    return shown
+
+
+def _text(text: str, full: bool) -> str:
+    return plain(text) if full else _line(text)
+
+
+def _add_turn(above: Tree, turn: Turn, full: bool) -> None:
+    text = Text(f"step {turn.number}", "bold cyan")
+    tokens = "" if turn.usage is None else f" · {turn.usage.input:,} in, {turn.usage.output:,} out"
+    cost = "" if turn.cost is None else f" · {_money(turn.cost)}"
+    text.append(f"  {_seconds(turn.seconds)}{tokens}{cost}", "not bold dim")
+    if turn.text:
+        text.append(f"\n{_text(turn.text, full)}", "not bold default")
+    node = above.add(text)
+    for call in turn.calls:
+        _add_call(node, call, full)
+
+
+def _add_call(above: Tree, call: CallNode, full: bool) -> None:
+    colour = _COLOURS.get(call.status, "red")
+    text = Text(f"{_MARKS.get(call.status, '✗')} ", colour)
+    text.append(_line(call.tool, 60), "bold")
+    arguments = call.arguments if call.arguments not in ("", "{}", "null") else ""
+    text.append(f" {_text(arguments, full)}" if arguments else "")
+    notes = [_seconds(call.seconds), plain(call.id), *([] if call.status == "ok" else [call.status])]
+    text.append(f"  {' · '.join(note for note in notes if note)}", "dim")
+    if call.undone:
+        text.append("  undone", "bold magenta")
+    if call.message:
+        text.append(f"\n→ {_text(call.message, full)}", "default" if call.status == "ok" else colour)
+    for effect in call.effects:
+        text.append(f"\nfor good: {_line(effect)}", "dim")
+    node = above.add(text)
+    if call.diff:
+        node.add(_diff(call.diff, full))
+    for asked in call.questions:
+        node.add(_answered(asked))
+    for inner in call.calls:
+        _add_call(node, inner, full)
+    for nested in call.runs:
+        _add_run(node, nested, full)
+
+
+def _add_run(above: Tree, nested: Nested, full: bool) -> None:
+    node = above.add(Text(f"▸ {_line(nested.name or 'a run inside', 60)}", "cyan"))
+    for turn in nested.turns:
+        _add_turn(node, turn, full)
+    for call in nested.calls:
+        _add_call(node, call, full)
+
+
+def _diff(diff: str, full: bool) -> Text:
+    lines = plain(diff).splitlines()
+    shown = lines if full else lines[:_DIFF_LINES]
+    text = Text()
+    for number, line in enumerate(shown):
+        colour = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
+        text.append(f"{chr(10) if number else ''}{line}", colour)
+    if len(lines) > len(shown):
+        text.append(f"\n… {len(lines) - len(shown)} more lines: --full", "dim")
+    return text
+
+
+def _answered(asked: Asked) -> Text:
+    answer = asked.answer
+    if answer is None:
+        return Text(f"? {_line(asked.question.name)}: waits", "yellow")
+    said = (
+        json.dumps(answer.value, ensure_ascii=False, default=str)
+        if answer.outcome == "answered"
+        else answer.outcome
+    )
+    return Text(f"? {_line(asked.question.name)}: {_line(said)}", "dim")
+
+
+def question_line(question: Question) -> Text:
+    """One question that waits, with what it is answered by."""
+    text = Text(f"? {_line(question.message)}", "yellow")
+    text.append(f"  {plain(question.id)}", "dim")
+    return text
+
+
+# --- what came of a command -------------------------------------------------------------------------------
+
+
+def undone(done: Undoing) -> list[Any]:
+    """What was taken back, and what was not."""
+    places = ", ".join([*map(plain, done.paths), *done.slices]) or "it had changed nothing"
+    said: list[Any] = [f"{done.tool} is undone: {places}. The model is told in its next turn."]
+    if done.stands:
+        said.append(
+            Text(f"This stands, since it can't be taken back: {', '.join(map(plain, done.stands))}", "yellow")
+        )
+    return said
+
+
+def divergence(found: Divergence) -> Text:
+    """What differs first."""
+    text = Text(f"It differs {plain(str(found))}\n", "bold")
+    for line in plain(found.diff()).splitlines():
+        colour = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
+        text.append(f"{line}\n", colour)
+    return text
+
+
+# --- for programs -----------------------------------------------------------------------------------------
+
+
+def line_data(line: RunLine) -> dict[str, Any]:
+    record = line.row.record
+    return {
+        "run_id": line.id, "standing": line.standing, "session_id": record.session_id, "prompt": record.prompt,
+        "model": record.model, "app": record.app, "began_at": record.began_at, "changed_at": line.row.changed_at,
+        "questions": line.row.questions, "forked_from": record.forked_from, "stopping": line.row.stopping,
+    }  # fmt: skip
+
+
+def tree_data(tree: RunTree) -> dict[str, Any]:
+    said: Any = {
+        **line_data(RunLine(tree.row, tree.standing)), "message": tree.begin.message, "turns": tree.turns,
+        "text": tree.outcome.text, "error": tree.outcome.error, "usage": tree.usage,
+        "cost": None if tree.cost is None else str(tree.cost),
+        "waiting": [question_data(asked.question) for asked in tree.questions if asked.answer is None],
+    }  # fmt: skip
+    return msgspec.json.decode(msgspec.json.encode(said, enc_hook=pydantic_core.to_jsonable_python))
+
+
+def question_data(question: Question) -> dict[str, Any]:
+    return {
+        "id": question.id, "kind": question.kind, "name": question.name, "message": question.message,
+        "payload": question.payload, "schema": question.schema,
+    }  # fmt: skip
+
+
+def divergence_data(found: Divergence) -> dict[str, Any]:
+    return {**msgspec.structs.asdict(found), "message": str(found)}

@@ -1,0 +1,122 @@
+"""Runs as a whole in a journal's file: looked through, brought in, taken away. Each within a transaction."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from handrail.errors import RunUnknown
+from handrail.question import Answer, Question
+from handrail.records import Asked, CommitUnit, Entry, RunCopy, RunRecord, RunRow
+
+ROW = """record, status, owner, leased_until, changed_at, outcome, stopping,
+    (SELECT count(*) FROM questions WHERE run_id = runs.id AND answer IS NULL)"""
+_AT_ONCE = 500
+"""How many ids are named in one statement."""
+
+
+def row_of(connection: sqlite3.Connection, run_id: str) -> RunRow:
+    """A run as it stands."""
+    query = f"SELECT {ROW} FROM runs WHERE id = ?"
+    row = connection.execute(query, (run_id,)).fetchone()
+    if row is None:
+        raise RunUnknown(run_id)
+    return run_row(row)
+
+
+def run_row(row: Sequence[Any]) -> RunRow:
+    """What `ROW` selects, as a row."""
+    record, status, owner, until, changed, outcome, stopping, waiting = row
+    return RunRow(
+        record=msgspec.msgpack.decode(record, type=RunRecord),
+        status=status,
+        owner=owner,
+        leased_until=until,
+        changed_at=changed,
+        outcome=outcome,
+        questions=waiting,
+        stopping=bool(stopping),
+    )
+
+
+def put_entries(connection: sqlite3.Connection, run_id: str, entries: Iterable[Entry]) -> None:
+    """Add to what happened in a run; the same thing again takes the place of the first."""
+    connection.executemany(
+        "INSERT OR REPLACE INTO entries (run_id, kind, key, at, body) VALUES (?, ?, ?, ?, ?)",
+        ((run_id, entry.kind, entry.key, entry.at, entry.body) for entry in entries),
+    )
+
+
+def put(connection: sqlite3.Connection, copy: RunCopy, record: bytes) -> None:
+    """Bring a run in, as one. Its files are not this journal's to change."""
+    row = copy.row
+    run = row.record
+    values = (run.id, run.session_id, row.status, run.began_at, row.changed_at, record, row.outcome)
+    connection.execute(
+        "INSERT INTO runs (id, session_id, status, owner, leased_until, began_at, changed_at, record, outcome) "
+        "VALUES (?, ?, ?, '', 0, ?, ?, ?, ?)",
+        values,
+    )
+    put_entries(connection, run.id, copy.entries)
+    connection.executemany(
+        "INSERT INTO units (run_id, call_id, state, unit, session_id) VALUES (?, ?, 'applied', ?, ?)",
+        ((run.id, unit.call_id, msgspec.msgpack.encode(unit), unit.session_id) for unit in copy.units),
+    )
+    connection.executemany(
+        "INSERT OR REPLACE INTO steps VALUES (?, ?, ?)", ((key, run.id, value) for key, value in copy.steps)
+    )
+
+
+def remove(connection: sqlite3.Connection, run_ids: Sequence[str]) -> None:
+    """Take runs away with all that is recorded of them."""
+    for start in range(0, len(run_ids), _AT_ONCE):
+        some = tuple(run_ids[start : start + _AT_ONCE])
+        marks = ", ".join("?" * len(some))
+        for table in ("entries", "units", "questions", "steps"):
+            connection.execute(f"DELETE FROM {table} WHERE run_id IN ({marks})", some)
+        connection.execute(f"DELETE FROM runs WHERE id IN ({marks})", some)
+
+
+def later(connection: sqlite3.Connection, unit: CommitUnit) -> tuple[CommitUnit, ...]:
+    """What was committed after a unit, in all runs, and was not undone."""
+    rows = connection.execute(
+        """SELECT unit FROM units WHERE state != 'void' AND number >
+            (SELECT max(number) FROM units WHERE run_id = ? AND call_id = ? AND state != 'void')
+        AND NOT EXISTS (SELECT 1 FROM entries WHERE entries.run_id = units.run_id AND kind = 'undone' AND key = call_id)
+        ORDER BY number""",
+        (unit.run_id, unit.call_id),
+    )
+    return tuple(msgspec.msgpack.decode(row[0], type=CommitUnit) for row in rows)
+
+
+def marks(connection: sqlite3.Connection, session_id: str) -> tuple[tuple[str, Entry], ...]:
+    """Which calls of a session were undone, and of which the model was told."""
+    rows = connection.execute(
+        """SELECT entries.run_id, kind, key, at, body FROM runs JOIN entries ON entries.run_id = runs.id
+        WHERE session_id = ? AND kind IN ('undone', 'told') ORDER BY number""",
+        (session_id,),
+    )
+    return tuple((run_id, Entry(*entry)) for run_id, *entry in rows)
+
+
+def asked(connection: sqlite3.Connection, run_id: str) -> tuple[Asked, ...]:
+    """The questions of a run, with their answers, oldest first."""
+    rows = connection.execute(
+        "SELECT question, answer FROM questions WHERE run_id = ? ORDER BY asked_at, id", (run_id,)
+    )
+    return tuple(
+        Asked(
+            msgspec.msgpack.decode(question, type=Question),
+            None if answer is None else msgspec.msgpack.decode(answer, type=Answer),
+        )
+        for question, answer in rows
+    )
+
+
+def steps(connection: sqlite3.Connection, run_id: str) -> tuple[tuple[str, bytes | None], ...]:
+    """What a run did once."""
+    rows = connection.execute("SELECT key, value FROM steps WHERE run_id = ? ORDER BY key", (run_id,))
+    return tuple((key, value) for key, value in rows)

@@ -1,0 +1,144 @@
+"""A run as one file: to keep, to send, to go on with elsewhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from handrail.adapter.answer import RecordedAnswer
+from handrail.adapter.durable import decode_begin
+from handrail.errors import RunError
+from handrail.records import CommitUnit, Entry, Journal, RunCopy, RunRow
+from handrail.runs.lineage import Lineage, lineage_of, parted
+
+FORMAT = 1
+"""The version of the file. A newer one is refused, never guessed at."""
+_MASK = "**********"
+
+
+class _Head(msgspec.Struct):
+    handrail: str
+    version: int
+    run_id: str = ""
+
+
+async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> int:
+    """Write a run into one file, in lines of JSON; returns how many.
+
+    It holds the session as the run found it, so no other run is needed. Not in it: arguments that are
+    secret, questions (those that are open are asked again), and what folders keep for undoing.
+    """
+    row = await journal.run(run_id)
+    record = row.record
+    begin = parted(decode_begin(record), await lineage_of(journal, row), record.session_id)
+    units = await journal.load(run_id)
+    lines: list[Any] = [_Head("run", FORMAT, run_id)]
+    lines.append(
+        {
+            "run": msgspec.structs.replace(
+                row,
+                record=msgspec.structs.replace(record, begin=begin),
+                owner="",
+                leased_until=0.0,
+                questions=0,
+            )
+        }
+    )
+    lines += [{"entry": entry} for entry in _masked(await journal.entries(run_id), units)]
+    lines += [{"unit": msgspec.structs.replace(unit, files=(), root="")} for unit in units]
+    lines += [{"step": step} for step in await journal.steps(run_id)]
+    target = Path(path)
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with unfinished.open("wb") as file:
+            file.writelines(msgspec.json.encode(line) + b"\n" for line in lines)
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return len(lines)
+
+
+async def import_(
+    journal: Journal, path: str | PathLike[str], *, run_id: str | None = None, session_id: str | None = None
+) -> RunRow:
+    """Bring a run in that was exported. `run_id` gives it another id, where the journal has one of that id."""
+    copy = _read(Path(path))
+    was, record = copy.row.record.id, copy.row.record
+    new_id = run_id or was
+    if session_id is None:
+        taken = await journal.runs(session_id=record.session_id)
+        session_id = new_id if taken else record.session_id
+    begin = decode_begin(record)
+    again = parted(begin, Lineage(begin.base, begin.events, begin.said, begin.shown), session_id)
+    record = msgspec.structs.replace(record, id=new_id, session_id=session_id, begin=again)
+    status = "parked" if copy.row.status == "running" else copy.row.status
+    await journal.bring(
+        RunCopy(
+            row=msgspec.structs.replace(copy.row, record=record, status=status),
+            entries=copy.entries,
+            units=[
+                msgspec.structs.replace(unit, run_id=new_id, session_id=session_id) for unit in copy.units
+            ],
+            steps=[(f"{new_id}{key.removeprefix(was)}", value) for key, value in copy.steps],
+        )
+    )
+    return await journal.run(new_id)
+
+
+def _masked(entries: Sequence[Entry], units: Sequence[CommitUnit]) -> Iterator[Entry]:
+    """The entries, with the secrets among the arguments a model sent masked as in the calls' own record."""
+    shown = {unit.place: unit.arguments for unit in units if _MASK in unit.arguments}
+    made = 0
+    for entry in entries:
+        if shown and entry.kind == "model answer" and entry.key.startswith("#"):
+            answer = msgspec.msgpack.decode(entry.body, type=RecordedAnswer)
+            calls = tuple(
+                msgspec.structs.replace(call, arguments=shown.get(f".{made + at}", call.arguments))
+                for at, call in enumerate(answer.calls, 1)
+            )
+            made += len(calls)
+            body = msgspec.msgpack.encode(msgspec.structs.replace(answer, calls=calls))
+            entry = msgspec.structs.replace(entry, body=body)
+        yield entry
+
+
+def _read(path: Path) -> RunCopy:
+    name = path.name
+    try:
+        head_line, *lines = path.read_bytes().splitlines()
+        head = msgspec.json.decode(head_line, type=_Head)
+    except (ValueError, OSError) as error:
+        raise RunError(
+            name, f"it is not an exported run: {error}", "Give a file that `export` wrote."
+        ) from None
+    if head.handrail != "run":
+        raise RunError(name, "it is not an exported run", "Give a file that `export` wrote.")
+    if head.version > FORMAT:
+        raise RunError(
+            head.run_id,
+            f"it was exported in version {head.version}, and this version of Handrail reads {FORMAT}",
+            "Import it with the version that exported it, or a newer one.",
+        )
+    found: dict[str, list[Any]] = {"run": [], "entry": [], "unit": [], "step": []}
+    kinds: dict[str, Any] = {
+        "run": RunRow,
+        "entry": Entry,
+        "unit": CommitUnit,
+        "step": tuple[str, bytes | None],
+    }
+    for number, line in enumerate(lines, 2):
+        try:
+            ((kind, body),) = msgspec.json.decode(line, type=dict[str, msgspec.Raw]).items()
+            found[kind].append(msgspec.json.decode(body, type=kinds[kind]))
+        except (ValueError, KeyError) as error:
+            raise RunError(
+                head.run_id, f"line {number} of {name} is damaged: {error}", "Export it again."
+            ) from None
+    if len(found["run"]) != 1:
+        raise RunError(head.run_id, f"{name} is cut off", "Export it again.")
+    return RunCopy(row=found["run"][0], entries=found["entry"], units=found["unit"], steps=found["step"])

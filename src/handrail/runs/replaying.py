@@ -1,0 +1,380 @@
+"""Replaying a run: the answers the model gave then, against the tools, the prompt and the policies of today."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import msgspec
+import pydantic_core
+
+from handrail.adapter.answer import RecordedAnswer
+from handrail.adapter.durable import Resumed, go_on, offer_of
+from handrail.adapter.output import Output
+from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.context import ToolContext
+from handrail.dispatch.call import LiveCall, new_call
+from handrail.dispatch.failures import Refused
+from handrail.dispatch.frame import DEPTH_LIMIT, Frame
+from handrail.dispatch.gate import Gate
+from handrail.dispatch.opening import open_frame
+from handrail.dispatch.policing import close_policy_context
+from handrail.dispatch.replaying import read_result
+from handrail.dispatch.transaction import new_transaction
+from handrail.errors import (
+    HandrailError,
+    PromptDefinitionError,
+    PromptRenderError,
+    SessionError,
+    ToolValidationError,
+)
+from handrail.guard.scope import within_scope
+from handrail.ids import random_id
+from handrail.messages import CallAsked
+from handrail.prompt import OPENER, Prompt, RenderedPrompt
+from handrail.protocols import Filesystem
+from handrail.records import CommitUnit, Journal
+from handrail.resources.registry import Binding
+from handrail.runs.undoing import meet
+from handrail.session import Session
+from handrail.session.saving import decode_item
+from handrail.tools import EFFECTS, Tool, ToolResult
+
+What = Literal["prompt", "tools", "arguments", "policy", "result", "output"]
+
+
+class Divergence(msgspec.Struct, frozen=True, kw_only=True):
+    """The first thing that is not as it was recorded."""
+
+    step: int
+    """The answer of the model after which it is; 0: before the model was asked."""
+    what: What
+    where: str
+    """Which prompt, tool or call."""
+    recorded: str
+    now: str
+    call_id: str = ""
+
+    def diff(self) -> str:
+        """The lines that differ."""
+        was, now = self.recorded.splitlines(), self.now.splitlines()
+        return "\n".join(difflib.unified_diff(was, now, "recorded", "now", lineterm="", n=1))
+
+    def __str__(self) -> str:
+        at = "before the first step" if not self.step else f"at step {self.step}"
+        return f"{at}, {_WORDS[self.what]} {self.where}"
+
+
+_WORDS: dict[What, str] = {
+    "prompt": "the system text differs:",
+    "tools": "other tools are offered:",
+    "arguments": "the arguments are taken otherwise:",
+    "policy": "policies decide otherwise:",
+    "result": "the result is another:",
+    "output": "the answer does not fit any more:",
+}
+
+
+class Tally(msgspec.Struct):
+    """How far a replay came."""
+
+    steps: int = 0
+    ran: int = 0
+    """Calls that were run again, in forks that were dropped."""
+    taken: int = 0
+    """Calls whose recorded result was taken."""
+
+
+async def replay(
+    journal: Journal,
+    run_id: str,
+    prompt: Prompt[Any],
+    *,
+    filesystem: Filesystem | None = None,
+    resources: Iterable[Binding[Any]] = (),
+    session: Session | None = None,
+    tally: Tally | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Divergence | None:
+    """Go through a recorded run with the code of today; None where nothing differs.
+
+    No model is asked and nothing is changed: calls of effect `pure`, `read` and `staged` run in a
+    transaction that is dropped, of others the recorded result is taken, and so it is of calls that asked
+    somebody, ran a prompt of their own, or worked on files that have changed since. `filesystem` are the
+    files as they were when the run began; without them calls that used files are not run.
+    """
+    row = await journal.run(run_id)
+    resumed = await go_on(journal, row, session, clock)
+    begin = resumed.begin
+    try:
+        rendered = prompt.render(resumed.params(), session=resumed.session, opened=begin.opened)
+    except (PromptRenderError, PromptDefinitionError, SessionError) as error:
+        return Divergence(step=0, what="prompt", where=prompt.name, recorded=begin.system, now=str(error))
+    found = _compare_prompt(prompt, rendered, resumed)
+    if found is not None:
+        return found
+    entries = await journal.entries(run_id)
+    answers = {
+        entry.key: msgspec.msgpack.decode(entry.body, type=RecordedAnswer)
+        for entry in entries
+        if entry.kind == "model answer" and entry.key.startswith("#")
+    }
+    asking = [entry.key for entry in entries if entry.kind == "verb"]
+    units = await journal.load(run_id)
+    changed = await _changed_since(journal, units, filesystem)
+    frame = _frame(prompt, resumed, filesystem, resources, clock)
+    walk = _Walk(frame, prompt, rendered, units, asking, changed, tally or Tally())
+    try:
+        return await walk.go([answers[f"#{number}"] for number in range(1, len(answers) + 1)])
+    finally:
+        await frame.resources.close()
+
+
+def _compare_prompt(
+    prompt: Prompt[Any], rendered: RenderedPrompt[Any], resumed: Resumed
+) -> Divergence | None:
+    begin = resumed.begin
+    if rendered.text != begin.system:
+        return Divergence(step=0, what="prompt", where=prompt.name, recorded=begin.system, now=rendered.text)
+    names = [tool.name for tool in rendered.tools]
+    if names != begin.tools:
+        return Divergence(
+            step=0, what="tools", where=prompt.name, recorded="\n".join(begin.tools), now="\n".join(names)
+        )
+    for tool in rendered.tools:
+        was, now = begin.offered.get(tool.name), offer_of(tool)
+        if was is not None and was != now:
+            return Divergence(
+                step=0, what="tools", where=tool.name, recorded=_laid_out(was), now=_laid_out(now)
+            )
+    return None
+
+
+def _laid_out(offer: str) -> str:
+    return msgspec.json.format(offer.encode(), indent=2).decode()
+
+
+async def _changed_since(
+    journal: Journal, units: Sequence[CommitUnit], filesystem: Filesystem | None
+) -> list[str]:
+    """The paths that are not as the run found them, where it is given the very folder it worked in."""
+    root = str(getattr(filesystem, "root", ""))
+    first = next((unit for unit in units if unit.root == root), None) if root else None
+    if first is None:
+        return []
+    since = (first, *await journal.later(first))
+    return [
+        place for unit in since if unit.root == root for place in unit.writes if place.startswith("file ")
+    ]
+
+
+def _frame(
+    prompt: Prompt[Any],
+    resumed: Resumed,
+    filesystem: Filesystem | None,
+    resources: Iterable[Binding[Any]],
+    clock: Clock,
+) -> Frame:
+    return open_frame(
+        (),
+        session=resumed.session,
+        policies=(),
+        filesystem=filesystem,
+        resources=[*prompt.resources, *resources],
+        environment=None,
+        approvals="approve_all",
+        approval_seconds=None,
+        deadline=None,
+        budget=None,
+        journal=None,
+        lease=None,
+        depth_limit=DEPTH_LIMIT + 1,
+        clock=clock,
+        new_id=random_id,
+        prompt=prompt,
+    )
+
+
+class _Dropped(Exception):
+    """Ends the transaction that everything ran in: nothing of it is kept."""
+
+
+class _Walk:
+    """Goes from call to call, all of them inside one call whose transaction is dropped."""
+
+    def __init__(
+        self,
+        frame: Frame,
+        prompt: Prompt[Any],
+        rendered: RenderedPrompt[Any],
+        units: Sequence[CommitUnit],
+        asking: Sequence[str],
+        changed: Iterable[str],
+        tally: Tally,
+    ) -> None:
+        self._frame = frame
+        self._gate = Gate(frame)
+        self._prompt = prompt
+        self._rendered = rendered
+        self._units = {unit.place: unit for unit in units}
+        self._asking = asking
+        self._unknown = {place[5:] for place in changed}
+        self._tally = tally
+        self._found: Divergence | None = None
+        self._output = None if rendered.output_schema is None else Output(rendered.output_schema)
+
+    async def go(self, answers: Sequence[RecordedAnswer]) -> Divergence | None:
+        async def walk(params: None, *, context: ToolContext) -> ToolResult[Any]:
+            self._show()
+            outer: Any = context._call  # pyright: ignore[reportPrivateUsage]  # it was made by this gate
+            self._found = await self._walk(outer, answers)
+            raise _Dropped
+
+        driver: Tool[Any, Any] = Tool("replay", "Go through a recorded run.", walk, effect="staged")
+        self._frame.show([driver], ())
+        result = await self._gate.invoke("replay")
+        if self._found is None and _Dropped.__name__ not in result.message:
+            raise HandrailError(f"the replay came to nothing: {result.message}")
+        return self._found
+
+    def _show(self) -> None:
+        rendered = self._rendered
+        extra = [] if self._output is None else [self._output.tool()]
+        policies = [within_scope(scoped.policy, scoped.tools) for scoped in rendered.policies]
+        self._frame.show([*rendered.tools, *extra], policies)
+
+    async def _walk(self, outer: LiveCall, answers: Sequence[RecordedAnswer]) -> Divergence | None:
+        made = 0
+        for step, answer in enumerate(answers, 1):
+            self._tally.steps = step
+            for call in answer.calls:
+                made += 1
+                unit = self._units.get(f".{made}")
+                if unit is None:
+                    return None  # here the record ends: this call was not over
+                found = await self._call(outer, step, call, unit)
+                if found is not None:
+                    return found
+            if not answer.calls and step == len(answers) and self._output is not None:
+                return self._answer(step, answer.text)
+        return None
+
+    def _answer(self, step: int, text: str) -> Divergence | None:
+        assert self._output is not None
+        try:
+            self._output.parse(text)
+        except ToolValidationError as error:
+            return Divergence(
+                step=step, what="output", where=self._prompt.name, recorded=text, now=str(error)
+            )
+        return None
+
+    async def _call(
+        self, outer: LiveCall, step: int, asked: CallAsked, unit: CommitUnit
+    ) -> Divergence | None:
+        if asked.name == OPENER:
+            return self._open(step, unit)
+        tool = self._frame.tools.get(asked.name)
+        if tool is None:
+            return self._missing(step, unit)
+        found, params = self._parse(step, tool, asked, unit)
+        if found is None and params is not None:
+            found = await self._decide(outer, step, tool, asked, unit)
+        if found is not None:
+            return found
+        if params is None or not self._can_run(tool, unit):
+            self._take(outer, unit)
+            return None
+        self._tally.ran += 1
+        result = await self._gate.pass_through(new_call(self._gate, tool.name, parent=outer), asked.arguments)
+        was = read_result(tool, unit.result)
+        if (result.success, result.render()) == (was.success, was.text):
+            return None
+        return self._differs(step, "result", unit, _told(was), _told(result))
+
+    def _differs(self, step: int, what: What, unit: CommitUnit, recorded: str, now: str) -> Divergence:
+        where = f"{unit.tool} ({unit.call_id})"
+        return Divergence(step=step, what=what, where=where, recorded=recorded, now=now, call_id=unit.call_id)
+
+    def _missing(self, step: int, unit: CommitUnit) -> Divergence | None:
+        if unit.status == "invalid":
+            self._tally.taken += 1
+            return None  # there was none then either
+        return self._differs(step, "tools", unit, unit.tool, f"there is no tool {unit.tool!r}")
+
+    def _open(self, step: int, unit: CommitUnit) -> Divergence | None:
+        """A section that the model opened: its tools can be called from here on."""
+        self._tally.taken += 1
+        if unit.status != "ok":
+            return None
+        paths: list[str] = msgspec.json.decode(unit.result)["value"]
+        try:
+            self._rendered = self._rendered.open(
+                [path for path in paths if path not in self._rendered.opened]
+            ).rendered
+        except ToolValidationError as error:
+            return self._differs(step, "tools", unit, ", ".join(paths), str(error))
+        self._show()
+        return None
+
+    def _parse(
+        self, step: int, tool: Tool[Any, Any], asked: CallAsked, unit: CommitUnit
+    ) -> tuple[Divergence | None, Any]:
+        """What the arguments are today; None where they could not be taken, then as now."""
+        try:
+            now = tool.dump(tool.parse(asked.arguments)).decode()
+        except ToolValidationError as error:
+            if unit.status == "invalid":
+                return None, None
+            return self._differs(step, "arguments", unit, unit.arguments, str(error)), None
+        if unit.status == "invalid":
+            return self._differs(step, "arguments", unit, read_result(tool, unit.result).text, now), None
+        if unit.arguments and pydantic_core.from_json(unit.arguments) != pydantic_core.from_json(now):
+            return self._differs(step, "arguments", unit, unit.arguments, now), None
+        return None, now
+
+    async def _decide(
+        self, outer: LiveCall, step: int, tool: Tool[Any, Any], asked: CallAsked, unit: CommitUnit
+    ) -> Divergence | None:
+        """What policies say of the call today, without running it."""
+        was, now = unit.decision or "allow", "allow"
+        if self._frame.policies:
+            call = new_call(self._gate, tool.name, parent=outer)
+            outer.inner -= 1  # it is not a call of its own
+            call.tool, call.params, call.arguments = tool, tool.parse(asked.arguments), asked.arguments
+            call.seen = tool.parse_again(call.params, asked.arguments)
+            call.transaction = new_transaction(call, tool)
+            try:
+                await self._gate.check_policies(call)
+                now = call.decision
+            except Refused as refused:
+                now = f"deny: {refused}"
+            finally:
+                close_policy_context(call)
+                call.close()
+                call.transaction.drop()
+        if was.partition(":")[0] == now.partition(":")[0]:
+            return None
+        return self._differs(step, "policy", unit, was, now)
+
+    def _can_run(self, tool: Tool[Any, Any], unit: CommitUnit) -> bool:
+        if unit.status not in ("ok", "error") or not EFFECTS[tool.effect].transactional or tool.needs:
+            return False
+        if any(key.startswith(f"{unit.place}~") for key in self._asking):
+            return False
+        paths = [place[5:] for place in (*unit.reads, *unit.writes) if place.startswith("file ")]
+        if paths and self._frame.filesystem is None:
+            return False
+        return not any(meet(changed, path) for changed in self._unknown for path in paths)
+
+    def _take(self, outer: LiveCall, unit: CommitUnit) -> None:
+        """Let what was recorded of a call have happened."""
+        self._tally.taken += 1
+        for event in unit.events:
+            outer.open_transaction.session.dispatch(decode_item(bytes(event), self._frame.session.id))
+        self._unknown.update(place[5:] for place in unit.writes if place.startswith("file "))
+
+
+def _told(result: ToolResult[Any]) -> str:
+    return result.render() if result.success else f"failed: {result.render()}"

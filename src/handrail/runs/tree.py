@@ -1,0 +1,255 @@
+"""A run as a tree: what the model answered, the calls that led to, and what happened inside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import pydantic_core
+
+from handrail.adapter.answer import RecordedAnswer
+from handrail.adapter.durable import RunBegin, RunOutcome, decode_begin, decode_outcome
+from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.dispatch.replaying import InnerCall
+from handrail.messages import Traits, Usage
+from handrail.models.prices import tariff_of
+from handrail.records import Asked, CommitUnit, Entry, Journal, RunRow
+from handrail.runs.listing import Standing, standing_of
+from handrail.runs.places import call_number, parent_of
+
+
+class CallNode(msgspec.Struct, kw_only=True):
+    """One call, and what happened inside it."""
+
+    place: str
+    tool: str
+    id: str = ""
+    arguments: str = ""
+    """JSON, secrets masked; "" where they are not recorded."""
+    status: str = "open"
+    """As the call ended; `open` where it has not."""
+    at: float | None = None
+    """When it began, or ended where only that is recorded: seconds since 1970."""
+    seconds: float | None = None
+    message: str = ""
+    """What the model was told of it."""
+    diff: str = ""
+    reads: Sequence[str] = ()
+    writes: Sequence[str] = ()
+    effects: Sequence[str] = ()
+    decision: str = ""
+    undone: bool = False
+    verbs: list[str] = []
+    """What its handler asked of others, in order: questions and nested runs."""
+    questions: list[Asked] = []
+    calls: list[CallNode] = []
+    runs: list[Nested] = []
+
+
+class Turn(msgspec.Struct, kw_only=True):
+    """One answer of the model, and the calls it asked for. Its number is the step that `fork` takes."""
+
+    number: int
+    at: float
+    seconds: float
+    text: str
+    model: str
+    usage: Usage | None
+    cost: Decimal | None
+    """US dollars by the table of prices; None where the price or the usage is not known."""
+    calls: list[CallNode] = []
+
+
+class Nested(msgspec.Struct, kw_only=True):
+    """A run inside a call."""
+
+    place: str
+    name: str
+    turns: list[Turn] = []
+    calls: list[CallNode] = []
+    """Its calls, where it is not known to which answer each belongs."""
+
+
+class RunTree(msgspec.Struct, kw_only=True):
+    """All that is known of a run."""
+
+    row: RunRow
+    standing: Standing
+    begin: RunBegin
+    outcome: RunOutcome
+    turns: list[Turn]
+    calls: list[CallNode]
+    """Every call, also inner ones, in the order of their places."""
+    questions: list[Asked]
+    """What waits for an answer, and what was answered."""
+    usage: Usage
+    cost: Decimal | None
+
+    @property
+    def steps(self) -> int:
+        """How many answers of the model there are."""
+        return len(self.turns)
+
+
+async def show(journal: Journal, run_id: str, *, clock: Clock = SYSTEM_CLOCK) -> RunTree:
+    """A run with its turns, calls, times, costs, diffs and questions."""
+    row = await journal.run(run_id)
+    return _Builder(
+        row, await journal.entries(run_id), await journal.load(run_id), await journal.asked(run_id)
+    ).tree(standing_of(row, clock.now().timestamp()))
+
+
+class _Builder:
+    def __init__(
+        self, row: RunRow, entries: Sequence[Entry], units: Sequence[CommitUnit], asked: Sequence[Asked]
+    ) -> None:
+        self.row = row
+        self.entries = entries
+        self.units = {unit.place: unit for unit in units}
+        self.asked = asked
+        self.undone = {entry.key for entry in entries if entry.kind == "undone"}
+        self.calls: dict[str, CallNode] = {}
+        self.nested: dict[str, Nested] = {}
+        self.turns: dict[str, list[Turn]] = {}
+
+    def tree(self, standing: Standing) -> RunTree:
+        for entry in self.entries:
+            if entry.kind == "model answer":
+                self._answer(entry)
+        for entry in self.entries:
+            if entry.kind == "inner call":
+                self._inner(entry)
+            elif entry.kind == "verb":
+                self._verb(entry)
+        for asked in self.asked:
+            self._question(asked)
+        for place, nested in self.nested.items():
+            nested.turns = self.turns.get(place, [])
+        turns = self.turns.get("", [])
+        usage, cost = _sum([turn for turns in self.turns.values() for turn in turns])
+        outcome = decode_outcome(self.row)
+        if self.row.outcome:
+            usage, cost = outcome.usage, outcome.cost
+        return RunTree(
+            row=self.row,
+            standing=standing,
+            begin=decode_begin(self.row.record) if self.row.record.begin else _NOTHING,
+            outcome=outcome,
+            turns=turns,
+            calls=[self.calls[place] for place in sorted(self.calls, key=_order)],
+            questions=list(self.asked),
+            usage=usage,
+            cost=cost,
+        )
+
+    def _answer(self, entry: Entry) -> None:
+        place, _, number = entry.key.rpartition("#")
+        answer = msgspec.msgpack.decode(entry.body, type=RecordedAnswer)
+        cost = None if answer.usage is None else tariff_of(answer.model, Traits())(answer.usage)
+        turn = Turn(
+            number=int(number), at=entry.at - answer.seconds, seconds=answer.seconds, text=answer.text,
+            model=answer.model, usage=answer.usage, cost=cost,
+        )  # fmt: skip
+        turns = self.turns.setdefault(place, [])
+        made = sum(len(each.calls) for each in turns)
+        for ordinal, call in enumerate(answer.calls, made + 1):
+            node = self._call(f"{place}.{ordinal}", call.name)
+            node.arguments = node.arguments or call.arguments
+            turn.calls.append(node)
+        turns.append(turn)
+        if place:
+            self._run(place)
+
+    def _call(self, place: str, tool: str = "") -> CallNode:
+        node = self.calls.get(place)
+        if node is None:
+            unit = self.units.get(place)
+            node = CallNode(place=place, tool=tool) if unit is None else self._of_unit(unit)
+            self.calls[place] = node
+        node.tool = node.tool or tool
+        return node
+
+    def _of_unit(self, unit: CommitUnit) -> CallNode:
+        return CallNode(
+            place=unit.place, id=unit.call_id, tool=unit.tool, arguments=unit.arguments, status=unit.status,
+            at=unit.at, seconds=unit.seconds, message=text_of(unit.result), diff=unit.diff, reads=unit.reads,
+            writes=unit.writes, effects=unit.effects, decision=unit.decision, undone=unit.call_id in self.undone,
+        )  # fmt: skip
+
+    def _inner(self, entry: Entry) -> None:
+        inner = msgspec.msgpack.decode(entry.body, type=InnerCall)
+        node = self._call(entry.key, inner.verb.split(" ")[1] if " " in inner.verb else inner.verb)
+        node.status, node.seconds, node.message = inner.status, inner.seconds, text_of(inner.result)
+        node.at = entry.at - inner.seconds
+        node.effects = [done.what for done in inner.settled]
+        self._attach(node)
+
+    def _attach(self, node: CallNode) -> None:
+        """Hang a call under what it was made in."""
+        parent = parent_of(node.place)
+        if parent is None:
+            return
+        around = self._run(parent.place) if parent.is_run else self._call(parent.place)
+        listed = [call for turn in self.turns.get(parent.place, []) for call in turn.calls]
+        if node not in around.calls and not (parent.is_run and node in listed):
+            around.calls.append(node)
+
+    def _run(self, place: str) -> Nested:
+        nested = self.nested.get(place)
+        if nested is None:
+            nested = self.nested[place] = Nested(place=place, name="")
+            parent = parent_of(place)
+            if parent is not None:
+                outer = self._call(parent.place)
+                outer.runs.append(nested)
+                if parent_of(outer.place) is not None:
+                    self._attach(outer)
+        return nested
+
+    def _verb(self, entry: Entry) -> None:
+        parent = parent_of(entry.key)
+        if parent is None or parent.is_run:
+            return
+        verb = entry.body.decode()
+        self._call(parent.place).verbs.append(verb)
+        kind, _, name = verb.partition(" ")
+        if kind in ("evaluate", "prompt_model"):
+            head, _, number = entry.key.rpartition(".")
+            self._run(f"{head}/{number}").name = name or kind
+
+    def _question(self, asked: Asked) -> None:
+        place = asked.question.id.removeprefix(self.row.record.id)
+        cut = min((at for at in (place.find("!"), place.find("?")) if at >= 0), default=len(place))
+        head, tilde, tries = place[:cut].rpartition("~")
+        if tilde and tries.isdecimal():
+            self._call(head, asked.question.asked_by[-1] if asked.question.asked_by else "").questions.append(
+                asked
+            )
+
+
+_NOTHING = RunBegin(
+    message=None, params=None, history=[], system="", tools=[], opened=[], temperature=None, max_tokens=None,
+    deadline=None, pauses=False, budget=None, base=None,
+)  # fmt: skip
+
+
+def _order(place: str) -> tuple[int, str]:
+    return call_number(place) or 0, place
+
+
+def _sum(turns: Sequence[Turn]) -> tuple[Usage, Decimal | None]:
+    usage, cost = Usage(), Decimal(0)
+    known = True
+    for turn in turns:
+        usage += turn.usage or Usage(requests=1)
+        known = known and turn.cost is not None
+        cost += turn.cost or 0
+    return usage, cost if known else None
+
+
+def text_of(result: bytes) -> str:
+    """What the model was told, out of a result as it is recorded."""
+    found: Any = pydantic_core.from_json(result) if result else {}
+    return str(found.get("text", "")) if isinstance(found, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # plain JSON

@@ -1,0 +1,143 @@
+"""Undoing a call that was committed: its files, its events; refused where something has been built on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from handrail.adapter.durable import heed_undone
+from handrail.adapter.undone import UndoneCall, undone_in
+from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.errors import RunBusy, RunError, UndoRefused
+from handrail.journal.lease import is_free
+from handrail.records import CommitUnit, Entry, Journal, RunRow
+from handrail.session import Session
+from handrail.threads import run_in_thread
+
+
+class UndoesFiles(Protocol):
+    """Files that keep what commits displaced: a `DirectoryFilesystem`."""
+
+    def undo(self, call_id: str, /) -> tuple[str, ...]: ...
+
+
+class Undoing(msgspec.Struct, frozen=True):
+    """What came of undoing a call."""
+
+    call_id: str
+    tool: str
+    paths: Sequence[str]
+    """The files that are as they were before it."""
+    slices: Sequence[str]
+    stands: Sequence[str]
+    """What it did to the world, which can't be taken back here."""
+
+
+async def undo(
+    journal: Journal,
+    run_id: str,
+    call_id: str,
+    filesystem: UndoesFiles | None = None,
+    *,
+    session: Session | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Undoing:
+    """Take back what a call committed: files and state are as if it had not been.
+
+    `UndoRefused` where a later commit read or wrote one of the same paths or slices, naming them, and
+    nothing was done. The model is told in the next turn of the session. `session` is the session itself
+    where this process has it in memory: it forgets the call at once, else when it is evaluated next.
+    """
+    row = await journal.run(run_id)
+    await _check_nobody_works(journal, row, clock)
+    unit = await _unit_of(journal, row, call_id)
+    entries = {(entry.kind, entry.key): entry for entry in await journal.entries(run_id)}
+    done = entries.get(("undone", call_id))
+    if done is not None:
+        raise UndoRefused(call_id, (), "it was undone already")
+    _refuse_built_on(unit, await journal.later(unit))
+    now = clock.now().timestamp()
+    paths: Sequence[str] = ()
+    if unit.files:
+        if filesystem is None:
+            raise UndoRefused(call_id, (), f"it changed files of {unit.root!r}, which were not given")
+        begun = ("undoing", call_id) in entries
+        await journal.note(run_id, Entry("undoing", call_id, now, b""), from_outside=True)
+        paths = await run_in_thread(lambda: _undo_files(filesystem, unit, begun))
+    elif unit.diff:
+        raise UndoRefused(call_id, (), f"its files are those of {row.record.forked_from!r}: undo it there")
+    slices = [place for place in unit.writes if place.startswith("slice ")]
+    undone = UndoneCall(unit.tool, [*slices, *(f"file {path}" for path in paths)], list(unit.effects))
+    await journal.note(
+        run_id, Entry("undone", call_id, now, msgspec.msgpack.encode(undone)), from_outside=True
+    )
+    if session is not None:
+        await heed_undone(journal, session, await undone_in(journal, row.record.session_id))
+    return Undoing(call_id, unit.tool, paths, slices, unit.effects)
+
+
+async def _check_nobody_works(journal: Journal, row: RunRow, clock: Clock) -> None:
+    """A run at work in the same session holds what this would change."""
+    now = clock.now().timestamp()
+    for other in await journal.runs(session_id=row.record.session_id):
+        if other.owner and not is_free(other.owner, other.leased_until, now, ""):
+            raise RunBusy(other.record.id, other.owner)
+
+
+async def _unit_of(journal: Journal, row: RunRow, call_id: str) -> CommitUnit:
+    units = await journal.load(row.record.id)
+    found = next((unit for unit in units if call_id in (unit.call_id, unit.place)), None)
+    if found is None or found.call_id != call_id:
+        near = (
+            f"Its id is {found.call_id!r}." if found is not None else "`handrail runs show` names its calls."
+        )
+        raise RunError(row.record.id, f"it has no finished call {call_id!r}", near)
+    if found.status != "ok":
+        raise UndoRefused(call_id, (), f"it failed ({found.status}), and so changed nothing")
+    return found
+
+
+def _undo_files(filesystem: UndoesFiles, unit: CommitUnit, begun: bool) -> Sequence[str]:
+    try:
+        return filesystem.undo(unit.call_id)
+    except UndoRefused as refused:
+        if begun and not refused.places:  # the process ended between the files and the record
+            return [place.removeprefix("file ") for place in unit.writes if place.startswith("file ")]
+        raise
+
+
+def _refuse_built_on(unit: CommitUnit, later: Iterable[CommitUnit]) -> None:
+    against: dict[str, None] = {}
+    for other in later:
+        against.update(dict.fromkeys(built_on(unit, other)))
+    if against:
+        raise UndoRefused(unit.call_id, list(against), "a later call has read or changed what it wrote")
+
+
+def built_on(unit: CommitUnit, other: CommitUnit) -> list[str]:
+    """What a later commit read or wrote of what this one wrote.
+
+    Slices are a session's; paths are a folder's, whoever works there. A folder that was listed counts as
+    read where something directly in it was changed, and a path counts as changed with the folder it is in.
+    """
+    touched = (*other.reads, *other.writes)
+    found: list[str] = []
+    for place in unit.writes:
+        if place.startswith("file "):
+            if unit.root == other.root and any(
+                meet(place[5:], each[5:]) for each in touched if each.startswith("file ")
+            ):
+                found.append(place)
+        elif unit.session_id == other.session_id and place in touched:
+            found.append(place)
+    return found
+
+
+def meet(written: str, touched: str) -> bool:
+    """Does what was done at one path show at another? One that ends in a slash is a folder's listing."""
+    if touched.endswith("/") or not touched:  # the folder was listed
+        folder = touched.rstrip("/")
+        return written == folder or written.rpartition("/")[0] == folder or folder.startswith(f"{written}/")
+    return written == touched or touched.startswith(f"{written}/") or written.startswith(f"{touched}/")
