@@ -148,14 +148,21 @@ async def resume(
     prompt, changed = _code(row, app)
     terminal = Terminal()
     somebody = asks and terminal.run_mode == "user"
-    adapter = Adapter(
-        _model(model or row.record.model),
-        journal=journal,
-        environment=terminal if somebody else LaterEnvironment(),
-    )
     folder = await _folder(journal, row, files)
+    given: Any = {
+        "environment": terminal if somebody else LaterEnvironment(),
+        "filesystem": folder,
+        "approvals": modes[approve],
+    }
     try:
-        response = await adapter.resume(row.record.id, prompt, filesystem=folder, approvals=modes[approve])
+        if _is_worker(named := app or row.record.app):
+            registry, worker = _worker(named)
+            models = {} if model is None else dict.fromkeys(registry.names, _model(model))
+            going = registry.resume(worker.name, row.record.id, journal=journal, models=models, **given)
+        else:
+            adapter = Adapter(_model(model or row.record.model), journal=journal)
+            going = adapter.resume(row.record.id, prompt, **given)
+        response = await going
     except RunParked as parked:
         asked = [view.question_data(question) for question in parked.questions]
         how = f"handrail runs answer {row.record.id}"
@@ -180,12 +187,22 @@ def _code(row: RunRow, app: str | None) -> tuple[Any, bool]:
     """The prompt of a run, and whether its code is another than when it began."""
     named = app or row.record.app
     try:
-        prompt = prompt_of(row.record.id, named)
+        prompt = _worker(named)[1].prompt if _is_worker(named) else prompt_of(row.record.id, named)
         return prompt, bool(row.record.code) and code_of(named) != row.record.code
     except HandrailError:
         raise
     except Exception as error:  # whatever the user's own module does when it is imported
         raise Wrong(f"the code at {named!r} can't be loaded: {type(error).__name__}: {error}") from error
+
+
+def _is_worker(app: str) -> bool:
+    return app.endswith(".md")
+
+
+def _worker(app: str) -> tuple[Any, Any]:
+    from handrail.workers import WorkerRegistry
+
+    return WorkerRegistry.of_file(app)
 
 
 def _about(changed: bool) -> list[str]:
