@@ -11,7 +11,6 @@ import json
 import os
 import random
 import signal
-import sqlite3
 import sys
 import threading
 from itertools import count
@@ -173,16 +172,10 @@ class CutDisk(KillingDisk):
             return  # it was given another name by a change that did reach the disk
 
 
-class KillingJournal(SqliteJournal):
+def killing_journal(path: Path, points: Points, lose: Any = None, durability: Any = "process") -> SqliteJournal:
     """A journal before and after each of whose transactions the process can end."""
-
-    points: Points
-    lose: Any = staticmethod(lambda: None)
-
-    def _carry_out(self, connection: sqlite3.Connection, job: Any) -> None:
-        self.points.reach(self.lose)
-        super()._carry_out(connection, job)
-        self.points.reach(self.lose)
+    last_words = () if lose is None else (lose,)
+    return SqliteJournal(path, durability=durability, moments=lambda *_: points.reach(*last_words))
 
 
 async def commit_once(base: Path, seed: int, points: Points, edited: str, durability: Any) -> str:
@@ -190,8 +183,7 @@ async def commit_once(base: Path, seed: int, points: Points, edited: str, durabi
     disk = (CutDisk if durability == "power" else KillingDisk)(
         points, str(base / "root" / edited) if edited else ""
     )
-    journal = KillingJournal(base / "journal.db", durability=durability)
-    journal.points, journal.lose = points, disk._lose
+    journal = killing_journal(base / "journal.db", points, disk._lose, durability)
     files = DirectoryFilesystem(base / "root", disk=disk)
     numbers = count()
 
@@ -216,8 +208,7 @@ async def commit_once(base: Path, seed: int, points: Points, edited: str, durabi
 async def recover_once(base: Path, points: Points) -> str:
     """A recovery, which can be killed too."""
     files = DirectoryFilesystem(base / "root", disk=KillingDisk(points))
-    journal = KillingJournal(base / "journal.db")
-    journal.points = points
+    journal = killing_journal(base / "journal.db", points)
     await files.recover(journal)
     journal.close()
     files.close()

@@ -26,7 +26,7 @@ from handrail.journal.digest import key_beside
 from handrail.journal.lease import LEASE_SECONDS, is_free
 from handrail.journal.memory import MemoryJournal, run_exists
 from handrail.journal.schema import SCHEMA
-from handrail.journal.writer import Work, Writer
+from handrail.journal.writer import Moments, Work, Writer
 from handrail.protocols import Check, Environment
 from handrail.question import Answer, Question
 from handrail.records import CommitUnit, Entry, RunRecord, RunRow, RunStatus
@@ -54,6 +54,7 @@ class SqliteJournal(MemoryJournal):
 
     - `watch`: how often to look for answers that another process gave, in seconds; None: never.
     - `inline`: write in the thread that asks, for simulations.
+    - `moments`: hears of every transaction before and after it, for simulations of crashes.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class SqliteJournal(MemoryJournal):
         new_id: NewId = random_id,
         watch: float | None = 0.5,
         inline: bool = False,
+        moments: Moments | None = None,
     ) -> None:
         if durability not in ("process", "power"):
             raise DefinitionError(
@@ -78,7 +80,7 @@ class SqliteJournal(MemoryJournal):
         self._watch_every = watch
         self._watched: dict[str, None] = {}
         self._watching: asyncio.Task[None] | None = None
-        self._writer = Writer(self.path, new_id(), self.synced, inline)
+        self._writer = Writer(self.path, new_id(), self.synced, inline, moments)
         self._do = self._writer.do
         self.id = self._writer.id
         self.key = key_beside(self.path)
