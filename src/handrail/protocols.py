@@ -342,7 +342,9 @@ class Journal(Protocol):
         """A run as it stands; `RunUnknown` where there is none."""
         ...
 
-    async def runs(self, *, session_id: str | None = None, limit: int = 100, before: float | None = None) -> Sequence[RunRow]:
+    async def runs(
+        self, *, session_id: str | None = None, limit: int = 100, before: float | None = None
+    ) -> Sequence[RunRow]:
         """Runs, the newest first; of a session all of them, the oldest first."""
         ...
 
@@ -388,6 +390,10 @@ class Journal(Protocol):
 
     async def questions(self, run_id: str | None = None, /) -> Sequence[Question]:
         """What waits for an answer, of one run or of all, oldest first."""
+        ...
+
+    async def withdraw(self, prefix: str, /) -> None:
+        """Forget the questions without an answer whose ids begin like this."""
         ...
 
     async def sleep(self, until: datetime, /) -> None: ...

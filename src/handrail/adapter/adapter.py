@@ -200,16 +200,18 @@ class Adapter:
     ) -> PromptResponse[Any]:
         journal = self._journal
         if journal is None:
-            raise RunError(run_id, "this adapter has no journal", "Give it the one that has the run: journal=.")
+            raise RunError(
+                run_id, "this adapter has no journal", "Give it the one that has the run: journal=."
+            )
         row = await journal.run(run_id)
         prompt = prompt or prompt_of(run_id, row.record.app)
         if row.status in OVER:
             session = given["session"] or Session(id=row.record.session_id, principal=row.record.principal)
             return answer_of(row, prompt, session)
         row = await journal.take(run_id)
-        files = given["filesystem"] or self._filesystem
-        if hasattr(files, "recover"):
-            await files.recover(journal)
+        recover: Any = getattr(given["filesystem"] or self._filesystem, "recover", None)
+        if recover is not None:
+            await recover(journal)
         resumed = await go_on(journal, row, given["session"], self._clock)
         begin = resumed.begin
         given |= {

@@ -90,7 +90,9 @@ class Advisers:
             return before.said[0] if before.said else None
         held = await self._hold(text, output)
         if log is not None:
-            await log.note("advice", place, self._advice(self._run.completion, [] if held is None else [held]))
+            await log.note(
+                "advice", place, self._advice(self._run.completion, [] if held is None else [held])
+            )
         return held
 
     async def _hold(self, text: str, output: Any) -> str | None:

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Coroutine, Iterable
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pydantic_core
@@ -39,7 +39,7 @@ from handrail.protocols import Journal
 from handrail.records import OVER, CommitUnit, RunRecord, RunRow, RunStatus
 from handrail.schema import Schema, to_json
 from handrail.session import Session
-from handrail.session.saving import decode_item, encode_item, load, save
+from handrail.session.saving import decode_item, encode_item, load_imported, save
 
 log = logging.getLogger("handrail.adapter")
 
@@ -59,7 +59,7 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None
     pauses: bool
     """Does the time that people take not count towards it?"""
-    budget: dict[str, float] | None
+    budget: dict[str, int | Decimal] | None
     base: bytes | None
     """The session as it was, where the journal has not recorded it."""
 
@@ -112,7 +112,7 @@ async def begin_run(
         max_tokens=given["max_tokens"],
         deadline=None if deadline is None else deadline.at.timestamp(),
         pauses=deadline is not None and deadline.pauses_for_people,
-        budget=None if budget is None else {unit: float(left) for unit, left in budget.remaining().items()},
+        budget=None if budget is None else dict(budget.left()),
         base=await _base(journal, session),
     )
     await journal.begin(
@@ -131,10 +131,8 @@ async def begin_run(
 
 
 async def _base(journal: Journal, session: Session) -> bytes | None:
-    """The session as it is, where it holds what no earlier run in this journal accounts for."""
-    if await journal.runs(session_id=session.id):
-        return None
-    return save(session) if session.state or session.logs() else None
+    """The session as it is, where no earlier run in this journal accounts for it."""
+    return None if await journal.runs(session_id=session.id) else save(session)
 
 
 def code_of(app: str) -> str:
@@ -163,10 +161,10 @@ def prompt_of(run_id: str, app: str) -> Prompt[Any]:
             "it was begun without a reference to its prompt" if not app else f"its prompt is in {app!r}",
             "Give the prompt: resume(run_id, prompt).",
         )
-    found = getattr(importlib.import_module(module), name, None)
+    found: Any = getattr(importlib.import_module(module), name, None)
     if not isinstance(found, Prompt):
         raise RunError(run_id, f"there is no Prompt at {app!r}", "Give the prompt: resume(run_id, prompt).")
-    return found
+    return cast("Prompt[Any]", found)
 
 
 # --- while it lasts ------------------------------------------------------------------------------------
@@ -266,7 +264,8 @@ class Resumed(msgspec.Struct, frozen=True):
         return Deadline(datetime.fromtimestamp(at, UTC), clock=clock, pauses_for_people=pauses)
 
     def budget(self) -> Budget | BudgetTracker | None:
-        return None if self.begin.budget is None else Budget(**self.begin.budget)
+        limits: Any = self.begin.budget
+        return None if limits is None else Budget(**limits)
 
     def params(self) -> Any:
         given = self.begin.params
@@ -319,9 +318,10 @@ def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -
                 f"Give a new one: Session(id={record.session_id!r}, ...), or none.",
             )
         return session
-    base = next((decode_begin(each.record).base for each in runs if each.record.begin), None)
+    bases = (decode_begin(each.record).base for each in runs if each.record.begin)
+    base = next((base for base in bases if base is not None), None)
     if base is not None:
-        return load(base)
+        return load_imported(base)
     return Session(id=record.session_id, principal=record.principal)
 
 
@@ -339,7 +339,8 @@ def answer_of(row: RunRow, prompt: Prompt[Any], session: Session) -> PromptRespo
     output: Any = pydantic_core.from_json(outcome.output)
     if prompt.output is not None:
         with contextlib.suppress(ToolValidationError):
-            output = Schema(prompt.output).parse(outcome.output)
+            schema: Schema[Any] = Schema(prompt.output)
+            output = schema.parse(outcome.output)
     return PromptResponse(
         outcome.text, output, outcome.usage, outcome.cost, row.record.id, outcome.stop_reason, session
     )

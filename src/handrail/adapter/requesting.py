@@ -78,9 +78,10 @@ async def ask(run: Run) -> Answer:
 
 def _heard_before(run: Run, recorded: RecordedAnswer) -> Answer:
     """An answer from the record: it is paid for again in the counts, and in nothing else."""
-    frame = run.frame
-    request, reserved = (run.request(), None) if frame.budget is None else _reserve(run, frame.budget)
-    answer = read_answer(recorded, request)
+    budget = run.frame.budget
+    answer = read_answer(recorded, run.request())
+    # It was within the bounds when it was asked for, so nothing is checked again.
+    reserved = None if budget is None else budget.reserve()
     _charge(run, answer, reserved, recorded.seconds, again=True)
     return answer
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pydantic_core
-from pydantic import BaseModel
 
 from handrail.context import Approval
 from handrail.context.verbs import WaitFor
 from handrail.errors import (
     Declined,
     DefinitionError,
-    OutcomeUnknown,
     QuestionCancelled,
     QuestionTimedOut,
     ToolError,
@@ -28,7 +24,6 @@ from handrail.operation import Operation
 from handrail.protocols import ApprovalRequest, Check
 from handrail.question import Answer, Question, QuestionKind
 from handrail.schema import Schema, schema_of, to_json
-from handrail.threads import run_in_thread
 
 if TYPE_CHECKING:
     from handrail.dispatch.call import LiveCall
@@ -57,8 +52,8 @@ async def _wait_for(
     call: LiveCall, number: int, kind: str, payload: object, schema: Any, timeout: float | None
 ) -> Any:
     wanted: Schema[Any] = _schema(schema)
-    await _note_verb(call, number, f"wait_for {kind}")
-    question = _question(
+    await note_verb(call, number, f"wait_for {kind}")
+    question = question_of(
         call,
         call.question_id(number),
         "input",
@@ -85,7 +80,7 @@ async def put(call: LiveCall, question: Question, check: Check) -> Answer:
     return await frame.steps.ask(question, frame.environment, check)
 
 
-async def _note_verb(call: LiveCall, number: int, verb: str) -> None:
+async def note_verb(call: LiveCall, number: int, verb: str) -> None:
     log = call.frame.log
     if log is not None:
         await log.note_verb(f"{call.place}~{call.tries}.{number}", verb)
@@ -107,7 +102,7 @@ def approval_verb(call: LiveCall, operation: str, name: str, reason: str) -> Ope
     number = call.next_verb(f"approval {name}")
 
     async def ask() -> Approval:
-        await _note_verb(call, number, f"approval {name}")
+        await note_verb(call, number, f"approval {name}")
         return await ask_approval(call, name, reason, question_id=call.question_id(number))
 
     return Operation(ask, operation, call.home)
@@ -122,7 +117,7 @@ async def ask_approval(
     payload = {"tool": call.name, "arguments": arguments, "reason": reason}
     if diff:
         payload["diff"] = diff
-    question = _question(
+    question = question_of(
         call,
         question_id or call.next_approval_id(),
         "approval",
@@ -145,54 +140,12 @@ async def ask_approval(
     return approval
 
 
-class _Asked(BaseModel):
-    """What somebody who is asked whether something happened answers."""
-
-    happened: bool
-
-
-async def settle_unknown(
-    call: LiveCall,
-    key: str,
-    function: Callable[[], Any],
-    probe: Callable[[], Any] | None,
-    on_unknown: Literal["ask", "fail"],
-) -> Any:
-    """A `once` found begun and not finished: probed, or asked about. Its value is None if it happened."""
-    happened: Any = None if probe is None else await awaited(probe)
-    if happened is None and on_unknown == "ask":
-        happened = await _ask_whether(call, key)
-    if happened is None:
-        raise OutcomeUnknown(f"{call.name}: once({key!r})")
-    return None if happened else await awaited(function)
-
-
-async def _ask_whether(call: LiveCall, key: str) -> bool | None:
-    environment = call.frame.environment
-    if environment is None or environment.run_mode != "user":
-        return None
-    wanted: Schema[Any] = Schema(_Asked)
-    question = _question(
-        call,
-        f"{call.run_context.request_id}{call.place}~{call.tries}?once {key}",
-        "input",
-        f"did {key!r} happen",
-        f"The process ended while {call.name} did {key!r}, and it is not known whether it happened. Did it?",
-        {"tool": call.name, "key": key},
-        wanted.json_schema,
-        None,
-    )
-    with call.waiting_for_a_person():
-        answer = await put(call, question, wanted.parse_value)
-    return wanted.parse_value(answer.value).happened if answer.outcome == "answered" else None
-
-
 def _shown_arguments(call: LiveCall) -> Any:
     """The call's arguments as plain JSON, secrets masked."""
     return pydantic_core.from_json(call.tool.dump(call.params))
 
 
-def _question(
+def question_of(
     call: LiveCall,
     question_id: str,
     kind: QuestionKind,
@@ -244,11 +197,3 @@ def _schema(wanted: Any) -> Schema[Any]:
         return schema_of(wanted)
     except TypeError:  # an adapter, or a type that can't be hashed
         return Schema(wanted)
-
-
-async def awaited(function: Callable[[], Any]) -> Any:
-    """Run what `once` was given: an async function here, a plain one in a thread."""
-    if inspect.iscoroutinefunction(function):
-        return await function()
-    value = await run_in_thread(function)
-    return await value if inspect.isawaitable(value) else value

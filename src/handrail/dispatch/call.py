@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,13 +21,14 @@ from handrail.context import (
 )
 from handrail.context.verbs import PromptModel, WaitFor
 from handrail.deadline import Deadline
-from handrail.dispatch.asking import approval_verb, awaited, settle_unknown, wait_for
+from handrail.dispatch.asking import approval_verb, wait_for
 from handrail.dispatch.frame import Frame
+from handrail.dispatch.once import OnUnknown, once
 from handrail.dispatch.parking import asker
 from handrail.dispatch.transaction import Settled, Transaction
 from handrail.dispatch.views import CallBus, CallSession, CallSignal
 from handrail.dispatch.watchdog import Timer
-from handrail.errors import ContextExpired, EffectRefused, NotSupported
+from handrail.errors import ContextExpired, NotSupported
 from handrail.events import CallStatus, Emitted, Progress
 from handrail.limits import BudgetTracker, Heartbeat, Reservation, Spending
 from handrail.operation import DONE, Done, Home, Operation
@@ -41,7 +42,7 @@ from handrail.protocols import (
 )
 from handrail.protocols import BudgetTracker as BudgetTrackerProtocol
 from handrail.resources.registry import CallResources
-from handrail.tools import EFFECTS, RunMode, Tool, ToolResult
+from handrail.tools import RunMode, Tool, ToolResult
 
 if TYPE_CHECKING:
     from handrail.dispatch.gate import Gate
@@ -192,12 +193,14 @@ class LiveCall(msgspec.Struct, eq=False):
         """This call's place in its run: the same however often it, or what is around it, is tried."""
         parent = self.parent
         within = self.frame.within if parent is None or parent.frame is not self.frame else parent.key
-        return f"{within}.{self.ordinal}"
+        return f"{within}.{self.ordinal}" if self.ordinal else f"{within}!{self.id}"
 
     @property
     def place(self) -> str:
         """The same for the journal, where tries are told apart, and without the run's own id."""
         parent = self.parent
+        if not self.ordinal:
+            return f"!{self.id}"  # it undoes another, and is not counted
         if parent is None or parent.frame is not self.frame:
             return f"{self.frame.place}.{self.ordinal}"
         return f"{parent.place}~{parent.tries}.{self.ordinal}"
@@ -336,34 +339,9 @@ class LiveCall(msgspec.Struct, eq=False):
         key: str,
         function: Callable[[], Any],
         probe: Callable[[], Any] | None,
-        on_unknown: Literal["ask", "fail"],
+        on_unknown: OnUnknown,
     ) -> Operation[Any]:
-        if EFFECTS[self.tool.effect].transactional:
-            raise EffectRefused(
-                self.name, self.tool.effect, f"it may not use `once` ({key!r}), which can't be rolled back"
-            )
-        return Operation(
-            lambda: self._once(key, function, probe, on_unknown), f"once({key!r})", self.home
-        )
-
-    async def _once(
-        self,
-        key: str,
-        function: Callable[[], Any],
-        probe: Callable[[], Any] | None,
-        on_unknown: Literal["ask", "fail"],
-    ) -> Any:
-        frame = self.frame
-        value = await frame.steps.step(
-            f"{self.invocation.idempotency_key}/{key}",
-            lambda: awaited(function),
-            run_id="" if frame.log is None else frame.log.run_id,
-            unsettled=lambda: settle_unknown(self, key, function, probe, on_unknown),
-        )
-        done = Settled(f"{self.name}: once({key!r})", self.id, None, None, value)
-        if all(each.what != done.what for each in self.open_transaction.settled or ()):
-            self.open_transaction.settle(done)
-        return value
+        return once(self, key, function, probe, on_unknown)
 
     def beat(self) -> Done:
         self.heartbeat.beat()

@@ -86,7 +86,6 @@ class Frame:
         outer: LiveCall | None = None,
         log: RunLog | None = None,
         place: str = "",
-        within: str = "",
         prompt: PromptView | None = None,
         adapter: Callable[[Any], BoundAdapter] | None = None,
         prompt_model: Callable[[Any], PromptModel] | None = None,
@@ -123,13 +122,10 @@ class Frame:
         self.outer = outer
         """The call this run is nested in; None for a run of its own."""
         self.log = log
-        """The record of the run this belongs to, where it has one."""
-        self.place = place
-        """Where in that run this is; "" for the run itself."""
-        self.within = within or run_context.run_id
+        self.place = place  # where in the recorded run this is; "" for the run itself
+        self.within = run_context.run_id if outer is None else f"{outer.key}/{place.rpartition('/')[2]}"
         """What idempotency keys of calls begin with: the same however often what is around is tried."""
         self.parking: Parking | None = None
-        """Watches whether everything waits for answers that nobody here gives."""
         self.prompt = prompt
         self.rendered_prompt: RenderedPromptView | None = None
         self.adapter = adapter

@@ -30,7 +30,6 @@ from handrail.dispatch.previewing import diff_of, runs_first
 from handrail.dispatch.recording import commit_recorded, record_end
 from handrail.dispatch.replaying import (
     WasDone,
-    begin_where_it_was,
     decide_interrupted,
     from_the_record,
     inner_call,
@@ -52,8 +51,6 @@ from handrail.errors import (
     Conflict,
     DefinitionError,
     DepthExceededError,
-    Diverged,
-    OutcomeUnknown,
     TransientError,
 )
 from handrail.events import ToolInvoked, ToolRolledBack, ToolStarted
@@ -107,10 +104,8 @@ class Gate:
     async def pass_through(self, call: LiveCall, arguments: Arguments) -> ToolResult[Any]:
         """What happens to a call. It always ends in exactly one `ToolInvoked`."""
         frame = self.frame
-        if frame.log is not None:
-            before = await self._from_the_record(call, arguments)
-            if before is not None:
-                return before
+        if frame.log is not None and (before := await from_the_record(call, arguments)) is not None:
+            return before
         task: asyncio.Task[Any] = asyncio.current_task(call.loop)  # pyright: ignore[reportAssignmentType]  # we are in one
         cancels = task.cancelling()
         if frame.told.get(ToolStarted, True):  # somebody listens, or it is not known yet
@@ -164,20 +159,10 @@ class Gate:
                     call.reruns += 1  # it was approved on ground that has moved: run again, ask again
                 except TransientError as error:
                     await self._wait_to_retry(call, error)
-                left = await self._undo(call, "it is run again")
-                del frame.live[call]
-                call = call.again(left)
-                frame.live[call] = task
-                if frame.log is not None:
-                    await note_try(call)
-                if task.cancelling() > cancels:
-                    raise asyncio.CancelledError  # it came while the first try was undone
-                call.params, call.arguments = tool.parse(arguments), arguments
+                call = await self._again(call, task, cancels)
         except GeneratorExit as error:
             self._abandon(call, error)
             raise
-        except WasDone as done:
-            call.result = done.result
         except BaseException as error:
             if deadline is not None:
                 error = deadline_or(error, call, deadline, task, cancels)
@@ -187,7 +172,7 @@ class Gate:
         if call.made_resources is not None or call.policies_made_resources:
             await self._close_resources(call)
         if frame.log is not None and not call.recorded:
-            ending = await self._record_end(call) or ending
+            ending = await record_end(call) or ending
         if deadline is not None and deadline.stop():
             task.uncancel()  # it passed while something was shielded from it, and the call is over
         result = self._end(call)  # 10
@@ -196,17 +181,6 @@ class Gate:
         if task.cancelling() > cancels:
             raise asyncio.CancelledError  # it came while something was shielded from it
         return result  # 11
-
-    async def _from_the_record(self, call: LiveCall, arguments: Arguments) -> ToolResult[Any] | None:
-        """What came of this call when the run was gone through before; None where it has to run."""
-        begin_where_it_was(call)
-        try:
-            result = await from_the_record(call, arguments)
-        except (Conflict, Diverged) as error:
-            raise OutcomeUnknown(f"{call.name} ({error})") from error
-        if result is not None and call.first is not None:
-            call.first.result = result
-        return result
 
     # 1
 
@@ -385,16 +359,6 @@ class Gate:
         call.result = result
         return True
 
-    async def _record_end(self, call: LiveCall) -> BaseException | None:
-        """Record the end of a call that changed nothing, unless it ended because all of the run does."""
-        if self.frame.cancellation.cancelled or call.status == "cancelled" or call.undoing:
-            return None
-        try:
-            await shielded(record_end(call))
-        except Exception as error:
-            return error
-        return None
-
     def _must_run_again(self, call: LiveCall, transaction: Transaction) -> bool:
         """Was something the call read changed meanwhile? If all of it can be undone, it runs again."""
         stale = transaction.stale()
@@ -408,13 +372,16 @@ class Gate:
 
     def _remember(self, call: LiveCall, transaction: Transaction) -> None:
         """Note what a finished call did to the world, to be undone or named if that comes to nothing."""
-        result: Any = call.finished
-        done = call.own_effect(result) if isinstance(result, ToolResult) else None
+        finished: Any = call.finished
+        done = call.own_effect(finished) if isinstance(finished, ToolResult) else None  # pyright: ignore[reportUnknownArgumentType]  # whatever it holds
         if done is not None:
             transaction.settle(done)
 
     async def _roll_back(self, call: LiveCall, error: BaseException, stopped: bool) -> BaseException | None:
         """Undo the call and find what comes of it. Returns what the run is to hear, if anything."""
+        if isinstance(error, WasDone):
+            call.result = error.result
+            return None
         failure = failure_of(call, error, stopped)
         if failure.status in ("cancelled", "timed out"):
             call.stop()
@@ -462,6 +429,21 @@ class Gate:
                 ToolRolledBack(call.id, call.name, reason, compensated, left, self.frame.run_context)
             )
         return left
+
+    async def _again(self, call: LiveCall, task: asyncio.Task[Any], cancels: int) -> LiveCall:
+        """Undo this try and give the next one the call's place."""
+        frame = self.frame
+        another = call.again(await self._undo(call, "it is run again"))
+        call.transaction = None  # undone, and not to be undone again
+        if frame.log is not None:
+            await note_try(another)
+        if task.cancelling() > cancels:
+            call.left = another.left
+            raise asyncio.CancelledError  # it came while this try was undone
+        another.params, another.arguments = call.tool.parse(call.arguments), call.arguments
+        del frame.live[call]
+        frame.live[another] = task
+        return another
 
     async def _wait_to_retry(self, call: LiveCall, error: TransientError) -> None:
         """Wait before trying again, or raise the error where it may not be tried again."""

@@ -126,7 +126,7 @@ def open_frame(
     session = session or Session(new_id=new_id)
     steps = journal or MemoryJournal(clock)
     if journal is not None:
-        session.check_each(check_serialisable)
+        session.check_each(check_serialisable)  # nothing happens where it does already
     bindings = list(resources)
     if filesystem is not None:
         bindings.append(given(Filesystem, filesystem))  # pyright: ignore[reportArgumentType]  # a protocol as a key
@@ -202,7 +202,6 @@ def nested_frame(
         outer=call,
         log=outer.log,
         place=place,
-        within=f"{call.key}/{number}",
         prompt=prompt,
         adapter=outer.adapter,
         prompt_model=outer.prompt_model,

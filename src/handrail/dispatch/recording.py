@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from handrail.dispatch.replaying import inner_call, write_result
+from handrail.dispatch.undoing import shielded
 from handrail.protocols import Journal
 from handrail.records import CommitUnit
 from handrail.session.saving import encode_item
@@ -31,7 +32,9 @@ def commit_unit(
     return CommitUnit(
         run_id=call.run_context.request_id,
         call_id=call.id,
-        events=[] if transaction is None else [encode_item(event, session.id) for event in transaction.events],
+        events=[]
+        if transaction is None
+        else [encode_item(event, session.id) for event in transaction.events],
         result=write_result(result),
         effects=[] if transaction is None else [done.what for done in transaction.settled or ()],
         files=files,
@@ -57,17 +60,24 @@ def _text(call: LiveCall) -> str:
         return ""
 
 
-async def record_end(call: LiveCall) -> None:
-    """The end of a call that changed nothing, so that it is not run again."""
+async def record_end(call: LiveCall) -> Exception | None:
+    """Record the end of a call that changed nothing, unless it ended because all of the run does.
+
+    Returns what the run has to hear, if it could not be recorded.
+    """
     log, result = call.frame.log, call.result
-    assert log is not None
-    assert result is not None
-    if log.closed:
-        return
-    if call.parent is None:
-        await log.journal.commit(commit_unit(call, result))
-    else:
-        await log.note("inner call", call.place, inner_call(call, result))
+    if log is None or result is None or log.closed or call.undoing:
+        return None
+    if call.status == "cancelled" or call.frame.cancellation.cancelled:
+        return None
+    try:
+        if call.parent is None:
+            await shielded(log.journal.commit(commit_unit(call, result)))
+        else:
+            await shielded(log.note("inner call", call.place, inner_call(call, result)))
+    except Exception as error:
+        return error
+    return None
 
 
 async def commit_recorded(journal: Journal, call: LiveCall, result: ToolResult[Any]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +14,10 @@ import pydantic_core
 
 from handrail.dispatch.failures import Unsuccessful
 from handrail.dispatch.transaction import Settled, Transaction, new_transaction
-from handrail.errors import Conflict, OutcomeUnknown, ToolValidationError
+from handrail.dispatch.undoing import compensate
+from handrail.errors import Conflict, Diverged, OutcomeUnknown, ToolValidationError
 from handrail.events import CallStatus, ToolInvoked
+from handrail.journal.runlog import RunLog
 from handrail.records import CommitUnit
 from handrail.schema import to_json
 from handrail.session.saving import decode_item, encode_item
@@ -22,6 +26,10 @@ from handrail.tools import EFFECTS, Tool, ToolResult
 
 if TYPE_CHECKING:
     from handrail.dispatch.call import LiveCall
+
+logger = logging.getLogger("handrail.gate")
+
+_PROBING = object()
 
 
 class RecordedResult(ToolResult[Any], frozen=True):
@@ -87,10 +95,8 @@ def read_result(tool: Tool[Any, Any], written: bytes) -> RecordedResult:
     value: Any = pydantic_core.from_json(bytes(found.value))
     schema = tool.result_schema
     if schema is not None and found.success:
-        try:
+        with contextlib.suppress(ToolValidationError):  # the type has changed since: it stays plain data
             value = schema.parse(bytes(found.value))
-        except ToolValidationError:
-            pass  # the type has changed since: plain data is what there is
     return RecordedResult(found.message, value, found.success, found.excluded, found.text)
 
 
@@ -100,24 +106,25 @@ def read_result(tool: Tool[Any, Any], written: bytes) -> RecordedResult:
 async def from_the_record(call: LiveCall, arguments: Any) -> ToolResult[Any] | None:
     """What came of this call before, with all it left; None where it has to run."""
     log = call.frame.log
-    if log is None or call.undoing:
+    if log is None or not log.resumed or call.undoing:
         return None
+    _begin_where_it_was(call, log)
     if call.parent is None:
         unit = log.finished(call.place)
         return None if unit is None else _taken_up(call, unit)
-    if not log.resumed:
-        return None
-    log.check_verb(call.place, verb_of(call.name, arguments))
-    inner = log.find("inner call", call.place, InnerCall)
-    if inner is None:
-        return None
-    call.tool = call.frame.tools.get(call.name, call.tool)
     try:
+        log.check_verb(call.place, verb_of(call.name, arguments))
+        inner = log.find("inner call", call.place, InnerCall)
+        if inner is None:
+            return None
+        call.tool = call.frame.tools.get(call.name, call.tool)
         _apply(call, inner)
-    except Conflict:
+    except Conflict as error:
         if EFFECTS[call.tool.effect].transactional:
             return None  # what it worked on has changed since, and it can simply run again
-        raise
+        raise OutcomeUnknown(f"{call.name} ({error})") from error
+    except Diverged as error:
+        raise OutcomeUnknown(f"{call.path[-2]} ({error})") from error
     return _ended(call, inner.status, inner.result, inner.seconds)
 
 
@@ -125,7 +132,7 @@ def _taken_up(call: LiveCall, unit: CommitUnit) -> ToolResult[Any]:
     frame = call.frame
     call.tool = frame.tools.get(call.name, call.tool)
     if unit.charged and frame.budget is not None:
-        frame.budget.reserve(tool_calls=1).settle()
+        frame.budget.reserve().settle(tool_calls=1)
     return _ended(call, unit.status, unit.result, unit.seconds)
 
 
@@ -249,7 +256,7 @@ async def decide_interrupted(call: LiveCall) -> None:
     if log.find("call begun", f"{call.place}~{call.tries}", str) is None:
         return
     tool = call.tool
-    happened = None if tool.probe is None else await _asked(call, tool.probe, call.params)
+    happened = None if tool.probe is None else await _probe(call, tool.probe)
     if happened is False:
         return  # it never was, so there is nothing to repeat
     if happened:
@@ -260,14 +267,16 @@ async def decide_interrupted(call: LiveCall) -> None:
             )
         )
     left = _left_by(call)
-    if tool.effect == "compensable" and tool.compensate is not None:
-        await _asked(call, tool.compensate, call.params, None)
-        raise Unsuccessful(
-            ToolResult.error(
-                f"{call.name} was interrupted when the process ended, and what it may have done was undone. "
-                f"Call it again if it is still wanted.{left}"
+    await log.journal.withdraw(f"{log.run_id}{call.place}~")  # nobody waits for an answer to it any more
+    if tool.effect == "compensable":
+        undone, _ = await compensate(call.gate, call, [Settled(call.name, call.id, tool, call.params, None)])
+        if undone:
+            raise Unsuccessful(
+                ToolResult.error(
+                    f"{call.name} was interrupted when the process ended, and what it may have done was "
+                    f"undone. Call it again if it is still wanted.{left}"
+                )
             )
-        )
     raise OutcomeUnknown(call.name, f"Find out what stands before you do it again.{left}")
 
 
@@ -283,14 +292,23 @@ def _left_by(call: LiveCall) -> str:
     return f" It had done: {', '.join(done)}." if done else ""
 
 
-async def _asked(call: LiveCall, function: Any, *arguments: Any) -> Any:
-    """Run a `probe` or `compensate` handler with a context of the call."""
-    call.token = object()
-    context = call.tool.context_type(call)
-    if inspect.iscoroutinefunction(function):
-        return await function(*arguments, context=context)
-    made = await run_in_thread(lambda: function(*arguments, context=context))
-    return await made if inspect.isawaitable(made) else made
+async def _probe(call: LiveCall, probe: Any) -> bool | None:
+    """Ask the tool whether the call happened; one that raises does not know."""
+    probing = call.again()
+    probing.params, probing.token = call.params, _PROBING
+    probing.transaction = transaction = new_transaction(probing, call.tool)
+    context = call.tool.context_type(probing)
+    try:
+        if inspect.iscoroutinefunction(probe):
+            return await probe(call.params, context=context)
+        made = await run_in_thread(lambda: probe(call.params, context=context))
+        return await made if inspect.isawaitable(made) else made
+    except Exception:
+        logger.exception("the probe of %s raised, so it is not known whether it happened", call.name)
+        return None
+    finally:
+        probing.close()
+        transaction.drop()
 
 
 class _Try(msgspec.Struct, frozen=True):
@@ -306,10 +324,9 @@ async def note_try(call: LiveCall) -> None:
         await log.note("call tried", call.place, _Try(call.tries, call.attempt, call.left))
 
 
-def begin_where_it_was(call: LiveCall) -> None:
+def _begin_where_it_was(call: LiveCall, log: RunLog) -> None:
     """A call that had been tried more than once goes on with its last try."""
-    log = call.frame.log
-    if log is not None and log.resumed and call.tries == 1:
+    if call.tries == 1:
         found = log.find("call tried", call.place, _Try)
         if found is not None:
             call.tries, call.attempt, call.left = found.tries, found.attempt, found.left

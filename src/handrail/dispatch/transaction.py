@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -95,15 +95,26 @@ class Transaction(msgspec.Struct, eq=False):
 
     def reads(self) -> list[str]:
         """The slices and paths the call read, by name: who undoes another call asks."""
-        return [place for fork in self.touched for place in getattr(fork, "read_places", list)()]
+        return self._places("read_places")
 
     def writes(self) -> list[str]:
         """The slices and paths it changed."""
-        return [place for fork in self.touched for place in getattr(fork, "written_places", list)()]
+        return self._places("written_places")
+
+    def _places(self, which: str) -> list[str]:
+        found: list[str] = []
+        for fork in self.touched:
+            ask: Callable[[], list[str]] | None = getattr(fork, which, None)
+            found += [] if ask is None else ask()
+        return found
 
     def file_diff(self) -> str:
         """What it changes in files, as text."""
-        return "".join(fork.diff() for fork in self.durable or () if hasattr(fork, "diff"))  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]  # only files have one
+        said = ""
+        for fork in self.durable or ():
+            diff: Callable[[], str] | None = getattr(fork, "diff", None)
+            said += "" if diff is None else diff()
+        return said
 
     def stale(self) -> tuple[str, ...]:
         """What the call read that somebody else has changed since."""

@@ -10,10 +10,12 @@ import traceback
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from handrail.dispatch.call import LiveCall, new_call
+from handrail.dispatch.call import LiveCall
+from handrail.dispatch.committing import commit_lock_of
 from handrail.dispatch.failures import in_short
-from handrail.dispatch.transaction import Settled, new_transaction
+from handrail.dispatch.transaction import Settled, Transaction, new_transaction
 from handrail.threads import run_in_thread
+from handrail.tools import ToolResult
 
 if TYPE_CHECKING:
     from handrail.dispatch.gate import Gate
@@ -65,8 +67,20 @@ async def _compensate(gate: Gate, call: LiveCall, done: Settled) -> None:
     tool = done.tool
     assert tool is not None
     assert tool.compensate is not None
-    undoing = new_call(gate, tool.name, f"{done.call_id}.undo", call.parent)
-    undoing.tool, undoing.undoing = tool, True
+    # It is not one of the calls that are counted: a run gone through again does not undo again.
+    undoing = LiveCall(
+        gate,
+        call.frame,
+        tool.name,
+        f"{done.call_id}.undo",
+        (*call.path[:-1], tool.name),
+        call.loop,
+        call.started,
+        0,
+        call.parent,
+        call.depth,
+    )
+    undoing.tool, undoing.params, undoing.undoing = tool, done.params, True
     transaction = undoing.transaction = new_transaction(undoing, tool)
     context = tool.context_type(undoing)
     try:
@@ -78,17 +92,30 @@ async def _compensate(gate: Gate, call: LiveCall, done: Settled) -> None:
             if inspect.isawaitable(made):
                 await made
         undoing.close()
-        transaction.prepare()
-        if transaction.durable is None:
-            transaction.apply()
-        else:
-            transaction.apply_all(undoing.id)
+        await _commit(undoing, transaction)
     except BaseException:
         transaction.drop()
         raise
     finally:
         undoing.close()
     transaction.publish()
+
+
+async def _commit(undoing: LiveCall, transaction: Transaction) -> None:
+    """Commit what a compensation changed: recorded where the run is, as every change of state."""
+    from handrail.dispatch.recording import commit_recorded
+
+    frame = undoing.frame
+    if frame.journal is not None and transaction.parent is None:
+        async with commit_lock_of(frame.session):
+            transaction.prepare()
+            await commit_recorded(frame.journal, undoing, ToolResult.ok(None, "It was undone."))
+        return
+    transaction.prepare()
+    if transaction.durable is None:
+        transaction.apply()
+    else:
+        transaction.apply_all(undoing.id)
 
 
 def forget_locals(error: BaseException) -> None:

@@ -113,6 +113,13 @@ class QuestionDesk:
             lying.answer is None or lying.answer.outcome not in ("timed out", "cancelled")
         )
 
+    def forget(self, question_id: str) -> None:
+        """Keep nothing of a question that is over, where somebody else does."""
+        with self._lock:
+            lying = self._questions.get(question_id)
+            if lying is not None and lying.answer is not None:
+                del self._questions[question_id]
+
     def take(self, answer: Answer) -> None:
         """Let an answer be heard that was recorded elsewhere, if it fits."""
         lying = self._questions.get(answer.question_id)

@@ -177,6 +177,12 @@ class MemoryJournal:
         found = self.desk.open_questions()
         return tuple(each for each in found if run_id is None or each.run_id == run_id)
 
+    async def withdraw(self, prefix: str, /) -> None:
+        """Forget the questions without an answer whose ids begin like this."""
+        for question in self.desk.open_questions():
+            if question.id.startswith(prefix):
+                self.desk.cancel(question.id)
+
     async def sleep(self, until: datetime, /) -> None:
         """Wait until that time of day."""
         if until.tzinfo is None:

@@ -45,7 +45,9 @@ class RunLog:
         self.closed = False
         """Parked, or another process has it: nothing more is recorded."""
         self._clock = clock
-        self._found: dict[tuple[EntryKind, str], bytes] = {(each.kind, each.key): each.body for each in entries}
+        self._found: dict[tuple[EntryKind, str], bytes] = {
+            (each.kind, each.key): each.body for each in entries
+        }
         self._finished = {unit.place: unit for unit in units}
         self._verbs: dict[str, str] = {
             key: body.decode() if kind == "verb" else msgspec.msgpack.decode(body, type=_Verb).verb

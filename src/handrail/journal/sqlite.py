@@ -23,13 +23,13 @@ from handrail.errors import (
 from handrail.ids import NewId, random_id
 from handrail.journal.desk import check_answer
 from handrail.journal.digest import key_beside
-from handrail.journal.lease import LEASE_SECONDS, is_free
+from handrail.journal.lease import LEASE_SECONDS, is_dead, is_free
 from handrail.journal.memory import MemoryJournal, run_exists
 from handrail.journal.schema import SCHEMA
 from handrail.journal.writer import Moments, Work, Writer
 from handrail.protocols import Check, Environment
 from handrail.question import Answer, Question
-from handrail.records import CommitUnit, Entry, RunRecord, RunRow, RunStatus
+from handrail.records import OVER, CommitUnit, Entry, RunRecord, RunRow, RunStatus
 
 __all__ = ["SCHEMA", "Durability", "SqliteJournal"]
 
@@ -79,6 +79,8 @@ class SqliteJournal(MemoryJournal):
         self.synced = durability == "power"
         self._watch_every = watch
         self._watched: dict[str, None] = {}
+        self._applying: set[str] = set()
+        """The calls whose files are being changed now."""
         self._watching: asyncio.Task[None] | None = None
         self._writer = Writer(self.path, new_id(), self.synced, inline, moments)
         self._do = self._writer.do
@@ -126,9 +128,7 @@ class SqliteJournal(MemoryJournal):
 
         def keep(connection: sqlite3.Connection) -> None:
             self._check_mine(connection, run_id)
-            connection.execute(
-                "UPDATE runs SET leased_until = ? WHERE id = ?", (now + LEASE_SECONDS, run_id)
-            )
+            connection.execute("UPDATE runs SET leased_until = ? WHERE id = ?", (now + LEASE_SECONDS, run_id))
 
         await self._do(keep, synced=False)
 
@@ -142,6 +142,8 @@ class SqliteJournal(MemoryJournal):
                 "UPDATE runs SET status = ?, owner = '', leased_until = 0, changed_at = ?, outcome = ? WHERE id = ?",
                 (status, now, outcome, run_id),
             )
+            if status in OVER:
+                connection.execute("DELETE FROM questions WHERE run_id = ? AND answer IS NULL", (run_id,))
 
         await self._do(leave)
 
@@ -259,7 +261,10 @@ class SqliteJournal(MemoryJournal):
                 )
             )
         with self._watch(question.id):
-            answer = await self.desk.ask(question, environment, check)
+            try:
+                answer = await self.desk.ask(question, environment, check)
+            finally:
+                self.desk.forget(question.id)  # the file has it
         if answer.outcome == "timed out":
             await self._do(_run("DELETE FROM questions WHERE id = ? AND answer IS NULL", question.id))
         return answer
@@ -269,9 +274,7 @@ class SqliteJournal(MemoryJournal):
         if self.desk.stands(answer.question_id):
             self.desk.answer(answer)
             return
-        row = self._writer.do_now(
-            _first("SELECT question FROM questions WHERE id = ?", answer.question_id)
-        )
+        row = self._writer.do_now(_first("SELECT question FROM questions WHERE id = ?", answer.question_id))
         if row is None:
             raise AnswerRefused(answer.question_id, "there is no such question", "Answer one that is open.")
         check_answer(msgspec.msgpack.decode(row[0], type=Question), answer, self._clock.now())
@@ -283,6 +286,11 @@ class SqliteJournal(MemoryJournal):
         query = f"SELECT question FROM questions WHERE answer IS NULL {where} ORDER BY asked_at, id"
         rows = await self._do(lambda connection: connection.execute(query, values).fetchall())
         return tuple(msgspec.msgpack.decode(row[0], type=Question) for row in rows)
+
+    async def withdraw(self, prefix: str, /) -> None:
+        await super().withdraw(prefix)
+        query = "DELETE FROM questions WHERE answer IS NULL AND substr(id, 1, ?) = ?"
+        await self._do(_run(query, len(prefix), prefix))
 
     def _keep_answer(self, answer: Answer) -> None:
         """Record an answer that stands, before anybody hears of it; `AnswerRefused` if there is another."""
@@ -300,9 +308,7 @@ class SqliteJournal(MemoryJournal):
                         answer.question_id, "it was answered already", "The first answer counts."
                     )
                 return
-            connection.execute(
-                "UPDATE questions SET answer = ? WHERE id = ?", (encoded, answer.question_id)
-            )
+            connection.execute("UPDATE questions SET answer = ? WHERE id = ?", (encoded, answer.question_id))
 
         self._writer.do_now(keep)
 
@@ -347,17 +353,34 @@ class SqliteJournal(MemoryJournal):
                 (unit.run_id, unit.call_id, state, encoded, unit.session_id),
             )
 
-        await self._do(commit)
+        if unit.files:
+            self._applying.add(unit.call_id)
+        try:
+            await self._do(commit)
+        except BaseException:
+            self._applying.discard(unit.call_id)
+            raise
 
     async def applied(self, unit: CommitUnit, /) -> None:
         """Note that the files of a unit are as it says. Lost in a power cut it is found out again."""
+        self._applying.discard(unit.call_id)
         await self._turn(unit, "applied", synced=False)
 
     async def void(self, unit: CommitUnit, /) -> None:
+        self._applying.discard(unit.call_id)
         await self._turn(unit, "void", synced=True)
 
     async def unapplied(self) -> Sequence[CommitUnit]:
-        return await self._fetch("SELECT unit FROM units WHERE state = 'committed' ORDER BY number")
+        """Those that nobody is about to apply: neither this process nor another that lives."""
+        query = """SELECT unit, coalesce(owner, '') FROM units LEFT JOIN runs ON runs.id = run_id
+            WHERE state = 'committed' ORDER BY number"""
+        rows = await self._do(lambda connection: connection.execute(query).fetchall())
+        units = [
+            msgspec.msgpack.decode(unit, type=CommitUnit)
+            for unit, owner in rows
+            if not owner or owner == self.owner or is_dead(owner)
+        ]
+        return tuple(unit for unit in units if unit.call_id not in self._applying)
 
     async def load(self, run_id: str, /) -> Sequence[CommitUnit]:
         return await self._fetch(

@@ -122,11 +122,15 @@ class BudgetTracker:
 
     def remaining(self) -> Mapping[str, float]:
         """What is left of each bounded unit, the tightest bound of this and every run above."""
-        left: dict[str, float] = {}
+        return {unit: float(amount) for unit, amount in self.left().items()}
+
+    def left(self) -> Mapping[str, int | Decimal]:
+        """The same exactly."""
+        left: dict[str, _Exact] = {}
         with self.lock:
             for tracker in (self, *self._above):
                 for unit in tracker._limits:
-                    here = float(tracker._left(unit))
+                    here = tracker._left(unit)
                     left[unit] = min(here, left.get(unit, here))
         return left
 

@@ -156,6 +156,12 @@ def check_serialisable(event: object) -> None:
         )
 
 
+def load_imported(data: bytes) -> Session:
+    """The session that was saved, its types looked for in what this program has imported."""
+    found = (_imported(name) for name in _read(data).slices)
+    return load(data, types=[kind for kind in found if kind is not None])
+
+
 def _own_among(names: Iterable[str]) -> Iterable[type]:
     """The types of these names that are Handrail's own, in what was imported of it."""
     for name in names:

@@ -183,8 +183,9 @@ class Session:
     def check_each(self, check: Callable[[object], None]) -> None:
         """Call `check` with the first event of every type, before it is reduced; it may refuse it."""
         with self.lock:
-            self._checks.append(check)
-            self._forget_routes()
+            if check not in self._checks:
+                self._checks.append(check)
+                self._forget_routes()
 
     def targets_of(self, event: object) -> tuple[Target, ...]:
         """The slices an event goes into."""

@@ -1,0 +1,219 @@
+"""A program that is killed at a moment of the test's choosing, and started again.
+
+Run as a script it reads a line for each start (a folder, a tool, a mode), forks a child for it, and
+answers with a line of JSON. One tool of each effect notes in `world` in the folder what it does to the
+world. In the mode `crash` the child ends, as by `kill -9`, where the tool is in the middle of its work.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from handrail import (
+    Adapter,
+    DirectoryFilesystem,
+    Prompt,
+    ScriptedModel,
+    SqliteJournal,
+    ToolCall,
+    ToolContext,
+    tool,
+)
+from handrail.testing import Person
+
+
+class Start:
+    """What this process was started for."""
+
+    folder = Path()
+    tool = ""
+    mode = ""
+
+
+def world(what: str) -> None:
+    """Something happens that no rollback takes back."""
+    fd = os.open(Start.folder / "world", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(fd, f"{what}\n".encode())
+    os.close(fd)
+
+
+def cut() -> None:
+    if Start.mode == "crash":
+        os._exit(137)
+
+
+def work(name: str, key: str = "") -> str:
+    world(f"begin {name} {key}".strip())
+    cut()
+    world(f"end {name}")
+    return f"{name} done"
+
+
+@tool(effect="pure")
+async def pure() -> str:
+    """Compute."""
+    return work("pure")
+
+
+@tool(effect="read")
+async def read() -> str:
+    """Look."""
+    return work("read")
+
+
+@tool(effect="staged")
+async def staged(context: ToolContext) -> str:
+    """Write a file."""
+    context.filesystem.write("a.txt", "new")
+    return work("staged")
+
+
+@tool(effect="idempotent")
+async def idempotent(context: ToolContext) -> str:
+    """Put something, under a key."""
+    return work("idempotent", context.invocation.idempotency_key)
+
+
+async def take_back(params: Any, value: Any, *, context: ToolContext) -> None:
+    world("compensated")
+
+
+@tool(effect="compensable", compensate=take_back)
+async def compensable() -> str:
+    """Book something."""
+    return work("compensable")
+
+
+def probing(found: bool | None) -> Any:
+    async def probe(params: Any, *, context: ToolContext) -> bool | None:
+        world("probed")
+        return found
+
+    return probe
+
+
+@tool(effect="compensable", compensate=take_back, probe=probing(True))
+async def compensable_done() -> str:
+    """Book something that can be looked up, and is there."""
+    return work("compensable_done")
+
+
+@tool(effect="compensable", compensate=take_back, probe=probing(False))
+async def compensable_not_done() -> str:
+    """Book something that can be looked up, and is not there."""
+    return work("compensable_not_done")
+
+
+@tool(effect="compensable", compensate=take_back, probe=probing(None))
+async def compensable_unknown() -> str:
+    """Book something that can be looked up, in vain."""
+    return work("compensable_unknown")
+
+
+@tool
+async def irreversible() -> str:
+    """Send it."""
+    return work("irreversible")
+
+
+@tool
+async def once_settled(context: ToolContext) -> str:
+    """Pay once, then be cut."""
+    await context.once("pay", lambda: world("paid"))
+    cut()
+    return "done"
+
+
+@tool(effect="idempotent")
+async def once_again(context: ToolContext) -> str:
+    """Pay once, then be cut; it may be entered again."""
+    await context.once("pay", lambda: world("paid"))
+    cut()
+    return "done"
+
+
+def _pay_and_be_cut() -> None:
+    world("paid")
+    cut()
+
+
+@tool(effect="idempotent")
+async def once_cut(context: ToolContext) -> str:
+    """Be cut while paying."""
+    await context.once("pay", _pay_and_be_cut)
+    return "done"
+
+
+@tool(effect="idempotent")
+async def once_probed(context: ToolContext) -> str:
+    """Be cut while paying, and look afterwards."""
+    await context.once("pay", _pay_and_be_cut, probe=lambda: "paid" in (Start.folder / "world").read_text())
+    return "done"
+
+
+@tool(effect="idempotent")
+async def once_failing(context: ToolContext) -> str:
+    """Be cut while paying, and ask nobody."""
+    await context.once("pay", _pay_and_be_cut, on_unknown="fail")
+    return "done"
+
+
+TOOLS = {
+    each.name: each
+    for each in (
+        pure, read, staged, idempotent, compensable, compensable_done, compensable_not_done,
+        compensable_unknown, irreversible, once_settled, once_again, once_cut, once_probed, once_failing,
+    )
+}  # fmt: skip
+
+
+def answer(request: Any) -> Any:
+    """The model: call the tool, then say what came of it."""
+    world("asked")
+    last = request.messages[-1]
+    return f"it says: {last.text}" if hasattr(last, "results") else ToolCall(Start.tool)
+
+
+async def main() -> dict[str, Any]:
+    journal = SqliteJournal(Start.folder / "runs.db")
+    (Start.folder / "files").mkdir(exist_ok=True)
+    person = Person(answers={"did 'pay' happen": {"happened": True}})
+    adapter = Adapter(
+        ScriptedModel(answer),
+        journal=journal,
+        filesystem=DirectoryFilesystem(Start.folder / "files"),
+        environment=person,
+    )
+    prompt = Prompt("crash", "Do it.", tools=[TOOLS[Start.tool]])
+    begun = (
+        adapter.evaluate(prompt, "go", run_id="run")
+        if Start.mode == "crash"
+        else adapter.resume("run", prompt)
+    )
+    response = await begun
+    return {"text": response.text, "questions": len(person.questions)}
+
+
+def serve() -> None:
+    """A child for every line, so that the imports are paid for once."""
+    for line in sys.stdin:
+        folder, Start.tool, Start.mode = json.loads(line)
+        Start.folder = Path(folder)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            os.write(writing, json.dumps(asyncio.run(main())).encode())
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as said:
+            told = said.read()
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(json.dumps({"code": code, **json.loads(told or "{}")}), flush=True)
+
+
+if __name__ == "__main__":
+    serve()
