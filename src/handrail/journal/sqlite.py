@@ -212,9 +212,10 @@ class SqliteJournal(MemoryJournal):
                 encoded = _encode(value, f"step {key!r} gave")
             except (Exception, asyncio.CancelledError):
                 if row is None:  # one found reserved stays so until it is decided
-                    await self._do(_run("DELETE FROM steps WHERE key = ? AND value IS NULL", key))
+                    with contextlib.suppress(RunBusy):  # whoever has the run now decides
+                        await self._do(self._of_mine(run_id, "DELETE FROM steps WHERE key = ? AND value IS NULL", key))
                 raise
-            await self._do(_run("UPDATE steps SET value = ? WHERE key = ?", encoded, key))
+            await self._do(self._of_mine(run_id, "UPDATE steps SET value = ? WHERE key = ? AND value IS NULL", encoded, key))
             return value
 
         return cast(T, await super().step(key, recorded))
@@ -226,6 +227,16 @@ class SqliteJournal(MemoryJournal):
                 self._check_mine(connection, run_id)
             connection.execute("INSERT INTO steps VALUES (?, ?, NULL)", (key, run_id))
         return row
+
+    def _of_mine(self, run_id: str, query: str, *values: Any) -> Work:
+        """Carried out only while the run is this process's: what was settled since stays as it is."""
+
+        def carry_out(connection: sqlite3.Connection) -> None:
+            if run_id:
+                self._check_mine(connection, run_id)
+            connection.execute(query, values)
+
+        return carry_out
 
     # --- questions --------------------------------------------------------------------------------
 
