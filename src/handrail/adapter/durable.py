@@ -288,15 +288,34 @@ async def go_on(journal: Journal, row: RunRow, session: Session | None, clock: C
                 f"the run {earlier.record.id!r} of the same session is not over",
                 "Resume or cancel that one first.",
             )
-        for unit in units:
-            if unit.run_id == earlier.record.id and unit.call_id not in undone:
-                _redo(session, unit)
-        for message in decode_outcome(earlier).messages:
-            session.keep(MessageAdded(ROOT, message, earlier.record.id))
+        _bring_in(session, earlier, units, undone)
     own = tuple(unit for unit in units if unit.run_id == record.id)
     run_log = RunLog(journal, record.id, clock, await journal.entries(record.id), own, resumed=True)
     standing = tuple(unit for unit in own if unit.call_id not in undone)
     return Resumed(row, decode_begin(record), session, run_log, standing)
+
+
+async def session_after(journal: Journal, row: RunRow, session: Session | None) -> Session:
+    """The session as a run left it that is over: what it and those before it committed and said."""
+    record = row.record
+    units = await journal.load_session(record.session_id)
+    runs = await journal.runs(session_id=record.session_id)
+    undone = await _undone(journal, runs)
+    session = _fresh(record, runs, session)
+    for each in runs:
+        _bring_in(session, each, units, undone)
+        if each.record.id == record.id:
+            break
+    return session
+
+
+def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone: set[str]) -> None:
+    """Let a session have what a run that is over left in it."""
+    for unit in units:
+        if unit.run_id == row.record.id and unit.call_id not in undone:
+            _redo(session, unit)
+    for message in decode_outcome(row).messages:
+        session.keep(MessageAdded(ROOT, message, row.record.id))
 
 
 async def _undone(journal: Journal, runs: Iterable[RunRow]) -> set[str]:
