@@ -77,10 +77,10 @@ class History:
                 ]
         return found
 
-    @cached_property
-    def doubtful(self) -> frozenset[str]:
-        """The ids of the calls whose results may be other than without a crash."""
-        return frozenset(id for call in self.cut for id in call["ids"])
+
+    def entered_at(self, begun: str) -> Details | None:
+        """The call whose handler was entered at this place, in this try."""
+        return next((call for call in self.of("entered") if f"{call['place']}~{call['tries']}" == begun), None)
 
 
 class Trial(NamedTuple):
@@ -90,6 +90,17 @@ class Trial(NamedTuple):
     uncrashed: History
     overtaken: bool
     secrets: Sequence[str]
+
+    def doubtful(self) -> frozenset[str]:
+        """The ids of the calls whose results may be other than without a crash.
+
+        Those that were cut, and those that were about to be entered: it was recorded that they began.
+        """
+        found = list(self.seen.cut)
+        for _, began in self.seen.restarts():
+            marked = (self.uncrashed.entered_at(begun) for begun in began["begun"])
+            found += [call for call in marked if call is not None and call["place"] not in began["finished"]]
+        return frozenset(id for call in found for id in call["ids"])
 
 
 def is_unrepeatable(call: Details) -> bool:
@@ -104,7 +115,7 @@ def the_run_ends(trial: Trial) -> Iterator[str]:
         why = f"{failed[-1]['error']}: {failed[-1]['message']}" if failed else "its process died"
         yield f"it did not end: {why}"
     elif expected is not None:
-        for what in ("status", "stop_reason") if trial.seen.cut else ("status", "stop_reason", "text", "output"):
+        for what in ("status", "stop_reason") if trial.doubtful() else ("status", "stop_reason", "text", "output"):
             if ended[what] != expected[what]:
                 yield f"its {what} is {ended[what]!r}, not {expected[what]!r}"
 
@@ -126,7 +137,7 @@ def each_call_has_its_result(trial: Trial) -> Iterator[str]:
             check_well_formed(msgspec.convert(messages, list[Message]))
         except (DefinitionError, msgspec.ValidationError) as error:
             yield f"the conversation {key!r} is not well-formed: {error}"
-        yield from _differences(key, messages, other, trial.seen.doubtful)
+        yield from _differences(key, messages, other, trial.doubtful())
 
 
 def _differences(key: str, messages: Any, expected: Any, doubtful: frozenset[str]) -> Iterator[str]:

@@ -19,7 +19,6 @@ from handrail.events import MessageAdded, ToolInvoked
 from handrail.journal.sqlite import SqliteJournal
 from handrail.protocols import Check, Environment
 from handrail.question import Answer, Question
-from handrail.records import OVER
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.session import Session
 from handrail.session.saving import encode_item
@@ -100,8 +99,7 @@ async def _until_over(journal: SqliteJournal, play: Play) -> Any:
         else:
             if row.status == "parked":
                 await _answer(journal, play, await journal.questions(RUN))
-            session = None if row.status in OVER else _session(play)
-            going = play.adapter.resume(RUN, play.prompt, session=session)
+            going = play.adapter.resume(RUN, play.prompt, session=_session(play))
         try:
             return await going
         except RunParked as parked:
@@ -238,6 +236,7 @@ def recorded(journal: Path) -> dict[str, Any]:
                 if kind == "inner call"
             },
         },
+        "begun": [key for kind, key, _ in entries if kind == "call begun"],
         "model": {key: body.hex() for kind, key, body in entries if kind == "model answer"},
         "settled": dict(steps),
         "answered": {key: msgspec.to_builtins(answer) for key, answer in _answers(journal).items()},
