@@ -20,7 +20,7 @@ from handrail.journal.sqlite import SqliteJournal
 from handrail.protocols import Check, Environment
 from handrail.question import Answer, Question
 from handrail.resources.directory import DirectoryFilesystem
-from handrail.session import Session
+from handrail.session import Dispatcher, Session
 from handrail.session.saving import encode_item
 from handrail.testing.simulation.points import Points, SimulatedLoop
 from handrail.testing.simulation.scenario import RUN, Play, Scenario, Stage
@@ -88,18 +88,19 @@ async def _live(scenario: Scenario, folder: Path, world: World, points: Points) 
     files.close()
 
 
-async def _until_over(journal: SqliteJournal, play: Play) -> Any:
+async def _until_over(journal: SimulatedJournal, play: Play) -> Any:
     """Begin the run or go on with it, answer what it waits for, and again, until it is over."""
-    for _ in range(_PARKS):
+    for attempt in range(_PARKS):
+        bus = _listening(journal.world, attempt)
         try:
             row = await journal.run(RUN)
         except RunUnknown:
             session = _session(play) or Session(id="session")
-            going = play.adapter.evaluate(play.prompt, play.params, session=session, run_id=RUN)
+            going = play.adapter.evaluate(play.prompt, play.params, session=session, run_id=RUN, bus=bus)
         else:
             if row.status == "parked":
                 await _answer(journal, play, await journal.questions(RUN))
-            going = play.adapter.resume(RUN, play.prompt, session=_session(play))
+            going = play.adapter.resume(RUN, play.prompt, session=_session(play), bus=bus)
         try:
             return await going
         except RunParked as parked:
@@ -109,36 +110,46 @@ async def _until_over(journal: SqliteJournal, play: Play) -> Any:
     raise AssertionError(f"the run was parked {_PARKS} times and is not over")
 
 
+def _listening(world: World, attempt: int) -> Dispatcher:
+    """Notes what is said in every conversation as it is said, also what a crash cuts off."""
+    bus = Dispatcher()
+
+    def hear(fact: MessageAdded) -> None:
+        message = msgspec.to_builtins(fact.message)
+        world.happened("said", attempt=attempt, conversation=fact.conversation, message=message)
+
+    bus.subscribe(MessageAdded, hear)
+    return bus
+
+
 def _session(play: Play) -> Session | None:
     return None if play.session is None else play.session()
 
 
-async def _answer(journal: SqliteJournal, play: Play, questions: Sequence[Question]) -> None:
+async def _answer(journal: SimulatedJournal, play: Play, questions: Sequence[Question]) -> None:
     """Answer each question, then say the same again, which is harmless, and the contrary, which is refused."""
     if play.person is None:
         return
-    for question in questions:
+    for question in questions[:1] if play.one_at_a_time else questions:
         answer = await play.person.ask(question)
         journal.answer(answer)
         journal.answer(answer)
         _say_the_contrary(journal, answer)
 
 
-async def _contradict(journal: SqliteJournal, folder: Path) -> None:
+async def _contradict(journal: SimulatedJournal, folder: Path) -> None:
     """Say the contrary of every answer that was given before the process ended."""
     for answer in _answers(folder / JOURNAL).values():
         _say_the_contrary(journal, answer)
 
 
-def _say_the_contrary(journal: SqliteJournal, answer: Answer) -> None:
+def _say_the_contrary(journal: SimulatedJournal, answer: Answer) -> None:
     outcome = "declined" if answer.outcome == "answered" else "answered"
     try:
         journal.answer(msgspec.structs.replace(answer, outcome=outcome, value=None, reason="I changed my mind"))
     except AnswerRefused:
         return
-    world = getattr(journal, "world", None)
-    assert isinstance(world, World)
-    world.happened("answered twice", question=answer.question_id)
+    journal.world.happened("answered twice", question=answer.question_id)
 
 
 class SimulatedJournal(SqliteJournal):
@@ -255,13 +266,10 @@ def _answers(journal: Path) -> dict[str, Answer]:
 
 
 def _seen_in(session: Session) -> dict[str, Any]:
-    """What a session holds at the end: conversations, calls, state."""
-    conversations: dict[str, list[Any]] = {}
-    for fact in session[MessageAdded].all():
-        conversations.setdefault(fact.conversation, []).append(msgspec.to_builtins(fact.message))
+    """What a session holds at the end."""
     calls = [[call.call_id, list(call.path), call.run_context.run_id] for call in session[ToolInvoked].all()]
     state = {
         kind.__name__: [encode_item(item, session.id).decode() for item in contents.all()]
         for kind, contents in session.state.items()
     }
-    return {"conversations": conversations, "calls": calls, "state": state}
+    return {"calls": calls, "state": state}

@@ -70,6 +70,8 @@ class Play(NamedTuple):
     params: object = None
     person: Environment | None = None
     """Answers what a parked run waits for."""
+    one_at_a_time: bool = False
+    """Of several questions that are open only the first is answered before the run goes on."""
     session: Callable[[], Session] | None = None
     """Makes an empty session of a fixed id, for slices that have rules of their own."""
 
