@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import BaseModel
 
-from handrail import Adapter, Prompt, Tool, ToolContext, tool
+from handrail import Adapter, Prompt, Tool, ToolContext, TransientError, tool
 from handrail.dispatch.turn import ToolCall
 from handrail.environment.later import LaterEnvironment
 from handrail.guard import CapabilityPolicy
 from handrail.testing import Person
-from handrail.testing.simulation import Play, Scenario, Seen, Stage, World
+from handrail.testing.simulation import Play, Scenario, Seen, Stage
 
+AnyTool = Tool[Any, Any]
 SECRET = "the supplier's own price is 3"
 
 
@@ -29,7 +31,7 @@ class Colour(BaseModel):
     name: str
 
 
-def research_tools(stage: Stage) -> list[Tool]:
+def research_tools() -> list[AnyTool]:
     @tool(effect="staged")
     async def jot(text: str, context: ToolContext) -> str:
         """Note something down."""
@@ -45,9 +47,9 @@ def research_tools(stage: Stage) -> list[Tool]:
     return [jot, notes]
 
 
-def shop_tools(stage: Stage) -> list[Tool]:
+def shop_tools(stage: Stage) -> list[AnyTool]:
     world = stage.world
-    inner = Prompt("research", "You research one thing.", tools=research_tools(stage))
+    inner = Prompt("research", "You research one thing.", tools=research_tools())
 
     @tool(effect="idempotent")
     async def research(topic: str, context: ToolContext) -> str:
@@ -143,4 +145,121 @@ SHOPPING = Scenario(
     files={"book.md": "# Book\n", "other.txt": "nobody touches this\n"},
     laws=[paid_at_most_once, mailed_at_most_once],
     secrets=[SECRET],
+)
+
+
+# --- a second one, for what the first leaves out: several at once, retries, threads, previews ----------
+
+
+def scout_prompt(where: str, stage: Stage) -> Prompt[Any]:
+    """An agent that leaves a mark, then signals, which must be approved."""
+
+    @tool(effect="staged")
+    async def mark(context: ToolContext) -> str:
+        """Leave a mark."""
+        context.filesystem.write(f"{where}.md", "was here\n")
+        context.session.dispatch(Noted(where))
+        return "marked"
+
+    @tool
+    async def signal(context: ToolContext) -> str:
+        """Signal."""
+        stage.world.happened("signalled", where=where)
+        return "signalled"
+
+    return Prompt(f"scout_{where}", f"You scout {where}.", tools=[mark, signal], policies=[CapabilityPolicy()])
+
+
+def errand_tools(stage: Stage) -> list[AnyTool]:
+    world = stage.world
+    prompts = {where: scout_prompt(where, stage) for where in ("north", "south")}
+
+    @tool(effect="idempotent")
+    async def scout(where: str, context: ToolContext) -> str:
+        """Send a scout."""
+        seen = await context.adapter.evaluate(prompts[where], f"Go {where}.")
+        assert context.wait_for is not None
+        colour = await context.wait_for("colour", {"where": where}, Colour)
+        return f"{seen.text} {colour.name}"
+
+    @tool(effect="read")
+    async def flaky(context: ToolContext) -> str:
+        """Works the second time."""
+        if context.invocation.attempt == 1:
+            raise TransientError("not now", retry_after=5)
+        return "worked"
+
+    async def was_booked(params: Any, *, context: ToolContext) -> bool:
+        return world.count("booked") > 0
+
+    async def unbook(params: Any, value: Any, *, context: ToolContext) -> None:
+        world.happened("unbooked")
+
+    @tool(effect="compensable", compensate=unbook, probe=was_booked)
+    async def book(context: ToolContext) -> str:
+        """Book a table."""
+        world.happened("booked")
+        return "booked"
+
+    @tool(effect="idempotent")
+    def stamp(context: ToolContext) -> str:
+        """Stamp a letter, in a thread; nobody can look whether it was done."""
+        context.once("stamp", lambda: world.happened("stamped")).wait()
+        context.session.dispatch(Noted("stamped"))
+        return "stamped"
+
+    @tool(effect="staged", capabilities={"fs.write"})
+    async def sign(context: ToolContext) -> str:
+        """Sign the contract, once somebody has seen what that changes."""
+        context.filesystem.write("contract.md", context.filesystem.read("contract.md") + "signed\n")
+        return "signed"
+
+    return [scout, flaky, book, stamp, sign]
+
+
+def errands(stage: Stage) -> Play:
+    """Two scouts at once, and one thing after another."""
+    prompt = Prompt(
+        "errands",
+        "You run errands.",
+        tools=errand_tools(stage),
+        policies=[
+            CapabilityPolicy({"fs.write": "ask"}, effects={"idempotent": "allow", "compensable": "allow"})
+        ],
+    )
+    scouting = [ToolCall("mark"), ToolCall("signal"), "All is quiet."]
+    said = {
+        "You run errands": [
+            [ToolCall("scout", {"where": "north"}), ToolCall("scout", {"where": "south"}), ToolCall("flaky")],
+            [ToolCall("book"), ToolCall("sign")],
+            ToolCall("stamp"),
+            "All is done.",
+        ],
+        "You scout north": scouting,
+        "You scout south": scouting,
+    }
+    adapter = Adapter(
+        stage.model(said),
+        journal=stage.journal,
+        filesystem=stage.files,
+        environment=LaterEnvironment(),
+        clock=stage.clock,
+        new_id=stage.new_id,
+    )
+    answers = {
+        "colour": lambda payload: {"name": f"{payload['where']}ern"},
+        "did 'stamp' happen": lambda _: {"happened": stage.world.count("stamped") > 0},
+    }
+    return Play(adapter, prompt, "Go.", Person(approve=True, answers=answers), one_at_a_time=True)
+
+
+def signalled_and_stamped_once(seen: Seen) -> str | None:
+    for what, most in (("signalled", 2), ("booked", 1), ("stamped", 1)):
+        if seen.world.count(what) > most + seen.overtaken:
+            return f"{what} {seen.world.count(what)} times"
+    return None
+
+
+ERRANDS = Scenario(
+    name="errands", play=errands, files={"contract.md": "# Contract\n"}, laws=[signalled_and_stamped_once]
 )

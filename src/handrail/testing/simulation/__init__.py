@@ -46,6 +46,7 @@ def simulate(
     step_every: int = 1,
     overtaken_every: int = 1,
     again: bool = False,
+    connected: bool = False,
     at: str | None = None,
     jobs: int = 1,
 ) -> Report:
@@ -55,12 +56,14 @@ def simulate(
     - `overtaken_every`: at each so-manieth write the process does not die: it stops, another takes its
       run, and then it goes on; 0 leaves that out.
     - `again`: the restarted process crashes as well, at some later point.
+    - `connected`: the person is there and answers at once, so that the run is never parked.
     - `at`: only this point, as a report names it.
     - `jobs`: how many points are tried at once.
     """
     began = time.perf_counter()
     parts = [
-        Wanted(write_every, step_every, overtaken_every, again, at, part, jobs) for part in range(max(1, jobs))
+        Wanted(write_every, step_every, overtaken_every, again, connected, at, part, max(1, jobs))
+        for part in range(max(1, jobs))
     ]
     # A new interpreter each: this one may have threads, and then a fork of it is not safe.
     context = multiprocessing.get_context("spawn")

@@ -31,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--step-every", type=int, default=1, help="only each so-manieth step of the loop")
     parser.add_argument("--overtaken-every", type=int, default=1, help="the same for overtaken processes; 0: none")
     parser.add_argument("--again", action="store_true", help="crash the restarted process as well")
+    parser.add_argument("--connected", action="store_true", help="somebody answers at once, nothing is parked")
     parser.add_argument("--at", help="only this point, as a report names it: 'before write 12'")
     parser.add_argument("--jobs", type=int, default=1, help="how many points are tried at once")
     given = parser.parse_args(arguments)
@@ -40,6 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
         step_every=given.step_every,
         overtaken_every=given.overtaken_every,
         again=given.again,
+        connected=given.connected,
         at=given.at,
         jobs=given.jobs,
     )

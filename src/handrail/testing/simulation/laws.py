@@ -148,6 +148,10 @@ def each_call_has_its_result(trial: Trial) -> Iterator[str]:
         check_well_formed(msgspec.convert(ended["messages"], list[Message]))
     except (DefinitionError, msgspec.ValidationError) as error:
         yield f"the conversation is not well-formed: {error}"
+    for message in ended["messages"]:
+        for result in message.get("results", ()):
+            if _NOT_KNOWN in result["text"] and result["id"] not in doubtful:
+                yield f"{result['name']} was not cut off, and the model is told {result['text']!r}"
     yield from _differences("root", ended["messages"], expected["messages"], doubtful, True)
     for (process, _, key), messages in trial.seen.said().items():
         other = trial.uncrashed.whole.get(key)
@@ -254,7 +258,7 @@ def answers_are_taken_once(trial: Trial) -> Iterator[str]:
 def files_are_never_torn(trial: Trial) -> Iterator[str]:
     """After recovery they are as after some commit; at the end as without a crash."""
     uncrashed, seen = trial.uncrashed, trial.seen
-    states = [each["files"] for what in ("began", "wrote", "over") for each in uncrashed.of(what)]
+    states = [each["files"] for what in ("began", "committed") for each in uncrashed.of(what)]
     for process, began in seen.restarts():
         if began["files"] not in states:
             yield f"process {process} found the files as they never were: {_short(began['files'])}"

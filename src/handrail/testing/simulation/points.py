@@ -63,7 +63,7 @@ class Points:
         self.steps = 0
         self.writes: list[int] = []
         """The numbers of the transactions that changed something."""
-        self.on_write: Callable[[], None] | None = None
+        self.on_write: Callable[[sqlite3.Connection], None] | None = None
 
     def arm(self) -> None:
         """From here on moments count: what was before is the harness's own."""
@@ -85,7 +85,7 @@ class Points:
             if connection.total_changes > self._changes:
                 self.writes.append(self.transactions)
                 if self.on_write is not None:
-                    self.on_write()
+                    self.on_write(connection)
 
     def step(self) -> None:
         """The loop is about to run its next callback."""

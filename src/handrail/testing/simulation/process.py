@@ -34,17 +34,27 @@ _PARKS = 40
 
 
 def live(
-    scenario: Scenario, folder: Path, process: int, points: Points, start: float, measuring: bool = False
+    scenario: Scenario,
+    folder: Path,
+    process: int,
+    points: Points,
+    start: float,
+    *,
+    measuring: bool = False,
+    connected: bool = False,
 ) -> None:
-    """Play the scenario in this process, from wherever its journal is. What comes of it is in the world."""
+    """Play the scenario in this process, from wherever its journal is. What comes of it is in the world.
+
+    With `connected` the person is there and answers at once, so that the run is never parked.
+    """
     world = World(folder / WORLD, process)
     if measuring:
-        points.on_write = lambda: world.happened("wrote", files=snapshot(folder / FILES))
+        points.on_write = _noting_commits(world, folder / FILES)
     with asyncio.Runner(loop_factory=lambda: SimulatedLoop(points, start)) as runner:
-        runner.run(_live(scenario, folder, world, points))
+        runner.run(_live(scenario, folder, world, points, connected))
 
 
-async def _live(scenario: Scenario, folder: Path, world: World, points: Points) -> None:
+async def _live(scenario: Scenario, folder: Path, world: World, points: Points, connected: bool) -> None:
     clock = VirtualClock()
     journal = SimulatedJournal(world, folder / JOURNAL, clock, points)
     files = DirectoryFilesystem(folder / FILES)
@@ -57,7 +67,7 @@ async def _live(scenario: Scenario, folder: Path, world: World, points: Points) 
     points.arm()
     try:
         await _contradict(journal, folder)
-        response = await _until_over(journal, play)
+        response = await _until_over(journal, play, play.person if connected else None)
     except Exception as error:
         points.disarm()
         world.happened("failed", error=type(error).__name__, message=str(error))
@@ -88,19 +98,22 @@ async def _live(scenario: Scenario, folder: Path, world: World, points: Points) 
     files.close()
 
 
-async def _until_over(journal: SimulatedJournal, play: Play) -> Any:
+async def _until_over(journal: SimulatedJournal, play: Play, person: Environment | None) -> Any:
     """Begin the run or go on with it, answer what it waits for, and again, until it is over."""
+    adapter, prompt = play.adapter, play.prompt
     for attempt in range(_PARKS):
         bus = _listening(journal.world, attempt)
         try:
             row = await journal.run(RUN)
         except RunUnknown:
             session = _session(play) or Session(id="session")
-            going = play.adapter.evaluate(play.prompt, play.params, session=session, run_id=RUN, bus=bus)
+            going = adapter.evaluate(
+                prompt, play.params, session=session, run_id=RUN, bus=bus, environment=person
+            )
         else:
             if row.status == "parked":
                 await _answer(journal, play, await journal.questions(RUN))
-            going = play.adapter.resume(RUN, play.prompt, session=_session(play), bus=bus)
+            going = adapter.resume(RUN, prompt, session=_session(play), bus=bus, environment=person)
         try:
             return await going
         except RunParked as parked:
@@ -108,6 +121,21 @@ async def _until_over(journal: SimulatedJournal, play: Play) -> Any:
                 raise
             await _answer(journal, play, parked.questions)
     raise AssertionError(f"the run was parked {_PARKS} times and is not over")
+
+
+def _noting_commits(world: World, files: Path) -> Callable[[sqlite3.Connection], None]:
+    """Note the files as they are after each commit: these are the states a crash may leave."""
+    before = (0, 0)
+
+    def note(connection: sqlite3.Connection) -> None:
+        nonlocal before
+        count = "SELECT count(*) FILTER (WHERE state = 'applied'), count(*) FILTER (WHERE state = 'committed') FROM units"
+        applied, committed = connection.execute(count).fetchone()
+        if (applied, committed) != before and not committed:
+            world.happened("committed", files=snapshot(files))
+        before = applied, committed
+
+    return note
 
 
 def _listening(world: World, attempt: int) -> Dispatcher:

@@ -39,6 +39,8 @@ class Wanted(NamedTuple):
     overtaken_every: int = 1
     again: bool = False
     """Crash the restarted process as well, at some later point."""
+    connected: bool = False
+    """Somebody is there and answers at once, so that the run is never parked."""
     at: str | None = None
     """Only this point."""
     part: int = 0
@@ -79,11 +81,16 @@ class Trials:
         return Found(len(self._writes), self._steps, dict(tried), self._processes, broken)
 
     def _measure(self, broken: list[Broken]) -> Path | None:
-        """Run it twice without a crash: it must end, keep the laws, and take the same steps each time."""
+        """Run it without a crash: it must end, keep the laws, and take the same steps each time.
+
+        Where somebody answers, it is run with that person there as well: a run that is parked and
+        gone through again must come to the same.
+        """
         measured: list[tuple[Sequence[int], int]] = []
-        for name in ("uncrashed", "again"):
+        for name in ("connected", "uncrashed", "again"):
             folder = self._folder(name)
-            status = self._wait(self._fork(folder, 0, measuring=True))
+            connected = self._wanted.connected or name == "connected"
+            status = self._wait(self._fork(folder, 0, measuring=True, connected=connected))
             history = History(World(folder / WORLD).all())
             over = history.over
             if status or over is None or history.ended is None:
@@ -93,12 +100,12 @@ class Trials:
                 return None
             measured.append((over["writes"], over["steps"]))
             _import_all(over["modules"])
-            broken += self._judge(NOWHERE, folder, self._base / "uncrashed")
-        if measured[0] != measured[1]:
-            first, second = ((len(writes), steps) for writes, steps in measured)
+            broken += self._judge(NOWHERE, folder, self._base / "connected")
+        if measured[1] != measured[2]:
+            first, second = ((len(writes), steps) for writes, steps in measured[1:])
             what = f"it takes {first} writes and steps, and {second} when it is run again"
             broken.append(Broken("it is deterministic", NOWHERE, what))
-        self._writes, self._steps = measured[0]
+        self._writes, self._steps = measured[1]
         return self._base / "uncrashed"
 
     def _points(self) -> Sequence[Point]:
@@ -192,6 +199,7 @@ class Trials:
         reached: Callable[[], None] = crash,
         start: float | None = None,
         measuring: bool = False,
+        connected: bool | None = None,
     ) -> int:
         self._processes += 1
         child = os.fork()
@@ -203,7 +211,9 @@ class Trials:
             os.dup2(said, 1)
             os.dup2(said, 2)
             later = _LATER * process if start is None else start
-            live(self._scenario, folder, process, Points(at, reached), later, measuring)
+            connected = self._wanted.connected if connected is None else connected
+            points = Points(at, reached)
+            live(self._scenario, folder, process, points, later, measuring=measuring, connected=connected)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
