@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from handrail import Approval, Deadline, Tool, ToolContext, ToolResult, gather, tool
 from handrail.dispatch import Gate, ToolCall, open_gate, run_turn
-from handrail.errors import PromptEvaluationError
+from handrail.errors import DefinitionError, PromptEvaluationError
 from handrail.events import ApprovalDecided, ApprovalRequested, ToolInvoked
 from handrail.guard import Broker, CapabilityPolicy
 from handrail.guard.approval import APPROVAL_SCHEMA
@@ -149,10 +149,18 @@ def test_no_mode_is_never_approve_all():
         return (await open_gate([pay], policies=[CapabilityPolicy()]).invoke("pay", {"amount": 1})).message
 
     words = (
-        "pay was not approved (nobody there). It did not run. It was asked for because pay is irreversible."
+        "pay was not approved (nobody there). It did not run. It was asked for because pay is irreversible. "
+        "Nobody can be asked here: go on without it, and say what was left undone."
     )
     assert run_virtual(main) == words
     assert ran == []
+
+
+@pytest.mark.parametrize("seconds", [0, -1, True, "60", float("nan")])
+def test_an_expiry_that_is_none_is_refused(seconds: Any):
+    """Where it is given, and in words."""
+    with pytest.raises(DefinitionError, match=r"approval_seconds is .* Give a positive number of seconds"):
+        open_gate([pay], approval_seconds=seconds)
 
 
 def test_nothing_that_needs_asking_runs_under_strict_by_any_path():
@@ -187,7 +195,12 @@ def test_approval_can_be_nested_and_says_who_asks():
     run_virtual(main)
     (question,) = person.questions
     assert question.asked_by == ("pay_by_way_of", "pay")
-    assert question.payload == {"tool": "pay", "arguments": {"amount": 5}, "reason": "pay is irreversible"}
+    assert question.payload == {
+        "tool": "pay",
+        "arguments": {"amount": 5},
+        "reason": "pay is irreversible",
+        "scopes": ["pay (any arguments)"],
+    }
     assert ran == ["pay 5"]
 
 

@@ -11,7 +11,7 @@ from filesystems import Folders
 from handrail import DirectoryFilesystem, SqliteJournal, ToolContext, tool
 from handrail.events import ToolInvoked
 from handrail.journal import MemoryJournal
-from handrail.protocols import CommitUnit, Journal
+from handrail.records import CommitUnit, Journal
 from handrail.resources import given
 from handrail.resources.directory.disk import Disk
 from rig import Note, Rig

@@ -25,7 +25,8 @@ from handrail.dispatch.watchdog import watchdog_of
 from handrail.errors import DefinitionError, PromptEvaluationError
 from handrail.events import ToolInvoked, ToolRolledBack, ToolStarted
 from handrail.journal import MemoryJournal
-from handrail.protocols import CommitUnit, PolicyDecision
+from handrail.protocols import PolicyDecision
+from handrail.records import CommitUnit
 from handrail.session import Dispatcher, Session
 from handrail.testing import Person, run_virtual
 from rig import Note, Rig, leave_traces, nothing, staged

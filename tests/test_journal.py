@@ -13,7 +13,7 @@ from handrail.dispatch import open_gate
 from handrail.errors import DefinitionError, SessionError
 from handrail.events import ToolInvoked, ToolRolledBack
 from handrail.journal import MemoryJournal
-from handrail.protocols import CommitUnit
+from handrail.records import CommitUnit
 from handrail.session import Session
 from handrail.testing import RecordingSubscriber, VirtualClock, run_virtual
 

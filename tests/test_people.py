@@ -58,6 +58,14 @@ def test_a_person_approves_by_rule(approve: Any, approved: bool, reason: str):
     assert (answer.question_id, answer.digest, answer.by) == ("q1", "d" * 64, "ada")
 
 
+@pytest.mark.parametrize("as_function", [True, False])
+def test_a_person_can_give_the_whole_answer(as_function: bool):
+    """Also what is to be remembered: always the same, or by a function of the question."""
+    whole = {"approved": True, "reason": "fine", "remember": "scope", "scope": "pay (any arguments)"}
+    person = Person(approve=(lambda question: whole) if as_function else whole)
+    assert said(person, asking("pay", "approval")).value == whole
+
+
 def test_a_person_who_was_told_nothing_says_no():
     """To approvals and to questions."""
     assert said(Person(), asking(kind="approval")).value["approved"] is False

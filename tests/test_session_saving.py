@@ -18,12 +18,20 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, computed_field
 
 from handrail.context.facts import Approval, RunContext
 from handrail.errors import EventRefused, SessionError
-from handrail.events import ApprovalDecided, Emitted, ToolInvoked, ToolStarted
+from handrail.events import (
+    ApprovalDecided,
+    ApprovalRemembered,
+    ApprovalRevoked,
+    Emitted,
+    ToolInvoked,
+    ToolStarted,
+)
 from handrail.guard.policy import PolicyNote
 from handrail.session import Session, SliceRules, check_serialisable, kept, load, save
 from handrail.tools import ToolResult
 
 RUN = RunContext("run", "request", "session", 1, "local", "trace", "span")
+AT = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -209,14 +217,17 @@ def test_our_own_facts_need_not_be_named():
         invoked(Plan("p"), [Todo(1)], ValueError("what was said")),
         invoked(None, None),
         Emitted("1", "tool", Todo(3), RUN),
-        ApprovalDecided("q", "1", "tool", Approval(True, "fine", "ann", "approved"), RUN),
+        ApprovalDecided("q", "1", "tool", Approval(True, "fine", "ann", "approved"), RUN, "remembered", "m"),
+        ApprovalRemembered("m", "tool", "scope", "x", True, "", "ann", AT, ("outer", "tool"), "key", RUN),
+        ApprovalRevoked("m", "tool", "scope", "ann", AT),
     ]
     for fact in facts:
         session.record(fact)
     session.dispatch(PolicyNote("policy", "key", "value"))
     again = load(save(session))
     assert again[ToolStarted].all() == session[ToolStarted].all()
-    assert again[ApprovalDecided].all() == session[ApprovalDecided].all()
+    for kind in (ApprovalDecided, ApprovalRemembered, ApprovalRevoked):
+        assert again[kind].all() == session[kind].all() != ()
     assert again[PolicyNote].all() == session[PolicyNote].all()
     first, second = again[ToolInvoked].all()
     assert first.params["text"] == "p"

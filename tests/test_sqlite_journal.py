@@ -17,8 +17,8 @@ import pytest
 
 from handrail import SqliteJournal
 from handrail.errors import Declined, DefinitionError, JournalError, QuestionCancelled
-from handrail.protocols import CommitUnit
 from handrail.question import Answer, Question
+from handrail.records import CommitUnit
 
 Main = Callable[[SqliteJournal], Coroutine[Any, Any, Any]]
 
@@ -272,7 +272,7 @@ def test_what_was_recorded_outlives_a_kill(tmp_path: Path):
     script = textwrap.dedent("""
         import asyncio, os, signal, sys
         from handrail import SqliteJournal
-        from handrail.protocols import CommitUnit
+        from handrail.records import CommitUnit
         async def main():
             journal = SqliteJournal(sys.argv[1])
             for number in range(20):

@@ -40,10 +40,13 @@ if TYPE_CHECKING:
         TransientError,
     )
     from handrail.guard import (
+        ApprovalMemory,
+        Broker,
         CapabilityPolicy,
         RateLimitPolicy,
         ReadBeforeWritePolicy,
         SequentialDependencyPolicy,
+        approvals_of,
     )
     from handrail.journal.sqlite import SqliteJournal
     from handrail.limits import Budget
@@ -83,7 +86,7 @@ _HOMES = {
         "CallFailed CapabilityMissing ContextExpired Declined HandrailError NoAnswer PromptEvaluationError "
         "PromptValidationError QuestionCancelled QuestionTimedOut ToolDefinitionError ToolValidationError TransientError"
     ),
-    "handrail.guard": "CapabilityPolicy RateLimitPolicy ReadBeforeWritePolicy SequentialDependencyPolicy",
+    "handrail.guard": "ApprovalMemory Broker CapabilityPolicy RateLimitPolicy ReadBeforeWritePolicy SequentialDependencyPolicy approvals_of",
     "handrail.journal.sqlite": "SqliteJournal",
     "handrail.limits": "Budget",
     "handrail.models.anthropic": "AnthropicModel",
@@ -117,7 +120,9 @@ __all__ = [
     "Allow",
     "AnthropicModel",
     "Approval",
+    "ApprovalMemory",
     "Binding",
+    "Broker",
     "Budget",
     "CallFailed",
     "CapabilityMissing",
@@ -169,6 +174,7 @@ __all__ = [
     "ToolValidationError",
     "TransientError",
     "UserContext",
+    "approvals_of",
     "gather",
     "kept",
     "legacy_handler",

@@ -8,6 +8,7 @@ tool publishes its own events with `context.emit`, which wraps them in `Emitted`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -17,6 +18,8 @@ from handrail.context.facts import Approval, RunContext
 from handrail.messages import Message, StopReason, Usage
 from handrail.tools.result import ToolResult
 
+DecidedBy = Literal["asked", "remembered", "mode", "nobody"]
+"""How a request was decided: somebody was asked, had decided before, a mode did, or nobody was there."""
 CallStatus = Literal["ok", "error", "denied", "cancelled", "timed out", "invalid", "conflict"]
 
 
@@ -87,7 +90,7 @@ class Emitted(Fact, frozen=True):
 
 
 class ApprovalRequested(Fact, frozen=True):
-    """Somebody is being asked to approve a call."""
+    """A call needs to be approved: somebody is asked, unless it is decided without."""
 
     question_id: str
     call_id: str
@@ -105,6 +108,40 @@ class ApprovalDecided(Fact, frozen=True):
     tool: str
     approval: Approval
     run_context: RunContext
+    how: DecidedBy = "asked"
+    remembered: str | None = None
+    """The id of the remembered decision that decided it, where one did."""
+
+
+class ApprovalRemembered(Fact, frozen=True):
+    """Somebody decided for more than one call. It holds in this session until it is revoked."""
+
+    id: str
+    """That of the question it answered; it is revoked by this."""
+    tool: str
+    """The tool it was asked about."""
+    covers: Literal["exact", "scope"]
+    scope: str
+    """What it covers, in the words the person agreed to."""
+    approved: bool
+    reason: str
+    by: str
+    at: datetime
+    asked_by: tuple[str, ...]
+    """The path of calls that led to whoever asked."""
+    key: str
+    """What a request must have to be covered; it fits this session and its principal only."""
+    run_context: RunContext
+
+
+class ApprovalRevoked(Fact, frozen=True):
+    """A remembered decision counts no more. It belongs to no run: somebody outside took it back."""
+
+    id: str
+    tool: str
+    covers: Literal["exact", "scope"]
+    by: str
+    at: datetime
 
 
 class QuestionAsked(Fact, frozen=True):

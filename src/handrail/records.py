@@ -1,14 +1,24 @@
 """What a journal holds of a run: how it began, what happened in it in order, and where it stands.
 
+And `Journal`, the seam through which it is asked to hold that.
+
 Plain data, so that another process, and a later version, can read it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import msgspec
+
+from handrail.question import Answer, Question
+
+if TYPE_CHECKING:
+    from handrail.protocols import Environment
+
+T = TypeVar("T")
 
 RunStatus = Literal["running", "parked", "done", "failed", "cancelled"]
 """`running` also stands for a run whose process has died: its lease tells."""
@@ -87,3 +97,141 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True):
     diff: str = ""
     charged: bool = True
     """Does it count towards a budget of tool calls?"""
+
+
+Check = Callable[[Any], object]
+"""Refuses a value that does not fit by raising `ToolValidationError`."""
+
+
+class Journal(Protocol):
+    """The record a run resumes from.
+
+    A unit that changes files is committed by `commit`, before any file is changed, and then either
+    `applied` or taken back by `void`; one found neither applied nor void after a crash is finished.
+    """
+
+    @property
+    def id(self) -> str:
+        """Which journal this is; the same whenever it is opened again."""
+        ...
+
+    @property
+    def synced(self) -> bool:
+        """Whether what is recorded outlives a power cut, and files are to be synced too."""
+        ...
+
+    @property
+    def key(self) -> bytes:
+        """What questions and tickets are signed with; the same whenever it is opened again."""
+        ...
+
+    # Runs.
+
+    async def begin(self, run: RunRecord, /) -> None:
+        """Record a new run and take it; `RunError` where there is one of this id."""
+        ...
+
+    async def take(self, run_id: str, /) -> RunRow:
+        """Take a run over to go on with it: `RunBusy` where another process has it."""
+        ...
+
+    async def keep(self, run_id: str, /) -> None:
+        """Renew the lease; `RunBusy` where another process has taken the run."""
+        ...
+
+    async def leave(self, run_id: str, status: RunStatus, outcome: bytes = b"", /) -> None:
+        """Let go of a run, and say where it stands."""
+        ...
+
+    async def run(self, run_id: str, /) -> RunRow:
+        """A run as it stands; `RunUnknown` where there is none."""
+        ...
+
+    async def runs(
+        self, *, session_id: str | None = None, limit: int = 100, before: float | None = None
+    ) -> Sequence[RunRow]:
+        """Runs, the newest first; of a session all of them, the oldest first."""
+        ...
+
+    async def note(self, run_id: str, entry: Entry, /) -> None:
+        """Record something that happened in a run this process has."""
+        ...
+
+    async def entries(self, run_id: str, /) -> Sequence[Entry]:
+        """What happened in a run, in order."""
+        ...
+
+    # Steps and questions.
+
+    async def step(
+        self,
+        key: str,
+        function: Callable[[], Awaitable[T]],
+        /,
+        *,
+        run_id: str = "",
+        unsettled: Callable[[], Awaitable[T]] | None = None,
+    ) -> T:
+        """Run `function` for this key until it succeeds once; afterwards give its recorded value.
+
+        It is reserved before and settled after. One found reserved, because the process ended in
+        between, is decided by `unsettled`, where that is given: its value settles it.
+        """
+        ...
+
+    async def ask(
+        self, question: Question, environment: Environment | None = None, check: Check | None = None, /
+    ) -> Answer:
+        """Record a question, put it to whoever is there, and wait for its answer.
+
+        The answer may come from there, from `answer`, or not at all: then its outcome says so. An
+        answer whose value `check` refuses is not taken.
+        """
+        ...
+
+    def answer(self, answer: Answer, /) -> None:
+        """Take an answer. The first wins, a repeat is harmless, anything else is `AnswerRefused`."""
+        ...
+
+    async def questions(self, run_id: str | None = None, /) -> Sequence[Question]:
+        """What waits for an answer, of one run or of all, oldest first."""
+        ...
+
+    async def withdraw(self, prefix: str, /) -> None:
+        """Forget the questions without an answer whose ids begin like this."""
+        ...
+
+    async def sleep(self, until: datetime, /) -> None: ...
+    async def spawn(self, run_id: str, function: Callable[[], Awaitable[T]], /) -> T:
+        """Run a child run under its own id, so that it can be cancelled by it."""
+        ...
+
+    def cancel(self, run_id: str, /) -> None:
+        """Stop a spawned run."""
+        ...
+
+    # Commits.
+
+    async def commit(self, unit: CommitUnit, /) -> None:
+        """Record everything one call changed, all of it or nothing."""
+        ...
+
+    async def applied(self, unit: CommitUnit, /) -> None:
+        """Note that the files of a unit are as it says."""
+        ...
+
+    async def void(self, unit: CommitUnit, /) -> None:
+        """Take a unit back whose files could not be changed: it was never committed."""
+        ...
+
+    async def unapplied(self) -> Sequence[CommitUnit]:
+        """The units, of all runs, whose files nobody has noted as applied, in order."""
+        ...
+
+    async def load(self, run_id: str, /) -> Sequence[CommitUnit]:
+        """What was committed in a run, in order."""
+        ...
+
+    async def load_session(self, session_id: str, /) -> Sequence[CommitUnit]:
+        """What was committed in all runs of a session, in order."""
+        ...

@@ -32,8 +32,13 @@ from handrail.models import model_named
 from handrail.operation import Operation
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.prompt.section import walk
-from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, Journal
-from handrail.records import OVER
+from handrail.protocols import (
+    ApprovalBroker,
+    Environment,
+    EventBus,
+    Filesystem,
+)
+from handrail.records import OVER, Journal
 from handrail.resources.registry import Binding
 from handrail.session import Dispatcher, Session
 

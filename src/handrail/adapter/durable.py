@@ -35,8 +35,7 @@ from handrail.journal.runlog import RunLog
 from handrail.limits import Budget, BudgetTracker
 from handrail.messages import Message, Usage
 from handrail.prompt import Prompt, RenderedPrompt
-from handrail.protocols import Journal
-from handrail.records import OVER, CommitUnit, RunRecord, RunRow, RunStatus
+from handrail.records import OVER, CommitUnit, Journal, RunRecord, RunRow, RunStatus
 from handrail.schema import Schema, to_json
 from handrail.session import Session
 from handrail.session.saving import decode_item, encode_item, load_imported, save

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from handrail.deadline import Deadline
     from handrail.operation import Done, Operation
     from handrail.protocols import (
-        ApprovalBroker,
+        ApprovalController,
         BoundAdapter,
         BudgetTracker,
         CancelSignal,
@@ -196,8 +196,8 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         return self._call.filesystem
 
     @property
-    def approval_controller(self) -> ApprovalBroker:
-        """The broker at the root of the run."""
+    def approval_controller(self) -> ApprovalController:
+        """The approvals of the run, to look at. A tool asks with `request_approval`; it can't decide."""
         return self._call.approval_controller
 
     # Verbs, always there.

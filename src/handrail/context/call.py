@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from handrail.deadline import Deadline
     from handrail.operation import Done, Home, Operation
     from handrail.protocols import (
-        ApprovalBroker,
+        ApprovalController,
         BoundAdapter,
         BudgetTracker,
         CancelSignal,
@@ -77,7 +77,7 @@ class Call(Protocol):
     @property
     def filesystem(self) -> Filesystem: ...
     @property
-    def approval_controller(self) -> ApprovalBroker: ...
+    def approval_controller(self) -> ApprovalController: ...
     @property
     def wait_for(self) -> WaitFor | None: ...
     @property

@@ -9,6 +9,7 @@ import pydantic_core
 
 from handrail.context import Approval
 from handrail.context.verbs import WaitFor
+from handrail.dispatch.places import places_of
 from handrail.errors import (
     Declined,
     DefinitionError,
@@ -17,12 +18,15 @@ from handrail.errors import (
     ToolError,
     ToolValidationError,
 )
-from handrail.events import ApprovalDecided, ApprovalRequested, QuestionAnswered, QuestionAsked
+from handrail.events import ApprovalDecided, ApprovalRequested, DecidedBy, QuestionAnswered, QuestionAsked
 from handrail.guard.approval import APPROVAL_SCHEMA
+from handrail.guard.covering import Asks, covering
+from handrail.guard.memory import Recall
 from handrail.journal import digest
 from handrail.operation import Operation
-from handrail.protocols import ApprovalRequest, Check
+from handrail.protocols import ApprovalRequest
 from handrail.question import Answer, Question, QuestionKind
+from handrail.records import Check
 from handrail.schema import Schema, schema_of, to_json
 
 if TYPE_CHECKING:
@@ -96,25 +100,39 @@ def _value_of(answer: Answer, kind: str) -> Any:
     return answer.value
 
 
-def approval_verb(call: LiveCall, operation: str, name: str, reason: str) -> Operation[Approval]:
-    """The verbs by which a handler asks for an approval."""
+def approval_verb(call: LiveCall, asks: Asks, operation: str, name: str, reason: str) -> Operation[Approval]:
+    """The verbs by which a handler asks for an approval for itself."""
     call.home.check()
     number = call.next_verb(f"approval {name}")
 
     async def ask() -> Approval:
         await note_verb(call, number, f"approval {name}")
-        return await ask_approval(call, name, reason, question_id=call.question_id(number))
+        approval, _ = await ask_approval(call, asks, name, reason, question_id=call.question_id(number))
+        return approval
 
     return Operation(ask, operation, call.home)
 
 
 async def ask_approval(
-    call: LiveCall, name: str, reason: str, diff: str = "", question_id: str | None = None
-) -> Approval:
+    call: LiveCall, asks: Asks, name: str, reason: str, diff: str = "", question_id: str | None = None
+) -> tuple[Approval, DecidedBy]:
     """Ask the broker at the root, with everything the answer is to be bound to, the diff too."""
     frame = call.frame
-    arguments = _shown_arguments(call)
-    payload = {"tool": call.name, "arguments": arguments, "reason": reason}
+    session = frame.session
+    params = _params_that_came(call)
+    arguments = pydantic_core.from_json(call.tool.dump(params))  # secrets masked
+    keys = covering(
+        call.tool,
+        asks,
+        name,
+        whose=(session.id, session.principal),
+        arguments=call.arguments,
+        shown=arguments,
+        diff=diff,
+        paths=places_of(call, params, bool(diff)) if asks == "call" else None,
+    )
+    scopes = tuple(scope.words for scope in keys.scopes)
+    payload = {"tool": call.name, "arguments": arguments, "reason": reason, "scopes": scopes}
     if diff:
         payload["diff"] = diff
     question = question_of(
@@ -127,22 +145,45 @@ async def ask_approval(
         APPROVAL_SCHEMA,
         frame.approval_seconds,
     )
-    request = ApprovalRequest(question=question, tool=call.name, arguments=arguments, diff=diff)
-    frame.session.record(
-        ApprovalRequested(question.id, call.id, call.name, call.path, reason, call.run_context)
+    recall = Recall(session, question, call.name, keys, frame.clock, call.run_context)
+    asked = ApprovalRequest(
+        question=question, tool=call.name, arguments=arguments, diff=diff, scopes=scopes, recall=recall
     )
+    session.record(ApprovalRequested(question.id, call.id, call.name, call.path, reason, call.run_context))
     approval = Approval(False, "", "", "cancelled")
+    how: DecidedBy = "asked"
     try:
         with call.waiting_for_a_person():
-            approval = await frame.broker.decide(request)
+            approval = await frame.broker.decide(asked)
+        how = _how(approval, recall, getattr(frame.broker, "mode", None))
     finally:
-        frame.session.record(ApprovalDecided(question.id, call.id, call.name, approval, call.run_context))
-    return approval
+        session.record(
+            ApprovalDecided(
+                question.id,
+                call.id,
+                call.name,
+                approval,
+                call.run_context,
+                how,
+                None if recall.used is None else recall.used.id,
+            )
+        )
+    return approval, how
 
 
-def _shown_arguments(call: LiveCall) -> Any:
-    """The call's arguments as plain JSON, secrets masked."""
-    return pydantic_core.from_json(call.tool.dump(call.params))
+def _params_that_came(call: LiveCall) -> Any:
+    """Parsed anew once the handler has had them: it may have changed its own."""
+    if not call.let_through or call.arguments is None:
+        return call.params
+    return call.tool.parse(call.arguments)
+
+
+def _how(approval: Approval, recall: Recall, mode: str | None) -> DecidedBy:
+    if recall.used is not None:
+        return "remembered"
+    if approval.outcome == "nobody there":
+        return "nobody"
+    return "mode" if mode in ("approve_all", "strict") else "asked"
 
 
 def question_of(

@@ -26,14 +26,13 @@ from handrail.dispatch.frame import Frame
 from handrail.dispatch.once import OnUnknown, once
 from handrail.dispatch.parking import asker
 from handrail.dispatch.transaction import Settled, Transaction
-from handrail.dispatch.views import CallBus, CallSession, CallSignal
+from handrail.dispatch.views import CallApprovals, CallBus, CallSession, CallSignal
 from handrail.dispatch.watchdog import Timer
 from handrail.errors import ContextExpired, NotSupported
 from handrail.events import CallStatus, Emitted, Progress
 from handrail.limits import BudgetTracker, Heartbeat, Reservation, Spending
 from handrail.operation import DONE, Done, Home, Operation
 from handrail.protocols import (
-    ApprovalBroker,
     BoundAdapter,
     Filesystem,
     Forkable,
@@ -296,8 +295,8 @@ class LiveCall(msgspec.Struct, eq=False):
         return self.frame.spending
 
     @property
-    def approval_controller(self) -> ApprovalBroker:
-        return self.frame.broker
+    def approval_controller(self) -> CallApprovals:
+        return CallApprovals(self)
 
     @property
     def resources(self) -> CallResources:
@@ -359,11 +358,12 @@ class LiveCall(msgspec.Struct, eq=False):
         self.frame.session.dispatcher.publish(fact)
 
     def request_approval(self, message: str) -> Operation[Approval]:
-        return approval_verb(self, f"request_approval({message!r})", message, message)
+        return approval_verb(self, "message", f"request_approval({message!r})", message, message)
 
     def request_permission(self, kind: str) -> Operation[Approval]:
         return approval_verb(
             self,
+            "permission",
             f"request_permission({kind!r})",
             kind,
             f"{self.name} asks for the permission {kind!r}",

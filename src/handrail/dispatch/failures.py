@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from handrail.context import Approval
 from handrail.errors import (
     BudgetExceededError,
     CallFailed,
@@ -22,7 +23,7 @@ from handrail.errors import (
     ToolValidationError,
     VisibilityExpansionRequired,
 )
-from handrail.events import CallStatus
+from handrail.events import CallStatus, DecidedBy
 from handrail.tools import ToolResult
 
 if TYPE_CHECKING:
@@ -37,6 +38,19 @@ class Refused(Exception):
     def __init__(self, status: CallStatus, message: str) -> None:
         super().__init__(message)
         self.status: CallStatus = status
+
+
+def not_approved(name: str, approval: Approval, how: DecidedBy, asked: str, ran: bool) -> str:
+    """What a model is told whose call was not approved: what came of asking, why, and what to do."""
+    why = f": {approval.reason}" if approval.reason else ""
+    done = "What it would have done was not applied." if ran else "It did not run."
+    if how == "nobody":
+        mend = " Nobody can be asked here: go on without it, and say what was left undone."
+    else:
+        mend = " It is not asked about again: do not repeat it." if how == "remembered" else ""
+    return (
+        f"{name} was not approved ({approval.outcome}){why}. {done} It was asked for because {asked}.{mend}"
+    )
 
 
 class TimedOut(Exception):

@@ -20,11 +20,11 @@ from handrail.protocols import (
     BoundAdapter,
     Environment,
     Forkable,
-    Journal,
     PromptView,
     RenderedPromptView,
     ToolPolicy,
 )
+from handrail.records import Journal
 from handrail.resources.registry import RunResources
 from handrail.session import Dispatcher, Session
 from handrail.tools import Tool

@@ -23,7 +23,7 @@ from handrail.context import ToolContext
 from handrail.dispatch.asking import ask_approval
 from handrail.dispatch.call import LiveCall, new_call
 from handrail.dispatch.committing import commit_lock_of
-from handrail.dispatch.failures import Refused, SignatureMismatch, Unsuccessful, failure_of
+from handrail.dispatch.failures import Refused, SignatureMismatch, Unsuccessful, failure_of, not_approved
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.policing import close_policy_context, policy_context, policy_resources
 from handrail.dispatch.previewing import diff_of, runs_first
@@ -233,16 +233,11 @@ class Gate:
         return asked
 
     async def _approve(self, call: LiveCall, reason: str, diff: str = "") -> None:
-        approval = await ask_approval(call, call.name, reason, diff)
+        approval, how = await ask_approval(call, "call", call.name, reason, diff)
         if not approval.approved:
-            why = f": {approval.reason}" if approval.reason else ""
-            ran = "What it would have done was not applied." if diff else "It did not run."
-            raise Refused(
-                "denied",
-                f"{call.name} was not approved ({approval.outcome}){why}. {ran} "
-                f"It was asked for because {reason}.",
-            )
-        call.approved = approval
+            raise Refused("denied", not_approved(call.name, approval, how, reason, bool(diff)))
+        if how != "remembered":  # what is remembered is looked up again if the call is run again
+            call.approved = approval
 
     # 5
 

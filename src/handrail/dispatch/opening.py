@@ -23,10 +23,10 @@ from handrail.protocols import (
     Environment,
     Filesystem,
     Forkable,
-    Journal,
     PromptView,
     ToolPolicy,
 )
+from handrail.records import Journal
 from handrail.resources.registry import Binding, RunResources, given
 from handrail.session import Session, check_serialisable
 from handrail.tools import Tool
@@ -123,6 +123,7 @@ def open_frame(
         raise DefinitionError(
             f"a depth limit of {depth_limit!r} is not possible. Give a whole number of at least 0."
         )
+    _check_seconds(approval_seconds)
     session = session or Session(new_id=new_id)
     steps = journal or MemoryJournal(clock)
     if journal is not None:
@@ -210,6 +211,16 @@ def nested_frame(
     if frame.parking is not None:
         frame.parking.add(frame)
     return frame
+
+
+def _check_seconds(approval_seconds: float | None) -> None:
+    if approval_seconds is not None and (
+        isinstance(approval_seconds, str | bool) or not approval_seconds > 0
+    ):
+        raise DefinitionError(
+            f"approval_seconds is {approval_seconds!r}. "
+            "Give a positive number of seconds after which nobody may approve any more, or None to wait."
+        )
 
 
 def check_kinds(**given: tuple[object, Any, str]) -> None:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from handrail.dispatch.replaying import inner_call, write_result
 from handrail.dispatch.undoing import shielded
-from handrail.protocols import Journal
-from handrail.records import CommitUnit
+from handrail.records import CommitUnit, Journal
 from handrail.session.saving import encode_item
 from handrail.threads import run_in_thread
 from handrail.tools import ToolResult

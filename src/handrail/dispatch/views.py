@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from handrail.errors import EffectRefused, EventRefused
-from handrail.events import Fact
+from handrail.events import ApprovalRemembered, Fact
+from handrail.guard.memory import remembered_in
 from handrail.operation import Operation
 from handrail.protocols import Slice
 
@@ -102,6 +103,8 @@ class PolicySession(CallSession):
 
     def dispatch(self, event: object, /) -> None:
         call = self._call
+        if isinstance(event, Fact):
+            raise reserved(event)
         if call.let_through:
             call.open_transaction.session.dispatch(event)
             return
@@ -111,6 +114,24 @@ class PolicySession(CallSession):
                 event, "a policy's `check` may only log", "Keep what it counts in a slice of kind 'log'."
             )
         session.dispatch(event)
+
+
+class CallApprovals:
+    """The approvals of the run as a tool sees them: nothing here decides, remembers or forgets."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: LiveCall) -> None:
+        self._call = call
+
+    @property
+    def mode(self) -> str | None:
+        return getattr(self._call.frame.broker, "mode", None)
+
+    def list(self) -> tuple[ApprovalRemembered, ...]:
+        """What was decided for more than one call of this session, and not revoked."""
+        self._call.check()
+        return remembered_in(self._call.frame.session)
 
 
 class CallSignal:

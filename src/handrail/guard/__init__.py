@@ -10,6 +10,7 @@ from handrail.guard.completion import (
     any_of,
 )
 from handrail.guard.feedback import BudgetFeedback, DeadlineFeedback, FeedbackProvider, Trigger
+from handrail.guard.memory import ApprovalMemory, approvals_of
 from handrail.guard.policy import (
     CapabilityPolicy,
     RateLimitPolicy,
@@ -19,6 +20,7 @@ from handrail.guard.policy import (
 from handrail.guard.watching import RunState
 
 __all__ = [
+    "ApprovalMemory",
     "Broker",
     "BudgetFeedback",
     "CapabilityPolicy",
@@ -35,4 +37,5 @@ __all__ = [
     "Trigger",
     "all_of",
     "any_of",
+    "approvals_of",
 ]

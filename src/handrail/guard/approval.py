@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from handrail.context.facts import Approval, ApprovalOutcome
-from handrail.errors import DefinitionError
-from handrail.protocols import ApprovalRequest, Environment, Journal
+from handrail.errors import DefinitionError, ToolValidationError
+from handrail.events import ApprovalRemembered
+from handrail.journal import MemoryJournal
+from handrail.protocols import ApprovalRecall, ApprovalRequest, Environment
+from handrail.question import Answer
+from handrail.records import Journal
 from handrail.schema import Schema
 
 ApprovalMode = Literal["interactive", "approve_all", "strict"]
 
 
 class ApprovalAnswer(BaseModel):
-    """What somebody who is asked to approve answers. Kept plain, so that every client can show it."""
+    """What somebody who is asked to approve answers.
+
+    The schema that clients are shown has only the first two, so that every client can show it. Those
+    who know more may say more: `remember` for this exact request, or for one of the scopes offered.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     approved: bool
     reason: str | None = None
+    remember: Literal["once", "exact", "scope"] = "once"
+    scope: str | None = None
+    """One of those offered; the first one where none is named."""
 
 
 APPROVAL_ANSWER: Schema[ApprovalAnswer] = Schema(ApprovalAnswer)
@@ -36,48 +49,123 @@ class Broker:
 
     - *interactive*: whoever is there is asked. A model in a person's place is nobody: it never
       approves on their behalf.
-    - *approve_all*: everything is approved. Only ever said explicitly.
-    - *strict*: whatever needs asking is denied.
+    - *approve_all*: everything is approved that nobody has said a lasting no to. Only ever said explicitly.
+    - *strict*: whatever needs asking is denied, also what was approved before.
 
-    With no mode it asks whoever is there, and denies where nobody is.
+    With no mode it asks whoever is there, and denies where nobody is. What somebody decided for the
+    session is remembered by the session and decides without asking; a denial goes before an approval.
+
+    One broker can serve any number of runs at once: each request brings its own session's memory.
+    Given none, it keeps its open questions in a journal of its own, in memory.
     """
 
     def __init__(
-        self, journal: Journal, environment: Environment | None = None, mode: ApprovalMode | None = None
+        self,
+        journal: Journal | None = None,
+        environment: Environment | None = None,
+        mode: ApprovalMode | None = None,
     ) -> None:
         if mode not in (None, "interactive", "approve_all", "strict"):
             raise DefinitionError(
                 f"approval mode {mode!r} is not one. Use 'interactive', 'approve_all', 'strict', or None."
             )
-        self._journal = journal
+        self._journal: Journal = MemoryJournal() if journal is None else journal
         self._environment = environment
-        self.mode = mode
+        self._mode: ApprovalMode | None = mode
+
+    @property
+    def mode(self) -> ApprovalMode | None:
+        return self._mode
 
     @property
     def shows_previews(self) -> bool:
         """Is somebody asked, who can be shown what a call did before it is applied?"""
         environment = self._environment
-        asked = self.mode in (None, "interactive")
+        asked = self._mode in (None, "interactive")
         return asked and environment is not None and environment.run_mode == "user"
 
     async def decide(self, request: ApprovalRequest, /) -> Approval:
-        if self.mode == "approve_all":
-            return Approval(True, "", "approve_all", "approved")
-        if self.mode == "strict":
+        recall = request.recall
+        if self._mode == "strict":
             return Approval(
                 False, "approvals are strict here: what needs asking is denied", "strict", "denied"
             )
-        environment = self._environment
-        if environment is None or environment.run_mode != "user":
-            return Approval(False, "", "", "nobody there")
-        answer = await self._journal.ask(request.question, environment, APPROVAL_ANSWER.parse_value)
-        if answer.outcome != "answered":
-            outcomes: dict[str, ApprovalOutcome] = {"declined": "denied"}
-            outcome = outcomes.get(answer.outcome) or (
-                "timed out" if answer.outcome == "timed out" else "cancelled"
+        while True:
+            if recall is not None:
+                remembered = recall.find()
+                if remembered is not None:
+                    recall.used = remembered
+                    return _as_before(remembered)
+            if self._mode == "approve_all":
+                return Approval(True, "", "approve_all", "approved")
+            environment = self._environment
+            if environment is None or environment.run_mode != "user":
+                return Approval(False, "", "", "nobody there")
+            answer = await self._asked(request, environment)
+            if answer is not None:
+                return _decision(answer, request)
+
+    async def _asked(self, request: ApprovalRequest, environment: Environment) -> Answer | None:
+        """The answer to a request; None where it was withdrawn since another's answer covers it now."""
+        fits = partial(_checked, offered=request.scopes)
+        asking = asyncio.ensure_future(self._journal.ask(request.question, environment, fits))
+        withdrawn = False
+
+        def withdraw() -> None:
+            nonlocal withdrawn
+            withdrawn = asking.cancel()
+
+        stop = None
+        if request.recall is not None and not request.diff:  # a diff is there to be looked at
+            stop = request.recall.when_covered(withdraw)
+        try:
+            await asyncio.wait({asking})
+        finally:
+            if stop is not None:
+                stop()
+            if not asking.done():  # whoever asks was cancelled
+                asking.cancel()
+                await asyncio.wait({asking})
+        return None if withdrawn and asking.cancelled() else asking.result()
+
+
+def _checked(value: Any, offered: tuple[str, ...]) -> ApprovalAnswer:
+    """The answer, if it is one to what was offered."""
+    answer = APPROVAL_ANSWER.parse_value(value)
+    if answer.remember != "scope":
+        if answer.scope is not None:
+            raise ToolValidationError(
+                f"it names a scope and says remember={answer.remember!r}. Say remember='scope', or name none."
             )
-            return Approval(False, answer.reason, answer.by, outcome)
-        decided = APPROVAL_ANSWER.parse_value(answer.value)
-        return Approval(
-            decided.approved, decided.reason or "", answer.by, "approved" if decided.approved else "denied"
+    elif not offered:
+        raise ToolValidationError("no scope can be offered for this. Say remember='once' or 'exact'.")
+    elif answer.scope is not None and answer.scope not in offered:
+        raise ToolValidationError(
+            f"the scope {answer.scope!r} was not offered. Name one of {', '.join(map(repr, offered))}."
         )
+    return answer
+
+
+def _decision(answer: Answer, request: ApprovalRequest) -> Approval:
+    """What an answer comes to, remembered where it says so."""
+    if answer.outcome != "answered":
+        outcomes: dict[str, ApprovalOutcome] = {"declined": "denied", "timed out": "timed out"}
+        return Approval(False, answer.reason, answer.by, outcomes.get(answer.outcome, "cancelled"))
+    decided = _checked(answer.value, request.scopes)
+    reason = decided.reason or ""
+    recall: ApprovalRecall | None = request.recall
+    if recall is not None and decided.remember != "once":
+        scope = (decided.scope or request.scopes[0]) if decided.remember == "scope" else None
+        recall.keep(decided.approved, reason, answer.by, scope)
+    return Approval(decided.approved, reason, answer.by, "approved" if decided.approved else "denied")
+
+
+def _as_before(remembered: ApprovalRemembered) -> Approval:
+    """The decision that somebody took before, with their words and what it covers."""
+    reason = f"{remembered.reason} " if remembered.reason else ""
+    return Approval(
+        remembered.approved,
+        f"{reason}(remembered in this session: {remembered.scope})",
+        remembered.by,
+        "approved" if remembered.approved else "denied",
+    )

@@ -15,8 +15,9 @@ import msgspec
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import AnswerRefused, Declined, NoAnswer, QuestionTimedOut, ToolValidationError
-from handrail.protocols import Check, Environment
+from handrail.protocols import Environment
 from handrail.question import Answer, AnswerOutcome, Question
+from handrail.records import Check
 
 log = logging.getLogger("handrail.questions")
 

@@ -17,9 +17,9 @@ from handrail.ids import random_id
 from handrail.journal.desk import QuestionDesk
 from handrail.journal.digest import new_key
 from handrail.journal.lease import LEASE_SECONDS, is_free, new_owner
-from handrail.protocols import Check, Environment
+from handrail.protocols import Environment
 from handrail.question import Answer, Question
-from handrail.records import CommitUnit, Entry, RunRecord, RunRow, RunStatus
+from handrail.records import Check, CommitUnit, Entry, RunRecord, RunRow, RunStatus
 
 T = TypeVar("T")
 

@@ -9,8 +9,7 @@ import msgspec
 
 from handrail.clock import Clock
 from handrail.errors import Diverged
-from handrail.protocols import Journal
-from handrail.records import CommitUnit, Entry, EntryKind
+from handrail.records import CommitUnit, Entry, EntryKind, Journal
 
 T = TypeVar("T")
 

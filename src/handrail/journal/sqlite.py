@@ -27,9 +27,9 @@ from handrail.journal.lease import LEASE_SECONDS, is_dead, is_free
 from handrail.journal.memory import MemoryJournal, run_exists
 from handrail.journal.schema import SCHEMA
 from handrail.journal.writer import Moments, Work, Writer
-from handrail.protocols import Check, Environment
+from handrail.protocols import Environment
 from handrail.question import Answer, Question
-from handrail.records import OVER, CommitUnit, Entry, RunRecord, RunRow, RunStatus
+from handrail.records import OVER, Check, CommitUnit, Entry, RunRecord, RunRow, RunStatus
 
 __all__ = ["SCHEMA", "Durability", "SqliteJournal"]
 

@@ -21,8 +21,10 @@ from handrail.tools import RunMode
 
 T = TypeVar("T")
 
-Approves = bool | str | Callable[[Question], bool | tuple[bool, str]]
-"""Yes, no, no with a reason, or a function of the question that says yes or no, also with a reason."""
+Says = bool | str | tuple[bool, str] | Mapping[str, Any]
+"""Yes, no, no with a reason, either with a reason, or the whole answer: `{"approved": True, "remember": "exact"}`."""
+Approves = Says | Callable[[Question], Says]
+"""What is said to every approval, or a function of the question that says it."""
 
 Forgery = Literal["digest", "principal", "question"]
 """What is wrong with an answer: made for something else, by somebody else, or to another question."""
@@ -76,6 +78,8 @@ class Person:
 
     def _approval(self, question: Question) -> dict[str, Any]:
         said = self.approve(question) if callable(self.approve) else self.approve
+        if isinstance(said, Mapping):
+            return dict(said)
         if isinstance(said, str):
             said = (False, said)
         approved, reason = said if isinstance(said, tuple) else (said, "")

@@ -15,7 +15,7 @@ from handrail.tools.checking import check
 from handrail.tools.copying import Copy
 from handrail.tools.effect import Effect
 from handrail.tools.example import Need, RunMode, ToolExample
-from handrail.tools.paths import NamedPath, PathFinder
+from handrail.tools.paths import Access, NamedPath, PathFinder
 from handrail.tools.result import ToolResult
 from handrail.tools.signature import MISSING
 
@@ -113,6 +113,11 @@ class Tool(Generic[ParamsT, ResultT]):
     def result_schema(self) -> Schema[ResultT] | None:
         """What a result's value fits; None where nothing was declared."""
         return self._result_schema
+
+    @property
+    def path_accesses(self) -> frozenset[Access]:
+        """What its arguments can name paths for; empty where none of them is declared as one."""
+        return self._paths.declared
 
     def paths(self, params: ParamsT) -> tuple[NamedPath, ...]:
         """The paths these params name, where the type declares them with `PathArg`."""

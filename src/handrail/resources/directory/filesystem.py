@@ -13,7 +13,7 @@ from pathlib import Path
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, UndoRefused
 from handrail.operation import Operation
-from handrail.protocols import Journal
+from handrail.records import Journal
 from handrail.resources.directory.area import Area, case_insensitive
 from handrail.resources.directory.disk import DISK, Disk
 from handrail.resources.directory.fork import DirectoryFork, Ground, refuse_hidden

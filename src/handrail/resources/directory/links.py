@@ -71,6 +71,11 @@ class Linked(Layer):
             return path
         return f"{found or '.'}/" if at.as_folder else found or "."
 
+    def resolved(self, path: str, /) -> str:
+        """Where a path leads, as this sees it: its one spelling, with every link in it followed."""
+        with self._shared.lock:
+            return place(self._followed(path)).path
+
     def _walk(self, given: str, path: str, last: bool) -> str:
         names = deque(path.split("/"))
         folder, followed = "", 0

@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from handrail.protocols import Journal
-from handrail.records import CommitUnit
+from handrail.records import CommitUnit, Journal
 from handrail.resources.directory.area import MANIFEST, Area, read_manifest
 from handrail.resources.directory.commit import Commit
 from handrail.resources.directory.jail import Jail

@@ -17,8 +17,9 @@ from handrail.dispatch.gate import Gate
 from handrail.errors import AnswerRefused, RunParked, RunUnknown
 from handrail.events import MessageAdded, ToolInvoked
 from handrail.journal.sqlite import SqliteJournal
-from handrail.protocols import Check, Environment
+from handrail.protocols import Environment
 from handrail.question import Answer, Question
+from handrail.records import Check
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.session import Dispatcher, Session
 from handrail.session.saving import encode_item

@@ -1,0 +1,63 @@
+"""The places a call goes to, as far as they are known: what scopes of approvals are made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from handrail.errors import FileError
+from handrail.protocols import Filesystem
+from handrail.resources.paths import place
+from handrail.session import SessionFork
+
+if TYPE_CHECKING:
+    from handrail.dispatch.call import LiveCall
+
+
+def places_of(call: LiveCall, params: Any, ran: bool) -> tuple[str, ...] | None:
+    """The paths a call names, and where they lead; after it ran in its fork, also what it changed.
+
+    None where that can't be known: a path that is none, or a change in something that is no files.
+    """
+    found: list[str] = []
+    try:
+        named = [place(each.path).path for each in call.tool.paths(params)]
+        found += named
+        if named and not ran:
+            found += _followed(call, named)
+    except FileError:
+        return None
+    if ran:
+        changed = _changed(call)
+        if changed is None:
+            return None
+        found += changed
+    return tuple(dict.fromkeys(found))
+
+
+def _followed(call: LiveCall, paths: list[str]) -> list[str]:
+    """Where these lead: a link may lie in one folder and lead into another."""
+    frame = call.frame
+    files: Any = frame.filesystem
+    if files is None:
+        files = call.filesystem if frame.resources.binds(Filesystem) else None
+    elif call.parent is not None:
+        files = call.parent.open_transaction.fork_of(files)  # the call around it may have made a link
+    resolved = getattr(files, "resolved", None)
+    return [] if resolved is None else [resolved(path) for path in paths if path]
+
+
+def _changed(call: LiveCall) -> list[str] | None:
+    """What is different in its forks. A folder is left out where something in it is said."""
+    changed: list[str] = []
+    for fork in call.open_transaction.touched:
+        if isinstance(fork, SessionFork):
+            continue
+        paths: tuple[str, ...] | None = getattr(fork, "changed", None)
+        if paths is None:
+            return None
+        changed += [
+            path.rstrip("/")
+            for path in paths
+            if not (path.endswith("/") and any(other != path and other.startswith(path) for other in paths))
+        ]
+    return changed

@@ -1,0 +1,293 @@
+"""Attacks on answers: each is refused, nothing runs by it, and the question still takes the true answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from handrail import Broker, CapabilityPolicy, MemoryFilesystem, Session, ToolContext, open_gate, tool
+from handrail.errors import AnswerRefused
+from handrail.events import ApprovalDecided, ApprovalRemembered
+from handrail.journal import MemoryJournal
+from handrail.question import Answer, Question
+from handrail.testing import Person, VirtualClock, run_virtual
+
+ran: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_ran() -> None:
+    ran.clear()
+
+
+@tool
+async def pay(amount: int, context: ToolContext) -> str:
+    """Pay somebody."""
+    ran.append(f"pay {amount}")
+    return "paid"
+
+
+@tool(effect="staged", capabilities={"fs.write"})
+async def rewrite(path: str, context: ToolContext) -> str:
+    """Put a file into capitals."""
+    context.filesystem.write(path, context.filesystem.read(path).upper())
+    return "done"
+
+
+class Desk:
+    """Runs whose approvals lie open until a test answers them itself."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.journal = MemoryJournal(self.clock)
+        self.broker = Broker(self.journal, Person(after=asyncio.Event()))
+        self.files = MemoryFilesystem()
+        self.session = Session(principal="ada")
+        self.calls: list[asyncio.Future[Any]] = []
+
+    async def ask(self, name: str = "pay", session: Session | None = None, **arguments: Any) -> Question:
+        """Make a call, and give the question it waits for."""
+        gate = open_gate(
+            [pay, rewrite],
+            session=session or self.session,
+            policies=[CapabilityPolicy({"fs.write": "ask"})],
+            environment=Person(after=asyncio.Event()),
+            filesystem=self.files,
+            approvals=self.broker,
+            approval_seconds=60,
+            clock=self.clock,
+        )
+        self.calls.append(asyncio.ensure_future(gate.invoke(name, arguments)))
+        await asyncio.sleep(1)
+        return self.journal.desk.open_questions()[-1]
+
+    def refused(self, answer: Answer) -> str:
+        """Why an answer is refused."""
+        with pytest.raises(AnswerRefused) as refused:
+            self.journal.answer(answer)
+        return refused.value.problem
+
+
+def yes(question: Question, **changed: Any) -> Answer:
+    """The true answer to a question, but for what is changed in it."""
+    fields: dict[str, Any] = {
+        "question_id": question.id,
+        "digest": question.digest,
+        "by": question.principal,
+        "value": {"approved": True},
+    }
+    return Answer(**{**fields, **changed})
+
+
+FORGED: dict[str, tuple[dict[str, Any], str]] = {
+    "a digest of one's own": ({"digest": "0" * 64}, "its digest is not this question's"),
+    "no digest": ({"digest": ""}, "its digest is not this question's"),
+    "half a character for a digest": ({"digest": "\udc80"}, "its digest is not this question's"),
+    "wrong principal": ({"by": "eve"}, "'eve' may not answer it"),
+    "nobody": ({"by": ""}, "'' may not answer it"),
+    "unknown id": ({"question_id": "run.1~1?9"}, "there is no such question"),
+    "an outcome there is not": ({"outcome": "approved"}, "'approved' is no outcome"),
+    "not a truth value": ({"value": {"approved": "true"}}, "it does not fit: approved"),
+    "no approval at all": ({"value": {}}, "it does not fit: approved"),
+    "a plain yes": ({"value": True}, "it does not fit"),
+    "more than there is": ({"value": {"approved": True, "for": "ever"}}, "it does not fit"),
+    "a memory there is not": (
+        {"value": {"approved": True, "remember": "always"}},
+        "it does not fit: remember",
+    ),
+    "a scope that was not offered": (
+        {"value": {"approved": True, "remember": "scope", "scope": "fs.write under /"}},
+        "the scope 'fs.write under /' was not offered. Name one of 'pay (any arguments)'",
+    ),
+    "another's scope": (
+        {"value": {"approved": True, "remember": "scope", "scope": "rewrite (any arguments)"}},
+        "the scope 'rewrite (any arguments)' was not offered",
+    ),
+    "a scope that is no text": (
+        {"value": {"approved": True, "remember": "scope", "scope": ["pay (any arguments)"]}},
+        "it does not fit: scope",
+    ),
+    "a scope for once": (
+        {"value": {"approved": True, "scope": "pay (any arguments)"}},
+        "it names a scope and says remember='once'. Say remember='scope'",
+    ),
+    "a scope for exactly this": (
+        {"value": {"approved": True, "remember": "exact", "scope": "pay (any arguments)"}},
+        "it names a scope and says remember='exact'",
+    ),
+}
+
+
+@pytest.mark.parametrize("attack", FORGED)
+def test_a_forged_answer_is_refused(attack: str):
+    """Nothing runs or is remembered by it, and the question still takes the true answer."""
+    changed, words = FORGED[attack]
+
+    async def main() -> None:
+        desk = Desk()
+        question = await desk.ask(amount=1)
+        assert words in desk.refused(yes(question, **changed))
+        await asyncio.sleep(1)
+        assert ran == []
+        assert desk.journal.desk.open_questions() == (question,)
+        desk.journal.answer(yes(question, value={"approved": False}))
+        assert not (await desk.calls[0]).success
+        assert desk.session[ApprovalRemembered].all() == ()
+
+    run_virtual(main)
+    assert ran == []
+
+
+async def changed_arguments(desk: Desk) -> str:
+    """The answer to a small payment, given for a large one."""
+    small = await desk.ask(amount=1)
+    large = await desk.ask(amount=1000)
+    return desk.refused(yes(small, question_id=large.id))
+
+
+async def replayed_for_the_same_arguments(desk: Desk) -> str:
+    """The answer to one call, given for a second that looks the same."""
+    first = await desk.ask(amount=1)
+    desk.journal.answer(yes(first))
+    await asyncio.sleep(1)
+    assert ran == ["pay 1"]
+    ran.clear()
+    second = await desk.ask(amount=1)
+    desk.journal.answer(yes(first))  # to the question it is for, a repeat is harmless
+    return desk.refused(yes(first, question_id=second.id))
+
+
+async def of_another_session(desk: Desk) -> str:
+    """The answer to one session's question, given for another's of the same principal."""
+    other = await desk.ask(session=Session(principal="ada"), amount=1)
+    mine = await desk.ask(amount=1)
+    return desk.refused(yes(other, question_id=mine.id))
+
+
+async def of_another_sessions_principal(desk: Desk) -> str:
+    """One's own name, under a question that was put to somebody else."""
+    theirs = await desk.ask(session=Session(principal="bob"), amount=1)
+    return desk.refused(yes(theirs, by="ada"))
+
+
+async def late(desk: Desk) -> str:
+    """An answer after the question has expired."""
+    question = await desk.ask(amount=1)
+    await asyncio.sleep(60)
+    assert "timed out" in (await desk.calls[0]).message
+    return desk.refused(yes(question))
+
+
+async def late_by_a_hair(desk: Desk) -> str:
+    """An answer at the very moment the question expires."""
+    question = await desk.ask(amount=1)
+    refusals: list[str] = []
+    asyncio.get_running_loop().call_later(59, lambda: refusals.append(desk.refused(yes(question))))
+    assert "timed out" in (await desk.calls[0]).message
+    await asyncio.sleep(1)
+    return refusals[0]
+
+
+async def after_another_answer(desk: Desk) -> str:
+    """A yes after the no."""
+    question = await desk.ask(amount=1)
+    desk.journal.answer(yes(question, value={"approved": False}))
+    return desk.refused(yes(question))
+
+
+async def that_remembers_more(desk: Desk) -> str:
+    """The same yes once more, which is now to hold for ever."""
+    question = await desk.ask(amount=1)
+    desk.journal.answer(yes(question, value={"approved": False, "remember": "exact"}))
+    return desk.refused(yes(question, value={"approved": False, "remember": "scope"}))
+
+
+async def after_it_was_withdrawn(desk: Desk) -> str:
+    """A yes to a question whose call was cancelled."""
+    question = await desk.ask(amount=1)
+    desk.calls[0].cancel()
+    await asyncio.sleep(1)
+    return desk.refused(yes(question))
+
+
+async def changed_diff(desk: Desk) -> str:
+    """The answer to what was seen, given for what it became when the file was changed meanwhile."""
+    desk.files.write("a.txt", "one\n")
+    seen = await desk.ask("rewrite", path="a.txt")
+    desk.files.write("a.txt", "two\n")
+    desk.journal.answer(yes(seen))
+    await asyncio.sleep(1)
+    (now,) = desk.journal.desk.open_questions()
+    assert "-one" in seen.payload["diff"]
+    assert "-two" in now.payload["diff"]
+    assert desk.files.read("a.txt") == "two\n"
+    return desk.refused(yes(seen, question_id=now.id))
+
+
+DIGEST = "its digest is not this question's"
+SCENES: list[tuple[Callable[[Desk], Any], str]] = [
+    (changed_arguments, DIGEST),
+    (changed_diff, DIGEST),
+    (replayed_for_the_same_arguments, DIGEST),
+    (of_another_session, DIGEST),
+    (of_another_sessions_principal, "'ada' may not answer it"),
+    (late, "it is over: timed out"),
+    (late_by_a_hair, "it "),
+    (after_another_answer, "it is over: answered"),
+    (that_remembers_more, "it is over: answered"),
+    (after_it_was_withdrawn, "it is over: cancelled"),
+]
+
+
+@pytest.mark.parametrize(("attack", "words"), SCENES, ids=[attack.__name__ for attack, _ in SCENES])
+def test_an_answer_fits_nothing_but_its_own_question(attack: Any, words: str):
+    """Whatever it was given for, and whenever it comes."""
+
+    async def main() -> None:
+        desk = Desk()
+        desk.files.write("a.txt", "two\n")
+        assert words in await attack(desk)
+        await asyncio.sleep(1)
+        assert ran == []
+        for question in desk.journal.desk.open_questions():
+            desk.journal.answer(yes(question, value={"approved": False}))
+        await asyncio.gather(*desk.calls, return_exceptions=True)
+        assert desk.files.read("a.txt") == "two\n"
+
+    run_virtual(main)
+    assert ran == []
+
+
+def test_the_same_answer_again_is_harmless():
+    """However often it is given, the call runs once."""
+
+    async def main() -> None:
+        desk = Desk()
+        question = await desk.ask(amount=1)
+        for _ in range(3):
+            desk.journal.answer(yes(question))
+        assert (await desk.calls[0]).success
+        desk.journal.answer(yes(question))
+        assert len(desk.session[ApprovalDecided]) == 1
+
+    run_virtual(main)
+    assert ran == ["pay 1"]
+
+
+@pytest.mark.parametrize(
+    "forged", [{"scope": "more"}, {"remember": "for ever"}, {"scope": "pay (any arguments)"}]
+)
+def test_whoever_is_there_is_told_what_was_wrong_and_asked_again(forged: dict[str, Any]):
+    """The second, true answer counts."""
+    person = Person(True, wrong_first={"approved": True, "remember": "once", **forged})
+
+    async def main() -> bool:
+        gate = open_gate([pay], policies=[CapabilityPolicy()], environment=person)
+        return (await gate.invoke("pay", {"amount": 1})).success
+
+    assert run_virtual(main)
+    first, second = person.questions
+    assert second.message.startswith(f"{first.message}\nit does not fit: ")
