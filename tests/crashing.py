@@ -172,7 +172,9 @@ class CutDisk(KillingDisk):
             return  # it was given another name by a change that did reach the disk
 
 
-def killing_journal(path: Path, points: Points, lose: Any = None, durability: Any = "process") -> SqliteJournal:
+def killing_journal(
+    path: Path, points: Points, lose: Any = None, durability: Any = "process"
+) -> SqliteJournal:
     """A journal before and after each of whose transactions the process can end."""
     last_words = () if lose is None else (lose,)
     return SqliteJournal(path, durability=durability, moments=lambda *_: points.reach(*last_words))

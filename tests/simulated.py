@@ -167,7 +167,9 @@ def scout_prompt(where: str, stage: Stage) -> Prompt[Any]:
         stage.world.happened("signalled", where=where)
         return "signalled"
 
-    return Prompt(f"scout_{where}", f"You scout {where}.", tools=[mark, signal], policies=[CapabilityPolicy()])
+    return Prompt(
+        f"scout_{where}", f"You scout {where}.", tools=[mark, signal], policies=[CapabilityPolicy()]
+    )
 
 
 def errand_tools(stage: Stage) -> list[AnyTool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from handrail import Adapter, Prompt, ToolContext, tool
 from handrail.dispatch.turn import ToolCall
 from handrail.environment.later import LaterEnvironment
-from handrail.errors import DefinitionError
+from handrail.errors import DefinitionError, SimulationError
 from handrail.testing import Person
 from handrail.testing.simulation import Play, Point, Report, Scenario, Seen, Stage, World, simulate
 from handrail.testing.simulation.__main__ import main
@@ -20,13 +21,13 @@ from simulated import ERRANDS, SHOPPING, Colour
 DEEP = bool(os.environ.get("HANDRAIL_DEEP"))
 
 
-def crashed(scenario: Scenario, **sampled: int) -> Report:
+def crashed(scenario: Scenario, **sampled: Any) -> Report:
     """All points in a deep run, with a second crash after each; else every write and some of the rest."""
     if not DEEP:
         return simulate(scenario, **sampled)
-    report = simulate(scenario, jobs=2)
-    report.assert_kept()
-    return simulate(scenario, jobs=2, overtaken_every=0, again=True)
+    simulate(scenario, jobs=2, overtaken_every=0, again=True).assert_kept()
+    simulate(scenario, jobs=2, connected=True).assert_kept()
+    return simulate(scenario, jobs=2)
 
 
 def test_a_run_with_a_bit_of_everything_survives_a_crash_at_every_point():
@@ -134,7 +135,9 @@ def wandering(stage: Stage) -> Play:
 
 def test_a_handler_that_does_not_do_the_same_again_is_caught():
     """Already without a crash: the run is parked, and its handler entered again."""
-    report = simulate(Scenario(name="wandering", play=wandering), write_every=4, step_every=50, overtaken_every=0)
+    report = simulate(
+        Scenario(name="wandering", play=wandering), write_every=4, step_every=50, overtaken_every=0
+    )
     assert any("not known" in each.what for each in report.broken)
 
 
@@ -174,14 +177,13 @@ def test_a_secret_that_is_shown_is_caught_without_a_crash():
 
 
 def fickle(stage: Stage) -> Play:
-    times = int((stage.folder / ".." / ".." / "times").resolve().exists())
-    (stage.folder / ".." / ".." / "times").resolve().touch()
+    counted = stage.folder.parent.parent / "times"
+    times = len(counted.read_text()) if counted.exists() else 0
+    counted.write_text("." * (times + 1))
 
     @tool(effect="pure")
     async def rest() -> str:
-        """Takes one step more the second time."""
-        import asyncio
-
+        """Takes one step more each time."""
         for _ in range(times):
             await asyncio.sleep(1)
         return "rested"
@@ -204,6 +206,26 @@ def test_a_scenario_that_does_not_work_is_told_and_not_crashed():
     assert "the scenario itself does not work" in str(report)
 
 
+def deadly(stage: Stage) -> Play:
+    raise AssertionError("never called")
+
+
+class Unloadable:
+    """Can be sent to another process, and not be read there."""
+
+    def __reduce__(self) -> Any:
+        return (exec, ("raise ImportError('no such module there')",))
+
+    def __call__(self, seen: Seen) -> str | None:
+        return None
+
+
+def test_a_scenario_that_another_process_cant_import_is_an_error(capfd: pytest.CaptureFixture[str]):
+    with pytest.raises(SimulationError, match="define what it is made of at the top of a module"):
+        simulate(Scenario(name="deadly", play=deadly, laws=[Unloadable()]))
+    assert "no such module there" in capfd.readouterr().err
+
+
 def test_a_point_that_is_none_is_refused():
     assert str(Point.parse("after write 3")) == "after write 3"
     with pytest.raises(DefinitionError, match="'write three' is no crash point"):
@@ -219,7 +241,10 @@ def test_what_happened_stays(tmp_path: Path):
     world.happened("paid", amount=3)
     later = World(tmp_path / "world", 1)
     later.happened("paid", amount=4)
-    assert [(each.process, each.details) for each in world.all("paid")] == [(0, {"amount": 3}), (1, {"amount": 4})]
+    assert [(each.process, each.details) for each in world.all("paid")] == [
+        (0, {"amount": 3}),
+        (1, {"amount": 4}),
+    ]
     assert (later.count("paid"), later.count("paid", amount=4), later.count("sent")) == (2, 1, 0)
     world.close()
     later.close()

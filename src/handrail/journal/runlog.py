@@ -29,7 +29,17 @@ class RunLog:
     that finds another verb's record in its place has diverged.
     """
 
-    __slots__ = ("_clock", "_finished", "_found", "_nested", "_verbs", "closed", "journal", "resumed", "run_id")
+    __slots__ = (
+        "_clock",
+        "_finished",
+        "_found",
+        "_nested",
+        "_verbs",
+        "closed",
+        "journal",
+        "resumed",
+        "run_id",
+    )
 
     def __init__(
         self,

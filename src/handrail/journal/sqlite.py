@@ -213,9 +213,15 @@ class SqliteJournal(MemoryJournal):
             except (Exception, asyncio.CancelledError):
                 if row is None:  # one found reserved stays so until it is decided
                     with contextlib.suppress(RunBusy):  # whoever has the run now decides
-                        await self._do(self._of_mine(run_id, "DELETE FROM steps WHERE key = ? AND value IS NULL", key))
+                        await self._do(
+                            self._of_mine(run_id, "DELETE FROM steps WHERE key = ? AND value IS NULL", key)
+                        )
                 raise
-            await self._do(self._of_mine(run_id, "UPDATE steps SET value = ? WHERE key = ? AND value IS NULL", encoded, key))
+            await self._do(
+                self._of_mine(
+                    run_id, "UPDATE steps SET value = ? WHERE key = ? AND value IS NULL", encoded, key
+                )
+            )
             return value
 
         return cast(T, await super().step(key, recorded))

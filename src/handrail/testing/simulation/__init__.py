@@ -11,12 +11,12 @@ of them. From a shell: `python -m handrail.testing.simulation module:scenario`.
 from __future__ import annotations
 
 import multiprocessing
-import sys
 import time
 from collections import Counter
 from multiprocessing.connection import Connection
-from pathlib import Path
+from multiprocessing.process import BaseProcess
 
+from handrail.errors import SimulationError
 from handrail.testing.simulation.points import Point
 from handrail.testing.simulation.report import Broken, Report
 from handrail.testing.simulation.scenario import Law, Play, Scenario, Seen, SimulatedModel, Stage
@@ -67,7 +67,7 @@ def simulate(
     ]
     # A new interpreter each: this one may have threads, and then a fork of it is not safe.
     context = multiprocessing.get_context("spawn")
-    running = []
+    running: list[tuple[BaseProcess, Connection]] = []
     for wanted in parts:
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(target=_try_part, args=(scenario, wanted, theirs))
@@ -94,15 +94,12 @@ def _try_part(scenario: Scenario, wanted: Wanted, theirs: Connection) -> None:
     theirs.close()
 
 
-def _found(process: multiprocessing.process.BaseProcess, ours: Connection) -> Found:
+def _found(process: BaseProcess, ours: Connection) -> Found:
     try:
         return ours.recv()
     except EOFError:
         process.join()
-        raise RuntimeError(
-            f"the process that tries the crash points ended with status {process.exitcode}. Its error stands above; "
-            "a scenario must be importable there: define its functions at the top of a module."
-        ) from None
+        raise SimulationError(process.exitcode) from None
     finally:
         ours.close()
         process.join()

@@ -18,20 +18,29 @@ def scenario_named(name: str) -> Scenario:
     sys.path.insert(0, "")
     found = getattr(importlib.import_module(module), attribute, None)
     if not isinstance(found, Scenario):
-        raise DefinitionError(f"{attribute!r} in {module!r} is no Scenario. Define one at the top of the module.")
+        raise DefinitionError(
+            f"{attribute!r} in {module!r} is no Scenario. Define one at the top of the module."
+        )
     return found
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m handrail.testing.simulation", description=__doc__.partition(": ")[2] if __doc__ else ""
+        prog="python -m handrail.testing.simulation",
+        description=__doc__.partition(": ")[2] if __doc__ else "",
     )
     parser.add_argument("scenario", help="module:name of a Scenario")
-    parser.add_argument("--write-every", type=int, default=1, help="only each so-manieth write of the journal")
+    parser.add_argument(
+        "--write-every", type=int, default=1, help="only each so-manieth write of the journal"
+    )
     parser.add_argument("--step-every", type=int, default=1, help="only each so-manieth step of the loop")
-    parser.add_argument("--overtaken-every", type=int, default=1, help="the same for overtaken processes; 0: none")
+    parser.add_argument(
+        "--overtaken-every", type=int, default=1, help="the same for overtaken processes; 0: none"
+    )
     parser.add_argument("--again", action="store_true", help="crash the restarted process as well")
-    parser.add_argument("--connected", action="store_true", help="somebody answers at once, nothing is parked")
+    parser.add_argument(
+        "--connected", action="store_true", help="somebody answers at once, nothing is parked"
+    )
     parser.add_argument("--at", help="only this point, as a report names it: 'before write 12'")
     parser.add_argument("--jobs", type=int, default=1, help="how many points are tried at once")
     given = parser.parse_args(arguments)

@@ -33,9 +33,7 @@ class History:
 
     def of(self, what: str, process: int | None = None) -> list[Details]:
         return [
-            each.details
-            for each in self.happened
-            if each.what == what and process in (None, each.process)
+            each.details for each in self.happened if each.what == what and process in (None, each.process)
         ]
 
     @property
@@ -77,7 +75,6 @@ class History:
                 ]
         return found
 
-
     def said(self) -> dict[tuple[int, int, str], list[Any]]:
         """What was said in each conversation, each time the run was gone through."""
         found: dict[tuple[int, int, str], list[Any]] = {}
@@ -98,7 +95,9 @@ class History:
 
     def entered_at(self, begun: str) -> Details | None:
         """The call whose handler was entered at this place, in this try."""
-        return next((call for call in self.of("entered") if f"{call['place']}~{call['tries']}" == begun), None)
+        return next(
+            (call for call in self.of("entered") if f"{call['place']}~{call['tries']}" == begun), None
+        )
 
 
 class Trial(NamedTuple):
@@ -133,7 +132,9 @@ def the_run_ends(trial: Trial) -> Iterator[str]:
         why = f"{failed[-1]['error']}: {failed[-1]['message']}" if failed else "its process died"
         yield f"it did not end: {why}"
     elif expected is not None:
-        for what in ("status", "stop_reason") if trial.doubtful() else ("status", "stop_reason", "text", "output"):
+        for what in (
+            ("status", "stop_reason") if trial.doubtful() else ("status", "stop_reason", "text", "output")
+        ):
             if ended[what] != expected[what]:
                 yield f"its {what} is {ended[what]!r}, not {expected[what]!r}"
 
@@ -161,7 +162,9 @@ def each_call_has_its_result(trial: Trial) -> Iterator[str]:
             yield from _differences(key, messages, other, doubtful, False)
 
 
-def _differences(key: str, messages: Any, expected: Any, doubtful: frozenset[str], whole: bool) -> Iterator[str]:
+def _differences(
+    key: str, messages: Any, expected: Any, doubtful: frozenset[str], whole: bool
+) -> Iterator[str]:
     differed = False
     for number, (message, other) in enumerate(zip(messages, expected, strict=False), 1):
         if message == other:
@@ -262,16 +265,19 @@ def files_are_never_torn(trial: Trial) -> Iterator[str]:
     for process, began in seen.restarts():
         if began["files"] not in states:
             yield f"process {process} found the files as they never were: {_short(began['files'])}"
-    if seen.over is not None and uncrashed.over is not None and not _may_have_lost(trial):
-        if seen.over["files"] != uncrashed.over["files"]:
-            yield f"at the end the files are {_short(seen.over['files'])}, not {_short(uncrashed.over['files'])}"
+    if seen.over is None or uncrashed.over is None or _may_have_lost(trial):
+        return
+    files, expected = seen.over["files"], uncrashed.over["files"]
+    if files != expected:
+        yield f"at the end the files are {_short(files)}, not {_short(expected)}"
 
 
 def the_state_is_the_same(trial: Trial) -> Iterator[str]:
     ended, expected = trial.seen.ended, trial.uncrashed.ended
-    if ended is not None and expected is not None and not _may_have_lost(trial):
-        if ended["state"] != expected["state"]:
-            yield f"at the end the state is {_short(ended['state'])}, not {_short(expected['state'])}"
+    if ended is None or expected is None or _may_have_lost(trial):
+        return
+    if ended["state"] != expected["state"]:
+        yield f"at the end the state is {_short(ended['state'])}, not {_short(expected['state'])}"
 
 
 def ids_are_the_same(trial: Trial) -> Iterator[str]:

@@ -8,7 +8,7 @@ import sqlite3
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -175,7 +175,9 @@ async def _contradict(journal: SimulatedJournal, folder: Path) -> None:
 def _say_the_contrary(journal: SimulatedJournal, answer: Answer) -> None:
     outcome = "declined" if answer.outcome == "answered" else "answered"
     try:
-        journal.answer(msgspec.structs.replace(answer, outcome=outcome, value=None, reason="I changed my mind"))
+        journal.answer(
+            msgspec.structs.replace(answer, outcome=outcome, value=None, reason="I changed my mind")
+        )
     except AnswerRefused:
         return
     journal.world.happened("answered twice", question=answer.question_id)
@@ -218,7 +220,7 @@ class SimulatedJournal(SqliteJournal):
 def _watch_handlers(world: World) -> None:
     """Note each handler that is entered. The process is the simulation's own, so its gate may be, too."""
     name = "_run_handler"
-    run_handler = cast(Any, getattr(Gate, name))
+    run_handler = getattr(Gate, name)
 
     async def watched(gate: Any, call: Any, *rest: Any) -> Any:
         tool, outer, ids = call.tool, call, list[str]()

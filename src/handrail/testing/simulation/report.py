@@ -46,7 +46,9 @@ class Report(NamedTuple):
             f"{sum(self.tried.values())} crash points tried in {self.processes} processes and {self.seconds:.1f} s: {tried}",
             f"{len(self.broken)} broken laws",
         ]
-        lines += [f"  {law}: {times} times" for law, times in Counter(each.law for each in self.broken).items()]
+        lines += [
+            f"  {law}: {times} times" for law, times in Counter(each.law for each in self.broken).items()
+        ]
         lines += [f"  {each}" for each in self.broken[:20]]
         if len(self.broken) > 20:
             lines.append(f"  and {len(self.broken) - 20} more")

@@ -131,7 +131,9 @@ class SimulatedModel:
         self._world.happened("asked", prompt=key, message=first, answer=answers + 1)
         await asyncio.sleep(self._seconds)
         script = self._said[key]
-        reply = _with_usage(script[answers] if answers < len(script) else "There is nothing more to say.", answers)
+        reply = _with_usage(
+            script[answers] if answers < len(script) else "There is nothing more to say.", answers
+        )
         async for part in ScriptedModel([reply]).stream(request):
             yield part
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -116,7 +116,9 @@ class Trials:
         points = [Point(kind, number) for number in writes for kind in ("before write", "after write")]
         points += [Point("step", number) for number in range(1, self._steps + 1, wanted.step_every)]
         if wanted.overtaken_every:
-            points += [Point("overtaken before write", each) for each in self._writes[:: wanted.overtaken_every]]
+            points += [
+                Point("overtaken before write", each) for each in self._writes[:: wanted.overtaken_every]
+            ]
         return points[wanted.part :: wanted.parts]
 
     def _try(self, point: Point, uncrashed: Path) -> list[Broken]:
@@ -239,8 +241,8 @@ def _import_all(modules: Sequence[str]) -> None:
     gc.freeze()
 
 
-def _below(files: object) -> dict[str, str]:
-    return {f"{FILES}/{path}": text for path, text in dict(files).items()}  # type: ignore[call-overload]
+def _below(files: Mapping[str, str]) -> dict[str, str]:
+    return {f"{FILES}/{path}": text for path, text in files.items()}
 
 
 def _is_owned(journal: Path) -> bool:
