@@ -284,6 +284,55 @@ MUTANTS = [
         "",
         SIMULATED,
     ),
+    Mutant(
+        "private part of a handoff on the event bus",
+        "handoff/acts.py",
+        'fill(made, "shown", _without_private)',
+        "pass",
+        "tests/test_handoff_private.py",
+    ),
+    Mutant(
+        "words of an act's exception passed on",
+        "handoff/acts.py",
+        "    lines = traceback.extract_tb",
+        "    return error\n    lines = traceback.extract_tb",
+        "tests/test_handoff_private.py",
+    ),
+    Mutant(
+        "acts approved and counted again",
+        "dispatch/gate.py",
+        "policies = () if call.act else frame.policies",
+        "policies = frame.policies",
+        "tests/test_handoff.py",
+    ),
+    Mutant(
+        "somebody asked twice because something changed",
+        "dispatch/gate.py",
+        " or call.tool.reenters",
+        "",
+        "tests/test_handoff.py",
+    ),
+    Mutant(
+        "client's answer not checked",
+        "handoff/acts.py",
+        "parsed = self.answer.parse_value(value)",
+        "parsed = value",
+        "tests/test_handoff.py",
+    ),
+    Mutant(
+        "session's run mode not heard",
+        "dispatch/frame.py",
+        "return tool.run_mode or self.session.run_mode or default",
+        "return tool.run_mode or default",
+        "tests/test_environments.py",
+    ),
+    Mutant(
+        "tool offered where nobody can play it",
+        "adapter/run.py",
+        "shown = [tool for tool in rendered.tools if frame.offers(tool)]",
+        "shown = list(rendered.tools)",
+        "tests/test_environments.py",
+    ),
 ]
 
 

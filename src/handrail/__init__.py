@@ -18,12 +18,15 @@ if TYPE_CHECKING:
         TRACING_SPAN,
         AgentContext,
         Approval,
+        Attachment,
         ExtraKey,
         ToolContext,
         UserContext,
+        WorkerContext,
     )
     from handrail.deadline import Deadline
     from handrail.dispatch import Gate, ToolCall, open_gate, run_turn
+    from handrail.environment import AgentEnvironment, HeadlessEnvironment, LaterEnvironment, Terminal
     from handrail.errors import (
         CallFailed,
         CapabilityMissing,
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
         ToolDefinitionError,
         ToolValidationError,
         TransientError,
+        WorkerError,
     )
     from handrail.guard import (
         ApprovalMemory,
@@ -48,6 +52,7 @@ if TYPE_CHECKING:
         SequentialDependencyPolicy,
         approvals_of,
     )
+    from handrail.handoff import Handoff, Parked, run_as_agent
     from handrail.journal.sqlite import SqliteJournal
     from handrail.limits import Budget
     from handrail.models.anthropic import AnthropicModel
@@ -75,18 +80,25 @@ if TYPE_CHECKING:
         tool,
         tool_context,
     )
+    from handrail.workers import Worker, WorkerRegistry
 
 _HOMES = {
     "handrail.adapter": "Adapter PromptResponse",
     "handrail.clock": "Clock SystemClock",
-    "handrail.context": "PROVIDER_REQUEST_ID RATE_LIMIT TRACING_SPAN AgentContext Approval ExtraKey ToolContext UserContext",
+    "handrail.context": (
+        "PROVIDER_REQUEST_ID RATE_LIMIT TRACING_SPAN AgentContext Approval Attachment ExtraKey "
+        "ToolContext UserContext WorkerContext"
+    ),
     "handrail.deadline": "Deadline",
     "handrail.dispatch": "Gate ToolCall open_gate run_turn",
+    "handrail.environment": "AgentEnvironment HeadlessEnvironment LaterEnvironment Terminal",
     "handrail.errors": (
         "CallFailed CapabilityMissing ContextExpired Declined HandrailError NoAnswer PromptEvaluationError "
-        "PromptValidationError QuestionCancelled QuestionTimedOut ToolDefinitionError ToolValidationError TransientError"
+        "PromptValidationError QuestionCancelled QuestionTimedOut ToolDefinitionError ToolValidationError TransientError "
+        "WorkerError"
     ),
     "handrail.guard": "ApprovalMemory Broker CapabilityPolicy RateLimitPolicy ReadBeforeWritePolicy SequentialDependencyPolicy approvals_of",
+    "handrail.handoff": "Handoff Parked run_as_agent",
     "handrail.journal.sqlite": "SqliteJournal",
     "handrail.limits": "Budget",
     "handrail.models.anthropic": "AnthropicModel",
@@ -106,6 +118,7 @@ _HOMES = {
     "handrail.tools": (
         "Effect FunctionTool PathArg Tool ToolExample ToolResult legacy_handler tool tool_context"
     ),
+    "handrail.workers": "Worker WorkerRegistry",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
@@ -117,10 +130,12 @@ __all__ = [
     "TRACING_SPAN",
     "Adapter",
     "AgentContext",
+    "AgentEnvironment",
     "Allow",
     "AnthropicModel",
     "Approval",
     "ApprovalMemory",
+    "Attachment",
     "Binding",
     "Broker",
     "Budget",
@@ -137,7 +152,10 @@ __all__ = [
     "FileTools",
     "FunctionTool",
     "Gate",
+    "Handoff",
     "HandrailError",
+    "HeadlessEnvironment",
+    "LaterEnvironment",
     "LocalModel",
     "MarkdownSection",
     "MemoryFilesystem",
@@ -145,6 +163,7 @@ __all__ = [
     "OpenAIModel",
     "Operation",
     "Overrides",
+    "Parked",
     "PathArg",
     "PolicyDecision",
     "Prompt",
@@ -164,6 +183,7 @@ __all__ = [
     "ShellTools",
     "SqliteJournal",
     "SystemClock",
+    "Terminal",
     "Tool",
     "ToolCall",
     "ToolContext",
@@ -174,11 +194,16 @@ __all__ = [
     "ToolValidationError",
     "TransientError",
     "UserContext",
+    "Worker",
+    "WorkerContext",
+    "WorkerError",
+    "WorkerRegistry",
     "approvals_of",
     "gather",
     "kept",
     "legacy_handler",
     "open_gate",
+    "run_as_agent",
     "run_turn",
     "tool",
     "tool_context",

@@ -8,11 +8,13 @@ Each is ours *and* the builtin a caller would expect; each carries data beside i
     │   ├── PromptDefinitionError                  .place, .problem, .mend
     │   │   └── PromptValidationError                .tool, .places: two tools of one name
     │   ├── ExtraKeyError                          .key
-    │   └── RuleError                              .rule
+    │   ├── RuleError                              .rule
+    │   └── WorkerError                            .problems: a worker's file is wrong, all of it at once
     ├── ToolError                                what a handler raises, or what stops a call before it
     │   ├── ToolValidationError (ValueError)       .problems: the arguments do not fit, all of it at once
     │   ├── TransientError                         .retry_after: try the same call again
     │   ├── CallFailed (RuntimeError)              .result: an inner call came back failed
+    │   ├── ActFailed (RuntimeError)               .raised, .where: an act of a handoff raised; its words are kept back
     │   └── OutcomeUnknown (RuntimeError)          .what: it may have happened, and nobody can tell
     ├── ContextError (RuntimeError)              a context or an operation used where it can't be
     │   ├── ContextExpired                         .call: the call is over
@@ -141,6 +143,14 @@ class RuleError(DefinitionError):
         self.rule = rule
 
 
+class WorkerError(DefinitionError):
+    """A worker, or a folder of workers, can't be used as written. Everything wrong is in `problems`."""
+
+    def __init__(self, message: str, problems: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
+
+
 class ToolError(HandrailError):
     """What a handler may raise to fail its call, or what stopped the call before its handler ran."""
 
@@ -171,6 +181,18 @@ class CallFailed(ToolError, RuntimeError):
         super().__init__(f"{name} failed: {result.message}")
         self.name = name
         self.result = result
+
+
+class ActFailed(ToolError, RuntimeError):
+    """An act that holds private data raised. What it said is kept back, since it may show some of that.
+
+    `raised` is the name of what was raised, `where` the lines it went through, innermost last.
+    """
+
+    def __init__(self, raised: str, where: Sequence[str] = ()) -> None:
+        super().__init__(f"it raised {raised} (what that said is kept back, as it may hold private data)")
+        self.raised = raised
+        self.where = tuple(where)
 
 
 class OutcomeUnknown(ToolError, RuntimeError):

@@ -7,6 +7,7 @@ one of these, and each has a public fake in `handrail.testing`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -349,6 +350,30 @@ class BoundAdapter(Protocol):
         temperature: float | None = None,
         opened: Sequence[str] = (),
     ) -> Operation[PromptResponse[T]]: ...
+
+
+class Workers(Protocol):
+    """The workers that the calls of one run may reach, beside the tools it offers to its model."""
+
+    def find(self, name: str, call: Any, /) -> Tool[Any, Any] | None:
+        """The worker of this name as a tool, or None where the run may not call one."""
+        ...
+
+    def why_not(self, name: str, /) -> str:
+        """What to say to whoever asked for a worker that is not there, or not theirs to call."""
+        ...
+
+    def arguments(self, input: Any, attachments: Sequence[Any], /) -> Mapping[str, Any]:
+        """The arguments with which a worker is called as a tool."""
+        ...
+
+
+class WorkerSource(Protocol):
+    """Where a run's workers come from: a registry, or one worker of it."""
+
+    def enter(self, frame: Any, /) -> AbstractContextManager[None]:
+        """Give the run of this frame its workers, for as long as it lasts."""
+        ...
 
 
 class PromptView(Protocol):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from handrail.adapter.bound import Bound, one_message, prompt_model_of
 from handrail.adapter.conversation import Conversation, root_conversation
@@ -17,6 +19,7 @@ from handrail.adapter.response import Outcome, PromptResponse, respond
 from handrail.adapter.run import Run, Settings
 from handrail.adapter.stream import RunStream
 from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.context.verbs import PromptModel
 from handrail.deadline import Deadline
 from handrail.dispatch.frame import DEPTH_LIMIT, Frame
 from handrail.dispatch.opening import check_kinds, open_frame
@@ -32,15 +35,13 @@ from handrail.models import model_named
 from handrail.operation import Operation
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.prompt.section import walk
-from handrail.protocols import (
-    ApprovalBroker,
-    Environment,
-    EventBus,
-    Filesystem,
-)
+from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, WorkerSource
 from handrail.records import OVER, Journal
 from handrail.resources.registry import Binding
 from handrail.session import Dispatcher, Session
+
+if TYPE_CHECKING:
+    from handrail.dispatch.call import LiveCall
 
 OutputT = TypeVar("OutputT")
 
@@ -71,6 +72,7 @@ class Adapter:
         opens_in_place: bool = True,
         depth_limit: int = DEPTH_LIMIT,
         lease: Lease | None = None,
+        workers: WorkerSource | None = None,
         clock: Clock = SYSTEM_CLOCK,
         new_id: NewId = random_id,
     ) -> None:
@@ -88,8 +90,21 @@ class Adapter:
         self.opens_in_place = opens_in_place
         self._depth_limit = depth_limit
         self._lease = lease
+        self._workers = _checked_workers(workers)
         self._clock = clock
         self._new_id = new_id
+
+    @property
+    def filesystem(self) -> Filesystem | None:
+        """The files of its runs, where they are given no others."""
+        return self._filesystem
+
+    def with_workers(self, workers: WorkerSource, model: Model | None = None) -> Adapter:
+        """The same adapter for runs that have these workers, on another model where one is given."""
+        made = copy.copy(self)
+        made._workers = workers
+        made.model = model or self.model
+        return made
 
     def evaluate(
         self,
@@ -243,14 +258,14 @@ class Adapter:
     ) -> PromptResponse[Any]:
         """One run, new or resumed, from its frame to its response."""
         session: Session = given["session"]
-        settings = self._settings(given, streaming)
+        settings = self._settings(given["temperature"], given["max_tokens"], streaming)
         frame = self._frame(prompt, given, settings, log)
         _check_files(prompt, frame)
         conversation = root_conversation(session)
         forward = _forwarding(session, given["bus"])
         run_id = frame.run_context.run_id
         try:
-            with conversation:
+            with conversation, nullcontext() if self._workers is None else self._workers.enter(frame):
                 rendered = prompt.render(
                     given["params"], session=session, opened=given["opened"], deadline=frame.deadline
                 )
@@ -278,16 +293,6 @@ class Adapter:
             await frame.resources.close()
         return respond(outcome, frame)
 
-    def _settings(self, given: dict[str, Any], streaming: bool) -> Settings:
-        return Settings(
-            self.model,
-            retry=self._retry,
-            throttle=self._throttle,
-            temperature=self._temperature if given["temperature"] is None else given["temperature"],
-            max_tokens=given["max_tokens"] or self._max_tokens,
-            streaming=streaming,
-        )
-
     def _frame(
         self, prompt: Prompt[Any], given: dict[str, Any], settings: Settings, log: RunLog | None
     ) -> Frame:
@@ -310,13 +315,34 @@ class Adapter:
             new_id=self._new_id,
             prompt=prompt,
             adapter=lambda call: Bound(self, settings, call),
-            prompt_model=lambda call: prompt_model_of(self, settings, call),
+            prompt_model=getattr(environment, "prompt_model", None)
+            or (lambda call: prompt_model_of(self, settings, call)),
             run_id=given["run_id"],
             log=log,
         )
         if log is not None and getattr(environment, "parks", False):
             frame.parking = Parking(frame)
         return frame
+
+    def _settings(
+        self, temperature: float | None = None, max_tokens: int | None = None, streaming: bool = False
+    ) -> Settings:
+        return Settings(
+            self.model,
+            retry=self._retry,
+            throttle=self._throttle,
+            temperature=self._temperature if temperature is None else temperature,
+            max_tokens=max_tokens or self._max_tokens,
+            streaming=streaming,
+        )
+
+    def bound_to(self, call: LiveCall) -> Bound:
+        """This adapter as one call has it, whoever opened the call's run."""
+        return Bound(self, self._settings(), call)
+
+    def prompt_model_for(self, call: LiveCall) -> PromptModel:
+        """The verb `prompt_model` of one call, on this adapter's model."""
+        return prompt_model_of(self, self._settings(), call)
 
     async def run_in(
         self,
@@ -409,6 +435,12 @@ def _checked_model(model: Any) -> Model:
             "or a name like 'openai:gpt-5'."
         )
     return model
+
+
+def _checked_workers(workers: Any) -> WorkerSource | None:
+    if workers is None or callable(getattr(workers, "enter", None)):
+        return workers
+    raise DefinitionError(f"workers is a {type(workers).__name__}. Give WorkerRegistry(folder).")
 
 
 def _forwarding(session: Session, bus: EventBus | None) -> Callable[[], None]:

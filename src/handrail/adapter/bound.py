@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from handrail.adapter.conversation import Conversation
@@ -19,6 +20,7 @@ from handrail.messages import Model
 from handrail.models import model_named
 from handrail.operation import Operation
 from handrail.prompt import Prompt
+from handrail.protocols import WorkerSource
 from handrail.schema import Schema
 from handrail.tools import Tool
 
@@ -57,8 +59,9 @@ class Bound:
         budget: Budget | None = None,
         temperature: float | None = None,
         opened: Sequence[str] = (),
+        workers: WorkerSource | None = None,
     ) -> Operation[PromptResponse[OutputT]]:
-        """Run another prompt inside this call."""
+        """Run another prompt inside this call, with the call's workers unless others are given."""
         call = self._call
         call.home.check()
         if isinstance(params, str):
@@ -70,8 +73,9 @@ class Bound:
 
         async def evaluate() -> PromptResponse[OutputT]:
             frame, conversation = await _nest(call, number, verb, prompt, deadline, budget)
-            rendered = prompt.render(params, session=call.session, opened=opened, deadline=frame.deadline)
-            outcome = await self._adapter.run_in(frame, settings, conversation, prompt, rendered, message)
+            with nullcontext() if workers is None else workers.enter(frame):
+                rendered = prompt.render(params, session=call.session, opened=opened, deadline=frame.deadline)
+                outcome = await self._adapter.run_in(frame, settings, conversation, prompt, rendered, message)
             return respond(outcome, frame)
 
         return Operation(evaluate, f"evaluate({prompt.name!r})", call.home)

@@ -86,7 +86,8 @@ class Run:
         self.answers = 0
         """How many answers of the model this run has had, or is waiting for."""
         self._request: ModelRequest | None = None
-        self.tools: Sent[Offered] = Sent(Offered(tool) for tool in (*rendered.tools, *self._extra_tools))
+        shown = [tool for tool in rendered.tools if frame.offers(tool)]
+        self.tools: Sent[Offered] = Sent(Offered(tool) for tool in (*shown, *self._extra_tools))
         self._allow(rendered)
 
     # What is asked of the model.
@@ -136,10 +137,11 @@ class Run:
         """Show more sections: their tools can be called from now on. Returns the tools' names."""
         opening = self.rendered.open(paths)
         self.rendered = opening.rendered
-        for tool in opening.tools:
+        shown = [tool for tool in opening.tools if self.frame.offers(tool)]
+        for tool in shown:
             self.tools.append(Offered(tool, deferred=True))
         self._allow(opening.rendered)
-        return tuple(tool.name for tool in opening.tools)
+        return tuple(tool.name for tool in shown)
 
     def _allow(self, rendered: RenderedPrompt[Any]) -> None:
         policies = [within_scope(scoped.policy, scoped.tools) for scoped in rendered.policies]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
@@ -19,6 +19,7 @@ from handrail.context.extras import (
 )
 from handrail.context.facts import Approval, Invocation, RequestView, ResponseAccumulator, RunContext
 from handrail.context.ticket import Ticket
+from handrail.context.worker import Attachment, MessageCallback, RegistryView, WorkerFacts, WorkerMessage
 from handrail.errors import NotRendered
 
 if TYPE_CHECKING:
@@ -48,17 +49,23 @@ __all__ = [
     "TRACING_SPAN",
     "AgentContext",
     "Approval",
+    "Attachment",
     "Call",
     "ExtraKey",
     "Extras",
     "Invocation",
+    "MessageCallback",
     "RateLimit",
+    "RegistryView",
     "RequestView",
     "ResponseAccumulator",
     "RunContext",
     "Ticket",
     "ToolContext",
     "UserContext",
+    "WorkerContext",
+    "WorkerFacts",
+    "WorkerMessage",
 ]
 
 T = TypeVar("T")
@@ -291,3 +298,33 @@ class AgentContext(ToolContext, frozen=True, eq=False):
         verb = self._call.prompt_model
         assert verb is not None, "the gate makes this context only where there is a model"
         return verb
+
+
+class WorkerContext(ToolContext, frozen=True, eq=False):
+    """The context that a worker's tools get. A handler that takes this one is only offered in a worker."""
+
+    @property
+    def registry(self) -> RegistryView:
+        """The workers that this one may call, by name, with what each says it does."""
+        return self._facts.registry
+
+    @property
+    def creation_defaults(self) -> Mapping[str, Any]:
+        """What a worker made by this one gets where its maker leaves it out."""
+        return self._facts.creation_defaults
+
+    @property
+    def attachments(self) -> tuple[Attachment, ...]:
+        """The files this worker was given."""
+        return self._facts.attachments
+
+    @property
+    def message_callback(self) -> MessageCallback | None:
+        """Who hears every message of this worker and of those below it; None where nobody does."""
+        return self._facts.message_callback
+
+    @property
+    def _facts(self) -> WorkerFacts:
+        facts = self._call.worker
+        assert facts is not None, "the gate makes this context only in a worker"
+        return facts

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from handrail.context.extras import Extras
 from handrail.context.facts import Approval, Invocation, RequestView, ResponseAccumulator, RunContext
+from handrail.context.worker import WorkerFacts
 
 if TYPE_CHECKING:
     from handrail.context.verbs import PromptModel, WaitFor
@@ -78,6 +79,8 @@ class Call(Protocol):
     def filesystem(self) -> Filesystem: ...
     @property
     def approval_controller(self) -> ApprovalController: ...
+    @property
+    def worker(self) -> WorkerFacts | None: ...
     @property
     def wait_for(self) -> WaitFor | None: ...
     @property

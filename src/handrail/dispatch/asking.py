@@ -9,6 +9,7 @@ import pydantic_core
 
 from handrail.context import Approval
 from handrail.context.verbs import WaitFor
+from handrail.dispatch.parking import waiting_for_a_person
 from handrail.dispatch.places import places_of
 from handrail.errors import (
     Declined,
@@ -55,22 +56,30 @@ def wait_for(call: LiveCall) -> WaitFor:
 async def _wait_for(
     call: LiveCall, number: int, kind: str, payload: object, schema: Any, timeout: float | None
 ) -> Any:
-    wanted: Schema[Any] = _schema(schema)
     await note_verb(call, number, f"wait_for {kind}")
+    return await ask_value(
+        call, number, "input", kind, f"{call.name} asks: {kind}", payload, _schema(schema), timeout
+    )
+
+
+async def ask_value(
+    call: LiveCall,
+    number: int,
+    of: QuestionKind,
+    kind: str,
+    message: str,
+    payload: object,
+    wanted: Schema[Any],
+    timeout: float | None = None,
+) -> Any:
+    """Ask whoever is there for a value of this kind, and take nothing that does not fit."""
     question = question_of(
-        call,
-        call.question_id(number),
-        "input",
-        kind,
-        f"{call.name} asks: {kind}",
-        payload,
-        wanted.json_schema,
-        timeout,
+        call, call.question_id(number), of, kind, message, payload, wanted.json_schema, timeout
     )
     call.frame.session.record(QuestionAsked(question.id, call.id, kind, call.path, call.run_context))
     outcome, by = "cancelled", ""
     try:
-        with call.waiting_for_a_person():
+        with waiting_for_a_person(call):
             answer = await put(call, question, wanted.parse_value)
         outcome, by = answer.outcome, answer.by
     finally:
@@ -153,7 +162,7 @@ async def ask_approval(
     approval = Approval(False, "", "", "cancelled")
     how: DecidedBy = "asked"
     try:
-        with call.waiting_for_a_person():
+        with waiting_for_a_person(call):
             approval = await frame.broker.decide(asked)
         how = _how(approval, recall, getattr(frame.broker, "mode", None))
     finally:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +17,17 @@ from handrail.context import (
     ResponseAccumulator,
     RunContext,
     ToolContext,
+    WorkerFacts,
 )
 from handrail.context.verbs import PromptModel, WaitFor
 from handrail.deadline import Deadline
 from handrail.dispatch.asking import approval_verb, wait_for
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.once import OnUnknown, once
-from handrail.dispatch.parking import asker
 from handrail.dispatch.transaction import Settled, Transaction
 from handrail.dispatch.views import CallApprovals, CallBus, CallSession, CallSignal
 from handrail.dispatch.watchdog import Timer
-from handrail.errors import ContextExpired, NotSupported
+from handrail.errors import CallFailed, ContextExpired, NotSupported
 from handrail.events import CallStatus, Emitted, Progress
 from handrail.limits import BudgetTracker, Heartbeat, Reservation, Spending
 from handrail.operation import DONE, Done, Home, Operation
@@ -65,6 +64,8 @@ class LiveCall(msgspec.Struct, eq=False):
     depth: int = 0
     message_id: str | None = None
     tool: Tool[Any, Any] = NO_TOOL
+    act: bool = False
+    """Is this a part of the call around it? Then its tool is given, and that call was allowed and counted."""
     params: Any = None
     seen: Any = None
     """The params as policies see them."""
@@ -173,6 +174,7 @@ class LiveCall(msgspec.Struct, eq=False):
             self.depth,
             self.message_id,
             self.tool,
+            self.act,
             attempt=self.attempt,
             reruns=self.reruns,
             approved=self.approved if self.preview is None else None,
@@ -213,7 +215,7 @@ class LiveCall(msgspec.Struct, eq=False):
     def own_effect(self, result: ToolResult[Any]) -> Settled | None:
         """What this call itself has done to the world, where a rollback has to know of it."""
         tool = self.tool
-        if not result.success or tool.effect not in ("compensable", "irreversible"):
+        if not result.success or tool.delegates or tool.effect not in ("compensable", "irreversible"):
             return None
         if tool.effect == "compensable":
             return Settled(self.name, self.id, tool, self.params, result.value)
@@ -299,6 +301,10 @@ class LiveCall(msgspec.Struct, eq=False):
         return CallApprovals(self)
 
     @property
+    def worker(self) -> WorkerFacts | None:
+        return self.frame.worker
+
+    @property
     def resources(self) -> CallResources:
         if self.made_resources is None:
             self.made_resources = CallResources(self.frame.resources, self.home, self.fork, self.given())
@@ -374,7 +380,25 @@ class LiveCall(msgspec.Struct, eq=False):
         return Operation(lambda: self.gate.pass_through(inner, arguments), f"call({name!r})", self.home)
 
     def call_worker(self, name: str, input: Any, attachments: Sequence[Any]) -> Operation[Any]:
-        raise NotSupported("call_worker", "Run the tool from a worker.")
+        workers = self.frame.workers
+        if workers is None:
+            raise NotSupported(
+                "call_worker",
+                "Run the tool from a worker, or give the run some: Adapter(model, workers=WorkerRegistry(folder)).",
+            )
+        arguments = workers.arguments(input, attachments)
+        inner = new_call(self.gate, name, parent=self)
+        return Operation(lambda: self._call_worker(inner, arguments), f"call_worker({name!r})", self.home)
+
+    async def _call_worker(self, inner: LiveCall, arguments: Mapping[str, Any]) -> Any:
+        tool = self.frame.tools.get(inner.name)
+        if tool is not None and not tool.delegates:
+            said = f"{inner.name} is a tool here, not a worker. Use `context.call({inner.name!r}, ...)`."
+            raise CallFailed(inner.name, ToolResult.error(said))
+        result = await self.gate.pass_through(inner, arguments)
+        if not result.success:
+            raise CallFailed(inner.name, result)
+        return result.value
 
     def ticket(self) -> str:
         raise NotSupported("ticket", "Give the run a journal that other processes can reach.")
@@ -383,51 +407,19 @@ class LiveCall(msgspec.Struct, eq=False):
 
     @property
     def mode(self) -> RunMode:
-        """Whose place is taken: the tool says, or else the environment."""
-        environment = self.frame.environment
-        return self.tool.run_mode or ("headless" if environment is None else environment.run_mode)
+        """Whose place is taken."""
+        return self.frame.mode_of(self.tool)
 
     @property
     def wait_for(self) -> WaitFor | None:
-        environment = self.frame.environment
-        if self.mode != "user" or environment is None or environment.run_mode != "user":
-            return None
-        return wait_for(self)
+        return wait_for(self) if self.frame.can_ask(self.tool) else None
 
     @property
     def prompt_model(self) -> PromptModel | None:
-        if self.mode != "agent" or self.frame.prompt_model is None:
-            return None
-        return self.frame.prompt_model(self)
+        make = self.frame.prompt_model
+        return make(self) if make is not None and self.frame.can_prompt(self.tool) else None
 
     # What the gate does with it.
-
-    @contextmanager
-    def waiting_for_a_person(self) -> Generator[None]:
-        """Time a person takes counts neither towards the timeout nor, where it pauses, the deadline."""
-        timers: list[Timer] = []
-        deadlines: list[Deadline] = []
-        call: LiveCall | None = self
-        while call is not None:
-            if call.timer is not None:
-                timers.append(call.timer)
-            deadline = call.frame.deadline
-            if deadline is not None and deadline not in deadlines:
-                deadlines.append(deadline)  # of the runs around this one too: they wait as well
-            call = call.parent
-        for timer in timers:
-            timer.hold()
-        for deadline in deadlines:
-            deadline.pause()
-        asking = asker.set(self)
-        try:
-            yield
-        finally:
-            asker.reset(asking)
-            for deadline in deadlines:
-                deadline.resume()
-            for timer in timers:
-                timer.go_on()
 
     def on_stop(self, watcher: Callable[[], None]) -> Callable[[], None]:
         """Call `watcher` when the call is stopped from outside; what is returned takes it back."""

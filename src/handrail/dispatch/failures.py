@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from handrail.context import Approval
 from handrail.errors import (
+    ActFailed,
     BudgetExceededError,
     CallFailed,
     CapabilityMissing,
@@ -148,7 +149,14 @@ def failure_of(call: LiveCall, raised: BaseException, cancel_requested: bool) ->
             return Failure("error", f"What came of {name} is not known: {error}")
         case Diverged():
             return Failure("error", str(OutcomeUnknown(f"{name} ({error})")))
-        case CapabilityMissing() | DepthExceededError() | EffectRefused() | CallFailed() | NoAnswer():
+        case (
+            CapabilityMissing()
+            | DepthExceededError()
+            | EffectRefused()
+            | CallFailed()
+            | NoAnswer()
+            | ActFailed()
+        ):
             return Failure("error", f"{name} failed: {error}")
         case Exception():
             return Failure("error", f"{name} failed: {in_short(error)}")

@@ -11,6 +11,7 @@ from handrail.clock import Clock
 from handrail.context import Extras, RequestView, ResponseAccumulator, RunContext
 from handrail.context.extras import NO_EXTRAS
 from handrail.context.verbs import PromptModel
+from handrail.context.worker import WorkerFacts
 from handrail.deadline import Deadline
 from handrail.errors import DefinitionError
 from handrail.journal.runlog import RunLog
@@ -23,11 +24,12 @@ from handrail.protocols import (
     PromptView,
     RenderedPromptView,
     ToolPolicy,
+    Workers,
 )
 from handrail.records import Journal
 from handrail.resources.registry import RunResources
 from handrail.session import Dispatcher, Session
-from handrail.tools import Tool
+from handrail.tools import RunMode, Tool
 
 if TYPE_CHECKING:
     from handrail.dispatch.call import LiveCall
@@ -61,6 +63,11 @@ NO_PROVIDER = NoProvider()
 
 class Frame:
     """One run as its calls see it. Plain data: the gate reads it and changes nothing but the counter."""
+
+    workers: Workers | None = None
+    """The workers its calls may reach; None where there are none."""
+    worker: WorkerFacts | None = None
+    """What is known of the worker whose run this is; None where it is nobody's."""
 
     def __init__(
         self,
@@ -151,6 +158,30 @@ class Frame:
         }
         self.policies = tuple(policies)
 
+    # Who is there for a tool.
+
+    def mode_of(self, tool: Tool[Any, Any]) -> RunMode:
+        """Whose place is taken: the tool says, or else the session, or else the environment."""
+        environment = self.environment
+        default: RunMode = "headless" if environment is None else environment.run_mode
+        return tool.run_mode or self.session.run_mode or default
+
+    def can_ask(self, tool: Tool[Any, Any]) -> bool:
+        """Is somebody there whom this tool may ask?"""
+        environment = self.environment
+        return environment is not None and environment.run_mode == "user" and self.mode_of(tool) == "user"
+
+    def can_prompt(self, tool: Tool[Any, Any]) -> bool:
+        """Is a model there that stands in for a person?"""
+        return self.prompt_model is not None and self.mode_of(tool) == "agent"
+
+    def offers(self, tool: Tool[Any, Any]) -> bool:
+        """Is whoever this tool requires there, so that a model may be told of it?"""
+        needs = tool.needs
+        if "worker" in needs and self.worker is None:
+            return False
+        return ("user" not in needs or self.can_ask(tool)) and ("model" not in needs or self.can_prompt(tool))
+
     def _at_work(self) -> Collection[asyncio.Task[Any]]:
         if self.live or self.task is None:
             return self.live.values()
@@ -179,6 +210,7 @@ def _by_name(tools: Iterable[Tool[Any, Any]]) -> Mapping[str, Tool[Any, Any]]:
             raise DefinitionError(
                 f"{name} is not a tool. Put `@tool` on the function, or make a `Tool` of it."
             )
+        tool.check_whole()
         if tool.name in found and found[tool.name] is not tool:
             raise DefinitionError(f"two tools are called {tool.name!r}. Rename one of them.")
         found[tool.name] = tool

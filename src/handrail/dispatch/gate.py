@@ -41,6 +41,7 @@ from handrail.dispatch.starting import (
     cancelled_after_all,
     check_needs,
     check_result,
+    context_in_worker,
     in_own_task,
     refuse_misfit,
 )
@@ -117,7 +118,8 @@ class Gate:
             tool = call.tool = frame.open_tools.get(call.name) or self._look_up(call)  # 1
             if call.parent is not None:
                 self._check_nesting(call, call.parent)
-            if frame.policies and type(arguments) is not str and type(arguments) is not bytes:
+            policies = () if call.act else frame.policies
+            if policies and type(arguments) is not str and type(arguments) is not bytes:
                 arguments = to_json(arguments)  # what is checked and approved is what runs, whoever holds it
             call.params, call.arguments = tool.parse(arguments), arguments  # 2
             if frame.log is not None:
@@ -125,7 +127,7 @@ class Gate:
             while True:
                 # Opened here and used from step 7 on: what policies look at counts as read by the call.
                 call.transaction = new_transaction(call, tool)
-                if frame.policies:
+                if policies:
                     call.seen = tool.parse_again(call.params, arguments)  # no policy can change the handler's
                     asked = await self._check_policies(call)  # 3
                     if asked is not None and call.approved is None:
@@ -135,17 +137,15 @@ class Gate:
                             await self._check_policies(call)  # what was true when it was asked may not be now
                 if frame.limited or frame.cancellation.cancelled:
                     self._check_limits(call)  # 5
-                context = tool.context_type(call)  # 6
+                context = (tool.context_type if frame.worker is None else context_in_worker(tool))(call)  # 6
                 if frame.log is not None:
                     await mark_begun(call)
                 call.token = _TOKEN  # 7
                 try:
                     result = await self._run_handler(call, tool, context, task, cancels)  # 8
-                    if call.preview is not None:
-                        await self._approve(
-                            call, call.preview, diff_of(call.open_transaction)
-                        )  # 4, of what it did
-                    if frame.policies:
+                    if call.preview is not None:  # 4, of what it did
+                        await self._approve(call, call.preview, diff_of(call.open_transaction))
+                    if policies:
                         await self._tell_policies(call, result)
                     if frame.journal is None:
                         done = self._commit(call, result)  # 9, success
@@ -186,10 +186,15 @@ class Gate:
 
     def _look_up(self, call: LiveCall) -> Tool[Any, Any]:
         tools = self.frame.tools
-        tool = tools.get(call.name)
+        workers = self.frame.workers
+        tool = call.tool if call.act else tools.get(call.name)
+        if tool is None and workers is not None:
+            tool = workers.find(call.name, call)
         if tool is None or tool.handler is None:
             near = difflib.get_close_matches(call.name, tools, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(tools) or 'none'}."
+            if tool is None and workers is not None:
+                hint = workers.why_not(call.name) or hint
             raise Refused("invalid", f"There is no tool {call.name!r} that can be called. {hint}")
         call.tool = tool
         if tool.needs:
@@ -249,7 +254,7 @@ class Gate:
             raise asyncio.CancelledError(frame.cancellation.reason)
         if frame.deadline is not None:
             frame.deadline.check(f"{call.name} could run")
-        if frame.budget is not None and call.spending is None:
+        if frame.budget is not None and call.spending is None and not call.act:
             call.spending = frame.budget.reserve(tool_calls=1)
 
     # 8
@@ -358,7 +363,7 @@ class Gate:
         """Was something the call read changed meanwhile? If all of it can be undone, it runs again."""
         stale = transaction.stale()
         if stale and EFFECTS[call.tool.effect].transactional:
-            if call.reruns >= _RERUNS:
+            if call.reruns >= _RERUNS or call.tool.reenters:
                 raise Conflict(stale)
             call.reruns += 1
             return True
@@ -464,13 +469,14 @@ class Gate:
         if call.first is not None:
             call.first.result = result
         seconds = frame.monotonic() - frame.began - call.started
+        shown = call.tool.shown
         frame.record(
             ToolInvoked(
                 call.id,
                 call.name,
                 call.path,
                 call.status,
-                result,
+                result if shown is None else shown(result),
                 call.params,
                 seconds,
                 call.attempt,

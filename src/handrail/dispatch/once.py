@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel
 
 from handrail.dispatch.asking import put, question_of
+from handrail.dispatch.parking import waiting_for_a_person
 from handrail.dispatch.transaction import Settled
 from handrail.errors import EffectRefused, OutcomeUnknown
 from handrail.operation import Operation
@@ -94,7 +95,7 @@ async def _ask_whether(call: LiveCall, key: str) -> bool | None:
         wanted.json_schema,
         None,
     )
-    with call.waiting_for_a_person():
+    with waiting_for_a_person(call):
         answer = await put(call, question, wanted.parse_value)
     return wanted.parse_value(answer.value).happened if answer.outcome == "answered" else None
 

@@ -154,8 +154,8 @@ def open_frame(
         approval_seconds=approval_seconds,
         log=log,
         prompt=prompt,
-        adapter=adapter,
-        prompt_model=prompt_model,
+        adapter=adapter or getattr(environment, "adapter", None),
+        prompt_model=prompt_model or getattr(environment, "prompt_model", None),
     )
 
 
@@ -207,6 +207,7 @@ def nested_frame(
         adapter=outer.adapter,
         prompt_model=outer.prompt_model,
     )
+    frame.workers, frame.worker = outer.workers, outer.worker
     frame.parking = outer.parking
     if frame.parking is not None:
         frame.parking.add(frame)

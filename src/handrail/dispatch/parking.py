@@ -3,19 +3,49 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from handrail.tools import EFFECTS
-
 if TYPE_CHECKING:
+    from handrail.deadline import Deadline
     from handrail.dispatch.call import LiveCall
     from handrail.dispatch.frame import Frame
+    from handrail.dispatch.watchdog import Timer
 
 
 asker: ContextVar[LiveCall | None] = ContextVar("the call that asks", default=None)
 """For an environment that leaves a question open: who waits for it."""
+
+
+@contextmanager
+def waiting_for_a_person(asking: LiveCall) -> Generator[None]:
+    """Time a person takes counts neither towards the timeout nor, where it pauses, the deadline."""
+    timers: list[Timer] = []
+    deadlines: list[Deadline] = []
+    call: LiveCall | None = asking
+    while call is not None:
+        if call.timer is not None:
+            timers.append(call.timer)
+        deadline = call.frame.deadline
+        if deadline is not None and deadline not in deadlines:
+            deadlines.append(deadline)  # of the runs around this one too: they wait as well
+        call = call.parent
+    for timer in timers:
+        timer.hold()
+    for deadline in deadlines:
+        deadline.pause()
+    token = asker.set(asking)
+    try:
+        yield
+    finally:
+        asker.reset(token)
+        for deadline in deadlines:
+            deadline.resume()
+        for timer in timers:
+            timer.go_on()
 
 
 async def wait_for_later() -> bool:
@@ -76,7 +106,4 @@ def _rests(call: LiveCall, is_around: bool) -> bool:
         return False
     if call.token is None:
         return True  # its handler has not begun: it is being approved
-    return call.tool.reenters or EFFECTS[call.tool.effect].after_crash in (
-        "run again",
-        "run again with the same key",
-    )
+    return call.tool.enters_again

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 def runs_first(call: LiveCall) -> bool:
     """May this call run before it is approved? All of it must be undoable, and somebody there to look.
 
-    Where nobody can be shown anything (nobody there, *strict*) nothing runs that has to be asked for.
+    Where nobody can be shown anything (nobody there, *strict*) nothing runs that has to be asked for,
+    and nothing that asks somebody itself runs before it may.
     """
-    return EFFECTS[call.tool.effect].previewed and bool(getattr(call.frame.broker, "shows_previews", False))
+    undoable = EFFECTS[call.tool.effect].previewed and not call.tool.reenters
+    return undoable and bool(getattr(call.frame.broker, "shows_previews", False))
 
 
 def diff_of(transaction: Transaction) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pydantic_core
 
-from handrail.dispatch.failures import Unsuccessful
+from handrail.dispatch.failures import Unsuccessful, WrongResult
 from handrail.dispatch.transaction import Settled, Transaction, new_transaction
 from handrail.dispatch.undoing import compensate
 from handrail.errors import Conflict, Diverged, OutcomeUnknown, ToolValidationError
@@ -81,14 +81,28 @@ class InnerCall(msgspec.Struct, frozen=True):
     files: Sequence[Any] = ()
     settled: Sequence[_Done] = ()
     seconds: float = 0.0
+    act: bool = False
+    """Is it an act of a handoff? Its result is for the act after it, and for nobody to look at."""
 
 
-def write_result(result: ToolResult[Any]) -> bytes:
+def write_result(result: ToolResult[Any], text: str | None = None) -> bytes:
     """A result as it is recorded, with what the model is told of it."""
     value = msgspec.Raw(to_json(result.value))
+    told = result.render() if text is None else text
     return msgspec.json.encode(
-        _Written(result.message, value, result.success, result.exclude_value_from_context, result.render())
+        _Written(result.message, value, result.success, result.exclude_value_from_context, told)
     )
+
+
+def _write_act(call: LiveCall, result: ToolResult[Any]) -> bytes:
+    """The result of an act, which no model is told, and which must come back exactly as it is."""
+    written = write_result(result, "")
+    if result.success and read_result(call.tool, written).value != result.value:
+        raise WrongResult(
+            "what it returned is not the same after being recorded, and this run is journaled: "
+            "give plain data, and nothing that is masked"
+        )
+    return written
 
 
 def read_result(tool: Tool[Any, Any], written: bytes) -> RecordedResult:
@@ -229,13 +243,14 @@ def inner_call(call: LiveCall, result: ToolResult[Any]) -> InnerCall:
     return InnerCall(
         verb_of(call.name, call.arguments),
         call.status,
-        write_result(result),
+        _write_act(call, result) if call.act else write_result(result),
         [encode_item(event, call.frame.session.id) for event in transaction.events]
         if succeeded and transaction is not None
         else [],
         files,
         [_written(done) for done in settled],
         call.elapsed,
+        call.act,
     )
 
 
@@ -253,18 +268,10 @@ def _written(done: Settled) -> _Done:
 # --- calls that were under way -----------------------------------------------------------------------
 
 
-def must_be_marked(call: LiveCall) -> bool:
-    """Is this a call that may not simply run again, so that it has to be known whether it began?"""
-    return not call.tool.reenters and EFFECTS[call.tool.effect].after_crash not in (
-        "run again",
-        "run again with the same key",
-    )
-
-
 async def mark_begun(call: LiveCall) -> None:
     """Before the handler of a call that may not be run twice: it has begun."""
     log = call.frame.log
-    if log is not None and must_be_marked(call):
+    if log is not None and not call.tool.enters_again:
         await log.note("call begun", f"{call.place}~{call.tries}", call.name)
 
 
@@ -274,7 +281,7 @@ async def decide_interrupted(call: LiveCall) -> None:
     Returns where it can run after all. `WasDone` and `Unsuccessful` carry its result.
     """
     log = call.frame.log
-    if log is None or not log.resumed or not must_be_marked(call):
+    if log is None or not log.resumed or call.tool.enters_again:
         return
     if log.find("call begun", f"{call.place}~{call.tries}", str) is None:
         return

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, cast
 
-from handrail.context import ToolContext
+from handrail.context import ToolContext, WorkerContext
 from handrail.dispatch.call import LiveCall
 from handrail.dispatch.failures import SignatureMismatch, WrongResult
 from handrail.errors import CapabilityMissing, ToolValidationError
@@ -20,6 +20,15 @@ def check_needs(call: LiveCall, tool: Tool[Any, Any]) -> None:
         raise CapabilityMissing(tool.name, "wait_for", "Run it where somebody can be asked.")
     if "model" in tool.needs and call.prompt_model is None:
         raise CapabilityMissing(tool.name, "prompt_model", "Run it where a model stands in for the user.")
+    if "worker" in tool.needs and call.worker is None:
+        raise CapabilityMissing(
+            tool.name, "a worker", "Run it from one: list it under `tools:` in the worker's file."
+        )
+
+
+def context_in_worker(tool: Tool[Any, Any]) -> type[ToolContext]:
+    """What a handler gets in a worker: a `WorkerContext`, unless it asks for a person or a model."""
+    return WorkerContext if tool.context_type is ToolContext else tool.context_type
 
 
 def begin(handler: Any, params: Any, context: ToolContext) -> Any:

@@ -21,7 +21,7 @@ from handrail.tools import EFFECTS, Effect, Tool, ToolResult
 
 Verdict = Literal["allow", "ask", "deny"]
 
-_KNOWN = ("fs.read", "fs.write", "proc.exec")
+_KNOWN = ("fs.read", "fs.write", "proc.exec", "worker")
 """The capabilities of the tools that come with Handrail; what is nearly one of them is taken for a slip."""
 _PATTERN = re.compile(r"(\*|[a-z][a-z0-9_]*(\.[a-z0-9_]+)*(\.\*)?)\Z")
 
@@ -214,6 +214,9 @@ class CapabilityPolicy(_Quiet):
     Then the tool's effect decides: `pure` and `read` are allowed, `staged` is allowed, `idempotent`
     goes by its capabilities, `compensable` and `irreversible` ask.
 
+    A worker called as a tool is allowed unless its capability, `worker`, says otherwise: what it does is
+    done by its own calls, under its own policies.
+
     Whatever may write is allowed within `scope` only: a path outside it asks, whoever allowed the tool.
     """
 
@@ -279,6 +282,8 @@ class CapabilityPolicy(_Quiet):
         return PolicyDecision.allow() if allowed else None
 
     def _by_effect(self, tool: Tool[Any, Any]) -> PolicyDecision:
+        if tool.delegates:
+            return PolicyDecision.allow()
         if tool.effect in self._effects:
             return self._decision(self._effects[tool.effect], f"{tool.name} is {tool.effect}")
         rule = EFFECTS[tool.effect].policy

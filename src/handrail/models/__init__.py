@@ -12,6 +12,7 @@ _PROVIDERS = {
     "openai": ("handrail.models.openai", "OpenAIModel"),
     "anthropic": ("handrail.models.anthropic", "AnthropicModel"),
     "local": ("handrail.models.local", "LocalModel"),
+    "demo": ("handrail.models.demo", "DemoModel"),
 }
 """Those we speak to ourselves. Every other name goes over the bridge."""
 

@@ -137,6 +137,7 @@ def tools_of(place: str, given: Any) -> tuple[Tool[Any, Any], ...]:
             if hasattr(one, "template"):
                 mend = "It is a section: put it among the sections, Prompt(name, [...])."
             raise PromptDefinitionError(place, f"tools[{index}] is {shown(one)}", mend)
+        cast("Tool[Any, Any]", one).check_whole()
     return found
 
 

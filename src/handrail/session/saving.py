@@ -17,6 +17,7 @@ from handrail.errors import EventRefused, SessionError
 from handrail.ids import NewId, random_id
 from handrail.session.session import Session
 from handrail.session.slices import SliceKind, SliceRules
+from handrail.tools.example import RunMode
 
 VERSION = 1
 
@@ -37,6 +38,7 @@ class _Saved(msgspec.Struct):
     principal: str
     config: dict[str, Any]
     slices: dict[str, _SavedSlice]
+    run_mode: RunMode | None = None
 
 
 class _Version(msgspec.Struct):
@@ -62,7 +64,9 @@ def save(session: Session) -> bytes:
         config: Any = msgspec.Raw(_json(dict(session.config)))
     except (ValueError, TypeError) as error:
         raise SessionError(session.id, f"its config can't be saved: {error}", "Make it plain data.") from None
-    return msgspec.json.encode(_Saved(VERSION, session.id, session.principal, config, slices))
+    return msgspec.json.encode(
+        _Saved(VERSION, session.id, session.principal, config, slices, session.run_mode)
+    )
 
 
 def load(
@@ -83,7 +87,12 @@ def load(
             "Name them: load(data, types=[...]).",
         )
     session = Session(
-        id=saved.id, principal=saved.principal, config=saved.config, slices=slices, new_id=new_id
+        id=saved.id,
+        principal=saved.principal,
+        config=saved.config,
+        slices=slices,
+        run_mode=saved.run_mode,
+        new_id=new_id,
     )
     for name, contents in saved.slices.items():
         kind = known[name]

@@ -8,7 +8,7 @@ from asyncio import CancelledError
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 from handrail.errors import DefinitionError, ReducerError, SessionError
 from handrail.ids import NewId, random_id
@@ -18,6 +18,7 @@ from handrail.session.fork import SessionFork, Snapshot
 from handrail.session.log import Log
 from handrail.session.route import EMPTY, Route, State, Target, reduce_into
 from handrail.session.slices import Reducer, SliceRules, append, check_reducer, rules_of, slices_marked_for
+from handrail.tools.example import RunMode
 
 T = TypeVar("T")
 
@@ -43,12 +44,14 @@ class Session:
         principal: str = "local",
         config: Mapping[str, Any] | None = None,
         slices: Mapping[type, SliceRules] | None = None,
+        run_mode: RunMode | None = None,
         dispatcher: Dispatcher | None = None,
         new_id: NewId = random_id,
     ) -> None:
         self._id = new_id() if id is None else id
         self._principal = principal
         self._config: Mapping[str, Any] = MappingProxyType(dict(config or {}))
+        self._run_mode: RunMode | None = _checked_mode(run_mode)
         self._dispatcher = Dispatcher() if dispatcher is None else dispatcher
         self.lock = threading.RLock()
         self.state: State = {}
@@ -75,6 +78,11 @@ class Session:
     @property
     def config(self) -> Mapping[str, Any]:
         return self._config
+
+    @property
+    def run_mode(self) -> RunMode | None:
+        """Whose place is taken in this session's runs; None where the environment says."""
+        return self._run_mode
 
     @property
     def dispatcher(self) -> Dispatcher:
@@ -306,6 +314,14 @@ class Session:
                 "a reducer dispatched an event. Reducers are pure functions: return the slice, "
                 "and dispatch from a tool."
             )
+
+
+def _checked_mode(run_mode: RunMode | None) -> RunMode | None:
+    if run_mode is not None and run_mode not in get_args(RunMode):
+        raise DefinitionError(
+            f"a session's run_mode is {run_mode!r}. Use 'user', 'agent', 'headless', or None for the environment's."
+        )
+    return run_mode
 
 
 def _check_rules(session: str, kind: object, rules: object) -> None:

@@ -8,6 +8,7 @@ from handrail.testing.contexts import (
     headless_context,
     recorded,
     user_context,
+    worker_context,
 )
 from handrail.testing.people import Agent, Nobody, Person, RecordingSubscriber
 from handrail.testing.shells import FakeShell
@@ -29,4 +30,5 @@ __all__ = [
     "recorded",
     "run_virtual",
     "user_context",
+    "worker_context",
 ]

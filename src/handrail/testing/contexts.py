@@ -20,12 +20,17 @@ from typing import Any, Literal, TypeVar, cast
 from handrail.context import (
     AgentContext,
     Approval,
+    Attachment,
     Extras,
     Invocation,
+    MessageCallback,
+    RegistryView,
     RunContext,
     Ticket,
     ToolContext,
     UserContext,
+    WorkerContext,
+    WorkerFacts,
 )
 from handrail.deadline import Deadline
 from handrail.errors import CallFailed, Declined, NotSupported
@@ -76,6 +81,22 @@ def agent_context(replies: Answers | None = None, **given: Any) -> AgentContext:
 def headless_context(**given: Any) -> ToolContext:
     """A context with nobody there and no model."""
     return _context(ToolContext, None, None, given)
+
+
+def worker_context(
+    name: str = "worker",
+    *,
+    workers: Mapping[str, str] | None = None,
+    attachments: Sequence[Attachment] = (),
+    creation_defaults: Mapping[str, Any] | None = None,
+    message_callback: MessageCallback | None = None,
+    **given: Any,
+) -> WorkerContext:
+    """A context as a worker's tools get it. `workers` are those it may call, with their descriptions;
+    what they answer is laid out in `results`."""
+    listed = RegistryView(dict(workers or {}))
+    facts = WorkerFacts(name, listed, creation_defaults or {}, tuple(attachments), message_callback)
+    return _context(WorkerContext, None, None, {**given, "worker": facts})
 
 
 def recorded(context: ToolContext) -> Recorded:
@@ -283,7 +304,7 @@ _IN_MEMORY: dict[str, Callable[[MockCall], Any]] = {
 
 _START = datetime(2030, 1, 1, tzinfo=UTC)
 
-_OPTIONAL = frozenset({"rendered_prompt", "request", "response_accumulator", "deadline"})
+_OPTIONAL = frozenset({"rendered_prompt", "request", "response_accumulator", "deadline", "worker"})
 _MEMBERS = _OPTIONAL | {
     "adapter",
     "approval_controller",

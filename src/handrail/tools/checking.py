@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args, get_origin
 from pydantic import BaseModel
 from typing_extensions import is_typeddict
 
-from handrail.context import AgentContext, ToolContext, UserContext
+from handrail.context import AgentContext, ToolContext, UserContext, WorkerContext
 from handrail.errors import DefinitionError, ToolDefinitionError, ToolValidationError
 from handrail.schema import JsonSchema, Schema
 from handrail.schema.wording import describe
@@ -180,7 +180,11 @@ class _Check:
 
     def mode_against_needs(self) -> None:
         tool = self.tool
-        has: dict[RunMode, set[Need]] = {"user": {"user"}, "agent": {"model"}, "headless": set()}
+        has: dict[RunMode, set[Need]] = {
+            "user": {"user", "worker"},
+            "agent": {"model", "worker"},
+            "headless": {"worker"},
+        }
         if tool.run_mode is not None and not tool.needs <= has[tool.run_mode]:
             raise self.refuse(
                 f"its handler requires {tool.context_type.__name__}, which run_mode {tool.run_mode!r} never has",
@@ -310,6 +314,8 @@ def _needs(context_type: type[ToolContext]) -> frozenset[Need]:
         needs.add("user")
     if issubclass(context_type, AgentContext):
         needs.add("model")
+    if issubclass(context_type, WorkerContext):
+        needs.add("worker")
     return frozenset(needs)
 
 

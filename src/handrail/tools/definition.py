@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 import pydantic_core
 
@@ -13,7 +13,7 @@ from handrail.errors import ToolValidationError
 from handrail.schema import JsonSchema, Schema, Validate
 from handrail.tools.checking import check
 from handrail.tools.copying import Copy
-from handrail.tools.effect import Effect
+from handrail.tools.effect import EFFECTS, Effect
 from handrail.tools.example import Need, RunMode, ToolExample
 from handrail.tools.paths import Access, NamedPath, PathFinder
 from handrail.tools.result import ToolResult
@@ -62,10 +62,18 @@ class Tool(Generic[ParamsT, ResultT]):
     probe: Callable[..., Any] | None = None
     run_mode: RunMode | None = None
 
-    reenters: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
-    """Is the handler one of Handrail's own, which does nothing but use verbs, so that it can be entered again?"""
+    delegates: ClassVar[bool] = False
+    """Is all it does done by calls inside it, each decided on and answered for by itself? So with a worker."""
+
     own_task: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
     """Does the handler need a task of its own? Only before Python 3.13, and only if it has a TaskGroup."""
+    reenters: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
+    """Does the handler do nothing but make inner calls and ask? Then it can be begun again from the top,
+    whatever the effect, and is never simply run once more: it may have asked somebody."""
+    shown: Callable[[ToolResult[Any]], ToolResult[Any]] | None = dataclasses.field(
+        init=False, repr=False, compare=False, default=None
+    )
+    """What of a result may be seen outside, where that is not all of it."""
     is_async: bool = dataclasses.field(init=False, repr=False, compare=False)
     context_type: type[ToolContext] = dataclasses.field(init=False, repr=False, compare=False)
     needs: frozenset[Need] = dataclasses.field(init=False, repr=False, compare=False)
@@ -80,6 +88,9 @@ class Tool(Generic[ParamsT, ResultT]):
 
     def __post_init__(self) -> None:
         check(self)
+
+    def check_whole(self) -> None:
+        """Raise `ToolDefinitionError` if something is still missing. Asked where a tool is put to use."""
 
     def parse(self, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
         """The params that these arguments stand for, or `ToolValidationError` with every problem."""
@@ -108,6 +119,12 @@ class Tool(Generic[ParamsT, ResultT]):
     def dump(self, params: ParamsT) -> bytes:
         """These params as the JSON a model would have sent; secrets masked."""
         return b"{}" if self._schema is None else self._schema.dump(params)
+
+    @property
+    def enters_again(self) -> bool:
+        """May a handler that was cut be entered again from the top?"""
+        again = EFFECTS[self.effect].after_crash in ("run again", "run again with the same key")
+        return again or self.reenters or self.delegates
 
     @property
     def result_schema(self) -> Schema[ResultT] | None:

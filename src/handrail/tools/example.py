@@ -11,7 +11,7 @@ ResultT = TypeVar("ResultT")
 RunMode = Literal["user", "agent", "headless"]
 """Who is on the other side: a person, a model in a person's place, or nobody."""
 
-Need = Literal["user", "model"]
+Need = Literal["user", "model", "worker"]
 """What a handler can require of its environment by the type of its context."""
 
 

@@ -1,0 +1,33 @@
+"""The command line: `handrail run`, `chat`, `workers`, `new`.
+
+Only this file is loaded without the extra `cli`; what needs typer and rich is imported when it is used.
+"""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+_NEEDED = ("typer", "rich", "jinja2", "yaml")
+
+
+def main() -> None:
+    """The program `handrail`."""
+    if sys.argv[1:] == ["--version"]:  # answered without the extra, and without loading it
+        from handrail import __version__
+
+        print(f"handrail {__version__}")
+        return
+    try:
+        from handrail.cli.app import app
+
+        app()
+    except ImportError as missing:
+        if (missing.name or "").partition(".")[0] not in _NEEDED:
+            raise
+        sys.stderr.write(
+            f"handrail: the command line needs {missing.name}, which is not installed. "
+            "Install it with: pip install 'handrail[cli]'\n"
+        )
+        raise SystemExit(2) from None

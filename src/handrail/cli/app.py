@@ -1,0 +1,172 @@
+"""The commands and their options. What they do is imported when one of them runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from handrail.cli.codes import CODES
+
+_EPILOG = "Exit codes: " + "; ".join(f"{code} {words}" for code, words in CODES) + "."
+
+app = typer.Typer(
+    name="handrail",
+    help="Run agents kept in Markdown files, with tools whose every call can be approved, watched and undone.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from handrail import __version__
+
+        typer.echo(f"handrail {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which version this is.")
+    ] = False,
+) -> None:
+    """The options of the program itself."""
+
+
+Worker = Annotated[
+    str, typer.Argument(help="A worker's file (demo/main.md), or a folder with workers (demo, demo/main).")
+]
+Model = Annotated[str | None, typer.Option(help="Another model than the worker's, as provider:name.")]
+ApproveOption = Annotated[
+    str,
+    typer.Option(
+        help="What needs approval: ask whoever is there (nobody there: no), approve all, or strict (no)."
+    ),
+]
+Files = Annotated[
+    Path | None,
+    typer.Option(help="The folder tools may change. Default: `files` beside the worker, if there is one."),
+]
+DeadlineOption = Annotated[
+    str | None, typer.Option(help="How long a run may take: 90s, 5m, 1h. Waiting for you does not count.")
+]
+Tokens = Annotated[int | None, typer.Option("--budget-tokens", min=0, help="Tokens at most.")]
+Money = Annotated[float | None, typer.Option("--budget-money", min=0, help="US dollars at most.")]
+Requests = Annotated[int | None, typer.Option("--budget-requests", min=0, help="Requests to models at most.")]
+Calls = Annotated[int | None, typer.Option("--budget-calls", min=0, help="Tool calls at most.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer and nothing else.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Say more; show tracebacks (so does HANDRAIL_DEBUG=1).")
+]
+
+
+def _approve(word: str) -> Any:
+    if word not in ("ask", "all", "strict"):
+        raise typer.BadParameter(f"{word!r} is none of ask, all, strict", param_hint="--approve")
+    return word
+
+
+@app.command(epilog=_EPILOG)
+def run(
+    worker: Worker,
+    given: Annotated[
+        str | None,
+        typer.Argument(metavar="[INPUT]", help="What to say to it; - or nothing reads standard input."),
+    ] = None,
+    attach: Annotated[
+        list[Path] | None, typer.Option("--attach", "-a", help="A file to hand over; may be repeated.")
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one JSON object: answer, usage, cost, errors. Nobody is asked."),
+    ] = False,
+    model: Model = None,
+    approve: ApproveOption = "ask",
+    files: Files = None,
+    deadline: DeadlineOption = None,
+    tokens: Tokens = None,
+    money: Money = None,
+    requests: Requests = None,
+    calls: Calls = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run a worker once. The answer goes to standard output; piped, everything else to standard error."""
+    from handrail.cli import commands
+
+    asked = commands.Asked(
+        worker=worker,
+        model=model,
+        approve=_approve(approve),
+        files=files,
+        deadline=deadline,
+        tokens=tokens,
+        money=money,
+        requests=requests,
+        calls=calls,
+        quiet=quiet,
+        verbose=verbose,
+    )
+    raise typer.Exit(commands.run(asked, given, attach or [], as_json))
+
+
+@app.command(epilog=_EPILOG)
+def chat(
+    worker: Worker,
+    model: Model = None,
+    approve: ApproveOption = "ask",
+    files: Files = None,
+    deadline: DeadlineOption = None,
+    tokens: Tokens = None,
+    money: Money = None,
+    requests: Requests = None,
+    calls: Calls = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Talk with a worker. Ctrl-C cancels what is running, Ctrl-D leaves, /help says more."""
+    from handrail.cli import commands
+
+    asked = commands.Asked(
+        worker=worker,
+        model=model,
+        approve=_approve(approve),
+        files=files,
+        deadline=deadline,
+        tokens=tokens,
+        money=money,
+        requests=requests,
+        calls=calls,
+        quiet=quiet,
+        verbose=verbose,
+    )
+    raise typer.Exit(commands.chat(asked))
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="The folder to make. It must not be there yet.")],
+) -> None:
+    """Make a starter folder that runs at once: two workers, their tools, files to work on."""
+    from handrail.cli import starting
+
+    raise typer.Exit(starting.new(name))
+
+
+@app.command()
+def workers(
+    words: Annotated[
+        list[str], typer.Argument(metavar="[show|check] PLACE", help="A folder; with show, a worker.")
+    ],
+) -> None:
+    """List the workers of a folder; `show` one in full; `check` a folder: all that is wrong, by file and line."""
+    from handrail.cli import registry
+
+    raise typer.Exit(registry.workers(words))

@@ -1,0 +1,249 @@
+"""`run` and `chat`: what they put together, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pydantic_core
+from rich.text import Text
+
+from handrail.cli import options
+from handrail.cli.chatting import Chat
+from handrail.cli.codes import DONE
+from handrail.cli.ending import Trouble, UsageError, debugging, trouble
+from handrail.cli.lines import summary
+from handrail.cli.plain import PlainView
+from handrail.cli.running import Ended, watched
+from handrail.cli.screen import LiveScreen, View
+from handrail.clock import SYSTEM_CLOCK
+from handrail.environment import Terminal
+from handrail.environment.ink import Ink, is_terminal, wants_colour
+from handrail.environment.visible import on_one_line, visible
+from handrail.schema import to_json
+from handrail.session import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The options that `run` and `chat` share."""
+
+    worker: str
+    model: str | None = None
+    approve: options.Approve = "ask"
+    files: Path | None = None
+    deadline: str | None = None
+    tokens: int | None = None
+    money: float | None = None
+    requests: int | None = None
+    calls: int | None = None
+    quiet: bool = False
+    verbose: bool = False
+
+
+def run(asked: Asked, given: str | None, attached: list[Path], as_json: bool) -> int:
+    """One run of a worker; the exit code."""
+    _logging(asked.verbose)
+    try:
+        place = options.find_worker(asked.worker)
+        message = options.read_input(given)
+        files = options.filesystem(asked.files, place.folder)
+        view, terminal = _view(asked, silent_answer=as_json)
+        begin = _begin(asked, place, files, terminal, tuple(_attachment(path) for path in attached))
+        session = Session()
+        started = SYSTEM_CLOCK.monotonic()
+        with asyncio.Runner() as runner:
+            ended = runner.run(watched(lambda session: begin(message, session), session, view))
+    except Exception as error:
+        return _refused(error, as_json, asked.verbose)
+    if as_json:
+        _print_json(_as_json(ended, view))
+    else:
+        _say(ended, view, asked.quiet, SYSTEM_CLOCK.monotonic() - started)
+    if ended.error is not None:
+        _traceback(ended.error, asked.verbose)
+    return ended.code
+
+
+def chat(asked: Asked) -> int:
+    """A conversation with a worker; the exit code."""
+    _logging(asked.verbose)
+    try:
+        place = options.find_worker(asked.worker)
+        files = options.filesystem(asked.files, place.folder)
+        view, terminal = _view(asked)
+        begin = _begin(asked, place, files, terminal, ())
+        if terminal.run_mode == "user" and not asked.quiet:
+            _greet(place, asked, files, view)
+        return Chat(begin, view, Session(), files, asked.quiet).talk()
+    except Exception as error:
+        return _refused(error, False, asked.verbose)
+
+
+def _greet(place: options.Place, asked: Asked, files: Any, view: View) -> None:
+    worker = place.worker
+    text = Text(on_one_line(place.name), "bold")
+    text.append(f"  {on_one_line(worker.description or '', 120)}", "default")
+    view.note(text)
+    model = asked.model or worker.model or "no model"
+    where = f" · files in {on_one_line(_from_here(files.root))}" if files is not None else ""
+    view.note(f"{on_one_line(str(model))}{where} · /help says what can be typed", "dim")
+
+
+def _from_here(path: Path) -> str:
+    """A path as it is shortest from where the program runs."""
+    here = Path.cwd().resolve()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def _begin(
+    asked: Asked, place: options.Place, files: Any, terminal: Terminal, attachments: tuple[Any, ...]
+) -> Callable[[str, Session], Any]:
+    """How a turn is begun. Each has its own deadline; a budget is for all of them together."""
+    from handrail.limits import BudgetTracker
+
+    bounds = options.budget(asked.tokens, asked.money, asked.requests, asked.calls)
+    options.deadline(asked.deadline)  # what is wrong with it is said before anything runs
+    tracker = None if bounds is None else BudgetTracker(bounds)
+
+    def begin(message: str, session: Session) -> Any:
+        return place.registry.stream(
+            place.name,
+            message,
+            attachments=attachments,
+            models={} if asked.model is None else dict.fromkeys(place.registry.names, asked.model),
+            session=session,
+            environment=terminal,
+            approvals=options.approvals(asked.approve),
+            filesystem=files,
+            deadline=options.deadline(asked.deadline),
+            budget=tracker,
+        )
+
+    return begin
+
+
+def _attachment(path: Path) -> Any:
+    if not path.is_file():
+        raise UsageError(f"--attach {path}: no such file.")
+    return path
+
+
+def _view(asked: Asked, silent_answer: bool = False) -> tuple[View, Terminal]:
+    """The screen for a terminal, plain lines elsewhere; and who is there."""
+    import os
+
+    there = is_terminal(sys.stdin) and is_terminal(sys.stdout) and not silent_answer
+    view: LiveScreen | PlainView
+    if there and os.environ.get("TERM", "dumb") not in ("dumb", "") and not asked.quiet:
+        view = LiveScreen(SYSTEM_CLOCK, verbose=asked.verbose)
+    else:
+        view = PlainView(SYSTEM_CLOCK, verbose=asked.verbose, quiet=asked.quiet)
+    if silent_answer:  # only a program reads this: nobody is asked
+        return view, Terminal(stdin=_nowhere(), screen=view)
+    return view, Terminal(screen=view)
+
+
+def _nowhere() -> Any:
+    import io
+
+    return io.StringIO()
+
+
+# How it ends.
+
+
+def _say(ended: Ended, view: View, quiet: bool, spent: float) -> None:
+    response = ended.response
+    if response is None:
+        if ended.trouble is not None:
+            complain(ended.trouble.message)
+        return
+    view.answer(response.text or _output_text(response.output))
+    if ended.note:
+        complain(ended.note, "yellow")
+    if not quiet:
+        view.note(summary(response.usage, response.cost, spent))
+
+
+def _output_text(output: Any) -> str:
+    return (
+        ""
+        if output is None
+        else json.dumps(pydantic_core.from_json(to_json(output)), indent=2, ensure_ascii=False)
+    )
+
+
+def _as_json(ended: Ended, view: View) -> dict[str, Any]:
+    response = ended.response
+    said: dict[str, Any] = {"ok": ended.code == DONE, "exit_code": ended.code}
+    if response is None:
+        found = ended.trouble or Trouble(ended.code, "", "")
+        return {**said, "run_id": view.ledger.root or None, "error": _error_json(found)}
+    output = None if response.output is None else pydantic_core.from_json(to_json(response.output))
+    usage = response.usage
+    return {
+        **said,
+        "text": response.text,
+        "output": output,
+        "stop_reason": response.stop_reason,
+        "not_approved": view.ledger.denied,
+        "usage": {
+            "input": usage.input,
+            "output": usage.output,
+            "cached": usage.cached,
+            "requests": usage.requests,
+        },
+        "cost": None if response.cost is None else str(response.cost),
+        "run_id": response.run_id,
+    }
+
+
+def _error_json(found: Trouble) -> dict[str, str]:
+    return {"kind": found.kind, "message": found.message}
+
+
+def _print_json(said: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(said) + "\n")
+    sys.stdout.flush()
+
+
+def _refused(error: Exception, as_json: bool, verbose: bool) -> int:
+    """What is said of a command that could not begin."""
+    found = trouble(error)
+    if as_json:
+        _print_json({"ok": False, "exit_code": found.code, "run_id": None, "error": _error_json(found)})
+    else:
+        complain(found.message)
+    _traceback(error, verbose)
+    return found.code
+
+
+def complain(message: str, colour: Any = "red") -> None:
+    """Say on standard error what went wrong."""
+    ink = Ink(wants_colour(sys.stderr))
+    head, _, rest = visible(message).partition("\n")
+    sys.stderr.write(f"{ink(f'handrail: {head}', colour)}\n{rest}{chr(10) if rest else ''}")
+    sys.stderr.flush()
+
+
+def _traceback(error: BaseException, verbose: bool) -> None:
+    if verbose or debugging():
+        sys.stderr.write(visible("".join(traceback.format_exception(error))))
+
+
+def _logging(verbose: bool) -> None:
+    """What the package logs is for whoever looks for it; the view says what a person needs."""
+    if verbose or debugging():
+        logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(name)s: %(message)s")
+    else:
+        log = logging.getLogger("handrail")
+        log.addHandler(logging.NullHandler())
+        log.propagate = False

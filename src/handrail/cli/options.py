@@ -1,0 +1,116 @@
+"""What the options of the command line mean."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from handrail.cli.ending import UsageError
+from handrail.environment.ink import is_terminal
+
+if TYPE_CHECKING:
+    from handrail.deadline import Deadline
+    from handrail.limits import Budget
+    from handrail.resources.directory import DirectoryFilesystem
+
+Approve = Literal["ask", "all", "strict"]
+_MODES: dict[Approve, Any] = {"ask": None, "all": "approve_all", "strict": "strict"}
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_MOST_INPUT = 16 * 1024 * 1024
+
+
+def approvals(approve: Approve) -> Any:
+    """The approval mode a run gets. Asked for, it asks whoever is there, and nobody is a no."""
+    return _MODES[approve]
+
+
+def deadline(text: str | None) -> Deadline | None:
+    """`90`, `90s`, `5m`, `1h`: from now on. The time a person takes to answer does not count."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    if found is None or not float(found[1]):
+        raise UsageError(f"--deadline {text!r} is no time. Write seconds, or 90s, 5m, 1h.")
+    from handrail.deadline import Deadline
+
+    return Deadline.after(float(found[1]) * _UNITS[found[2]], pauses_for_people=True)
+
+
+def budget(tokens: int | None, money: float | None, requests: int | None, calls: int | None) -> Budget | None:
+    """The bounds there are, or None."""
+    if tokens is None and money is None and requests is None and calls is None:
+        return None
+    from handrail.limits import Budget
+
+    return Budget(tokens, money, requests, calls)
+
+
+def filesystem(files: Path | None, folder: Path) -> DirectoryFilesystem | None:
+    """The folder tools may change: the one named, else `files` beside the worker where there is one."""
+    if files is not None and not files.is_dir():
+        raise UsageError(f"--files {files}: no such folder. Make it first, or name another.")
+    root = files if files is not None else folder / "files"
+    if not root.is_dir():
+        return None
+    from handrail.resources.directory import DirectoryFilesystem
+
+    return DirectoryFilesystem(root)
+
+
+def read_input(given: str | None) -> str:
+    """The input of a run: as given, or all of standard input where that is `-` or not a terminal."""
+    if given is not None and given != "-":
+        return given
+    if given is None and is_terminal(sys.stdin):
+        raise UsageError('there is no input. Write it behind the worker, "like this", or pipe it in.')
+    raw = sys.stdin.buffer.read(_MOST_INPUT + 1) if sys.stdin is not None else b""  # pyright: ignore[reportUnnecessaryComparison]  # there is none under some daemons
+    if len(raw) > _MOST_INPUT:
+        raise UsageError(f"the input is over {_MOST_INPUT // 2**20} MiB. Attach it as a file: -a FILE.")
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise UsageError("the input is not UTF-8 text. Attach it as a file: -a FILE.") from None
+    if not text.strip():
+        raise UsageError('the input is empty. Write it behind the worker, "like this", or pipe it in.')
+    return text
+
+
+class Place(NamedTuple):
+    """Where a worker was found."""
+
+    registry: Any
+    name: str
+    worker: Any
+    folder: Path
+
+
+def find_worker(named: str) -> Place:
+    """The worker of `folder/main.md`, `folder/main` or `folder` (then its `main`, or its only one)."""
+    from handrail.workers import WorkerRegistry
+
+    path = Path(named)
+    if path.is_file():
+        registry, worker = WorkerRegistry.of_file(path)
+        return Place(registry, worker.name, worker, path.parent)
+    if path.is_dir():
+        registry = WorkerRegistry(path)
+        names = registry.names
+        name = "main" if "main" in names else names[0] if len(names) == 1 else ""
+        if not name:
+            which = f"It has {', '.join(names)}: write {path}/{names[0]}." if names else "It has none."
+            raise UsageError(f"{path} does not say which worker. {which}")
+        return Place(registry, name, registry[name], path)
+    if path.parent.is_dir() and path.suffix != ".md":
+        registry = WorkerRegistry(path.parent)
+        if path.name in registry:
+            return Place(registry, path.name, registry[path.name], path.parent)
+        if registry.names:
+            known = ", ".join(registry.names)
+            raise UsageError(f"there is no worker {path.name!r} in {path.parent}. There: {known}.")
+    first = path.parts[0] if path.parts else ""
+    raise UsageError(
+        f"there is no {named}. Name a worker's file, or a folder with workers; "
+        f"`handrail new {first if first not in ('', '/', '.', '..') else 'demo'}` makes one."
+    )

@@ -1,0 +1,70 @@
+"""Acts: parts of a call. Each goes through the gate as an inner call whose tool is given, not looked up.
+
+So an act is isolated, commits into the call it is part of, and has its events and its place in the path.
+It needs no approval and counts as no further call: the one around it was approved and counted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from handrail.context import ToolContext
+from handrail.dispatch.asking import ask_value, note_verb
+from handrail.dispatch.call import LiveCall, new_call
+from handrail.dispatch.gate import Gate
+from handrail.errors import NotSupported
+from handrail.schema import Schema
+from handrail.tools import Tool, ToolResult
+
+
+class Acting:
+    """Runs the acts of one call, one after the other."""
+
+    __slots__ = ("_call", "_ids")
+
+    def __init__(self, context: ToolContext) -> None:
+        self._call = _call_of(context)
+        self._ids: dict[str, str] = {}
+
+    async def run(self, act: Tool[Any, Any]) -> ToolResult[Any]:
+        """Run the next act. Its id follows from the call's id and the order of acts."""
+        call = self._call
+        part = new_call(call.gate, act.name, parent=call)
+        part.tool, part.act, part.depth = act, True, call.depth
+        self._ids[part.id] = act.name
+        return await call.gate.pass_through(part, call.arguments)
+
+    def done(self) -> None:
+        """All acts are over. From here on the call as a whole answers for what they did to the world."""
+        transaction = self._call.open_transaction
+        if transaction.settled is not None:
+            transaction.settled = [
+                each for each in transaction.settled if self._ids.get(each.call_id) != each.what
+            ]
+
+
+async def run_alone(gate: Gate, act: Tool[Any, Any], arguments: bytes) -> ToolResult[Any]:
+    """Run one act by itself, as a run's only call."""
+    part = new_call(gate, act.name)
+    part.tool, part.act = act, True
+    return await gate.pass_through(part, arguments)
+
+
+async def hand_over(
+    context: ToolContext, name: str, message: str, public: object, answer: Schema[Any]
+) -> Any:
+    """Put a handoff to whoever is there, and give their answer."""
+    call = _call_of(context)
+    call.home.check()
+    number = call.next_verb(f"handoff {name}")
+    await note_verb(call, number, f"handoff {name}")
+    return await ask_value(call, number, "handoff", name, message, public, answer)
+
+
+def _call_of(context: ToolContext) -> LiveCall:
+    call: object = context._call  # pyright: ignore[reportPrivateUsage]  # the gate's own
+    if not isinstance(call, LiveCall):
+        raise NotSupported(
+            "a handoff", "Call it through a gate; with a context made for a test, call its acts one by one."
+        )
+    return call

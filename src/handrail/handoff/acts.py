@@ -1,0 +1,262 @@
+"""The acts of one handoff, ready to be played: each as a tool that only the handoff itself can run."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import pydantic_core
+
+from handrail.context import ToolContext
+from handrail.dispatch.acting import Acting, hand_over
+from handrail.dispatch.failures import WrongResult
+from handrail.errors import (
+    ActFailed,
+    CallFailed,
+    CapabilityMissing,
+    Conflict,
+    ContextError,
+    EffectRefused,
+    LimitError,
+    ModelError,
+    NoAnswer,
+    PromptEvaluationError,
+    ToolValidationError,
+    TransientError,
+    VisibilityExpansionRequired,
+)
+from handrail.handoff.fitting import Act
+from handrail.handoff.parked import Begun, Parked
+from handrail.schema import Schema
+from handrail.schema.wording import describe
+from handrail.tools import EFFECTS, Effect, Tool, ToolResult
+from handrail.tools.signature import mentions
+
+_STANDING_IN = (
+    "You stand in for a person. Decide as they would, from what you are shown and nothing else, "
+    "and answer with what is asked for."
+)
+_TOLD = (
+    *(NoAnswer, CallFailed, ContextError, EffectRefused, Conflict, LimitError, ModelError),
+    *(PromptEvaluationError, VisibilityExpansionRequired),
+)
+"""What says nothing that an act holds, so that it can be passed on as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acts:
+    """The three acts of a handoff that is whole."""
+
+    handoff: Tool[Any, Any]
+    before: Act
+    client: Act | None
+    after: Act
+    private: Schema[Any]
+    public: Schema[Any]
+    answer: Schema[Any]
+    begins: Tool[Any, Any]
+    asks: Tool[Any, Any]
+    ends: Tool[Any, Any]
+
+    async def play(self, context: ToolContext) -> ToolResult[Any]:
+        """One call of the handoff. It does nothing itself, so it can be begun again from the top."""
+        acting = Acting(context)
+        begun = await acting.run(_with(self.begins, self.before, None, self._begun, kept_back))
+        if not begun.success:
+            return begun
+        state = cast("Begun[Any, Any, Any]", begun.value)
+        if state.parked is None:
+            acting.done()
+            return ToolResult(begun.message, state.value, True, begun.exclude_value_from_context)
+        answered = await acting.run(self.asking(state.parked.public))
+        if not answered.success:
+            return answered
+        given = (state.parked.private, answered.value)
+        ended = await acting.run(_with(self.ends, self.after, given, None, kept_back))
+        if ended.success:
+            acting.done()
+        return ended
+
+    def asking(self, public: Any) -> Tool[Any, Any]:
+        """The `client` act on this public part: its own function, or whoever is there is asked."""
+        if self.client is not None:
+            return _with(self.asks, self.client, (public,), self._answered, None)
+
+        async def ask(params: Any, *, context: ToolContext) -> ToolResult[Any]:
+            return ToolResult("", await self._ask(public, context))
+
+        return _handled(self.asks, ask)
+
+    async def _ask(self, public: Any, context: ToolContext) -> Any:
+        name, description = self.handoff.name, self.handoff.description
+        shown = self.public.dump(public)
+        if context.wait_for is not None:
+            plain = pydantic_core.from_json(shown)
+            return await hand_over(context, name, description, plain, self.answer)
+        if context.prompt_model is not None:
+            prompt = f"{description}\n\nYou are shown:\n{shown.decode()}"
+            return await context.prompt_model(prompt, self.answer.annotation, system=_STANDING_IN)
+        raise CapabilityMissing(
+            name,
+            "somebody to answer",
+            "A person (run_mode 'user') or a model ('agent') can: run it where one is there, or give it a "
+            "`client` act that decides without them.",
+        )
+
+    def _begun(self, value: Any) -> ToolResult[Any]:
+        """What `before` returned, checked while it can still be refused: `after` may come days later."""
+        if isinstance(value, ToolResult):
+            done = cast("ToolResult[Any]", value)
+            if not done.success:
+                return done
+            state = Begun[Any, Any, Any](None, done.value)
+            return ToolResult(done.message, state, True, done.exclude_value_from_context)
+        if not isinstance(value, Parked):
+            raise WrongResult(
+                f"it returned a {type(value).__name__}; return `Parked(private, public)`, or a ToolResult"
+            )
+        parked = cast("Parked[Any, Any]", value)
+        _fitting("private", self.private, parked.private)
+        public = _fitting("public", self.public, parked.public)
+        return ToolResult("", Begun[Any, Any, Any](Parked(parked.private, public)))
+
+    def _answered(self, value: Any) -> ToolResult[Any]:
+        if isinstance(value, ToolResult):
+            raise WrongResult("it returned a ToolResult; return the answer itself")
+        try:
+            parsed = self.answer.parse_value(value)
+        except ToolValidationError as error:
+            raise WrongResult(f"its answer does not fit: {error}") from None
+        kind: Any = self.answer.annotation  # what is of the type already keeps its secrets
+        return ToolResult("", value if isinstance(kind, type) and isinstance(value, kind) else parsed)
+
+
+def act_tool(
+    handoff: Tool[Any, Any], name: Literal["before", "client", "after"], act: Act | None, result: Any
+) -> Tool[Any, Any]:
+    """The tool that an act is, still without what it works on."""
+
+    async def begun_later(params: Any, *, context: ToolContext) -> Any: ...
+    def begun_in_thread(params: Any, *, context: ToolContext) -> Any: ...
+
+    handler: Any = begun_later if act is None or act.is_async else begun_in_thread
+    handler.__annotations__ = {"context": ToolContext if act is None else act.context_type}
+    made = Tool[Any, Any](
+        handoff.name,
+        handoff.description,
+        handler,
+        params=handoff.params,
+        result=result,
+        effect=_effect(handoff.effect, name),
+        run_mode=handoff.run_mode,
+    )
+    fill(made, "name", f"{handoff.name}.{name}")  # no model and no `context.call` can use such a name
+    if act is not None:
+        fill(made, "own_task", sys.version_info < (3, 13) and mentions(act.function, "TaskGroup"))
+    if name == "before":
+        fill(made, "shown", _without_private)
+    return made
+
+
+def fill(tool: Tool[Any, Any], field: str, value: Any) -> None:
+    """Set what follows from a tool's definition."""
+    object.__setattr__(tool, field, value)
+
+
+def _effect(effect: Effect, act: str) -> Effect:
+    """An act has the handoff's effect. Of its own `client` has none, but may use what the handoff may."""
+    if EFFECTS[effect].transactional:
+        return effect
+    if act == "client":
+        return "idempotent"
+    return "irreversible" if effect == "compensable" else effect  # only the whole can be compensated
+
+
+def _without_private(result: ToolResult[Any]) -> ToolResult[Any]:
+    """What `before` came to, as the rest of the world may see it."""
+    came: Any = result.value
+    if not isinstance(came, Begun):
+        return result
+    begun = cast("Begun[Any, Any, Any]", came)
+    value = begun.value if begun.parked is None else begun.parked.public
+    return ToolResult(result.message, value, result.success, result.exclude_value_from_context)
+
+
+def _handled(tool: Tool[Any, Any], handler: Callable[..., Any]) -> Tool[Any, Any]:
+    made = copy.copy(tool)
+    fill(made, "handler", handler)
+    return made
+
+
+def _with(
+    tool: Tool[Any, Any],
+    act: Act,
+    given: tuple[Any, ...] | None,
+    finish: Callable[[Any], ToolResult[Any]] | None,
+    hide: Callable[[Exception], Exception] | None,
+) -> Tool[Any, Any]:
+    """The act as a tool that works on `given`, or on the params where that is None."""
+    function = act.function
+
+    def arguments(params: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (params,) if given is None else given, {"params": params} if act.wants_params else {}
+
+    async def run_async(params: Any, *, context: ToolContext) -> Any:
+        positional, named = arguments(params)
+        try:
+            value = await function(*positional, **named, context=context)
+        except Exception as error:
+            if hide is None:
+                raise
+            raised = hide(error)
+        else:
+            return value if finish is None else finish(value)
+        raise raised  # out here, or the first error would hang on it
+
+    def run_in_thread(params: Any, *, context: ToolContext) -> Any:
+        positional, named = arguments(params)
+        try:
+            value = function(*positional, **named, context=context)
+        except Exception as error:
+            if hide is None:
+                raise
+            raised = hide(error)
+        else:
+            return value if finish is None else finish(value)
+        raise raised
+
+    return _handled(tool, run_async if act.is_async else run_in_thread)
+
+
+def kept_back(error: Exception) -> Exception:
+    """What may be told of an error of an act that holds private data: not its words."""
+    if isinstance(error, _TOLD) or _concerns_the_run(error):
+        return error
+    if isinstance(error, TransientError):
+        return TransientError("it may work later", retry_after=error.retry_after)
+    lines = traceback.extract_tb(error.__traceback__)[1:]
+    return ActFailed(
+        type(error).__name__, [f"{each.filename}:{each.lineno} in {each.name}" for each in lines]
+    )
+
+
+def _concerns_the_run(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        return any(_concerns_the_run(each) for each in group.exceptions)
+    return isinstance(error, PromptEvaluationError | VisibilityExpansionRequired)
+
+
+def _fitting(what: str, schema: Schema[Any], value: Any) -> Any:
+    """The value as it was written down and read again. What does not fit is named by place only."""
+    places = ""
+    try:
+        return schema.parse_value(value)
+    except ToolValidationError as error:
+        places = ", ".join(str(problem.where) for problem in error.problems if problem.where)
+    at = f", at {places}" if places else ""
+    raise WrongResult(f"the {what} part it parked is not what it declares, {describe(schema.annotation)}{at}")

@@ -1,0 +1,105 @@
+"""`run_as_agent`: a model plays the `client` act of a handoff, on data that is given."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from typing_extensions import TypeVar
+
+from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.deadline import Deadline
+from handrail.dispatch.acting import run_alone
+from handrail.dispatch.frame import DEPTH_LIMIT
+from handrail.dispatch.gate import Gate
+from handrail.dispatch.opening import open_frame
+from handrail.environment.agent import AgentEnvironment
+from handrail.errors import DefinitionError
+from handrail.events import Emitted
+from handrail.handoff.acts import fill
+from handrail.handoff.definition import Handoff
+from handrail.ids import NewId, random_id
+from handrail.limits import Budget, BudgetTracker
+from handrail.messages import Model
+from handrail.operation import Operation
+from handrail.protocols import ToolPolicy
+from handrail.session import Session
+from handrail.tools import Tool
+
+ParamsT = TypeVar("ParamsT")
+AnswerT = TypeVar("AnswerT")
+
+
+def run_as_agent(
+    handoff: Handoff[ParamsT, AnswerT],
+    public: object,
+    params: ParamsT | None = None,
+    *,
+    model: Model | str,
+    on_emit: Callable[[object], None] | None = None,
+    tools: Iterable[Tool[Any, Any]] = (),
+    policies: Iterable[ToolPolicy] = (),
+    session: Session | None = None,
+    deadline: Deadline | None = None,
+    budget: Budget | BudgetTracker | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    new_id: NewId = random_id,
+) -> Operation[AnswerT]:
+    """Let a model play the `client` act, on this public data, and give its answer.
+
+    Neither `before` nor `after` is run: `gate.invoke` and `context.call` run all acts. `tools` is what the
+    act may `call`; what it emits goes to `on_emit` as it happens. Nobody is there to approve anything,
+    so whatever asks for approval is denied. An act that fails raises `CallFailed`.
+    """
+    if not isinstance(handoff, Handoff):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+        raise DefinitionError(f"run_as_agent takes a Handoff, not a {type(handoff).__name__}.")
+    acts = handoff.acts
+    act = copy.copy(acts.asking(acts.public.parse_value(public)))
+    fill(act, "run_mode", "agent")
+    arguments = b"{}"
+    if params is not None:
+        arguments = handoff.dump(params)
+    elif acts.client is not None and acts.client.wants_params and handoff.params is not None:
+        raise DefinitionError(
+            f"the `client` of handoff {handoff.name!r} takes params, and none were given. "
+            "Write run_as_agent(handoff, public, params, model=...)."
+        )
+    else:
+        fill(act, "_schema", None)  # nothing is parsed, since nobody looks at it
+        fill(act, "_quick", None)
+
+    async def run() -> AnswerT:
+        where = session or Session(new_id=new_id)
+        frame = open_frame(
+            tools,
+            session=where,
+            policies=policies,
+            filesystem=None,
+            resources=(),
+            environment=AgentEnvironment(model),
+            approvals=None,
+            approval_seconds=None,
+            deadline=deadline,
+            budget=budget,
+            journal=None,
+            lease=None,
+            depth_limit=DEPTH_LIMIT,
+            clock=clock,
+            new_id=new_id,
+        )
+        run_id = frame.run_context.run_id
+
+        def told(event: Emitted) -> None:
+            if on_emit is not None and event.run_context.run_id.startswith(run_id):
+                on_emit(event.event)
+
+        stop = where.dispatcher.subscribe(Emitted, told)
+        gate = Gate(frame)
+        try:
+            return (await run_alone(gate, act, arguments)).unwrap()
+        finally:
+            stop()
+            await gate.close()
+
+    return Operation(run, f"run_as_agent({handoff.name!r})")

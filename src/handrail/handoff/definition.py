@@ -1,0 +1,258 @@
+"""`Handoff`: a tool in three acts, of which the one in the middle is somebody else's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, cast, get_args, get_origin
+
+from typing_extensions import TypeVar
+
+from handrail.context import ToolContext
+from handrail.errors import ToolDefinitionError
+from handrail.handoff.acts import Acts, act_tool, fill
+from handrail.handoff.fitting import Act, check_fit, either, parked_only, parked_types, read_act, schema_for
+from handrail.handoff.parked import Begun, Parked
+from handrail.schema.wording import describe
+from handrail.tools import Effect, RunMode, Tool, ToolExample, ToolResult
+from handrail.tools.checking import check_words
+from handrail.tools.signature import MISSING, caller_namespace
+
+P = ParamSpec("P")
+ParamsT = TypeVar("ParamsT", default=None)
+AnswerT = TypeVar("AnswerT", default=Any)
+PublicT = TypeVar("PublicT")
+ClientT = TypeVar("ClientT")
+PrivateT = TypeVar("PrivateT")
+BeforeT = TypeVar(
+    "BeforeT",
+    bound=Parked[Any, Any]
+    | ToolResult[Any]
+    | Coroutine[Any, Any, Parked[Any, Any] | ToolResult[Any]]
+    | Coroutine[Any, Any, Parked[Any, Any]],
+)
+AfterT = TypeVar("AfterT", bound=ToolResult[Any] | Coroutine[Any, Any, ToolResult[Any]])
+
+ActName = Literal["before", "client", "after"]
+
+_FORMS = {
+    "before": "(params, *, context: ToolContext) -> Parked[Private, Public]",
+    "client": "(public, *, context: ToolContext) -> Answer",
+    "after": "(private, answer, *, context: ToolContext) -> ToolResult[Result]",
+}
+
+
+class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
+    """A tool in three acts: `before` here, `client` with whoever is there, `after` here again.
+
+        pick_card = Handoff("pick_card", "Let the other side pick a card.", params=Deal)
+
+        @pick_card.before
+        async def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer]: ...
+        @pick_card.client
+        async def choose(offer: Offer, *, context: ToolContext) -> Pick: ...
+        @pick_card.after
+        async def settle(deck: Deck, pick: Pick, *, context: ToolContext) -> ToolResult[Card]: ...
+
+    - The model sees what `after` returns. `before` may return a `ToolResult`: then nobody is asked.
+    - Private data goes from `before` to `after` and is shown to nobody, in no event and no error. What
+      `before` or `after` raise is told by its type only: to tell a model more, return `ToolResult.error`.
+    - Without a `client`, whoever is there is asked: a person by a form made of the answer's type, or a
+      model. `client` and `after` may take `params` too.
+    - The acts are inner calls of one call: when one fails, what the others did is undone.
+    - It is a tool: put it wherever a tool can be, once its acts are defined.
+    """
+
+    _acts: Acts | None
+    _answer: Any
+    _defined: dict[ActName, Act]
+    _namespace: dict[str, Any]
+
+    def __init__(
+        self,
+        name: str,
+        description: str,
+        *,
+        params: type[ParamsT] | None = None,
+        answer: type[AnswerT] | None = None,
+        accepts_overrides: bool = True,
+        examples: Iterable[ToolExample[Any, Any]] = (),
+        capabilities: Iterable[str] = (),
+        timeout: float | None = None,
+        effect: Effect = "irreversible",
+        alone: bool = False,
+        compensate: Callable[..., Any] | None = None,
+        probe: Callable[..., Any] | None = None,
+        run_mode: RunMode | None = None,
+    ) -> None:
+        async def play(params: Any, *, context: ToolContext) -> ToolResult[Any]:
+            return await self.acts.play(context)
+
+        super().__init__(
+            name,
+            description,
+            play,
+            params=params,
+            accepts_overrides=accepts_overrides,
+            examples=cast(Any, examples),
+            capabilities=cast(Any, capabilities),
+            timeout=timeout,
+            effect=effect,
+            alone=alone,
+            compensate=compensate,
+            probe=probe,
+            run_mode=run_mode,
+        )
+        fill(self, "reenters", True)
+        fill(self, "_answer", MISSING if answer is None else answer)
+        fill(self, "_namespace", {})
+        fill(self, "_defined", {})
+        fill(self, "_acts", None)
+
+    # The acts.
+
+    def before(
+        self, function: Callable[Concatenate[ParamsT, P], BeforeT], /
+    ) -> Callable[Concatenate[ParamsT, P], BeforeT]:
+        """The first act: do what has to be done first, and park what is private and what is public."""
+        act = self._read("before", function)
+        taken = act.takes[0]
+        if self.params is None and isinstance(taken, type) and taken is not type(None):
+            raise ToolDefinitionError(
+                self.name,
+                f"its `before` takes {describe(taken)}, and it has no params",
+                f"Say so where it is made: Handoff({self.name!r}, ..., params={describe(taken)}).",
+            )
+        check_fit(self.name, "`params`", self.params, "what its `before` takes", taken)
+        private, public, _ = parked_types(self.name, act)
+        schema_for(self.name, "private", private, self._namespace)
+        schema_for(self.name, "public", public, self._namespace)
+        return self._define("before", act, function)
+
+    def client(
+        self, function: Callable[Concatenate[PublicT, P], ClientT], /
+    ) -> Callable[Concatenate[PublicT, P], ClientT]:
+        """The second act: decide, with a person, with a model, or without either."""
+        act = self._read("client", function)
+        if ToolResult in (act.returns, get_origin(act.returns)):
+            raise ToolDefinitionError(
+                self.name,
+                f"its `client` returns {describe(act.returns)}",
+                "Return the answer itself; the ToolResult is `after`'s.",
+            )
+        return self._define("client", act, function)
+
+    def after(
+        self, function: Callable[Concatenate[PrivateT, ClientT, P], AfterT], /
+    ) -> Callable[Concatenate[PrivateT, ClientT, P], AfterT]:
+        """The last act: take the answer. What it returns is what the model sees."""
+        return self._define("after", self._read("after", function), function)
+
+    @property
+    def acts(self) -> Acts:
+        """The acts of a handoff that is whole, or `ToolDefinitionError` that says what is missing."""
+        if self._acts is None:
+            fill(self, "_acts", self._complete())
+        return cast(Acts, self._acts)
+
+    def check_whole(self) -> None:
+        """Raise `ToolDefinitionError` if an act is missing or the acts do not fit together."""
+        _ = self.acts
+
+    # Defining.
+
+    def _read(self, name: ActName, function: Callable[..., Any]) -> Act:
+        if self._acts is not None:
+            raise ToolDefinitionError(
+                self.name,
+                f"its `{name}` is defined after it was put to use",
+                "Define all its acts first, then put it into a prompt or a gate.",
+            )
+        if name in self._defined:
+            raise ToolDefinitionError(
+                self.name, f"it has two acts `{name}`", "Keep one, or make another handoff."
+            )
+        self._namespace.update(caller_namespace())
+        return read_act(self.name, function, name, _FORMS[name], self.params)
+
+    def _define(self, name: ActName, act: Act, function: Callable[..., Any]) -> Any:
+        """Take an act in, if it fits those that are there. The function itself stays as it is."""
+        self._check_between({**self._defined, name: act})
+        self._defined[name] = act
+        return function
+
+    def _check_between(self, defined: dict[ActName, Act]) -> None:
+        """What one act gives must be what the next one takes."""
+        before, client, after = defined.get("before"), defined.get("client"), defined.get("after")
+        if before is not None:
+            private, public, _ = parked_types(self.name, before)
+            if client is not None:
+                check_fit(
+                    self.name, "what its `before` shows", public, "what its `client` takes", client.takes[0]
+                )
+            if after is not None:
+                check_fit(
+                    self.name,
+                    "what its `before` keeps private",
+                    private,
+                    "the first of its `after`",
+                    after.takes[0],
+                )
+        answers = [("its `answer`", self._answer)]
+        if client is not None:
+            check_fit(self.name, *answers[0], "what its `client` returns", client.returns)
+            answers.append(("what its `client` returns", client.returns))
+        if after is not None:
+            for whose, annotation in answers:
+                check_fit(self.name, whose, annotation, "the answer its `after` takes", after.takes[1])
+            self._result_of(after)
+
+    def _result_of(self, after: Act) -> Any:
+        if after.returns is MISSING or ToolResult in (after.returns, get_origin(after.returns)):
+            inside = get_args(after.returns)
+            return inside[0] if inside else Any
+        raise ToolDefinitionError(
+            self.name,
+            f"its `after` returns {describe(after.returns)}",
+            "Return a `ToolResult`, and annotate `-> ToolResult[...]`.",
+        )
+
+    def _complete(self) -> Acts:
+        """Make what is played of what is defined."""
+        for name in ("before", "after"):
+            if name not in self._defined:
+                raise ToolDefinitionError(
+                    self.name,
+                    f"it has no act `{name}`",
+                    f"Define it with `@{self.name}.{name}`, before the handoff is put to use: {_FORMS[name]}.",
+                )
+        before, client, after = self._defined["before"], self._defined.get("client"), self._defined["after"]
+        private, public, early = parked_types(self.name, before)
+        said = (self._answer, after.takes[1], MISSING if client is None else client.returns)
+        answer = next((each for each in said if each not in (MISSING, Any)), Any)
+        if Any not in said and answer is Any:
+            raise ToolDefinitionError(
+                self.name, "nothing says what the answer is", "Annotate the answer its `after` takes."
+            )
+        late = self._result_of(after)
+        result = late if parked_only(before) or early == late else either(late, early)
+        acts = Acts(
+            self,
+            before,
+            client,
+            after,
+            schema_for(self.name, "private", private, self._namespace),
+            schema_for(self.name, "public", public, self._namespace),
+            schema_for(self.name, "answer", answer, self._namespace),
+            act_tool(self, "before", before, Begun[private, public, early]),
+            act_tool(self, "client", client, answer),
+            act_tool(self, "after", after, late),
+        )
+        self._take_result(acts, acts.ends if result == late else act_tool(self, "after", None, result))
+        return acts
+
+    def _take_result(self, acts: Acts, whole: Tool[Any, Any]) -> None:
+        """The handoff as a tool: its result, and whom it requires, are those of its acts."""
+        for field in ("result", "result_class", "_result_schema"):
+            fill(self, field, getattr(whole, field))
+        fill(self, "needs", acts.asks.needs)
+        check_words(self)

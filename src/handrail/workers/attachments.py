@@ -1,0 +1,191 @@
+"""Attachments: files handed to a worker, checked against its rule, and how its model gets to see them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, WithJsonSchema
+from pydantic.json_schema import SkipJsonSchema
+
+from handrail.context import Attachment, WorkerContext
+from handrail.errors import DefinitionError, FileError, ResourceError, ToolValidationError
+from handrail.protocols import Filesystem
+from handrail.tools import Tool, tool
+from handrail.workers.front_matter import AttachmentRule
+
+NONE = AttachmentRule(count=0)
+_SHOWN = 16 * 1024
+"""Bytes of text that are shown to the model at once; larger ones it reads by itself."""
+_PAGE = 400
+
+
+@dataclass(frozen=True)
+class GivenFile:
+    """A file that is handed over as it is, as an argument of a call."""
+
+    name: str
+    base64: str
+
+
+Given = Annotated[str | GivenFile, WithJsonSchema({"type": "string"})]
+"""A path among the run's files; code may hand over bytes instead."""
+
+Input = Annotated[
+    str, Field(description="What the worker is to work on: it sees nothing else of this conversation.")
+]
+
+
+# Without docstrings: a model would be shown them.
+
+
+@dataclass(frozen=True)
+class WorkerCall:
+    # For a worker that takes no attachments. They are parsed all the same, so as to be refused in words.
+    input: Input
+    attachments: SkipJsonSchema[list[Given]] = field(default_factory=list["str | GivenFile"])
+
+
+@dataclass(frozen=True)
+class WorkerCallWithFiles:
+    input: Input
+    attachments: Annotated[list[Given], Field(description="Paths of files to hand over.")] = field(
+        default_factory=list["str | GivenFile"]
+    )
+
+
+def as_argument(given: Any) -> Any:
+    """One attachment as an argument of a call."""
+    if isinstance(given, str):
+        return given
+    file = of_disk(given) if isinstance(given, Path) else given
+    if not isinstance(file, Attachment):
+        raise DefinitionError(
+            f"an attachment is a {type(file).__name__}. Give a path among the run's files, or Attachment(name, bytes)."
+        )
+    return {"name": file.name, "base64": base64.b64encode(file.content).decode()}
+
+
+def of_disk(path: Path) -> Attachment:
+    """A file of the machine, read now. For whoever starts a worker; no model gets here."""
+    try:
+        return Attachment(path.name, path.read_bytes())
+    except OSError as error:
+        raise DefinitionError(
+            f"the attachment {path} can't be read: {error.strerror}. Give another."
+        ) from None
+
+
+def taken(
+    worker: str, rule: AttachmentRule, given: Sequence[Any], files: Callable[[], Filesystem]
+) -> tuple[Attachment, ...]:
+    """What a worker is given, or `ToolValidationError` with everything its rule refuses."""
+    if not given:
+        return ()
+    if rule.count == 0:
+        raise ToolValidationError(f"{worker} takes no attachments. Say what matters in the input.")
+    if len(given) > rule.count:
+        raise ToolValidationError(f"{worker} takes at most {rule.count} attachments, not {len(given)}.")
+    problems: list[str] = []
+    found: dict[str, Attachment] = {}
+    for each in given:
+        try:
+            attachment = _one(rule, each, files)
+        except ToolValidationError as error:
+            problems.append(str(error))
+            continue
+        if attachment.name in found:
+            problems.append(f"{attachment.name}: given twice")
+        found[attachment.name] = attachment
+    if problems:
+        raise ToolValidationError(f"{worker} does not take these attachments: {'; '.join(problems)}.")
+    return tuple(found.values())
+
+
+def _one(rule: AttachmentRule, given: Any, files: Callable[[], Filesystem]) -> Attachment:
+    name = given if isinstance(given, str) else str(given.name)
+    if not name or len(name) > 255 or not name.isprintable():
+        raise ToolValidationError(f"{name[:40]!r} is no name of a file")
+    if rule.suffixes is not None and not any(name.lower().endswith(end.lower()) for end in rule.suffixes):
+        raise ToolValidationError(f"{name}: only {', '.join(rule.suffixes)} are taken")
+    if isinstance(given, Attachment):
+        _check_size(rule, name, given.size)
+        return given
+    if isinstance(given, GivenFile):
+        try:
+            content = base64.b64decode(given.base64, validate=True)
+        except (binascii.Error, ValueError):
+            raise ToolValidationError(f"{name}: its base64 can't be read") from None
+        _check_size(rule, name, len(content))
+        return Attachment(name, content)
+    try:
+        folder = files()
+        stat = folder.stat(name)
+        if stat.is_directory:
+            raise ToolValidationError(f"{name} is a folder")
+        _check_size(rule, name, stat.size)
+        content = folder.read_bytes(name)
+    except ResourceError:
+        raise ToolValidationError(f"{name}: this run has no files") from None
+    except FileError as error:
+        raise ToolValidationError(str(error).rstrip(".")) from None
+    _check_size(rule, name, len(content))
+    return Attachment(name, content)
+
+
+def _check_size(rule: AttachmentRule, name: str, size: int) -> None:
+    if size > rule.max_bytes:
+        raise ToolValidationError(f"{name} has {size} bytes and {rule.max_bytes} are allowed")
+
+
+def message_with(input: str, attachments: Sequence[Attachment]) -> str:
+    """What the worker's model is told: the input, then its attachments; short texts are shown whole."""
+    if not attachments:
+        return input
+    parts = [input, "Attachments:"]
+    left = _SHOWN
+    for each in attachments:
+        text = _text(each)
+        if text is None or each.size > left:
+            what = "not text" if text is None else "read it with read_attachment"
+            parts.append(f"- {each.name} ({each.size} bytes, {what})")
+        else:
+            left -= each.size
+            parts.append(f"- {each.name} ({each.size} bytes):\n\n{_fenced(text)}")
+    return "\n\n".join(parts)
+
+
+def _text(attachment: Attachment) -> str | None:
+    try:
+        return attachment.text()
+    except ToolValidationError:
+        return None
+
+
+def _fenced(text: str) -> str:
+    """In a fence that nothing in it can close."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}\n{text.rstrip()}\n{fence}"
+
+
+@tool(effect="read")
+def read_attachment(name: str, from_line: Annotated[int, Field(ge=1)] = 1, *, context: WorkerContext) -> str:
+    """Read a text file that you were given as an attachment, 400 lines at a time."""
+    found = next((each for each in context.attachments if each.name == name), None)
+    if found is None:
+        there = ", ".join(each.name for each in context.attachments) or "none"
+        raise ToolValidationError(f"there is no attachment {name!r}. There are: {there}.")
+    lines = found.text().split("\n")
+    shown = lines[from_line - 1 : from_line - 1 + _PAGE]
+    if from_line - 1 + _PAGE < len(lines):
+        shown.append(f"({len(lines)} lines in all. Go on with from_line={from_line + _PAGE}.)")
+    return "\n".join(shown)
+
+
+READ_ATTACHMENT: Tool[Any, Any] = read_attachment

@@ -1,0 +1,198 @@
+"""A model that creates workers: asked about every time, kept in the session, with no right that its maker lacks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from handrail.context import ToolContext, WorkerContext
+from handrail.errors import ToolValidationError
+from handrail.session import kept
+from handrail.tools import Effect, Tool, ToolResult, tool
+from handrail.tools.naming import is_name, mend_for
+from handrail.workers.drafting import BUILT_IN, CALL, CREATE
+from handrail.workers.front_matter import FrontMatter, Limits, ShellEntry
+from handrail.workers.running import WorkerTool
+from handrail.workers.worker import Worker
+
+if TYPE_CHECKING:
+    from handrail.workers.registry import WorkerRegistry
+
+
+def _key(made: Any) -> tuple[str, str]:
+    return (made.creator, made.name)
+
+
+@kept(key=_key)
+class WorkerCreated(msgspec.Struct, frozen=True):
+    """A worker that another one created: its file, which is in the session and nowhere else.
+
+    It is state like any other: undone with the call that made it, gone with the session.
+    """
+
+    creator: str
+    """Only runs of this worker find it."""
+    name: str
+    text: str
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What a model asks for."""
+
+    name: str
+    description: str
+    instructions: str
+    tools: Sequence[str] | None
+    workers: Sequence[str] | None
+    model: str | None
+
+
+def creation_tools(registry: WorkerRegistry, creator: str, effect: Effect) -> tuple[Tool[Any, Any], ...]:
+    """The tools by which a worker creates workers, and calls those it created."""
+
+    @tool(effect="staged", capabilities={"worker.create"}, accepts_overrides=False)
+    async def create_worker(
+        name: str,
+        description: str,
+        instructions: str,
+        tools: list[str] | None = None,
+        workers: list[str] | None = None,
+        model: str | None = None,
+        *,
+        context: WorkerContext,
+    ) -> ToolResult[str]:
+        """Create a worker for this session: an agent of its own, with at most the tools you have. Somebody is asked first.
+
+        Args:
+            name: What it is called by; small letters, digits, _ and -.
+            description: In one sentence what it does.
+            instructions: What it is told; {{ input }} stands for its input.
+            tools: The names of those of your tools that it gets.
+            workers: The names of those of your workers that it may call.
+            model: Which model runs it, provider:name.
+        """
+        maker = registry[creator]
+        text = text_for(registry, maker, Wanted(name, description, instructions, tools, workers, model))
+        registry.from_text(maker, name, text)
+        # Asked here and not by a policy: no list of policies can leave it out.
+        approval = await context.request_approval(f"{creator} wants to create this worker:\n\n{text}")
+        if not approval.approved:
+            why = f": {approval.reason}" if approval.reason else ""
+            return ToolResult.error(f"{name} was not created: it was not approved ({approval.outcome}){why}.")
+        context.session.dispatch(WorkerCreated(creator, name, text))
+        return ToolResult.ok(f"The worker {name} is there, for this session. Run it with {CALL}.")
+
+    assert create_worker.name == CREATE, "the name is kept free for it"
+    return (create_worker, _calling(effect))
+
+
+@dataclass(frozen=True)
+class CreatedCall:
+    # The arguments of `call_worker`; a docstring would be shown to the model.
+    name: str
+    input: str
+    attachments: list[str] = field(default_factory=list[str])
+
+
+def _calling(effect: Effect) -> Tool[Any, Any]:
+    async def handler(params: CreatedCall, *, context: ToolContext) -> ToolResult[Any]:
+        value = await context.call_worker(params.name, params.input, attachments=params.attachments)
+        return ToolResult.ok(value)
+
+    return WorkerTool(
+        CALL,
+        "Run a worker that you created in this session.",
+        handler,
+        result=Any,
+        capabilities=frozenset({"worker"}),
+        effect=effect,
+        accepts_overrides=False,
+    )
+
+
+def text_for(registry: WorkerRegistry, maker: Worker, wanted: Wanted) -> str:
+    """The file of the worker that is asked for, or `ToolValidationError` with why it may not be."""
+    _check_name(registry, maker, wanted.name)
+    defaults = maker.creation_defaults
+    own = {_called(entry): entry for entry in maker.front.tools}
+    tools = list(wanted.tools if wanted.tools is not None else defaults.tools or ())
+    workers = list(wanted.workers if wanted.workers is not None else defaults.workers or ())
+    unknown = [name for name in tools if name not in own]
+    if unknown:
+        raise ToolValidationError(
+            f"{', '.join(unknown)}: not among your own tools, so no worker of yours gets it. "
+            f"There are: {', '.join(own) or 'none'}."
+        )
+    front: dict[str, Any] = {
+        "name": wanted.name,
+        "description": wanted.description,
+        "tools": [_plain(own[name]) for name in dict.fromkeys(tools)],
+        "workers": list(dict.fromkeys(workers)),
+        "limits": _tightest(maker.limits, defaults.limits or Limits()).model_dump(exclude_none=True),
+    }
+    model = wanted.model or defaults.model or maker.model
+    if model is not None:
+        front["model"] = model
+    if maker.front.policies is not None:
+        front["policies"] = [_plain(each) for each in maker.front.policies]
+    # JSON is YAML, and what a model wrote stays one value whatever is in it.
+    lines = [f"{key}: {json.dumps(value)}" for key, value in front.items()]
+    return "\n".join(["---", *lines, "---", wanted.instructions])
+
+
+def check_rights(maker: Worker, front: FrontMatter) -> None:
+    """Refuse a created worker that may do what its maker may not. Held when it is made, and when it is used."""
+    own = {_called(entry): entry for entry in maker.front.tools}
+    more = [_called(entry) for entry in front.tools if own.get(_called(entry)) != entry]
+    if more:
+        raise ToolValidationError(f"it would get {', '.join(more)}, which {maker.name} has not.")
+    strangers = (
+        ["*"] if front.workers == "*" else [name for name in front.workers if name not in maker.workers]
+    )
+    if strangers:
+        there = ", ".join(maker.workers) or "none"
+        raise ToolValidationError(
+            f"it would call {', '.join(strangers)}, which you may not call yourself. There are: {there}."
+        )
+    if front.policies != maker.front.policies:
+        raise ToolValidationError(f"its policies are not those of {maker.name}.")
+    if front.create or front.locked:
+        raise ToolValidationError("a created worker neither creates workers nor is locked.")
+    if front.model not in (None, maker.model, maker.creation_defaults.model):
+        known = [each for each in (maker.model, maker.creation_defaults.model) if each]
+        raise ToolValidationError(
+            f"the model {front.model!r} is not one you may give it. There are: {', '.join(known) or 'your own'}."
+        )
+    for name in Limits.model_fields:
+        most, wanted = getattr(maker.limits, name), getattr(front.limits, name)
+        if most is not None and (wanted is None or wanted > most):
+            raise ToolValidationError(f"its limit of {name} is above that of {maker.name}.")
+
+
+def _check_name(registry: WorkerRegistry, maker: Worker, name: str) -> None:
+    if not is_name(name):
+        raise ToolValidationError(f"the name {name!r} is not allowed. {mend_for(name, 'helper')}")
+    if name in registry.locked:
+        raise ToolValidationError(f"the worker {name} is locked: nothing takes its name. Use another name.")
+    if name == maker.name or name in maker.tools or name in BUILT_IN:
+        raise ToolValidationError(f"{name!r} is taken by you or by one of your tools. Use another name.")
+
+
+def _tightest(one: Limits, other: Limits) -> Limits:
+    found: dict[str, Any] = {}
+    for name in Limits.model_fields:
+        given = [each for each in (getattr(one, name), getattr(other, name)) if each is not None]
+        found[name] = min(given, default=None)
+    return Limits(**found)
+
+
+def _called(entry: str | ShellEntry) -> str:
+    return entry if isinstance(entry, str) else "shell"
+
+
+def _plain(entry: Any) -> Any:
+    return entry if isinstance(entry, str) else entry.model_dump(exclude_unset=True)

@@ -1,0 +1,199 @@
+"""The `output:` of a worker: a JSON Schema as a type that an answer is held to.
+
+Of JSON Schema this takes what a model can be held to: objects whose fields are all named, lists, texts,
+numbers, truth values, enums and choices. Whatever it does not take is an error, never left unchecked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, Union, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, create_model, model_validator
+
+from handrail.errors import DefinitionError
+from handrail.schema import Schema
+
+Refuse = Callable[[str, str, str], None]
+"""Called with a place in the schema, what is wrong there, and the mend."""
+
+_WORDS = frozenset(
+    [
+        "type",
+        "title",
+        "description",
+        "default",
+        "examples",
+        "properties",
+        "required",
+        "additionalProperties",
+        "items",
+        "enum",
+        "const",
+        "anyOf",
+        "oneOf",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "minItems",
+        "maxItems",
+    ]
+)
+_BOUNDS = {
+    "minimum": "ge",
+    "maximum": "le",
+    "exclusiveMinimum": "gt",
+    "exclusiveMaximum": "lt",
+    "multipleOf": "multiple_of",
+    "minLength": "min_length",
+    "maxLength": "max_length",
+    "pattern": "pattern",
+    "minItems": "min_length",
+    "maxItems": "max_length",
+}
+_FOR = {
+    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
+    "integer": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
+    "string": {"minLength", "maxLength", "pattern"},
+    "array": {"minItems", "maxItems"},
+}
+_PLAIN: dict[str, Any] = {"string": str, "integer": int, "number": float, "boolean": bool, "null": None}
+
+
+class _Answer(BaseModel):
+    """An answer as plain data: what the schema's author knows it as."""
+
+    model_config = ConfigDict(frozen=True, populate_by_name=False)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _plain(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        made: BaseModel = handler(value)
+        plain = made.model_dump(by_alias=True, exclude_unset=True)
+        return plain["value"] if issubclass(cls, _Wrapped) else plain
+
+
+class _Wrapped(_Answer):
+    """One that is no object by itself: providers hold models to objects only."""
+
+
+def output_type(schema: Mapping[str, Any], refuse: Refuse) -> type[BaseModel] | None:
+    """The type of answers that fit the schema; None where something in it is not taken."""
+    taking = _Taking(refuse)
+    if schema.get("type") == "object" and schema.get("properties"):
+        made = taking.model(schema, "output", _Answer)
+    else:
+        made = create_model("Answer", __base__=_Wrapped, value=(taking.type_of(schema, "output"), ...))
+    if taking.refused:
+        return None
+    try:
+        Schema(made)
+    except DefinitionError as error:
+        refuse("output", str(error).partition(". ")[0], "Correct the schema.")
+        return None
+    return made
+
+
+class _Taking:
+    """Makes types of schemas, and refuses what it does not take."""
+
+    def __init__(self, refuse: Refuse) -> None:
+        self._refuse = refuse
+        self.refused = False
+
+    def refuse(self, where: str, problem: str, mend: str) -> Any:
+        self.refused = True
+        self._refuse(where, problem, mend)
+        return Any
+
+    def type_of(self, given: Any, where: str) -> Any:
+        if not isinstance(given, Mapping):
+            return self.refuse(where, "it is not a schema", "Write `type: string`, or another schema.")
+        schema = cast("Mapping[str, Any]", given)
+        unknown = [word for word in schema if word not in _WORDS]
+        if unknown:
+            return self.refuse(
+                f"{where}.{unknown[0]}",
+                f"`{unknown[0]}` is not taken here and would not be checked",
+                f"Leave it out. Taken are {', '.join(sorted(_WORDS))}.",
+            )
+        if "const" in schema or "enum" in schema:
+            return self._choice(schema, where)
+        several = schema.get("anyOf", schema.get("oneOf"))
+        if several is not None:
+            if not isinstance(several, list) or not several:
+                return self.refuse(where, "`anyOf` is not a list of schemas", "Write `anyOf: [...]`.")
+            forms = enumerate(cast("list[Any]", several))
+            return _union(self.type_of(form, f"{where}.anyOf[{index}]") for index, form in forms)
+        kind = schema.get("type")
+        if isinstance(kind, list) and kind:
+            return _union(self._of_kind(each, schema, where) for each in cast("list[Any]", kind))
+        if kind is None:
+            return self.refuse(where, "it does not say its type", "Write `type: string`, for example.")
+        return self._of_kind(kind, schema, where)
+
+    def _of_kind(self, kind: Any, schema: Mapping[str, Any], where: str) -> Any:
+        if kind == "object":
+            return self._object(schema, where)
+        if kind == "array":
+            made: Any = list[self.type_of(schema.get("items", {}), f"{where}.items")]
+        elif isinstance(kind, str) and kind in _PLAIN:
+            made = _PLAIN[kind]
+        else:
+            near = ", ".join([*_PLAIN, "object", "array"])
+            return self.refuse(f"{where}.type", f"there is no type {kind!r}", f"There are {near}.")
+        bounds = {_BOUNDS[word]: schema[word] for word in _FOR.get(kind, ()) if word in schema}
+        return Annotated[made, Field(**bounds)] if bounds else made
+
+    def _choice(self, schema: Mapping[str, Any], where: str) -> Any:
+        values = [schema["const"]] if "const" in schema else schema["enum"]
+        if not isinstance(values, list) or not values:
+            return self.refuse(f"{where}.enum", "`enum` is not a list of values", "Write `enum: [a, b]`.")
+        plain = cast("list[Any]", values)
+        if not all(each is None or isinstance(each, str | int | bool) for each in plain):
+            return self.refuse(
+                f"{where}.enum", "a value is no text, whole number or truth value", "Change it."
+            )
+        return Literal[tuple(plain)]
+
+    def _object(self, schema: Mapping[str, Any], where: str) -> Any:
+        more = schema.get("additionalProperties")
+        if schema.get("properties"):
+            return self.model(schema, where, BaseModel)
+        if isinstance(more, Mapping):
+            return dict[str, self.type_of(more, f"{where}.additionalProperties")]
+        return dict[str, Any]
+
+    def model(self, schema: Mapping[str, Any], where: str, base: type[BaseModel]) -> Any:
+        properties, required = schema.get("properties"), schema.get("required", [])
+        if schema.get("additionalProperties") not in (None, False):
+            return self.refuse(
+                f"{where}.additionalProperties",
+                "an object with named fields has no others",
+                "Drop it, or leave `properties` out.",
+            )
+        if not isinstance(properties, Mapping) or not isinstance(required, list):
+            return self.refuse(where, "`properties` is a mapping and `required` a list", "Write them so.")
+        named = cast("Mapping[str, Any]", properties)
+        for name in cast("list[Any]", required):
+            if name not in named:
+                self.refuse(f"{where}.required", f"{name!r} is required and is no property", "Describe it.")
+        fields: dict[str, Any] = {}
+        for number, (name, each) in enumerate(named.items()):
+            kind = self.type_of(each, f"{where}.properties.{name}")
+            said = cast("Mapping[str, Any]", each).get("description") if isinstance(each, Mapping) else None
+            # What may be left out has no default that a model would be shown.
+            default: Any = {} if name in required else {"default_factory": lambda: None}
+            fields[f"field_{number}"] = (kind, Field(alias=name, description=said, **default))
+        made: Any = create_model("Answer", __base__=base, **fields)
+        made.__doc__ = None
+        return made
+
+
+def _union(kinds: Any) -> Any:
+    return Union[tuple(kinds)]  # noqa: UP007  # made of what is known at run time only

@@ -1,0 +1,370 @@
+"""`WorkerRegistry`: a folder of workers."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import TypedDict, Unpack
+
+from handrail.adapter import Adapter, PromptResponse
+from handrail.adapter.stream import RunStream
+from handrail.clock import SYSTEM_CLOCK
+from handrail.context import Attachment, MessageCallback, RegistryView
+from handrail.deadline import Deadline
+from handrail.dispatch.frame import Frame
+from handrail.errors import DefinitionError, ResourceError, ToolValidationError, WorkerError
+from handrail.guard.approval import ApprovalMode
+from handrail.limits import Budget, BudgetTracker
+from handrail.messages import Message, Model
+from handrail.models import model_named
+from handrail.operation import Operation
+from handrail.prompt.section import walk
+from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, SessionView
+from handrail.resources.registry import Binding
+from handrail.session import Session
+from handrail.tools import Effect, Tool
+from handrail.workers.attachments import message_with, of_disk, taken
+from handrail.workers.creating import WorkerCreated, check_rights, creation_tools
+from handrail.workers.drafting import Draft
+from handrail.workers.front_matter import AttachmentRule, CreationDefaults
+from handrail.workers.functions import Functions
+from handrail.workers.problem import Finder, WorkerProblem, refuse
+from handrail.workers.reading import has_front_matter, read_text
+from handrail.workers.running import Given, InWorker, Reach, tool_for
+from handrail.workers.worker import Worker, rule_of, strongest
+
+_MOST_KEPT = 256
+"""How many created workers are kept as they were made, of all sessions."""
+
+
+class EvaluateOptions(TypedDict, total=False):
+    """What a run of a worker takes of what `Adapter.evaluate` takes."""
+
+    history: Sequence[Message]
+    session: Session | None
+    bus: EventBus | None
+    deadline: Deadline | None
+    budget: Budget | BudgetTracker | None
+    filesystem: Filesystem | None
+    resources: Sequence[Binding[Any]]
+    environment: Environment | None
+    approvals: ApprovalMode | ApprovalBroker | None
+    temperature: float | None
+    max_tokens: int | None
+    run_id: str | None
+
+
+class WorkerRegistry:
+    """The workers of a folder: each `*.md` in it is one, `tools.py` beside them has their functions.
+
+    Hidden files are left out, and a README without front matter. The folder is read once, when it is
+    first asked for something; `check()` says everything that is wrong in it. A worker with something
+    wrong can't be got or run, the others can.
+    """
+
+    def __init__(
+        self, folder: str | Path, *, creation_defaults: CreationDefaults | Mapping[str, Any] | None = None
+    ) -> None:
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise WorkerError(f"there is no folder {str(folder)!r}. Give one that has workers (*.md) in it.")
+        given = creation_defaults or {}
+        self._defaults = (
+            given if isinstance(given, CreationDefaults) else CreationDefaults.model_validate(dict(given))
+        )
+        self._functions = Functions(self.folder)
+        self._tools: dict[str, Tool[Any, Any]] = {}
+        self._made: dict[tuple[str, str, str], Worker] = {}
+
+    @classmethod
+    def of_file(cls, path: str | Path) -> tuple[WorkerRegistry, Worker]:
+        """The registry of the folder that a worker's file is in, and the worker."""
+        file = Path(path)
+        if not file.is_file() or file.suffix != ".md":
+            raise WorkerError(f"{str(path)!r} is no worker's file. Give the path of a file NAME.md.")
+        registry = cls(file.parent)
+        draft = next((each for each in registry._drafts if each.path.name == file.name), None)
+        if draft is None:
+            find = Finder(file)
+            find.add(
+                1,
+                "it has no front matter",
+                "Begin the file with a line `---`, its settings, and another `---`.",
+            )
+            raise refuse(find.problems)
+        return registry, registry._worker_of(draft)
+
+    # What is there.
+
+    @cached_property
+    def _drafts(self) -> tuple[Draft, ...]:
+        drafts: list[Draft] = []
+        for path in sorted(self.folder.glob("*.md")):
+            if path.name.startswith(".") or not path.is_file():
+                continue
+            find = Finder(path)
+            text = read_text(path, find)
+            if text is None or path.stem.lower() != "readme" or has_front_matter(text):
+                drafts.append(Draft(path, text, find))
+        for draft in drafts:
+            draft.equip(self._functions)
+            draft.check_against(drafts, self._functions)
+        return tuple(drafts)
+
+    @cached_property
+    def _workers(self) -> Mapping[Path, Worker]:
+        made = {draft.path: self._finish(draft, self._effect_of(draft)) for draft in self._drafts}
+        return {path: worker for path, worker in made.items() if worker is not None}
+
+    def _finish(self, draft: Draft, effect: Effect) -> Worker | None:
+        known = {each.name for each in self._drafts}
+        listed = [name for name in draft.listed(self.names) if name in known]
+        tools = {name: self.tool(name) for name in listed}
+        return draft.finish(
+            self, tools, effect, lambda own: creation_tools(self, draft.name, own), self._defaults
+        )
+
+    def _effect_of(self, draft: Draft) -> Effect:
+        """What a worker and those it may call can do at most."""
+        reached, ahead = {draft.path}, [draft]
+        effects: list[Effect] = []
+        while ahead:
+            here = ahead.pop()
+            effects += here.effects
+            for other in self._drafts:
+                if other.name in here.listed(self.names) and other.path not in reached:
+                    reached.add(other.path)
+                    ahead.append(other)
+        return strongest(effects)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all workers, also of those with something wrong."""
+        return tuple(dict.fromkeys(draft.name for draft in self._drafts))
+
+    @property
+    def locked(self) -> frozenset[str]:
+        """The names that no created worker may take: of locked workers, and of files that can't be read."""
+        return frozenset(
+            draft.name for draft in self._drafts if draft.text is None or draft.text.front.locked
+        )
+
+    @property
+    def workers(self) -> Mapping[str, Worker]:
+        """The workers with nothing wrong, by name."""
+        return {worker.name: worker for worker in self._workers.values()}
+
+    def __getitem__(self, name: str) -> Worker:
+        drafts = [draft for draft in self._drafts if draft.name == name]
+        if not drafts:
+            near = difflib.get_close_matches(name, self.names, n=1)
+            mend = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(self.names) or 'none'}."
+            raise WorkerError(f"there is no worker {name!r} in {str(self.folder)!r}. {mend}")
+        return self._worker_of(drafts[0])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def _worker_of(self, draft: Draft) -> Worker:
+        worker = self._workers.get(draft.path)
+        if worker is None:
+            raise refuse([*draft.find.problems, *self._functions.problems().problems])
+        broken = self._functions.problems().problems
+        if (
+            broken
+            and draft.text is not None
+            and any(isinstance(each, str) for each in draft.text.front.tools)
+        ):
+            raise refuse(broken)
+        return worker
+
+    def check(self) -> list[WorkerProblem]:
+        """Everything that is wrong in the folder, file by file."""
+        _ = self._workers  # some of it shows only when they are put together
+        found = [problem for draft in self._drafts for problem in draft.find.problems]
+        found += self._functions.problems().problems
+        return sorted(dict.fromkeys(found), key=lambda each: (each.file, each.line))
+
+    def view(self, names: Sequence[str]) -> RegistryView:
+        """Some of the workers, to look at."""
+        said = {draft.name: draft.description for draft in self._drafts}
+        return RegistryView({name: said[name] for name in names if name in said})
+
+    # Workers as tools.
+
+    def tool(self, name: str) -> Tool[Any, Any]:
+        """A worker as a tool under its own name, for any prompt."""
+        made = self._tools.get(name)
+        if made is None:
+            draft = next((each for each in self._drafts if each.name == name), None)
+            if draft is None:
+                self[name]  # says which there are
+                raise AssertionError(name)
+            made = self._tools[name] = tool_for(
+                name,
+                draft.description,
+                _NO_RULE if draft.text is None else rule_of(draft.text.front),
+                self._effect_of(draft),
+                lambda: self[name],
+            )
+        return made
+
+    @contextmanager
+    def enter(self, frame: Frame, /) -> Generator[None]:
+        """`Adapter(model, workers=registry)`: every run may call all workers."""
+        prompt: Any = frame.prompt
+        offered = (
+            [] if prompt is None else [*prompt.tools, *(t for _, s in walk(prompt.sections) for t in s.tools)]
+        )
+        for tool in offered:
+            if tool.name in self.names and not tool.delegates:
+                raise DefinitionError(
+                    f"a prompt has a tool {tool.name!r}, and so is a worker of {str(self.folder)!r} "
+                    "called. Rename one of them."
+                )
+        frame.workers = Reach(self, None, Given())
+        yield
+
+    # Workers that were created in a session.
+
+    def created(self, maker: Worker, name: str, session: SessionView) -> Worker | None:
+        """The worker of this name that `maker` created in this session, if there is one."""
+        if not maker.create or name in self.locked:
+            return None
+        found = session[WorkerCreated].get((maker.name, name))
+        return None if found is None else self.from_text(maker, name, found.text)
+
+    def from_text(self, maker: Worker, name: str, text: str) -> Worker:
+        """A created worker, or `ToolValidationError` with everything wrong with it."""
+        key = (maker.name, name, text)
+        made = self._made.get(key)
+        if made is not None:
+            return made
+        path = Path(f"{name}.md")
+        draft = Draft(path, text, Finder(path))
+        draft.equip(self._functions)
+        if draft.text is not None:
+            check_rights(maker, draft.text.front)
+            if draft.name != name:
+                raise ToolValidationError(f"the worker created as {name!r} calls itself {draft.name!r}.")
+        made = None if draft.find.problems else self._finish(draft, self._effect_of(draft))
+        if made is None:
+            raise ToolValidationError("; ".join(map(str, draft.find.problems)))
+        if len(self._made) >= _MOST_KEPT:
+            self._made.clear()
+        self._made[key] = made
+        return made
+
+    # Running one.
+
+    def run(
+        self,
+        name: str,
+        input: str,
+        *,
+        attachments: Sequence[Attachment | Path | str] = (),
+        model: Model | str | None = None,
+        adapter: Adapter | None = None,
+        models: Mapping[str, Model | str] | None = None,
+        message_callback: MessageCallback | None = None,
+        **options: Unpack[EvaluateOptions],
+    ) -> Operation[PromptResponse[Any]]:
+        """Run a worker until it is done.
+
+        `model` runs the workers whose files name none; `models` goes before what the files say, by name.
+        An attachment is a path of the machine (`Path`), a path among the run's files (a text), or an
+        `Attachment`. `message_callback` hears every message of this worker and of those below it.
+        """
+        worker = self[name]
+        given = Given(name, models or {}, message_callback)
+        runner, files = self._prepared(worker, given, attachments, model, adapter, options)
+        return runner.evaluate(
+            worker.prompt,
+            worker.render(input, [each.name for each in files]),
+            message=message_with(input, files),
+            **options,
+        )
+
+    def stream(
+        self,
+        name: str,
+        input: str,
+        *,
+        attachments: Sequence[Attachment | Path | str] = (),
+        model: Model | str | None = None,
+        adapter: Adapter | None = None,
+        models: Mapping[str, Model | str] | None = None,
+        message_callback: MessageCallback | None = None,
+        **options: Unpack[EvaluateOptions],
+    ) -> RunStream[Any]:
+        """The same run as a stream of its events. On the same session again, the conversation goes on."""
+        worker = self[name]
+        given = Given(name, models or {}, message_callback)
+        runner, files = self._prepared(worker, given, attachments, model, adapter, options)
+        return runner.stream(
+            worker.prompt,
+            worker.render(input, [each.name for each in files]),
+            message=message_with(input, files),
+            **options,
+        )
+
+    def _prepared(
+        self,
+        worker: Worker,
+        given: Given,
+        attachments: Sequence[Attachment | Path | str],
+        model: Model | str | None,
+        adapter: Adapter | None,
+        options: EvaluateOptions,
+    ) -> tuple[Adapter, tuple[Attachment, ...]]:
+        chosen = given.models.get(worker.name) or worker.model or model or (adapter and adapter.model)
+        if chosen is None:
+            raise WorkerError(
+                f"nothing says which model runs the worker {worker.name!r}. Write `model: provider:name` into "
+                f"{worker.path}, or give one: run({worker.name!r}, ..., model='provider:name')."
+            )
+        chosen = model_named(chosen) if isinstance(chosen, str) else chosen
+        runner = adapter or Adapter(chosen)
+        own = worker.deadline(SYSTEM_CLOCK)
+        told = options.get("deadline")
+        if own is not None and (told is None or own.at < told.at):
+            options["deadline"] = own
+        options["budget"] = _tighter(options.get("budget"), worker.budget())
+        disk = options.get("filesystem") or runner.filesystem
+
+        def files() -> Filesystem:
+            if disk is None:
+                raise ResourceError("Filesystem", "the run has no files", "Give it some.")
+            return disk
+
+        read = [of_disk(each) if isinstance(each, Path) else each for each in attachments]
+        try:
+            found = taken(worker.name, worker.attachments, read, files)
+        except ToolValidationError as error:
+            raise WorkerError(str(error)) from None
+        inside = InWorker(self, worker, found, given, (worker.name,))
+        return runner.with_workers(inside, chosen), found
+
+
+_NO_RULE = AttachmentRule(count=0)
+
+
+def _tighter(given: Budget | BudgetTracker | None, own: Budget | None) -> Budget | BudgetTracker | None:
+    """What a run may spend where both its caller and its file say."""
+    if own is None or given is None:
+        return own or given
+    if isinstance(given, BudgetTracker):
+        return given.share(own)
+    both = [given.limits(), own.limits()]
+    least: dict[str, Any] = {
+        unit: min(limits[unit] for limits in both if unit in limits) for unit in {*both[0], *both[1]}
+    }
+    return Budget(**least)

@@ -1,0 +1,183 @@
+"""Running a worker, at the root or inside a call: what its run has, and how a call of it takes place."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import msgspec
+
+from handrail.adapter.bound import Bound
+from handrail.context import (
+    Attachment,
+    MessageCallback,
+    ToolContext,
+    WorkerFacts,
+    WorkerMessage,
+)
+from handrail.dispatch.call import LiveCall
+from handrail.dispatch.frame import Frame
+from handrail.errors import NotSupported
+from handrail.events import MessageAdded
+from handrail.messages import Model
+from handrail.schema import to_json
+from handrail.tools import Effect, Tool, ToolResult
+from handrail.workers.attachments import WorkerCall, WorkerCallWithFiles, as_argument, message_with, taken
+from handrail.workers.front_matter import AttachmentRule
+from handrail.workers.worker import Worker
+
+if TYPE_CHECKING:
+    from handrail.workers.registry import WorkerRegistry
+
+
+class Given(msgspec.Struct, frozen=True):
+    """What whoever starts a worker decides for it and for all below it."""
+
+    root: str = ""
+    models: Mapping[str, Model | str] = {}
+    """Models by the name of a worker, in the place of those that the files name."""
+    message_callback: MessageCallback | None = None
+
+
+@dataclass(frozen=True)
+class WorkerTool(Tool[Any, Any]):
+    """A worker as a tool under its own name. All that it does is done by calls inside it."""
+
+    delegates: ClassVar[bool] = True
+
+
+class Reach:
+    """The workers that the calls of one run may reach beside its tools; `Workers` of the frame."""
+
+    def __init__(self, registry: WorkerRegistry, worker: Worker | None, given: Given) -> None:
+        self.registry = registry
+        self.worker = worker
+        """Whose run it is; None for a run that is no worker's, which may call all of the folder."""
+        self.given = given
+
+    def find(self, name: str, call: LiveCall, /) -> Tool[Any, Any] | None:
+        if self.worker is None:
+            return self.registry.tool(name) if name in self.registry.names else None
+        session = call.frame.session if call.parent is None else call.parent.session
+        created = self.registry.created(self.worker, name, session)
+        return None if created is None else worker_tool(created, lambda: created)
+
+    def why_not(self, name: str, /) -> str:
+        own = self.registry.names if self.worker is None else self.worker.workers
+        if self.worker is not None and name in self.registry.names and name not in own:
+            return f"{self.worker.name} may not call the worker {name}: its file does not list it under `workers:`."
+        near = difflib.get_close_matches(name, own, n=1)
+        return f"Did you mean the worker {near[0]}?" if near else ""
+
+    def arguments(self, input: Any, attachments: Sequence[Any], /) -> Mapping[str, Any]:
+        text = input if isinstance(input, str) else to_json(input).decode()
+        given = [as_argument(each) for each in attachments]
+        return {"input": text, "attachments": given} if given else {"input": text}
+
+
+class InWorker:
+    """One run of a worker, root or nested: gives its frame what a worker's run has."""
+
+    def __init__(
+        self,
+        registry: WorkerRegistry,
+        worker: Worker,
+        attachments: tuple[Attachment, ...],
+        given: Given,
+        path: tuple[str, ...],
+    ) -> None:
+        self._registry = registry
+        self._worker = worker
+        self._attachments = attachments
+        self._given = given
+        self._path = path
+
+    @contextmanager
+    def enter(self, frame: Frame, /) -> Generator[None]:
+        worker, callback = self._worker, self._given.message_callback
+        frame.workers = Reach(self._registry, worker, self._given)
+        frame.worker = WorkerFacts(
+            worker.name,
+            self._registry.view(worker.workers),
+            worker.creation_defaults.model_dump(exclude_none=True),
+            self._attachments,
+            callback,
+        )
+        if worker.limits.depth is not None:
+            here = 0 if frame.outer is None else frame.outer.depth + 1
+            frame.depth_limit = min(frame.depth_limit, here + worker.limits.depth)
+        if callback is None:
+            yield
+            return
+        run_id = frame.run_context.run_id
+
+        def hear(added: MessageAdded) -> None:
+            if added.run_id == run_id:
+                callback(WorkerMessage(self._path, added.message))
+
+        stop = frame.session.dispatcher.subscribe(MessageAdded, hear)
+        try:
+            yield
+        finally:
+            stop()
+
+
+def worker_tool(worker: Worker, find: Callable[[], Worker]) -> WorkerTool:
+    """A worker as a tool."""
+    return tool_for(worker.name, worker.description, worker.attachments, worker.effect, find)
+
+
+def tool_for(
+    name: str, description: str, rule: AttachmentRule, effect: Effect, find: Callable[[], Worker]
+) -> WorkerTool:
+    """The tool of a worker that is looked up when it is called."""
+
+    async def handler(params: Any, *, context: ToolContext) -> ToolResult[Any]:
+        return await run_nested(find(), params, context)
+
+    return WorkerTool(
+        name,
+        description,
+        handler,
+        params=WorkerCallWithFiles if rule.count else WorkerCall,
+        result=Any,
+        capabilities=frozenset({"worker"}),
+        effect=effect,
+    )
+
+
+async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolResult[Any]:
+    """Run a worker inside a call that the gate let through."""
+    call = context._call  # pyright: ignore[reportPrivateUsage]  # its frame is where the run is nested
+    if not isinstance(call, LiveCall):
+        raise NotSupported("adapter", "Call the worker through a gate.")
+    around = call.frame.workers
+    reach = around if isinstance(around, Reach) else None
+    given = Given() if reach is None else reach.given
+    registry = worker.registry
+    if reach is not None and reach.worker is not None and reach.registry is registry:
+        # What this worker created goes before what the folder has under the name, in this session.
+        worker = registry.created(reach.worker, worker.name, context.session) or worker
+    attachments = taken(worker.name, worker.attachments, params.attachments, lambda: context.filesystem)
+    path = (given.root, *call.path) if given.root else call.path
+    response = await cast(Bound, context.adapter).evaluate(
+        worker.prompt,
+        worker.render(params.input, [each.name for each in attachments]),
+        message=message_with(params.input, attachments),
+        model=given.models.get(worker.name) or worker.model,
+        deadline=worker.deadline(call.frame.clock),
+        budget=worker.budget(),
+        workers=InWorker(registry, worker, attachments, given, path),
+    )
+    if response.stop_reason == "refused":
+        return ToolResult.error(f"{worker.name} refused: {response.text}")
+    cut = "Its answer was cut off: it is too long." if response.stop_reason == "length" else ""
+    return ToolResult.ok(value_of(worker, response), cut)
+
+
+def value_of(worker: Worker, response: Any) -> Any:
+    """What a worker came to: its output where it has a schema, else its text."""
+    return response.text if worker.output_schema is None else response.output

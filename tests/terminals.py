@@ -1,0 +1,147 @@
+"""A terminal for tests: a pseudo-terminal, and pyte in the place of its window."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, TextIO
+
+import pyte
+
+PATIENCE = 30.0
+"""Seconds until something that should be on the screen is missed."""
+
+
+class Window:
+    """What somebody in front of a pseudo-terminal sees, and where they type."""
+
+    def __init__(self, columns: int = 100, rows: int = 45) -> None:
+        self.master, self.slave = pty.openpty()
+        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.before = termios.tcgetattr(self.slave)
+        self._screen = pyte.HistoryScreen(columns, rows, history=2000)
+        self._stream = pyte.ByteStream(self._screen)
+        self.raw = b""
+        self.child: subprocess.Popen[bytes] | None = None
+
+    def start(self, command: Sequence[str], *, env: Mapping[str, str], cwd: Any) -> None:
+        """Run a program in it, as the shell of a terminal would."""
+
+        def take_the_terminal() -> None:
+            os.setsid()
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+        self.child = subprocess.Popen(
+            command,
+            stdin=self.slave,
+            stdout=self.slave,
+            stderr=self.slave,
+            env=dict(env),
+            cwd=cwd,
+            preexec_fn=take_the_terminal,
+        )
+
+    def type(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def take(self, seconds: float = 0.0) -> None:
+        """Take in what was written, waiting at most so long for some."""
+        ready, _, _ = select.select([self.master], [], [], seconds)
+        if ready:
+            with contextlib.suppress(OSError):  # its program has ended
+                data = os.read(self.master, 65536)
+                self.raw += data
+                self._stream.feed(data)
+
+    def text(self) -> str:
+        """All lines, also those that have left the screen at its top."""
+        gone = [
+            "".join(line[at].data for at in range(self._screen.columns)) for line in self._screen.history.top
+        ]
+        return "\n".join(line.rstrip() for line in [*gone, *self._screen.display]).rstrip()
+
+    def shown(self) -> str:
+        """What is on the screen now."""
+        return "\n".join(line.rstrip() for line in self._screen.display).rstrip()
+
+    def line_colours(self, part: str) -> set[str]:
+        """The colours of the letters of the last line on the screen that has this in it."""
+        for row in range(self._screen.lines - 1, -1, -1):
+            if part in self._screen.display[row]:
+                at = self._screen.display[row].index(part)
+                return {self._screen.buffer[row][at + each].fg for each in range(len(part))}
+        raise AssertionError(f"{part!r} is not on the screen:\n{self.shown()}")
+
+    @property
+    def cursor_hidden(self) -> bool:
+        return self._screen.cursor.hidden
+
+    @property
+    def echoes(self) -> bool:
+        return bool(termios.tcgetattr(self.slave)[3] & termios.ECHO)
+
+    def wait_for(self, part: str, times: int = 1) -> None:
+        """Until this has been written so many times."""
+        until = time.monotonic() + PATIENCE
+        while self.text().count(part) < times:
+            assert time.monotonic() < until, f"{part!r} did not come {times} times:\n{self.text()}"
+            if self.child is not None and self.child.poll() is not None:
+                self.take(0.2)
+                assert self.text().count(part) >= times, (
+                    f"it ended ({self.child.returncode}) without {part!r}:\n{self.text()}"
+                )
+                return
+            self.take(0.05)
+
+    async def until(self, part: str, times: int = 1) -> None:
+        """The same for a terminal that is served on this event loop."""
+        end = time.monotonic() + PATIENCE
+        while self.text().count(part) < times:
+            assert time.monotonic() < end, f"{part!r} did not come {times} times:\n{self.text()}"
+            self.take()
+            await asyncio.sleep(0.005)
+
+    def end(self) -> int:
+        """Wait for the program to end; its exit code."""
+        assert self.child is not None
+        until = time.monotonic() + PATIENCE
+        while self.child.poll() is None:
+            assert time.monotonic() < until, f"it does not end:\n{self.text()}"
+            self.take(0.05)
+        self.take(0.05)
+        return self.child.returncode
+
+    def close(self) -> None:
+        if self.child is not None and self.child.poll() is None:
+            self.child.send_signal(signal.SIGKILL)
+            self.child.wait()
+        os.close(self.master)
+        os.close(self.slave)
+
+    @contextlib.contextmanager
+    def streams(self) -> Generator[tuple[TextIO, TextIO]]:
+        """The terminal as a program's standard input and output."""
+        with (
+            os.fdopen(os.dup(self.slave), "r") as stdin,
+            os.fdopen(os.dup(self.slave), "w") as stdout,
+        ):
+            yield stdin, stdout
+
+
+@contextlib.contextmanager
+def window(columns: int = 100, rows: int = 45) -> Generator[Window]:
+    made = Window(columns, rows)
+    try:
+        yield made
+    finally:
+        made.close()

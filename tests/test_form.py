@@ -1,0 +1,244 @@
+"""Forms made from JSON Schemas, filled in line by line."""
+
+import json
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Annotated, Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field, TypeAdapter
+
+from handrail.environment.fields import parsed
+from handrail.environment.form import NOTHING, filled_in
+from handrail.errors import Declined
+from handrail.schema import Schema
+
+
+class Desk:
+    """Somebody who types these lines; where they run out, Ctrl-D."""
+
+    def __init__(self, *typed: str) -> None:
+        self._typed = list(typed)
+        self.seen: list[str] = []
+
+    def say(self, text: str = "", *styles: str) -> None:
+        self.seen.append(text)
+
+    async def line(self, prompt: str) -> str:
+        self.seen.append(prompt)
+        if not self._typed:
+            raise Declined("", "")
+        return self._typed.pop(0)
+
+    @property
+    def left(self) -> list[str]:
+        return self._typed
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.seen)
+
+
+async def fill(kind: Any, *typed: str, before: Any = NOTHING) -> Any:
+    """Fill a form for this type and send it; all that was typed must have been read."""
+    schema = Schema(kind)
+    desk = Desk(*typed)
+    value = await filled_in(schema.json_schema, desk, before)
+    assert desk.left == [], desk.text
+    schema.parse_value(value)  # it is what was asked for
+    return value
+
+
+class Address(BaseModel):
+    street: str
+    number: int
+
+
+class Order(BaseModel):
+    """All there is at once."""
+
+    item: Annotated[str, Field(min_length=3, description="What you want.")]
+    count: Annotated[int, Field(ge=1, le=9)] = 1
+    price: float
+    gift: bool
+    size: Literal["S", "M", "L"]
+    due: date | None = None
+    to: Address
+    back_to: Address | None = None
+    tags: list[str] = Field(default_factory=list)
+
+
+async def test_every_kind_of_field():
+    """Text, numbers, yes and no, a choice by number, a date, objects, an optional one, a list."""
+    typed = ["tea", "", "2.5", "y", "2", "2026-05-31", "Main", "7", "n", "y", "hot", "green", "", "s"]
+    assert await fill(Order, *typed) == {
+        "item": "tea",
+        "count": 1,
+        "price": 2.5,
+        "gift": True,
+        "size": "M",
+        "due": "2026-05-31",
+        "to": {"street": "Main", "number": 7},
+        "back_to": None,
+        "tags": ["hot", "green"],
+    }
+
+
+async def test_each_field_is_checked_at_once_in_words():
+    """What does not fit is said where it is typed, and asked for again."""
+    desk = Desk(
+        "te", "", "tea", "x", "10", "3", "cheap", "nan", "1", "maybe", "n", "XL", "4", "L", "soon", ""
+    )
+    with pytest.raises(Declined):
+        await filled_in(Schema(Order).json_schema, desk)
+    for words in (
+        "at least 3 characters, this has 2",
+        "it needs a value",
+        "a whole number, such as 3",
+        "at most 9",
+        "a number, such as 2.5",
+        "y or n",
+        "choose one of 1 to 3",
+        "a date, such as 2026-05-31",
+    ):
+        assert words in desk.text
+    assert "What you want." in desk.text
+
+
+async def test_a_form_is_shown_before_it_is_sent_and_can_be_edited():
+    """`e` goes through it again, where Enter keeps what was there."""
+    assert await fill(Address, "Main", "7", "e", "", "8", "") == {"street": "Main", "number": 8}
+    desk = Desk("Main", "7", "what", "s")
+    await filled_in(Schema(Address).json_schema, desk)
+    assert "This will be sent:\n    street: Main\n    number: 7" in desk.text
+    assert "not that: s, e or d" in desk.text
+
+
+async def test_a_form_can_be_declined_with_a_reason():
+    """By `d` at its end, and by Ctrl-D anywhere."""
+    with pytest.raises(Declined) as declined:
+        await fill(Address, "Main", "7", "d", "none of your business")
+    assert declined.value.reason == "none of your business"
+    with pytest.raises(Declined):
+        await fill(Address, "Main")
+
+
+@dataclass
+class Tree:
+    name: str
+    children: list["Tree"] = field(default_factory=list["Tree"])
+
+
+class Card(BaseModel):
+    kind: Literal["card"]
+    number: str
+
+
+class Cash(BaseModel):
+    kind: Literal["cash"]
+
+
+class Paid(BaseModel):
+    by: Annotated[Card | Cash, Field(discriminator="kind")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "typed", "value"),
+    [
+        (str, ["hello", ""], "hello"),
+        (str, ['""', ""], ""),
+        (bool, ["n", ""], False),
+        (Literal["a", "b"], ["b", ""], "b"),
+        (Literal[3, 1, 2], ["b", ""], 1),
+        (Literal[3, 1, 2], ["2", ""], 2),
+        (list[int], ["1", "2", "", ""], [1, 2]),
+        (list[Address], ["y", "Main", "1", "n", ""], [{"street": "Main", "number": 1}]),
+        (dict[str, int], ["a", "1", "b", "2", "", ""], {"a": 1, "b": 2}),
+        (int | None, ["", ""], None),
+        (int | str, ["2", "7", ""], "7"),
+        (
+            Tree,
+            ["root", "y", "y", "leaf", "n", "n", ""],
+            {"name": "root", "children": [{"name": "leaf"}]},
+        ),
+        (Paid, ["2", ""], {"by": {"kind": "cash"}}),
+        (Paid, ["1", "4711", ""], {"by": {"kind": "card", "number": "4711"}}),
+        (Annotated[list[int], Field(min_length=2, max_length=2)], ["1", "", "2", ""], [1, 2]),
+    ],
+)
+async def test_kinds_of_answers(kind: Any, typed: list[str], value: Any):
+    """Answers that are no objects, choices that look like numbers, unions, recursion, mappings."""
+    assert await fill(kind, *typed) == value
+
+
+@pytest.mark.parametrize(
+    ("format", "good", "bad"),
+    [
+        ("date", "2026-01-31", "2026-02-31"),
+        ("time", "14:30", "26:00"),
+        ("date-time", "2026-01-31T12:00:00", "now"),
+        ("email", "ada@example.org", "ada"),
+        ("uri", "https://example.org", "example"),
+        ("uuid", "123e4567-e89b-12d3-a456-426614174000", "123"),
+    ],
+)
+def test_formats(format: str, good: str, bad: str):
+    """Each known format is checked, with an example in its words."""
+    schema = {"type": "string", "format": format}
+    assert parsed(schema, good) == good
+    with pytest.raises(ValueError, match="such as"):
+        parsed(schema, bad)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"$ref": "#/$defs/none"},
+        {"$ref": "#"},
+        {"$ref": "elsewhere.json"},
+        {"type": "string", "pattern": "("},
+        {"type": "array"},
+        {"type": "object"},
+        {"anyOf": []},
+        {"enum": []},
+    ],
+)
+async def test_odd_schemas_end(schema: dict[str, Any]):
+    """A schema that says little, or leads in a circle, is no trap: there is always a way out."""
+    with pytest.raises(Declined):
+        await filled_in(schema, Desk(*["x"] * 5))
+
+
+async def test_what_a_schema_says_is_shown_without_control():
+    """Names, descriptions and options come from a model's side too."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "a\x1b[31m": {"type": "string", "enum": ["\x1b[2J", "b"], "description": "\x1b]0;x\x07"}
+        },
+        "required": ["a\x1b[31m"],
+    }
+    desk = Desk("1", "s")
+    await filled_in(schema, desk)
+    assert "\x1b" not in desk.text
+    assert "\x07" not in desk.text
+
+
+@given(
+    st.one_of(
+        st.tuples(st.just(int), st.integers()),
+        st.tuples(st.just(float), st.floats(allow_nan=False, allow_infinity=False)),
+        st.tuples(st.just(bool), st.booleans()),
+        st.tuples(st.just(date), st.dates()),
+    )
+)
+def test_what_is_typed_is_what_is_meant(drawn: tuple[Any, Any]):
+    """Every value that can be written down is read back as itself."""
+    kind, value = drawn
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)
+    typed = "y" if value is True else "n" if value is False else str(value)
+    read = parsed(adapter.json_schema(), typed)
+    assert adapter.validate_json(json.dumps(read)) == value

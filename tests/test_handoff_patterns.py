@@ -1,0 +1,347 @@
+"""The seven patterns of handoffs, each in every environment: what comes of it, or who is missing.
+
+PATTERNS are the examples and what is expected of each in ENVIRONMENTS; `REFUSED` stands where a pattern
+requires somebody who is not there, and then the call must say so. `python tests/test_handoff_patterns.py`
+runs all of it and prints the table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from handrail import (
+    Adapter,
+    AgentEnvironment,
+    Handoff,
+    HeadlessEnvironment,
+    Prompt,
+    ScriptedModel,
+    Session,
+    ToolCall,
+    open_gate,
+    run_as_agent,
+)
+from handrail.events import Emitted, ToolInvoked
+from handrail.messages import ModelRequest, UserMessage
+from handrail.testing import (
+    Person,
+    RecordingSubscriber,
+    agent_context,
+    headless_context,
+    recorded,
+    user_context,
+)
+
+FOLDER = Path(__file__).parent.parent / "examples" / "handoff"
+ENVIRONMENTS = ("person", "model", "nobody", "mock user", "mock model", "mock nobody")
+
+
+class Refused(str):
+    """The pattern requires what is not there, and says so by this name."""
+
+
+NEEDS_A_PERSON = Refused("wait_for")
+NEEDS_A_MODEL = Refused("prompt_model")
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One example: what is called, what is answered, and what comes of it in each environment."""
+
+    handoff: str
+    client: str
+    arguments: Mapping[str, Any]
+    public: Any
+    """What the `client` act is shown in the unit tests."""
+    answers: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What a person says, by the kind of the question."""
+    replies: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What a model says, by a piece of the prompt."""
+    tools: tuple[str, ...] = ()
+    results: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What inner calls give, in the unit tests."""
+    expected: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+PATTERNS = {
+    "browser_only": Pattern(
+        "get_user_input",
+        "fill_in",
+        {"fields": ["city"]},
+        {"fields": ["city"]},
+        answers={"input-form": {"values": {"city": "Oslo"}}},
+        expected={
+            "person": {"city": "Oslo"},
+            "model": NEEDS_A_PERSON,
+            "nobody": NEEDS_A_PERSON,
+            "mock user": {"values": {"city": "Oslo"}},
+        },
+    ),
+    "agent_only": Pattern(
+        "deep_analysis",
+        "analyse",
+        {"topic": "rain"},
+        {"topic": "rain"},
+        replies={"Analyse": {"findings": ["it rains"]}},
+        expected={
+            "person": NEEDS_A_MODEL,
+            "model": ["it rains"],
+            "nobody": NEEDS_A_MODEL,
+            "mock model": {"findings": ["it rains"]},
+        },
+    ),
+    "flexible": Pattern(
+        "make_choice",
+        "choose",
+        {"guest": "Ada"},
+        {"choices": ["tea", "coffee", "water"]},
+        answers={"pick": {"selected": "tea"}},
+        replies={"Choose": {"selected": "coffee"}},
+        expected={
+            "person": 3,
+            "model": 4,
+            "nobody": 0,
+            "mock user": {"selected": "tea"},
+            "mock model": {"selected": "coffee"},
+            "mock nobody": {"selected": "water"},
+        },
+    ),
+    "sequential": Pattern(
+        "research",
+        "look",
+        {"topic": "rain"},
+        {"topic": "rain"},
+        replies={
+            "Research": {"findings": ["rain"], "needs_more": True},
+            "Expand on: rain": {"findings": ["wind"], "needs_more": False},
+        },
+        expected={
+            "person": NEEDS_A_MODEL,
+            "model": ["rain", "wind"],
+            "nobody": NEEDS_A_MODEL,
+            "mock model": ["rain", "wind"],
+        },
+    ),
+    "parallel": Pattern(
+        "assess",
+        "look_from_both_sides",
+        {"topic": "rain"},
+        {"topic": "rain"},
+        replies={"Technical": {"analysis": "wet"}, "Business": {"analysis": "umbrellas"}},
+        expected={
+            "person": NEEDS_A_MODEL,
+            "model": {"technical": "wet", "business": "umbrellas"},
+            "nobody": NEEDS_A_MODEL,
+            "mock model": {"technical": "wet", "business": "umbrellas"},
+        },
+    ),
+    "nested": Pattern(
+        "do_all",
+        "hand_out",
+        {"tasks": ["wash", "dry"]},
+        {"tasks": ["wash", "dry"]},
+        answers={"do": {"output": "by hand"}},
+        replies={"wash": {"output": "washed"}, "dry": {"output": "dried"}},
+        tools=("do_task",),
+        results={"do_task": lambda arguments: f"{arguments['task']}!"},
+        expected={
+            "person": ["wash: by hand", "dry: by hand"],
+            "model": ["wash: washed", "dry: dried"],
+            "nobody": ["wash: left undone", "dry: left undone"],
+            "mock user": ["wash!", "dry!"],
+            "mock model": ["wash!", "dry!"],
+            "mock nobody": ["wash!", "dry!"],
+        },
+    ),
+    "streaming": Pattern(
+        "work_through",
+        "work",
+        {"steps": 2},
+        {"steps": 2},
+        replies={"Do step": {"text": "done"}},
+        expected={
+            "person": 2,
+            "model": 2,
+            "nobody": 2,
+            "mock user": {"completed": 2},
+            "mock model": {"completed": 2},
+            "mock nobody": {"completed": 2},
+        },
+    ),
+}
+
+CELLS = [(name, where) for name, pattern in PATTERNS.items() for where in pattern.expected]
+IN_A_RUN = [(name, where) for name, where in CELLS if "mock" not in where]
+WITH_A_MOCK = [(name, where) for name, where in CELLS if "mock" in where]
+
+
+@cache
+def example(name: str) -> ModuleType:
+    """The module of an example."""
+    spec = importlib.util.spec_from_file_location(f"handoff_example_{name}", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def replying(pattern: Pattern) -> ScriptedModel:
+    """A model that replies by a piece of the prompt, whatever order it is asked in."""
+
+    def reply(request: ModelRequest) -> str:
+        asked = request.messages[-1]
+        assert isinstance(asked, UserMessage)
+        from handrail.schema import to_json
+
+        return next(to_json(said).decode() for piece, said in pattern.replies.items() if piece in asked.text)
+
+    return ScriptedModel(reply)
+
+
+def environment(pattern: Pattern, where: str) -> Any:
+    if where == "person":
+        return Person(answers=pattern.answers)
+    return AgentEnvironment(replying(pattern)) if where == "model" else HeadlessEnvironment()
+
+
+def plain(value: Any) -> Any:
+    from pydantic_core import to_jsonable_python
+
+    return to_jsonable_python(value)
+
+
+def run_cell(name: str, where: str) -> Any:
+    """What comes of a pattern in an environment: its value, or whom it said it needs."""
+    pattern, module = PATTERNS[name], example(name)
+    tools = [getattr(module, each) for each in (pattern.handoff, *pattern.tools)]
+    session = Session()
+    with RecordingSubscriber(session) as seen:
+        gate = open_gate(tools, environment=environment(pattern, where), session=session)
+        result = gate.invoke(pattern.handoff, pattern.arguments).wait()
+    seen.assert_paired()
+    if result.success:
+        return plain(result.value)
+    needed = [each for each in (NEEDS_A_PERSON, NEEDS_A_MODEL) if f"needs {str(each)!r}" in result.message]
+    assert len(needed) == 1, result.message
+    assert [each.tool for each in seen.of(ToolInvoked)] == [pattern.handoff]  # no act has begun
+    return needed[0]
+
+
+async def run_mocked(name: str, where: str) -> tuple[Any, Any]:
+    """The `client` act alone, with a context whose answers are laid out; and what it did there."""
+    pattern, module = PATTERNS[name], example(name)
+    makers: dict[str, Callable[..., Any]] = {
+        "mock user": lambda **given: user_context(pattern.answers, **given),
+        "mock model": lambda **given: agent_context(pattern.replies, **given),
+        "mock nobody": headless_context,
+    }
+    handoff: Handoff[Any, Any] = getattr(module, pattern.handoff)
+    client: Callable[..., Any] = getattr(module, pattern.client)
+    context = makers[where](results=pattern.results)
+    answer = client(handoff.acts.public.parse_value(pattern.public), context=context)
+    return plain(await answer if inspect.isawaitable(answer) else answer), recorded(context)
+
+
+@pytest.mark.parametrize(("name", "where"), IN_A_RUN)
+def test_pattern_in_its_environments(name: str, where: str) -> None:
+    """All three acts, through the gate; where somebody is missing it says who, before anything is done."""
+    assert run_cell(name, where) == PATTERNS[name].expected[where]
+
+
+@pytest.mark.parametrize(("name", "where"), WITH_A_MOCK)
+async def test_pattern_with_a_mock_context(name: str, where: str) -> None:
+    """The middle act by itself, as a unit test calls it."""
+    pattern = PATTERNS[name]
+    answer, did = await run_mocked(name, where)
+    assert answer == pattern.expected[where]
+    if where == "mock user" and pattern.answers and not pattern.tools:
+        assert [kind for kind, _ in did.questions] == list(pattern.answers)
+    if where == "mock model" and pattern.replies and not pattern.tools:
+        assert len(did.prompts) == (2 if name in ("sequential", "parallel", "streaming") else 1)
+
+
+@pytest.mark.parametrize("name", [name for name, where in CELLS if where == "mock model"])
+def test_pattern_with_a_model_playing_the_middle_act(name: str) -> None:
+    """`run_as_agent` gives the client's answer on given data, and runs no other act."""
+    pattern, module = PATTERNS[name], example(name)
+    session, heard = Session(), list[object]()
+    answer = run_as_agent(
+        getattr(module, pattern.handoff),
+        pattern.public,
+        model=replying(pattern),
+        tools=[getattr(module, each) for each in pattern.tools],
+        on_emit=heard.append,
+        session=session,
+    ).wait()
+    if name != "nested":
+        assert plain(answer) == pattern.expected["mock model"]
+    else:
+        assert answer == pattern.expected["model"]
+    outermost = [each.tool for each in session[ToolInvoked].all() if len(each.path) == 1]
+    assert outermost == [f"{pattern.handoff}.client"]
+    assert plain(heard) == ([{"step": 1, "total": 2}, {"step": 2, "total": 2}] if name == "streaming" else [])
+
+
+@pytest.mark.parametrize(("name", "where"), IN_A_RUN)
+def test_a_model_is_told_of_a_pattern_only_where_it_can_run(name: str, where: str) -> None:
+    """In a prompt, a handoff that requires somebody is offered where they are."""
+    pattern, module = PATTERNS[name], example(name)
+    tools = [getattr(module, each) for each in (pattern.handoff, *pattern.tools)]
+    there = environment(pattern, where)
+    possible = not isinstance(pattern.expected[where], Refused)
+    model = ScriptedModel([ToolCall(pattern.handoff, pattern.arguments), "Done."] if possible else ["No."])
+    Adapter(model, environment=there).evaluate(Prompt("p", "Go.", tools=tools), "hi").wait()
+    offered = [each.tool.name for each in model.requests[0].tools]
+    assert (pattern.handoff in offered) is possible
+
+
+def test_events_of_a_nested_act_reach_the_parent_as_they_happen() -> None:
+    """Before the act is over, under the act's own name."""
+    module = example("streaming")
+    session = Session()
+    with RecordingSubscriber(session) as seen:
+        gate = open_gate([module.work_through], session=session)
+        gate.invoke("work_through", {"steps": 3}).wait()
+    emitted = [index for index, event in enumerate(seen.events) if isinstance(event, Emitted)]
+    over = [index for index, event in enumerate(seen.events) if isinstance(event, ToolInvoked)]
+    assert len(emitted) == 3
+    assert over[0] < emitted[0] < emitted[-1] < over[1]  # after `before`, before `client` is over
+
+
+def test_every_example_is_in_the_table() -> None:
+    """There are seven, and none is left out."""
+    assert sorted(path.stem for path in FOLDER.glob("*.py")) == sorted(PATTERNS)
+    assert len(PATTERNS) == 7
+
+
+def print_table() -> None:
+    """Run every cell and print what came of it."""
+    print(f"| pattern | {' | '.join(ENVIRONMENTS)} |")
+    print("| --- " * (len(ENVIRONMENTS) + 1) + "|")
+    for name, pattern in PATTERNS.items():
+        cells: list[str] = []
+        for where in ENVIRONMENTS:
+            if where not in pattern.expected:
+                cells.append("n/a: its type asks for another context")
+                continue
+            got = asyncio.run(run_mocked(name, where))[0] if "mock" in where else run_cell(name, where)
+            right = "" if got == pattern.expected[where] else "WRONG: "
+            cells.append(right + (f"refused: needs `{got}`" if isinstance(got, Refused) else f"`{got}`"))
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    print_table()

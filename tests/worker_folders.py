@@ -1,0 +1,49 @@
+"""Folders of workers, written by a test, and what was said in their runs."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from handrail import Session, WorkerRegistry
+from handrail.events import ToolInvoked, ToolStarted
+
+PLAIN = "---\n---\nDo it."
+
+
+def folder(at: Path, tools: str = "", **workers: str) -> WorkerRegistry:
+    """A registry of these workers: `main="---..."`; `tools` is the text of tools.py."""
+    at.mkdir(parents=True, exist_ok=True)
+    for name, text in workers.items():
+        (at / f"{name}.md").write_text(textwrap.dedent(text).lstrip("\n"))
+    if tools:
+        (at / "tools.py").write_text(textwrap.dedent(tools))
+    return WorkerRegistry(at)
+
+
+def sound(at: Path, tools: str = "", **workers: str) -> WorkerRegistry:
+    """The same, with nothing wrong in it."""
+    registry = folder(at, tools, **workers)
+    assert registry.check() == []
+    return registry
+
+
+class Watched:
+    """A session and every event of it."""
+
+    def __init__(self) -> None:
+        self.session = Session(id="session")
+        self.events: list[Any] = []
+        self.session.dispatcher.subscribe(object, self.events.append)
+
+    @property
+    def ended(self) -> list[tuple[str, str]]:
+        """Every call's path and how it ended, in order."""
+        return [(" > ".join(e.path), e.status) for e in self.events if isinstance(e, ToolInvoked)]
+
+    def assert_paired(self) -> None:
+        started = [event.call_id for event in self.events if isinstance(event, ToolStarted)]
+        ended = [event.call_id for event in self.events if isinstance(event, ToolInvoked)]
+        assert sorted(started) == sorted(ended)
+        assert len(set(started)) == len(started)
