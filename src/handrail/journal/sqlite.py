@@ -235,14 +235,19 @@ class SqliteJournal(MemoryJournal):
         return row
 
     def _of_mine(self, run_id: str, query: str, *values: Any) -> Work:
-        """Carried out only while the run is this process's: what was settled since stays as it is."""
+        """Carried out only while the run is this process's: what another has recorded since stays as it is."""
 
         def carry_out(connection: sqlite3.Connection) -> None:
-            if run_id:
-                self._check_mine(connection, run_id)
+            self._check_not_taken(connection, run_id)
             connection.execute(query, values)
 
         return carry_out
+
+    def _check_not_taken(self, connection: sqlite3.Connection, run_id: str) -> None:
+        """The same for what need not belong to a recorded run."""
+        row = connection.execute("SELECT owner FROM runs WHERE id = ?", (run_id,)).fetchone()
+        if row is not None and row[0] != self.owner:
+            raise RunBusy(run_id, row[0])
 
     # --- questions --------------------------------------------------------------------------------
 
@@ -258,10 +263,15 @@ class SqliteJournal(MemoryJournal):
                     answer = msgspec.msgpack.decode(row[1], type=Answer)
                     if _still_fits(answer, check):
                         return answer
-                    await self._do(_run("UPDATE questions SET answer = NULL WHERE id = ?", question.id))
+                    await self._do(
+                        self._of_mine(
+                            question.run_id, "UPDATE questions SET answer = NULL WHERE id = ?", question.id
+                        )
+                    )
             else:
                 await self._do(
-                    _run(
+                    self._of_mine(
+                        question.run_id,
                         "UPDATE questions SET question = ?, answer = NULL WHERE id = ?",
                         _encode(question, "asking"),
                         question.id,
@@ -269,7 +279,8 @@ class SqliteJournal(MemoryJournal):
                 )
         else:
             await self._do(
-                _run(
+                self._of_mine(
+                    question.run_id,
                     "INSERT INTO questions (id, question, answer, run_id, asked_at) VALUES (?, ?, NULL, ?, ?)",
                     question.id,
                     _encode(question, "asking"),
@@ -362,9 +373,7 @@ class SqliteJournal(MemoryJournal):
         encoded = _encode(unit, f"call {unit.call_id!r} committed")
 
         def commit(connection: sqlite3.Connection) -> None:
-            row = connection.execute("SELECT owner FROM runs WHERE id = ?", (unit.run_id,)).fetchone()
-            if row is not None and row[0] != self.owner:
-                raise RunBusy(unit.run_id, row[0])
+            self._check_not_taken(connection, unit.run_id)
             connection.execute(
                 "INSERT INTO units (run_id, call_id, state, unit, session_id) VALUES (?, ?, ?, ?, ?)",
                 (unit.run_id, unit.call_id, state, encoded, unit.session_id),
