@@ -40,7 +40,7 @@ class RecordedResult(ToolResult[Any], frozen=True):
     text: str = ""
 
     def render(self) -> str:
-        return self.text
+        return self.text or super().render()  # an act's, which nobody was told, may become the whole's
 
 
 class WasDone(Exception):
