@@ -273,8 +273,8 @@ MUTANTS = [
     Mutant(
         "irreversible call not marked as begun",
         "dispatch/replaying.py",
-        "    if log is not None and must_be_marked(call):\n",
-        "    if log is not None and must_be_marked(call) and False:\n",
+        "    if log is not None and not call.tool.enters_again:\n",
+        "    if log is not None and not call.tool.enters_again and False:\n",
         SIMULATED,
     ),
     Mutant(

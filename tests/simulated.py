@@ -7,12 +7,23 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from handrail import Adapter, Prompt, Tool, ToolContext, TransientError, tool
+from handrail import (
+    Adapter,
+    Handoff,
+    Parked,
+    Prompt,
+    Tool,
+    ToolContext,
+    ToolResult,
+    TransientError,
+    UserContext,
+    tool,
+)
 from handrail.dispatch.turn import ToolCall
 from handrail.environment.later import LaterEnvironment
 from handrail.guard import CapabilityPolicy
 from handrail.testing import Person
-from handrail.testing.simulation import Play, Scenario, Seen, Stage
+from handrail.testing.simulation import Play, Scenario, Seen, Stage, World
 
 AnyTool = Tool[Any, Any]
 SECRET = "the supplier's own price is 3"
@@ -29,6 +40,27 @@ class Colour(BaseModel):
     """What somebody picks."""
 
     name: str
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is asked for the paint."""
+
+    amount: int
+
+
+@dataclass(frozen=True)
+class Own:
+    """What it costs us."""
+
+    price: str
+
+
+@dataclass(frozen=True)
+class Bid:
+    """What somebody will pay."""
+
+    amount: int
 
 
 def research_tools() -> list[AnyTool]:
@@ -96,13 +128,36 @@ def shop_tools(stage: Stage) -> list[AnyTool]:
         """What it costs."""
         return 4
 
-    return [research, jot_down, pay, send_mail, price]
+    return [research, jot_down, pay, send_mail, price, haggling(world)]
+
+
+def haggling(world: World) -> AnyTool:
+    """A handoff: what the paint costs us stays here, and what we ask is shown."""
+    haggle = Handoff("haggle", "Agree on a price.", params=Ask, effect="idempotent")
+
+    @haggle.before
+    async def look_up(params: Ask, *, context: ToolContext) -> Parked[Own, Ask]:
+        world.happened("looked up")
+        return Parked(Own(SECRET), params)
+
+    @haggle.client
+    async def offer(asked: Ask, *, context: UserContext) -> Bid:
+        return await context.wait_for("bid", asked, Bid)
+
+    @haggle.after
+    async def agree(own: Own, bid: Bid, *, context: ToolContext) -> ToolResult[int]:
+        world.happened("agreed", knew=own.price == SECRET)
+        context.filesystem.write("price.md", f"{bid.amount}\n")
+        return ToolResult.ok(bid.amount, f"agreed on {bid.amount}")
+
+    return haggle
 
 
 SHOP = [
     [ToolCall("price"), ToolCall("research", {"topic": "paint"})],
     [ToolCall("jot_down", {"text": "ordered"}), ToolCall("send_mail", {"to": "supplier"})],
     ToolCall("pay", {"amount": 4}),
+    ToolCall("haggle", {"amount": 9}),
     ToolCall("jot_down", {"text": "all is paid"}),
     "The paint is ordered.",
 ]
@@ -125,7 +180,12 @@ def play(stage: Stage) -> Play:
         clock=stage.clock,
         new_id=stage.new_id,
     )
-    return Play(adapter, prompt, "Order paint.", Person(approve=True, answers={"colour": {"name": "blue"}}))
+    return Play(
+        adapter,
+        prompt,
+        "Order paint.",
+        Person(approve=True, answers={"colour": {"name": "blue"}, "bid": {"amount": 7}}),
+    )
 
 
 def paid_at_most_once(seen: Seen) -> str | None:
@@ -139,11 +199,17 @@ def mailed_at_most_once(seen: Seen) -> str | None:
     return None if mailed <= 1 else f"the mail was sent {mailed} times"
 
 
+def knew_its_own_price(seen: Seen) -> str | None:
+    """`after` is given what `before` kept, in whichever process it runs."""
+    agreed = seen.world.all("agreed")
+    return None if agreed and all(each.details["knew"] for each in agreed) else f"agreed: {agreed}"
+
+
 SHOPPING = Scenario(
     name="a shop orders paint",
     play=play,
     files={"book.md": "# Book\n", "other.txt": "nobody touches this\n"},
-    laws=[paid_at_most_once, mailed_at_most_once],
+    laws=[paid_at_most_once, mailed_at_most_once, knew_its_own_price],
     secrets=[SECRET],
 )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent.parent / "examples"
-EXAMPLES = sorted((path for path in FOLDER.rglob("*.py") if path.name != "tools.py"))
+EXAMPLES = sorted(path for path in FOLDER.rglob("*.py") if path.name != "tools.py")
 
 SHOWN = {
     "hello.py": [

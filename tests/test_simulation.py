@@ -32,8 +32,7 @@ def crashed(scenario: Scenario, **sampled: Any) -> Report:
 
 @pytest.mark.timeout(900 if DEEP else 240)  # hundreds of processes, on a machine that may be busy
 def test_a_run_with_a_bit_of_everything_survives_a_crash_at_every_point():
-    """A nested agent, a question, an approval, files, a payment and a mail."""
-    # A handoff belongs in here as soon as there are handoffs.
+    """A nested agent, a question, an approval, files, a payment, a mail and a handoff."""
     report = crashed(SHOPPING, step_every=8, overtaken_every=9)
     report.assert_kept()
     assert report.tried["before write"] == report.tried["after write"] == report.writes > 30

@@ -321,7 +321,7 @@ def a_run_has_one_owner(trial: Trial) -> Iterator[str]:
         return
     for what in ("status", "finished", "model", "settled", "answered", "files"):
         if after[0][what] != last[what]:
-            yield f"the process that was overtaken changed what is {what}: {_short(last[what])}"
+            yield f"the process that was overtaken changed what is {what}: {_changed(after[0][what], last[what])}"
     if not seen.of("over", 0):
         yield "the process that was overtaken did not come to an end"
 
@@ -344,6 +344,14 @@ def _may_have_lost(trial: Trial) -> bool:
         if is_unrepeatable(call)
         for place, changed in over["finished"].items()
     )
+
+
+def _changed(was: Any, now: Any) -> str:
+    if not isinstance(was, dict) or not isinstance(now, dict):
+        return f"{_short(was)} to {_short(now)}"
+    return _short(
+        {key: (was.get(key), now.get(key)) for key in {**was, **now} if was.get(key) != now.get(key)}
+    )  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType, reportUnknownArgumentType]  # decoded JSON
 
 
 def _short(value: Any) -> str:
