@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -347,11 +347,11 @@ def _may_have_lost(trial: Trial) -> bool:
 
 
 def _changed(was: Any, now: Any) -> str:
-    if not isinstance(was, dict) or not isinstance(now, dict):
+    if not isinstance(was, dict):
         return f"{_short(was)} to {_short(now)}"
-    return _short(
-        {key: (was.get(key), now.get(key)) for key in {**was, **now} if was.get(key) != now.get(key)}
-    )  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType, reportUnknownArgumentType]  # decoded JSON
+    before, after = cast(Details, was), cast(Details, now)
+    keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    return _short({key: (before.get(key), after.get(key)) for key in keys})
 
 
 def _short(value: Any) -> str:
