@@ -11,7 +11,6 @@ import json
 import os
 import random
 import signal
-import sqlite3
 import sys
 import threading
 from itertools import count
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from handrail import DirectoryFilesystem, SqliteJournal, ToolContext, open_gate, tool
-from handrail.journal.writer import Writer
 from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.syscalls import exchange
 from rig import Note
@@ -174,20 +172,12 @@ class CutDisk(KillingDisk):
             return  # it was given another name by a change that did reach the disk
 
 
-class KillingWriter(Writer):
-    """Before and after each of its transactions the process can end."""
-
-    points: Points
-    lose: Any = staticmethod(lambda: None)
-
-    def _carry_out(self, connection: sqlite3.Connection, job: Any) -> None:
-        self.points.reach(self.lose)
-        super()._carry_out(connection, job)
-        self.points.reach(self.lose)
-
-
-class KillingJournal(SqliteJournal):
-    writes_by = KillingWriter
+def killing_journal(
+    path: Path, points: Points, lose: Any = None, durability: Any = "process"
+) -> SqliteJournal:
+    """A journal before and after each of whose transactions the process can end."""
+    last_words = () if lose is None else (lose,)
+    return SqliteJournal(path, durability=durability, moments=lambda *_: points.reach(*last_words))
 
 
 async def commit_once(base: Path, seed: int, points: Points, edited: str, durability: Any) -> str:
@@ -195,9 +185,7 @@ async def commit_once(base: Path, seed: int, points: Points, edited: str, durabi
     disk = (CutDisk if durability == "power" else KillingDisk)(
         points, str(base / "root" / edited) if edited else ""
     )
-    journal = KillingJournal(base / "journal.db", durability=durability)
-    writer: Any = journal._writer
-    writer.points, writer.lose = points, disk._lose
+    journal = killing_journal(base / "journal.db", points, disk._lose, durability)
     files = DirectoryFilesystem(base / "root", disk=disk)
     numbers = count()
 
@@ -222,9 +210,7 @@ async def commit_once(base: Path, seed: int, points: Points, edited: str, durabi
 async def recover_once(base: Path, points: Points) -> str:
     """A recovery, which can be killed too."""
     files = DirectoryFilesystem(base / "root", disk=KillingDisk(points))
-    journal = KillingJournal(base / "journal.db")
-    writer: Any = journal._writer
-    writer.points = points
+    journal = killing_journal(base / "journal.db", points)
     await files.recover(journal)
     journal.close()
     files.close()

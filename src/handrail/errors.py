@@ -68,6 +68,7 @@ Each is ours *and* the builtin a caller would expect; each carries data beside i
     │   ├── RunBusy                                .owner: another process has it
     │   ├── RunParked                              .questions: it waits for answers, and can be resumed
     │   └── Diverged                               .place: it is not gone through as it was recorded
+    ├── SimulationError (RuntimeError)           .status: the process that crashes a scenario came to nothing
     └── VisibilityExpansionRequired              .sections: show these in full and evaluate again
 
     OperationNeverAwaited (RuntimeWarning)       a warning: an operation was made and dropped
@@ -630,6 +631,17 @@ class Diverged(RunError):
         self.place = place
         self.recorded = recorded
         self.now = now
+
+
+class SimulationError(HandrailError, RuntimeError):
+    """The process in which a simulation tries its crash points ended by itself."""
+
+    def __init__(self, status: int | None) -> None:
+        super().__init__(
+            f"the process that tries the crash points ended with status {status}, and said above why. "
+            "It must be able to import the scenario: define what it is made of at the top of a module."
+        )
+        self.status = status
 
 
 class VisibilityExpansionRequired(HandrailError):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from handrail.adapter.bound import Bound, one_message, prompt_model_of
 from handrail.adapter.conversation import Conversation, root_conversation
 from handrail.adapter.disclosure import opener
-from handrail.adapter.durable import Resumed, answer_of, begin_run, carry_out, go_on, prompt_of
+from handrail.adapter.durable import Resumed, answer_of, begin_run, carry_out, go_on, prompt_of, session_after
 from handrail.adapter.loop import run_until_done
 from handrail.adapter.output import Output
 from handrail.adapter.pacing import Retry, Throttle
@@ -226,8 +226,7 @@ class Adapter:
         row = await journal.run(run_id)
         prompt = prompt or prompt_of(run_id, row.record.app)
         if row.status in OVER:
-            session = given["session"] or Session(id=row.record.session_id, principal=row.record.principal)
-            return answer_of(row, prompt, session)
+            return answer_of(row, prompt, await session_after(journal, row, given["session"]))
         row = await journal.take(run_id)
         recover: Any = getattr(given["filesystem"] or self._filesystem, "recover", None)
         if recover is not None:

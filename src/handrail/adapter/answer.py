@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -155,9 +156,11 @@ class RecordedAnswer(msgspec.Struct, frozen=True):
     """None where the provider did not say."""
     seconds: float
     sent: SentPart | None = None
+    cost: Decimal | None = None
+    """US dollars; None where it is unknown. What is nested in a finished call is billed again by it."""
 
 
-def write_answer(answer: Answer, seconds: float) -> RecordedAnswer:
+def write_answer(answer: Answer, seconds: float, cost: Decimal | None) -> RecordedAnswer:
     """What is kept of an answer that is whole. What was sent is not: the conversation has it."""
     assert answer.stop is not None
     sent = answer.sent
@@ -165,7 +168,7 @@ def write_answer(answer: Answer, seconds: float) -> RecordedAnswer:
         sent = msgspec.structs.replace(sent, body=b"{}")
     usage = answer.usage if answer.counted else None
     return RecordedAnswer(
-        answer.model, answer.attempt, answer.text, answer.calls(), answer.stop, usage, seconds, sent
+        answer.model, answer.attempt, answer.text, answer.calls(), answer.stop, usage, seconds, sent, cost
     )
 
 

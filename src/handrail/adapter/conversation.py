@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from weakref import WeakKeyDictionary, ref
 
@@ -96,8 +97,13 @@ class Conversation:
         return tuple(renamed)
 
     def _stem(self) -> str:
-        """What ids begin with that we give: not the same in another session, whose files may be the same."""
-        return f"call-{''.join(filter(str.isalnum, self._of().id))[:8]}"
+        """What ids begin with that we give: not the same in another session, whose files may be the same.
+
+        Nor in another conversation: a run that is gone through again does not come by those that are
+        over, and must give the same ids without them.
+        """
+        stem = f"call-{''.join(filter(str.isalnum, self._of().id))[:8]}"
+        return stem if self.key == ROOT else f"{stem}-{hashlib.sha256(self.key.encode()).hexdigest()[:8]}"
 
     def begin_with(self, history: Iterable[Message], run_id: str) -> None:
         """Take over what was said elsewhere. Only an empty conversation can."""

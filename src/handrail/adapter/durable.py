@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import importlib
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Container, Coroutine, Iterable
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -339,16 +339,35 @@ async def go_on(journal: Journal, row: RunRow, session: Session | None, clock: C
                 f"the run {earlier.record.id!r} of the same session is not over",
                 "Resume or cancel that one first.",
             )
-        for unit in units:
-            if unit.run_id == earlier.record.id and unit.call_id not in undone.calls:
-                _redo(session, unit)
-        outcome = decode_outcome(earlier)
-        _say_again(session, earlier.record.id, outcome.messages, outcome.opened)
+        _bring_in(session, earlier, units, undone.calls)
     own = tuple(unit for unit in units if unit.run_id == record.id)
     run_log = RunLog(journal, record.id, clock, await journal.entries(record.id), own, resumed=True)
     run_log.untold = undone.untold
     standing = tuple(unit for unit in own if unit.call_id not in undone.calls)
     return Resumed(row, decode_begin(record), session, run_log, standing)
+
+
+async def session_after(journal: Journal, row: RunRow, session: Session | None) -> Session:
+    """The session as a run left it that is over: what it and those before it committed and said."""
+    record = row.record
+    units = await journal.load_session(record.session_id)
+    runs = await journal.runs(session_id=record.session_id)
+    undone = await undone_in(journal, record.session_id)
+    session = _fresh(record, runs, session)
+    for each in runs:
+        _bring_in(session, each, units, undone.calls)
+        if each.record.id == record.id:
+            break
+    return session
+
+
+def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone: Container[str]) -> None:
+    """Let a session have what a run that is over left in it."""
+    for unit in units:
+        if unit.run_id == row.record.id and unit.call_id not in undone:
+            _redo(session, unit)
+    outcome = decode_outcome(row)
+    _say_again(session, row.record.id, outcome.messages, outcome.opened)
 
 
 def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -> Session:

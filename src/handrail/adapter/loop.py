@@ -87,7 +87,8 @@ async def _run_calls(run: Run, calls: tuple[CallAsked, ...], message_id: str) ->
                 for call, result in zip(calls, results, strict=True)
             ]
         )
-        run.conversation.add(ToolMessage(answered), run.frame.run_context.run_id)
+        if not run.frame.left_to_the_record:  # parked: these calls have no results yet
+            run.conversation.add(ToolMessage(answered), run.frame.run_context.run_id)
     if ending is not None:
         raise ending
     return results

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from handrail.adapter.answer import Answer, RecordedAnswer, read_answer, write_answer
@@ -144,10 +145,11 @@ async def _ask_once(run: Run, attempt: int) -> Answer:
             if throttle is not None:
                 throttle.leave()
         seconds = frame.monotonic() - began
-        _charge(run, answer, reserved, seconds)
+        cost = _charge(run, answer, reserved, seconds)
         reserved = None
         if frame.log is not None:
-            await shielded(frame.log.note("model answer", run.place_of_answer, write_answer(answer, seconds)))
+            recorded = write_answer(answer, seconds, cost)
+            await shielded(frame.log.note("model answer", run.place_of_answer, recorded))
         return answer
     except BaseException:
         if reserved is not None:
@@ -162,8 +164,8 @@ async def _ask_once(run: Run, attempt: int) -> Answer:
 
 def _charge(
     run: Run, answer: Answer, reserved: Reservation | None, seconds: float, again: bool = False
-) -> None:
-    """The request is answered: what it really used, here and in every run above.
+) -> Decimal | None:
+    """The request is answered: what it really used, here and in every run above. Returns the cost.
 
     Where the provider does not say, it is unknown, not nothing: the bound that was reserved stands.
     """
@@ -178,6 +180,7 @@ def _charge(
     stop: Any = answer.stop
     tell = frame.session.keep if again else frame.session.record
     tell(ModelResponded(answer.model, stop.reason, usage, cost, seconds, answer.attempt, frame.run_context))
+    return cost
 
 
 def _reserve(run: Run, budget: BudgetTracker) -> tuple[ModelRequest, Reservation]:

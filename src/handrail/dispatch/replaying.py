@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import logging
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,6 +19,7 @@ from handrail.dispatch.undoing import compensate
 from handrail.errors import Conflict, Diverged, OutcomeUnknown, ToolValidationError
 from handrail.events import CallStatus, ToolInvoked
 from handrail.journal.runlog import RunLog
+from handrail.messages import Usage
 from handrail.records import CommitUnit
 from handrail.schema import to_json
 from handrail.session.saving import decode_item, encode_item
@@ -38,7 +40,7 @@ class RecordedResult(ToolResult[Any], frozen=True):
     text: str = ""
 
     def render(self) -> str:
-        return self.text
+        return self.text or super().render()  # an act's, which nobody was told, may become the whole's
 
 
 class WasDone(Exception):
@@ -139,7 +141,27 @@ async def from_the_record(call: LiveCall, arguments: Any) -> ToolResult[Any] | N
         raise OutcomeUnknown(f"{call.name} ({error})") from error
     except Diverged as error:
         raise OutcomeUnknown(f"{call.path[-2]} ({error})") from error
+    _bill_nested(call)
     return _ended(call, inner.status, inner.result, inner.seconds)
+
+
+class _Spent(msgspec.Struct, frozen=True):
+    """What is billed of an answer of the model that was recorded."""
+
+    usage: Usage | None
+    cost: Decimal | None = None
+
+
+def _bill_nested(call: LiveCall, before: int | None = None) -> None:
+    """What the model said in runs nested in this call counts, although they are not gone through again."""
+    frame = call.frame
+    assert frame.log is not None
+    for body in frame.log.answers_under(call.place, before):
+        spent = msgspec.msgpack.decode(body, type=_Spent)
+        frame.spending.add(spent.usage or Usage(), spent.cost)
+        if frame.budget is not None:
+            told = {} if spent.usage is None else {"tokens": spent.usage.tokens, "money": spent.cost}
+            frame.budget.reserve().settle(requests=1, **told)
 
 
 def _taken_up(call: LiveCall, unit: CommitUnit) -> ToolResult[Any]:
@@ -147,6 +169,7 @@ def _taken_up(call: LiveCall, unit: CommitUnit) -> ToolResult[Any]:
     call.tool = frame.tools.get(call.name, call.tool)
     if unit.charged and frame.budget is not None:
         frame.budget.reserve().settle(tool_calls=1)
+    _bill_nested(call)
     return _ended(call, unit.status, unit.result, unit.seconds)
 
 
@@ -266,6 +289,7 @@ async def decide_interrupted(call: LiveCall) -> None:
     happened = None if tool.probe is None else await _probe(call, tool.probe)
     if happened is False:
         return  # it never was, so there is nothing to repeat
+    _bill_nested(call)
     if happened:
         raise WasDone(
             ToolResult.ok(
@@ -337,3 +361,5 @@ def _begin_where_it_was(call: LiveCall, log: RunLog) -> None:
         found = log.find("call tried", call.place, _Try)
         if found is not None:
             call.tries, call.attempt, call.left = found.tries, found.attempt, found.left
+            if log.finished(call.place) is None and log.find("inner call", call.place, InnerCall) is None:
+                _bill_nested(call, before=call.tries)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import os
@@ -32,19 +33,27 @@ def key_beside(journal: str) -> bytes:
     if given:
         return hashlib.sha256(b"handrail key\0" + given.encode()).digest()
     path = Path(f"{journal}.key")
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        key = path.read_bytes()
-        if len(key) != _KEY_BYTES:
-            raise JournalError(
-                journal, f"its key {path.name!r} has {len(key)} bytes", "Put back the one it was made with."
-            ) from None
-        return key
-    key = new_key()
-    with os.fdopen(fd, "wb") as file:
-        file.write(key)
+    if not path.exists():
+        _make(path)
+    key = path.read_bytes()
+    if len(key) != _KEY_BYTES:
+        raise JournalError(
+            journal, f"its key {path.name!r} has {len(key)} bytes", "Put back the one it was made with."
+        )
     return key
+
+
+def _make(path: Path) -> None:
+    """Make a key under this name, whole or not at all; whoever was first has made it."""
+    made = Path(f"{path}.{secrets.token_hex(8)}")
+    fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(new_key())
+        with contextlib.suppress(FileExistsError):
+            os.link(made, path)
+    finally:
+        made.unlink()
 
 
 def digest(key: bytes, *parts: Any) -> str:

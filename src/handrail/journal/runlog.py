@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,6 +13,8 @@ from handrail.errors import Diverged, RunBusy
 from handrail.records import CommitUnit, Entry, EntryKind, Journal
 
 T = TypeVar("T")
+
+_TRY = re.compile(r"~(\d+)")
 
 
 class _Verb(msgspec.Struct):
@@ -30,6 +33,7 @@ class RunLog:
         "_clock",
         "_finished",
         "_found",
+        "_nested",
         "_verbs",
         "closed",
         "journal",
@@ -65,6 +69,19 @@ class RunLog:
             for (kind, key), body in self._found.items()
             if kind in ("verb", "inner call")
         }
+
+        self._nested: dict[str, list[tuple[str, bytes]]] = {}
+        """The model's answers in nested runs, by the call of the run itself that they are under."""
+        for (kind, key), body in self._found.items():
+            if kind == "model answer" and "~" in key:
+                self._nested.setdefault(key.partition("~")[0], []).append((key, body))
+
+    def answers_under(self, place: str, before: int | None = None) -> Iterator[bytes]:
+        """What the model said in runs nested in the call at this place; only in tries before this one."""
+        for key, body in self._nested.get(place.partition("~")[0], ()):
+            tried = _TRY.match(key, len(place)) if key.startswith(f"{place}~") else None
+            if tried is not None and (before is None or int(tried[1]) < before):
+                yield body
 
     def find(self, kind: EntryKind, key: str, type: type[T]) -> T | None:
         """What was recorded there before."""

@@ -27,7 +27,7 @@ from handrail.journal.digest import key_beside
 from handrail.journal.lease import LEASE_SECONDS, is_dead, is_free
 from handrail.journal.memory import MemoryJournal, check_nobodys, run_exists
 from handrail.journal.schema import SCHEMA
-from handrail.journal.writer import Work, Writer
+from handrail.journal.writer import Moments, Work, Writer
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.records import OVER, Asked, Check, CommitUnit, Entry, RunCopy, RunRecord, RunRow, RunStatus
@@ -53,9 +53,8 @@ class SqliteJournal(MemoryJournal):
 
     - `watch`: how often to look for answers that another process gave, in seconds; None: never.
     - `inline`: write in the thread that asks, for simulations.
+    - `moments`: hears of every transaction before and after it, for simulations of crashes.
     """
-
-    writes_by: type[Writer] = Writer
 
     def __init__(
         self,
@@ -66,6 +65,7 @@ class SqliteJournal(MemoryJournal):
         new_id: NewId = random_id,
         watch: float | None = 0.5,
         inline: bool = False,
+        moments: Moments | None = None,
     ) -> None:
         if durability not in ("process", "power"):
             raise DefinitionError(
@@ -81,7 +81,7 @@ class SqliteJournal(MemoryJournal):
         self._applying: set[str] = set()
         """The calls whose files are being changed now."""
         self._watching: asyncio.Task[None] | None = None
-        self._writer = self.writes_by(self.path, new_id(), self.synced, inline)
+        self._writer = Writer(self.path, new_id(), self.synced, inline, moments)
         self._do = self._writer.do
         self.id = self._writer.id
         self.key = key_beside(self.path)
@@ -242,11 +242,18 @@ class SqliteJournal(MemoryJournal):
             try:
                 value = await (function() if row is None or unsettled is None else unsettled())
                 encoded = _encode(value, f"step {key!r} gave")
-            except (Exception, asyncio.CancelledError):
-                if row is None:  # one found reserved stays so until it is decided
-                    await self._do(_run("DELETE FROM steps WHERE key = ? AND value IS NULL", key))
+            except Exception:  # one that was cancelled may have happened, and stays reserved
+                if row is None:  # so does one found like that, until it is decided
+                    with contextlib.suppress(RunBusy):  # whoever has the run now decides
+                        await self._do(
+                            self._of_mine(run_id, "DELETE FROM steps WHERE key = ? AND value IS NULL", key)
+                        )
                 raise
-            await self._do(_run("UPDATE steps SET value = ? WHERE key = ?", encoded, key))
+            await self._do(
+                self._of_mine(
+                    run_id, "UPDATE steps SET value = ? WHERE key = ? AND value IS NULL", encoded, key
+                )
+            )
             return value
 
         return cast(T, await super().step(key, recorded))
@@ -258,6 +265,21 @@ class SqliteJournal(MemoryJournal):
                 self._check_mine(connection, run_id)
             connection.execute("INSERT INTO steps VALUES (?, ?, NULL)", (key, run_id))
         return row
+
+    def _of_mine(self, run_id: str, query: str, *values: Any) -> Work:
+        """Carried out only while the run is this process's: what another has recorded since stays as it is."""
+
+        def carry_out(connection: sqlite3.Connection) -> None:
+            self._check_not_taken(connection, run_id)
+            connection.execute(query, values)
+
+        return carry_out
+
+    def _check_not_taken(self, connection: sqlite3.Connection, run_id: str) -> None:
+        """The same for what need not belong to a recorded run."""
+        row = connection.execute("SELECT owner FROM runs WHERE id = ?", (run_id,)).fetchone()
+        if row is not None and row[0] != self.owner:
+            raise RunBusy(run_id, row[0])
 
     # --- questions --------------------------------------------------------------------------------
 
@@ -273,10 +295,15 @@ class SqliteJournal(MemoryJournal):
                     answer = msgspec.msgpack.decode(row[1], type=Answer)
                     if _still_fits(answer, check):
                         return answer
-                    await self._do(_run("UPDATE questions SET answer = NULL WHERE id = ?", question.id))
+                    await self._do(
+                        self._of_mine(
+                            question.run_id, "UPDATE questions SET answer = NULL WHERE id = ?", question.id
+                        )
+                    )
             else:
                 await self._do(
-                    _run(
+                    self._of_mine(
+                        question.run_id,
                         "UPDATE questions SET question = ?, answer = NULL WHERE id = ?",
                         _encode(question, "asking"),
                         question.id,
@@ -284,7 +311,8 @@ class SqliteJournal(MemoryJournal):
                 )
         else:
             await self._do(
-                _run(
+                self._of_mine(
+                    question.run_id,
                     "INSERT INTO questions (id, question, answer, run_id, asked_at) VALUES (?, ?, NULL, ?, ?)",
                     question.id,
                     _encode(question, "asking"),
@@ -377,9 +405,7 @@ class SqliteJournal(MemoryJournal):
         encoded = _encode(unit, f"call {unit.call_id!r} committed")
 
         def commit(connection: sqlite3.Connection) -> None:
-            row = connection.execute("SELECT owner FROM runs WHERE id = ?", (unit.run_id,)).fetchone()
-            if row is not None and row[0] != self.owner:
-                raise RunBusy(unit.run_id, row[0])
+            self._check_not_taken(connection, unit.run_id)
             connection.execute(
                 "INSERT INTO units (run_id, call_id, state, unit, session_id) VALUES (?, ?, ?, ?, ?)",
                 (unit.run_id, unit.call_id, state, encoded, unit.session_id),

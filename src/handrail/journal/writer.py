@@ -7,12 +7,14 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Literal
 
 from handrail.errors import JournalError
 from handrail.journal.schema import bring_up
 
 Work = Callable[[sqlite3.Connection], Any]
+Moments = Callable[[Literal["before", "after"], sqlite3.Connection], None]
+"""Hears of each transaction just before it, and when it is durable but nobody has heard of it yet."""
 
 _BUSY_SECONDS = 10.0
 
@@ -21,10 +23,14 @@ class Writer:
     """Carries out work on the file, each piece in a transaction of its own, one after another.
 
     With `inline` it is done by whoever asks, at once: a simulation has then only one order of things.
+    `moments` is for simulations too: it may end the process there.
     """
 
-    def __init__(self, path: str, new_id: str, synced: bool, inline: bool) -> None:
+    def __init__(
+        self, path: str, new_id: str, synced: bool, inline: bool, moments: Moments | None = None
+    ) -> None:
         self.path = path
+        self._moments = moments
         self.id = ""
         self._synced = synced
         self._closed = False
@@ -120,6 +126,9 @@ class Writer:
         return connection
 
     def _carry_out(self, connection: sqlite3.Connection, job: _Job) -> None:
+        moments = self._moments
+        if moments is not None:
+            moments("before", connection)
         try:
             if self._synced:
                 connection.execute(f"PRAGMA synchronous = {'FULL' if job.synced else 'OFF'}")
@@ -136,6 +145,8 @@ class Writer:
             )
         except BaseException as error:
             job.error = error
+        if moments is not None:
+            moments("after", connection)
         job.finish()
 
 

@@ -39,6 +39,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def advance(self, seconds: float) -> None:
         self._virtual_now += seconds
 
+    def meet_threads(self) -> bool:
+        """Called before time may jump: has a thread brought something that is to run first?"""
+        return False
+
 
 class _JumpingSelector(selectors.DefaultSelector):
     def __init__(self, loop: VirtualTimeLoop) -> None:
@@ -46,6 +50,8 @@ class _JumpingSelector(selectors.DefaultSelector):
         self._loop = loop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self._loop.meet_threads():
+            timeout = 0
         if timeout is None:
             return super().select(None)  # no timer: only a thread or a socket can go on
         grace = _THREAD_GRACE if timeout > 0 and threads_at_work(self._loop) else 0

@@ -1,0 +1,105 @@
+"""Deterministic simulation: a run is crashed at every point there is, resumed, and held to the laws.
+
+    report = simulate(Scenario(name="a payment", play=play))
+    report.assert_kept()
+
+A scenario is played on virtual time by real processes: one ends at its crash point as after `kill -9`,
+others go on with what it left. `play(stage)` makes adapter, prompt and tools from the stage, anew in each
+of them. From a shell: `python -m handrail.testing.simulation module:scenario`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections import Counter
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
+from handrail.errors import SimulationError
+from handrail.testing.simulation.points import Point
+from handrail.testing.simulation.report import Broken, Report
+from handrail.testing.simulation.scenario import Law, Play, Scenario, Seen, SimulatedModel, Stage
+from handrail.testing.simulation.trials import Found, Wanted, try_points
+from handrail.testing.simulation.world import Happening, World
+
+__all__ = [
+    "Broken",
+    "Happening",
+    "Law",
+    "Play",
+    "Point",
+    "Report",
+    "Scenario",
+    "Seen",
+    "SimulatedModel",
+    "Stage",
+    "World",
+    "simulate",
+]
+
+
+def simulate(
+    scenario: Scenario,
+    *,
+    write_every: int = 1,
+    step_every: int = 1,
+    overtaken_every: int = 1,
+    again: bool = False,
+    connected: bool = False,
+    at: str | None = None,
+    jobs: int = 1,
+) -> Report:
+    """Crash the scenario at every point, resume it, and check the laws.
+
+    - `write_every`, `step_every`: only each so-manieth write, or step of the loop.
+    - `overtaken_every`: at each so-manieth write the process does not die: it stops, another takes its
+      run, and then it goes on; 0 leaves that out.
+    - `again`: the restarted process crashes as well, at some later point.
+    - `connected`: the person is there and answers at once, so that the run is never parked.
+    - `at`: only this point, as a report names it.
+    - `jobs`: how many points are tried at once.
+    """
+    began = time.perf_counter()
+    parts = [
+        Wanted(write_every, step_every, overtaken_every, again, connected, at, part, max(1, jobs))
+        for part in range(max(1, jobs))
+    ]
+    # A new interpreter each: this one may have threads, and then a fork of it is not safe.
+    context = multiprocessing.get_context("spawn")
+    running: list[tuple[BaseProcess, Connection]] = []
+    for wanted in parts:
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_try_part, args=(scenario, wanted, theirs))
+        process.start()
+        theirs.close()
+        running.append((process, ours))
+    found = [_found(process, ours) for process, ours in running]
+    tried: Counter[str] = Counter()
+    for part in found:
+        tried.update(part.tried)
+    return Report(
+        scenario.name,
+        found[0].writes,
+        found[0].steps,
+        dict(tried),
+        sum(part.processes for part in found),
+        time.perf_counter() - began,
+        list(dict.fromkeys(each for part in found for each in part.broken)),
+    )
+
+
+def _try_part(scenario: Scenario, wanted: Wanted, theirs: Connection) -> None:
+    theirs.send(try_points(scenario, wanted))
+    theirs.close()
+
+
+def _found(process: BaseProcess, ours: Connection) -> Found:
+    try:
+        return ours.recv()
+    except EOFError:
+        process.join()
+        raise SimulationError(process.exitcode) from None
+    finally:
+        ours.close()
+        process.join()

@@ -1,0 +1,62 @@
+"""`python -m handrail.testing.simulation module:scenario`: crash a scenario everywhere and say what broke."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from handrail.errors import DefinitionError
+from handrail.testing.simulation import Scenario, simulate
+
+
+def scenario_named(name: str) -> Scenario:
+    """The scenario that `module:name` names, looked for in the current folder first."""
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise DefinitionError(f"{name!r} names no scenario. Write module:scenario.")
+    sys.path.insert(0, "")
+    found = getattr(importlib.import_module(module), attribute, None)
+    if not isinstance(found, Scenario):
+        raise DefinitionError(
+            f"{attribute!r} in {module!r} is no Scenario. Define one at the top of the module."
+        )
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m handrail.testing.simulation",
+        description=__doc__.partition(": ")[2] if __doc__ else "",
+    )
+    parser.add_argument("scenario", help="module:name of a Scenario")
+    parser.add_argument(
+        "--write-every", type=int, default=1, help="only each so-manieth write of the journal"
+    )
+    parser.add_argument("--step-every", type=int, default=1, help="only each so-manieth step of the loop")
+    parser.add_argument(
+        "--overtaken-every", type=int, default=1, help="the same for overtaken processes; 0: none"
+    )
+    parser.add_argument("--again", action="store_true", help="crash the restarted process as well")
+    parser.add_argument(
+        "--connected", action="store_true", help="somebody answers at once, nothing is parked"
+    )
+    parser.add_argument("--at", help="only this point, as a report names it: 'before write 12'")
+    parser.add_argument("--jobs", type=int, default=1, help="how many points are tried at once")
+    given = parser.parse_args(arguments)
+    report = simulate(
+        scenario_named(given.scenario),
+        write_every=given.write_every,
+        step_every=given.step_every,
+        overtaken_every=given.overtaken_every,
+        again=given.again,
+        connected=given.connected,
+        at=given.at,
+        jobs=given.jobs,
+    )
+    print(report)
+    return 1 if report.broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

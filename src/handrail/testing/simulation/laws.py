@@ -1,0 +1,376 @@
+"""The laws that hold for every run, wherever its process ended. Each returns what is broken, in words."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+from handrail.adapter.conversation import check_well_formed
+from handrail.errors import DefinitionError
+from handrail.messages import Message
+from handrail.testing.simulation.world import Happening
+
+_NOT_KNOWN = "not known"
+"""What a model is told of a call whose outcome is unknown."""
+_UNREPEATABLE = ("irreversible", "compensable")
+
+Details = Mapping[str, Any]
+
+
+class History:
+    """What happened in one trial, by process."""
+
+    def __init__(self, happened: Sequence[Happening], peeked: int | None = None) -> None:
+        self.happened = happened
+        self.peeked = peeked
+        """The process that only asked for the run while another had it."""
+        self.last = max((each.process for each in happened), default=0)
+
+    def of(self, what: str, process: int | None = None) -> list[Details]:
+        return [
+            each.details for each in self.happened if each.what == what and process in (None, each.process)
+        ]
+
+    @property
+    def ended(self) -> Details | None:
+        """What the last process says of the run's end."""
+        found = self.of("ended", self.last)
+        return found[0] if found else None
+
+    @property
+    def over(self) -> Details | None:
+        """How everything was when the very last process was over, also one that had been overtaken."""
+        found = self.of("over")
+        return found[-1] if found else None
+
+    def restarts(self) -> Iterator[tuple[int, Details]]:
+        """Each process that went on with the run, and how it found things."""
+        for each in self.happened:
+            if each.what == "began" and each.process not in (0, self.peeked):
+                yield each.process, each.details
+
+    @cached_property
+    def cut(self) -> list[Details]:
+        """Calls under way when a process ended that may not simply run again: their outcome may be unknown."""
+        found: list[Details] = []
+        entered: list[Details] = []
+        steps: set[str] = set()
+        for each in self.happened:
+            if each.what == "entered":
+                entered.append(each.details)
+            elif each.what == "step begun":
+                steps.add(each.details["key"])
+            elif each.what == "began":
+                unsettled = steps - set(each.details["settled"])
+                found += [
+                    call
+                    for call in entered
+                    if call["place"] not in each.details["finished"]
+                    and (is_unrepeatable(call) or any(key.startswith(f"{call['key']}/") for key in unsettled))
+                ]
+        return found
+
+    def said(self) -> dict[tuple[int, int, str], list[Any]]:
+        """What was said in each conversation, each time the run was gone through."""
+        found: dict[tuple[int, int, str], list[Any]] = {}
+        for what, process, details in self.happened:
+            if what == "said":
+                key = (process, details["attempt"], details["conversation"])
+                found.setdefault(key, []).append(details["message"])
+        return found
+
+    @cached_property
+    def whole(self) -> dict[str, list[Any]]:
+        """Each conversation as far as it ever got."""
+        found: dict[str, list[Any]] = {}
+        for (_, _, key), messages in self.said().items():
+            if len(messages) > len(found.get(key, ())):
+                found[key] = messages
+        return found
+
+    def entered_at(self, begun: str) -> Details | None:
+        """The call whose handler was entered at this place, in this try."""
+        return next(
+            (call for call in self.of("entered") if f"{call['place']}~{call['tries']}" == begun), None
+        )
+
+
+class Trial(NamedTuple):
+    """A crashed history and the uncrashed one it is held against."""
+
+    seen: History
+    uncrashed: History
+    overtaken: bool
+    secrets: Sequence[str]
+
+    def doubtful(self) -> frozenset[str]:
+        """The ids of the calls whose results may be other than without a crash.
+
+        Those that were cut, and those that were about to be entered: it was recorded that they began.
+        """
+        found = list(self.seen.cut)
+        for _, began in self.seen.restarts():
+            marked = (self.uncrashed.entered_at(begun) for begun in began["begun"])
+            found += [call for call in marked if call is not None and call["place"] not in began["finished"]]
+        return frozenset(id for call in found for id in call["ids"])
+
+
+def is_unrepeatable(call: Details) -> bool:
+    return call["effect"] in _UNREPEATABLE and not call["reenters"]
+
+
+def the_run_ends(trial: Trial) -> Iterator[str]:
+    """It comes to its end, and to the same one."""
+    ended, expected = trial.seen.ended, trial.uncrashed.ended
+    if ended is None:
+        failed = trial.seen.of("failed", trial.seen.last)
+        why = f"{failed[-1]['error']}: {failed[-1]['message']}" if failed else "its process died"
+        yield f"it did not end: {why}"
+    elif expected is not None:
+        for what in (
+            ("status", "stop_reason") if trial.doubtful() else ("status", "stop_reason", "text", "output")
+        ):
+            if ended[what] != expected[what]:
+                yield f"its {what} is {ended[what]!r}, not {expected[what]!r}"
+
+
+def each_call_has_its_result(trial: Trial) -> Iterator[str]:
+    """Every conversation is well-formed, and is the uncrashed one but for what is not known."""
+    ended, expected = trial.seen.ended, trial.uncrashed.ended
+    if ended is None or expected is None:
+        return
+    doubtful = trial.doubtful()
+    try:
+        check_well_formed(msgspec.convert(ended["messages"], list[Message]))
+    except (DefinitionError, msgspec.ValidationError) as error:
+        yield f"the conversation is not well-formed: {error}"
+    for message in ended["messages"]:
+        for result in message.get("results", ()):
+            if _NOT_KNOWN in result["text"] and result["id"] not in doubtful:
+                yield f"{result['name']} was not cut off, and the model is told {result['text']!r}"
+    yield from _differences("root", ended["messages"], expected["messages"], doubtful, True)
+    for (process, _, key), messages in trial.seen.said().items():
+        other = trial.uncrashed.whole.get(key)
+        if other is None:
+            yield f"there is a conversation {key!r} that the uncrashed run does not have"
+        elif not trial.overtaken or process:
+            yield from _differences(key, messages, other, doubtful, False)
+
+
+def _differences(
+    key: str, messages: Any, expected: Any, doubtful: frozenset[str], whole: bool
+) -> Iterator[str]:
+    differed = False
+    for number, (message, other) in enumerate(zip(messages, expected, strict=False), 1):
+        if message == other:
+            continue
+        results, others = message.get("results"), other.get("results")
+        same = results and others and [each["id"] for each in results] == [each["id"] for each in others]
+        if not same:
+            if not differed:  # a model that was told something else may say something else
+                yield f"message {number} of {key!r} is {message!r}, not {other!r}"
+            return
+        for result, wanted in zip(results, others, strict=True):
+            if result != wanted:
+                differed = True
+                if result["id"] not in doubtful:
+                    yield f"the result of {result['name']} in {key!r} is {result['text']!r}, not {wanted['text']!r}"
+    if len(messages) != len(expected) and not differed and (whole or len(messages) > len(expected)):
+        yield f"{key!r} has {len(messages)} messages, not {len(expected)}"
+
+
+def no_answer_of_the_model_is_asked_for_again(trial: Trial) -> Iterator[str]:
+    """What the model said and was recorded is taken from the record, as it was."""
+    seen = trial.seen
+    for process, began in seen.restarts():
+        over = seen.of("over", process)
+        if not over:
+            continue
+        asked, new = len(seen.of("asked", process)), len(over[0]["model"]) - len(began["model"])
+        if asked > new:
+            yield f"process {process} asked the model {asked} times and recorded {new} answers"
+        for place, answer in began["model"].items():
+            if over[0]["model"].get(place) != answer:
+                yield f"the recorded answer at {place} was changed"
+
+
+def no_finished_call_runs_again(trial: Trial) -> Iterator[str]:
+    seen = trial.seen
+    for process, began in seen.restarts():
+        for call in seen.of("entered", process):
+            done = [
+                place
+                for place in began["finished"]
+                if call["place"] == place or call["place"].startswith(f"{place}~")
+            ]
+            if done:
+                yield f"{call['tool']} at {call['place']} was finished ({done[0]}) and its handler was entered again"
+
+
+def what_is_settled_stays(trial: Trial) -> Iterator[str]:
+    """A settled `once` is not run again, and its value stays as it is."""
+    seen = trial.seen
+    for process, began in seen.restarts():
+        for step in seen.of("step begun", process):
+            if step["key"] in began["settled"]:
+                yield f"once {step['key']!r} was settled and was run again"
+        if seen.over is not None:
+            for key, value in began["settled"].items():
+                if seen.over["settled"].get(key) != value:
+                    yield f"the settled value of {key!r} was changed"
+
+
+def what_cant_be_repeated_is_not(trial: Trial) -> Iterator[str]:
+    """An irreversible handler is entered at most once; cut off, the model is told that nobody knows."""
+    seen = trial.seen
+    entered = [call for call in seen.of("entered") if is_unrepeatable(call) and not call["probed"]]
+    for (place, _), times in Counter((call["place"], call["tries"]) for call in entered).items():
+        if times > 1:
+            yield f"the irreversible call at {place} was entered {times} times"
+    ended = seen.ended
+    if ended is None:
+        return
+    told = {
+        result["id"]: result["text"]
+        for messages in (ended["messages"], *seen.whole.values())
+        for message in messages
+        for result in message.get("results", ())
+    }
+    for call in seen.cut:
+        if call["effect"] == "irreversible" and is_unrepeatable(call) and not call["probed"]:
+            text = told.get(call["ids"][0])
+            if text is not None and _NOT_KNOWN not in text:
+                yield f"{call['tool']} was cut off, and the model is told {text!r}"
+
+
+def answers_are_taken_once(trial: Trial) -> Iterator[str]:
+    seen = trial.seen
+    for twice in seen.of("answered twice"):
+        yield f"a second, contrary answer to {twice['question']} was taken"
+    for _, began in seen.restarts():
+        for question, answer in began["answered"].items():
+            if seen.over is not None and seen.over["answered"].get(question) != answer:
+                yield f"the answer to {question} was changed"
+
+
+def files_are_never_torn(trial: Trial) -> Iterator[str]:
+    """After recovery they are as after some commit; at the end as without a crash."""
+    uncrashed, seen = trial.uncrashed, trial.seen
+    states = [each["files"] for what in ("began", "committed") for each in uncrashed.of(what)]
+    for process, began in seen.restarts():
+        if began["files"] not in states:
+            yield f"process {process} found the files as they never were: {_short(began['files'])}"
+    if seen.over is None or uncrashed.over is None or _may_have_lost(trial):
+        return
+    files, expected = seen.over["files"], uncrashed.over["files"]
+    if files != expected:
+        yield f"at the end the files are {_short(files)}, not {_short(expected)}"
+
+
+def the_state_is_the_same(trial: Trial) -> Iterator[str]:
+    ended, expected = trial.seen.ended, trial.uncrashed.ended
+    if ended is None or expected is None or _may_have_lost(trial):
+        return
+    if ended["state"] != expected["state"]:
+        yield f"at the end the state is {_short(ended['state'])}, not {_short(expected['state'])}"
+
+
+def ids_are_the_same(trial: Trial) -> Iterator[str]:
+    """Calls and nested runs have the ids they would have had; and each call has one end."""
+    known = set(_ids(trial.uncrashed))
+    for found in dict.fromkeys(_ids(trial.seen)):
+        if found not in known:
+            yield f"there is a call {found[0]!r} in run {found[1]!r} that the uncrashed run does not have"
+    ended = trial.seen.ended
+    if ended is not None:
+        for (id, run), times in Counter((call[0], call[2]) for call in ended["calls"]).items():
+            if times > 1:
+                yield f"the call {id!r} of {run!r} ended {times} times"
+
+
+def nothing_secret_is_shown(trial: Trial) -> Iterator[str]:
+    shown = json.dumps(trial.seen.of("shown"))
+    for secret in trial.secrets:
+        if json.dumps(secret)[1:-1] in shown:
+            yield f"{secret!r} was shown"
+
+
+def usage_is_counted_once(trial: Trial) -> Iterator[str]:
+    ended, expected = trial.seen.ended, trial.uncrashed.ended
+    over, model = trial.seen.over, trial.uncrashed.over
+    if ended is None or expected is None or over is None or model is None:
+        return
+    if set(over["model"]) == set(model["model"]) and ended["usage"] != expected["usage"]:
+        yield f"the usage is {ended['usage']}, not {expected['usage']}"
+
+
+def a_run_has_one_owner(trial: Trial) -> Iterator[str]:
+    """While a process has a run nobody else gets it; once it was taken, the first adds nothing more."""
+    seen = trial.seen
+    if not trial.overtaken:
+        return
+    if seen.peeked is not None and [each["error"] for each in seen.of("failed", seen.peeked)] != ["RunBusy"]:
+        yield "another process was given the run while the first had it"
+    after, last = seen.of("over", seen.last), seen.over
+    if not after or last is None:
+        return
+    for what in ("status", "finished", "model", "settled", "answered", "files"):
+        if after[0][what] != last[what]:
+            yield f"the process that was overtaken changed what is {what}: {_changed(after[0][what], last[what])}"
+    if not seen.of("over", 0):
+        yield "the process that was overtaken did not come to an end"
+
+
+def _ids(history: History) -> Iterator[tuple[str, str]]:
+    for call in history.of("entered"):
+        yield call["ids"][0], call["run"]
+    for ended in history.of("ended"):
+        for id, _, run in ended["calls"]:
+            yield id, run
+
+
+def _may_have_lost(trial: Trial) -> bool:
+    """Was a call cut off, and may not run again, that changes files or state?"""
+    over = trial.uncrashed.over
+    assert over is not None
+    return any(
+        changed and (place == call["place"] or place.startswith(f"{call['place']}~"))
+        for call in trial.seen.cut
+        if is_unrepeatable(call)
+        for place, changed in over["finished"].items()
+    )
+
+
+def _changed(was: Any, now: Any) -> str:
+    if not isinstance(was, dict):
+        return f"{_short(was)} to {_short(now)}"
+    before, after = cast(Details, was), cast(Details, now)
+    keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    return _short({key: (before.get(key), after.get(key)) for key in keys})
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 600 else f"{text[:600]}..."
+
+
+LAWS = (
+    the_run_ends,
+    each_call_has_its_result,
+    no_answer_of_the_model_is_asked_for_again,
+    no_finished_call_runs_again,
+    what_is_settled_stays,
+    what_cant_be_repeated_is_not,
+    answers_are_taken_once,
+    files_are_never_torn,
+    the_state_is_the_same,
+    ids_are_the_same,
+    nothing_secret_is_shown,
+    usage_is_counted_once,
+    a_run_has_one_owner,
+)

@@ -1,0 +1,173 @@
+"""Where a process of a simulation can end: at each write of its journal, and at each step of its loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context
+from typing import Any, Literal, NamedTuple, get_args
+
+from handrail.errors import DefinitionError
+from handrail.testing.virtual_time import VirtualTimeLoop
+from handrail.threads import threads_at_work
+
+PointKind = Literal["before write", "after write", "step", "overtaken before write", "overtaken at step"]
+"""The process ends just before a write, or when it is durable but nobody has heard of it, or before a
+step of its event loop; or it stops there so long that another process takes its run, and then goes on."""
+
+CRASHED = 137
+"""The exit status of a process that ended at its point: as after `kill -9`."""
+
+
+class Point(NamedTuple):
+    """One moment of a run. Its text, `before write 12`, is what repeats it: `simulate(..., at=...)`."""
+
+    kind: PointKind
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.number}"
+
+    @property
+    def is_overtaken(self) -> bool:
+        return self.kind.startswith("overtaken")
+
+    @property
+    def moment(self) -> str:
+        """The moment itself, whatever is to happen there."""
+        return self.kind.removeprefix("overtaken ").removeprefix("at ")
+
+    @classmethod
+    def parse(cls, text: str) -> Point:
+        kind, _, number = text.rpartition(" ")
+        if kind not in get_args(PointKind) or not number.isdecimal():
+            raise DefinitionError(
+                f"{text!r} is no crash point. Give one as a report names it, such as 'before write 12' or 'step 40'."
+            )
+        return cls(kind, int(number))  # pyright: ignore[reportArgumentType]  # it is one of them
+
+
+class Points:
+    """Counts the moments of one process, and does what is to be done at one of them."""
+
+    def __init__(self, at: Point | None, reached: Callable[[], None]) -> None:
+        self._at = None if at is None else (at.moment, at.number)
+        self._reached = reached
+        self._armed = False
+        self._changes = 0
+        self.transactions = 0
+        self.steps = 0
+        self.writes: list[int] = []
+        """The numbers of the transactions that changed something."""
+        self.on_write: Callable[[sqlite3.Connection], None] | None = None
+
+    def arm(self) -> None:
+        """From here on moments count: what was before is the harness's own."""
+        self._armed = True
+
+    def disarm(self) -> None:
+        self._armed = False
+
+    def transaction(self, moment: Literal["before", "after"], connection: sqlite3.Connection) -> None:
+        """A transaction of the journal is about to begin, or has just become durable."""
+        if not self._armed:
+            return
+        if moment == "before":
+            self.transactions += 1
+            self._changes = connection.total_changes
+            self._reach("before write", self.transactions)
+        else:
+            self._reach("after write", self.transactions)
+            if connection.total_changes > self._changes:
+                self.writes.append(self.transactions)
+                if self.on_write is not None:
+                    self.on_write(connection)
+
+    def step(self) -> None:
+        """The loop is about to run its next callback."""
+        if self._armed:
+            self.steps += 1
+            self._reach("step", self.steps)
+
+    def _reach(self, moment: str, number: int) -> None:
+        if self._at == (moment, number):
+            self._at = None
+            self._reached()
+
+
+def crash() -> None:
+    """End this process as `kill -9` would: nothing is cleaned up, nothing is flushed."""
+    os._exit(CRASHED)
+
+
+_PATIENCE = 2.0
+"""Real seconds a thread gets to come back before the loop goes on without it."""
+_PATIENCE_ASKED = 0.002
+"""The same where a thread waits for the loop itself."""
+
+
+class SimulatedLoop(VirtualTimeLoop):
+    """A loop on virtual time that counts what it runs, and waits for threads before anything else.
+
+    So a run takes the same steps each time. Only the order of threads that are at work at once is the
+    machine's.
+    """
+
+    def __init__(self, points: Points, start: float) -> None:
+        self._points = points
+        self._arrived: deque[tuple[Callable[..., object], tuple[Any, ...], Context | None]] = deque()
+        self._arrival = threading.Event()
+        self._home = threading.get_ident()
+        self._asked = False
+        super().__init__()
+        self.advance(start)
+
+    def call_soon(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        return super().call_soon(self._step, callback, args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return super().call_at(when, self._step, callback, args, context=context)
+
+    def call_soon_threadsafe(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        if threading.get_ident() == self._home:
+            return super().call_soon_threadsafe(self._step, callback, args, context=context)
+        if getattr(callback, "__name__", "") != "_settle":
+            self._asked = True  # not a thread that is done: one that wants something of the loop
+        self._arrived.append((callback, args, context))
+        self._arrival.set()
+        return super().call_soon_threadsafe(_wake)
+
+    def meet_threads(self) -> bool:
+        at_work = threads_at_work(self)
+        while len(self._arrived) < at_work:
+            self._arrival.clear()
+            if len(self._arrived) < at_work and not self._arrival.wait(
+                _PATIENCE_ASKED if self._asked else _PATIENCE
+            ):
+                self._asked = True  # nobody waits that long for it twice
+                break
+        if not at_work:
+            self._asked = False
+        met = bool(self._arrived)
+        while self._arrived:
+            callback, args, context = self._arrived.popleft()
+            super().call_soon(self._step, callback, args, context=context)
+        return met
+
+    def _step(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self._points.step()
+        callback(*args)
+
+
+def _wake() -> None:
+    """Only so that the loop looks up."""

@@ -1,0 +1,306 @@
+"""One process of a simulation: it begins a run or goes on with it, until the run is over or the process is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from handrail.adapter.durable import decode_outcome
+from handrail.dispatch.gate import Gate
+from handrail.errors import AnswerRefused, RunParked, RunUnknown
+from handrail.events import MessageAdded, ToolInvoked
+from handrail.journal.sqlite import SqliteJournal
+from handrail.protocols import Environment
+from handrail.question import Answer, Question
+from handrail.records import Check
+from handrail.resources.directory import DirectoryFilesystem
+from handrail.session import Dispatcher, Session
+from handrail.session.saving import encode_item
+from handrail.testing.simulation.points import Points, SimulatedLoop
+from handrail.testing.simulation.scenario import RUN, Play, Scenario, Stage
+from handrail.testing.simulation.world import World
+from handrail.testing.virtual_time import VirtualClock
+
+FILES, JOURNAL, WORLD, REST = "files", "journal.db", "world", "rest"
+
+_PARKS = 40
+"""How often one process lets a run be parked before it says that this does not end."""
+
+
+def live(
+    scenario: Scenario,
+    folder: Path,
+    process: int,
+    points: Points,
+    start: float,
+    *,
+    measuring: bool = False,
+    connected: bool = False,
+) -> None:
+    """Play the scenario in this process, from wherever its journal is. What comes of it is in the world.
+
+    With `connected` the person is there and answers at once, so that the run is never parked.
+    """
+    world = World(folder / WORLD, process)
+    if measuring:
+        points.on_write = _noting_commits(world, folder / FILES)
+    with asyncio.Runner(loop_factory=lambda: SimulatedLoop(points, start)) as runner:
+        runner.run(_live(scenario, folder, world, points, connected))
+
+
+async def _live(scenario: Scenario, folder: Path, world: World, points: Points, connected: bool) -> None:
+    clock = VirtualClock()
+    journal = SimulatedJournal(world, folder / JOURNAL, clock, points)
+    files = DirectoryFilesystem(folder / FILES)
+    (folder / REST).mkdir(exist_ok=True)
+    stage = Stage(world, files, folder / REST, journal, clock, world.process)
+    play = scenario.play(stage)
+    _watch_handlers(world)
+    await files.recover(journal)
+    world.happened("began", files=snapshot(folder / FILES), **recorded(folder / JOURNAL))
+    points.arm()
+    try:
+        await _contradict(journal, folder)
+        response = await _until_over(journal, play, play.person if connected else None)
+    except Exception as error:
+        points.disarm()
+        world.happened("failed", error=type(error).__name__, message=str(error))
+    else:
+        points.disarm()
+        row = await journal.run(RUN)
+        world.happened(
+            "ended",
+            text=response.text,
+            output=repr(response.output),
+            stop_reason=response.stop_reason,
+            usage=msgspec.to_builtins(response.usage),
+            cost=str(response.cost),
+            status=row.status,
+            messages=msgspec.to_builtins(decode_outcome(row).messages),
+            **_seen_in(response.session),
+        )
+    world.happened(
+        "over",
+        files=snapshot(folder / FILES),
+        transactions=points.transactions,
+        writes=points.writes,
+        steps=points.steps,
+        modules=sorted(sys.modules) if points.on_write else (),
+        **recorded(folder / JOURNAL),
+    )
+    journal.close()
+    files.close()
+
+
+async def _until_over(journal: SimulatedJournal, play: Play, person: Environment | None) -> Any:
+    """Begin the run or go on with it, answer what it waits for, and again, until it is over."""
+    adapter, prompt = play.adapter, play.prompt
+    for attempt in range(_PARKS):
+        bus = _listening(journal.world, attempt)
+        try:
+            row = await journal.run(RUN)
+        except RunUnknown:
+            session = _session(play) or Session(id="session")
+            going = adapter.evaluate(
+                prompt, play.params, session=session, run_id=RUN, bus=bus, environment=person
+            )
+        else:
+            if row.status == "parked":
+                await _answer(journal, play, await journal.questions(RUN))
+            going = adapter.resume(RUN, prompt, session=_session(play), bus=bus, environment=person)
+        try:
+            return await going
+        except RunParked as parked:
+            if play.person is None:
+                raise
+            await _answer(journal, play, parked.questions)
+    raise AssertionError(f"the run was parked {_PARKS} times and is not over")
+
+
+def _noting_commits(world: World, files: Path) -> Callable[[sqlite3.Connection], None]:
+    """Note the files as they are after each commit: these are the states a crash may leave."""
+    before = (0, 0)
+
+    def note(connection: sqlite3.Connection) -> None:
+        nonlocal before
+        count = "SELECT count(*) FILTER (WHERE state = 'applied'), count(*) FILTER (WHERE state = 'committed') FROM units"
+        applied, committed = connection.execute(count).fetchone()
+        if (applied, committed) != before and not committed:
+            world.happened("committed", files=snapshot(files))
+        before = applied, committed
+
+    return note
+
+
+def _listening(world: World, attempt: int) -> Dispatcher:
+    """Notes what is said in every conversation as it is said, also what a crash cuts off."""
+    bus = Dispatcher()
+
+    def hear(fact: MessageAdded) -> None:
+        message = msgspec.to_builtins(fact.message)
+        world.happened("said", attempt=attempt, conversation=fact.conversation, message=message)
+
+    bus.subscribe(MessageAdded, hear)
+    return bus
+
+
+def _session(play: Play) -> Session | None:
+    return None if play.session is None else play.session()
+
+
+async def _answer(journal: SimulatedJournal, play: Play, questions: Sequence[Question]) -> None:
+    """Answer each question, then say the same again, which is harmless, and the contrary, which is refused."""
+    if play.person is None:
+        return
+    for question in questions[:1] if play.one_at_a_time else questions:
+        answer = await play.person.ask(question)
+        journal.answer(answer)
+        journal.answer(answer)
+        _say_the_contrary(journal, answer)
+
+
+async def _contradict(journal: SimulatedJournal, folder: Path) -> None:
+    """Say the contrary of every answer that was given before the process ended."""
+    for answer in _answers(folder / JOURNAL).values():
+        _say_the_contrary(journal, answer)
+
+
+def _say_the_contrary(journal: SimulatedJournal, answer: Answer) -> None:
+    outcome = "declined" if answer.outcome == "answered" else "answered"
+    try:
+        journal.answer(
+            msgspec.structs.replace(answer, outcome=outcome, value=None, reason="I changed my mind")
+        )
+    except AnswerRefused:
+        return
+    journal.world.happened("answered twice", question=answer.question_id)
+
+
+class SimulatedJournal(SqliteJournal):
+    """A journal that is written inline, between two points, and tells the world what goes through it."""
+
+    def __init__(self, world: World, path: Path, clock: VirtualClock, points: Points) -> None:
+        self.world = world
+        super().__init__(
+            path, clock=clock, new_id=lambda: "journal", watch=None, inline=True, moments=points.transaction
+        )
+
+    async def ask(
+        self, question: Question, environment: Environment | None = None, check: Check | None = None, /
+    ) -> Answer:
+        if environment is not None:
+            self.world.happened("shown", question=msgspec.to_builtins(question, builtin_types=()))
+        return await super().ask(question, environment, check)
+
+    async def step(
+        self,
+        key: str,
+        function: Callable[[], Awaitable[Any]],
+        /,
+        *,
+        run_id: str = "",
+        unsettled: Callable[[], Awaitable[Any]] | None = None,
+    ) -> Any:
+        async def done() -> Any:
+            self.world.happened("step begun", key=key)
+            value = await function()
+            self.world.happened("step done", key=key)
+            return value
+
+        return await super().step(key, done, run_id=run_id, unsettled=unsettled)
+
+
+def _watch_handlers(world: World) -> None:
+    """Note each handler that is entered. The process is the simulation's own, so its gate may be, too."""
+    name = "_run_handler"
+    run_handler = getattr(Gate, name)
+
+    async def watched(gate: Any, call: Any, *rest: Any) -> Any:
+        tool, outer, ids = call.tool, call, list[str]()
+        while outer is not None:
+            ids.append(outer.id)
+            outer = outer.parent
+        world.happened(
+            "entered",
+            tool=tool.name,
+            effect=tool.effect,
+            probed=tool.probe is not None,
+            reenters=tool.reenters,
+            place=call.place,
+            tries=call.tries,
+            ids=ids,
+            run=call.run_context.run_id,
+            key=call.invocation.idempotency_key,
+        )
+        return await run_handler(gate, call, *rest)
+
+    setattr(Gate, name, watched)
+
+
+# --- what there is to see --------------------------------------------------------------------------
+
+
+def snapshot(folder: Path) -> dict[str, str]:
+    """Every path below a folder and what it is."""
+    found: dict[str, str] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = f"link to {os.readlink(path)}"
+        else:
+            found[name] = "folder" if path.is_dir() else f"{path.stat().st_mode & 0o777:o} {path.read_text()}"
+    return found
+
+
+def recorded(journal: Path) -> dict[str, Any]:
+    """What a journal's file holds of the run, read past the journal."""
+    with sqlite3.connect(journal) as connection:
+        found = connection.execute("SELECT unit FROM units WHERE state != 'void'").fetchall()
+        units = [msgspec.msgpack.decode(row[0]) for row in found]
+        entries = connection.execute("SELECT kind, key, body FROM entries ORDER BY number").fetchall()
+        steps = connection.execute("SELECT key, hex(value) FROM steps WHERE value NOT NULL").fetchall()
+        status = connection.execute("SELECT status FROM runs WHERE id = ?", (RUN,)).fetchone()
+    connection.close()
+    return {
+        "status": "" if status is None else status[0],
+        "finished": {
+            **{unit["place"]: _left_something(unit) for unit in units},
+            **{
+                key: _left_something(msgspec.msgpack.decode(body))
+                for kind, key, body in entries
+                if kind == "inner call"
+            },
+        },
+        "begun": [key for kind, key, _ in entries if kind == "call begun"],
+        "model": {key: body.hex() for kind, key, body in entries if kind == "model answer"},
+        "settled": dict(steps),
+        "answered": {key: msgspec.to_builtins(answer) for key, answer in _answers(journal).items()},
+    }
+
+
+def _left_something(finished: dict[str, Any]) -> bool:
+    return bool(finished["events"] or finished["files"])
+
+
+def _answers(journal: Path) -> dict[str, Answer]:
+    with sqlite3.connect(journal) as connection:
+        rows = connection.execute("SELECT id, answer FROM questions WHERE answer NOT NULL").fetchall()
+    connection.close()
+    return {row[0]: msgspec.msgpack.decode(row[1], type=Answer) for row in rows}
+
+
+def _seen_in(session: Session) -> dict[str, Any]:
+    """What a session holds at the end."""
+    calls = [[call.call_id, list(call.path), call.run_context.run_id] for call in session[ToolInvoked].all()]
+    state = {
+        kind.__name__: [encode_item(item, session.id).decode() for item in contents.all()]
+        for kind, contents in session.state.items()
+    }
+    return {"calls": calls, "state": state}

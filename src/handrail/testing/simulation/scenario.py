@@ -1,0 +1,149 @@
+"""What is simulated: a run, its tools, who answers, and what must hold whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from handrail.adapter import Adapter
+from handrail.clock import Clock
+from handrail.errors import DefinitionError
+from handrail.journal.sqlite import SqliteJournal
+from handrail.messages import AssistantMessage, ModelPart, ModelRequest, Traits, Usage, UserMessage
+from handrail.models.scripted import Reply, Scripted, ScriptedModel
+from handrail.prompt import Prompt
+from handrail.protocols import Environment
+from handrail.resources.directory import DirectoryFilesystem
+from handrail.session import Session
+from handrail.testing.simulation.world import World
+
+RUN = "run"
+"""The id of the run that is simulated."""
+
+Said = Mapping[str, Sequence[Scripted]]
+"""What a model says: for each prompt, by words that stand in its instructions, one answer after another."""
+
+
+class Stage:
+    """What one process of a simulation has. Whatever a scenario is made of is made anew from it."""
+
+    def __init__(
+        self,
+        world: World,
+        files: DirectoryFilesystem,
+        folder: Path,
+        journal: SqliteJournal,
+        clock: Clock,
+        process: int,
+    ) -> None:
+        self.world = world
+        """What happened outside: it survives the process."""
+        self.files = files
+        """A real folder, with the files the scenario begins with; looked at after each crash."""
+        self.folder = folder
+        """A folder for anything else that survives."""
+        self.journal = journal
+        self.clock = clock
+        self.process = process
+        """0 for the process that crashes, 1 for the one after it, ..."""
+        self._ids = count()
+
+    def new_id(self) -> str:
+        """An id that no other process of the simulation makes."""
+        return f"id-{self.process}-{next(self._ids)}"
+
+    def model(self, said: Said, *, seconds: float = 1.0) -> SimulatedModel:
+        """A model that answers by how far its conversation is, so that it says the same in each process."""
+        return SimulatedModel(self.world, said, seconds)
+
+
+class Play(NamedTuple):
+    """A scenario as one process plays it."""
+
+    adapter: Adapter
+    prompt: Prompt[Any]
+    params: object = None
+    person: Environment | None = None
+    """Answers what a parked run waits for."""
+    one_at_a_time: bool = False
+    """Of several questions that are open only the first is answered before the run goes on."""
+    session: Callable[[], Session] | None = None
+    """Makes an empty session of a fixed id, for slices that have rules of their own."""
+
+
+class Seen(NamedTuple):
+    """What a law is asked about: a run that crashed, and the same without a crash."""
+
+    point: str
+    world: World
+    """All that happened, in the crashed run and in those that resumed it."""
+    uncrashed: World
+    overtaken: bool
+    """Did the first process not die, but go on when another had taken its run?"""
+
+
+Law = Callable[[Seen], str | None]
+"""What is broken, in words; None where nothing is."""
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """A run to be crashed at every point there is.
+
+    `play` is called in every process and makes all of it anew: adapter, prompt, tools. It must be a
+    function that another process can import, and it must do the same each time: no chance, no time
+    but the stage's clock, no ids but the stage's.
+    """
+
+    name: str
+    play: Callable[[Stage], Play]
+    files: Mapping[str, str] = {}
+    """What the folder holds at first."""
+    laws: Sequence[Law] = ()
+    """The scenario's own, besides those that always hold."""
+    secrets: Sequence[str] = ()
+    """Texts that nobody who is asked may be shown."""
+
+
+class SimulatedModel:
+    """Says what the script has for a prompt, by the number of answers the conversation already has."""
+
+    name = "scripted:simulation"
+    traits = Traits(native_output=True)
+
+    def __init__(self, world: World, said: Said, seconds: float) -> None:
+        self._world = world
+        self._said = said
+        self._seconds = seconds
+
+    async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
+        key = next((key for key in self._said if key in request.system), None)
+        if key is None:
+            raise DefinitionError(
+                f"the script has nothing for the prompt {request.system[:60]!r}. Give answers under words of it."
+            )
+        answers = sum(isinstance(message, AssistantMessage) for message in request.messages)
+        first = next((each.text for each in request.messages if isinstance(each, UserMessage)), "")
+        self._world.happened("asked", prompt=key, message=first, answer=answers + 1)
+        await asyncio.sleep(self._seconds)
+        script = self._said[key]
+        reply = _with_usage(
+            script[answers] if answers < len(script) else "There is nothing more to say.", answers
+        )
+        async for part in ScriptedModel([reply]).stream(request):
+            yield part
+
+
+def _with_usage(scripted: Scripted, answers: int) -> Scripted:
+    """Each answer uses something of its own, so that one counted twice is seen."""
+    if isinstance(scripted, Reply | Exception):
+        return scripted
+    usage = Usage(100 + answers, 10, requests=1)
+    if isinstance(scripted, str):
+        return Reply(scripted, usage=usage)
+    calls = scripted if isinstance(scripted, Sequence) else (scripted,)
+    return Reply(calls=calls, usage=usage)

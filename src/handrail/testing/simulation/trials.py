@@ -1,0 +1,258 @@
+"""Crashing a scenario at one point after another. All of it happens in a process without threads, which forks."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from handrail.testing.simulation.laws import LAWS, History, Trial
+from handrail.testing.simulation.points import CRASHED, Point, Points, crash
+from handrail.testing.simulation.process import FILES, JOURNAL, WORLD, live
+from handrail.testing.simulation.report import NOWHERE, Broken
+from handrail.testing.simulation.scenario import RUN, Scenario, Seen
+from handrail.testing.simulation.world import World
+
+_LATER = 3600.0
+"""Virtual seconds between a crash and the restart: no lease lasts that long."""
+_MOST_SECONDS = 30
+"""Real seconds after which a process of a simulation is taken to hang."""
+
+
+class Wanted(NamedTuple):
+    """Which points are to be tried."""
+
+    write_every: int = 1
+    step_every: int = 1
+    overtaken_every: int = 1
+    again: bool = False
+    """Crash the restarted process as well, at some later point."""
+    connected: bool = False
+    """Somebody is there and answers at once, so that the run is never parked."""
+    at: str | None = None
+    """Only this point."""
+    part: int = 0
+    parts: int = 1
+
+
+class Found(NamedTuple):
+    """What came of the trials of one part."""
+
+    writes: int
+    steps: int
+    tried: dict[str, int]
+    processes: int
+    broken: list[Broken]
+
+
+class Trials:
+    """The trials of one scenario, each in a folder of its own."""
+
+    def __init__(self, scenario: Scenario, wanted: Wanted, base: Path) -> None:
+        self._scenario = scenario
+        self._wanted = wanted
+        self._base = base
+        self._processes = 0
+        self._writes: Sequence[int] = ()
+        self._steps = 0
+
+    def run(self) -> Found:
+        gc.collect()
+        gc.freeze()  # so that children share what is there
+        tried: Counter[str] = Counter()
+        broken: list[Broken] = []
+        uncrashed = self._measure(broken)
+        if uncrashed is not None:
+            for point in self._points():
+                tried[point.kind] += 1
+                broken += self._try(point, uncrashed)
+        return Found(len(self._writes), self._steps, dict(tried), self._processes, broken)
+
+    def _measure(self, broken: list[Broken]) -> Path | None:
+        """Run it without a crash: it must end, keep the laws, and take the same steps each time.
+
+        Where somebody answers, it is run with that person there as well: a run that is parked and
+        gone through again must come to the same.
+        """
+        measured: list[tuple[Sequence[int], int]] = []
+        for name in ("connected", "uncrashed", "again"):
+            folder = self._folder(name)
+            connected = self._wanted.connected or name == "connected"
+            status = self._wait(self._fork(folder, 0, measuring=True, connected=connected))
+            history = History(World(folder / WORLD).all())
+            over = history.over
+            if status or over is None or history.ended is None:
+                failed = history.of("failed")
+                why = failed[-1]["message"] if failed else _last_words(folder)
+                broken.append(Broken("the_run_ends", NOWHERE, f"it does not end even without a crash: {why}"))
+                return None
+            measured.append((over["writes"], over["steps"]))
+            _import_all(over["modules"])
+            broken += self._judge(NOWHERE, folder, self._base / "connected")
+        if measured[1] != measured[2]:
+            first, second = ((len(writes), steps) for writes, steps in measured[1:])
+            what = f"it takes {first} writes and steps, and {second} when it is run again"
+            broken.append(Broken("it is deterministic", NOWHERE, what))
+        self._writes, self._steps = measured[1]
+        return self._base / "uncrashed"
+
+    def _points(self) -> Sequence[Point]:
+        wanted = self._wanted
+        if wanted.at is not None:
+            return [Point.parse(wanted.at)] if wanted.part == 0 else []
+        writes = self._writes[:: wanted.write_every]
+        points = [Point(kind, number) for number in writes for kind in ("before write", "after write")]
+        points += [Point("step", number) for number in range(1, self._steps + 1, wanted.step_every)]
+        if wanted.overtaken_every:
+            points += [
+                Point("overtaken before write", each) for each in self._writes[:: wanted.overtaken_every]
+            ]
+        return points[wanted.part :: wanted.parts]
+
+    def _try(self, point: Point, uncrashed: Path) -> list[Broken]:
+        folder = self._folder("trial")
+        if point.is_overtaken:
+            return self._overtake(point, folder, uncrashed)
+        status = self._wait(self._fork(folder, 0, point))
+        if status not in (0, CRASHED):
+            return [Broken("the_run_ends", str(point), f"its process went wrong: {_last_words(folder)}")]
+        process = 1
+        if self._wanted.again:
+            chance = random.Random(str(point))
+            second = Point("step", chance.randint(1, max(2, self._steps // 2)))
+            if chance.random() < 0.5:
+                second = Point(chance.choice(("before write", "after write")), chance.choice(self._writes))
+            self._wait(self._fork(folder, process, second))
+            process += 1
+        if self._wait(self._fork(folder, process)):
+            return [Broken("the_run_ends", str(point), f"resuming it went wrong: {_last_words(folder)}")]
+        return self._judge(str(point), folder, uncrashed)
+
+    def _overtake(self, point: Point, folder: Path, uncrashed: Path) -> list[Broken]:
+        """The first process stops for so long that another takes its run; then it goes on."""
+        stopped, go_on = os.pipe(), os.pipe()
+
+        def stop() -> None:
+            signal.alarm(4 * _MOST_SECONDS)
+            os.write(stopped[1], b".")
+            os.read(go_on[0], 1)
+
+        first = self._fork(folder, 0, point, stop)
+        os.close(stopped[1])
+        reached = os.read(stopped[0], 1)
+        peeked = None
+        if reached:
+            process = 1
+            if _is_owned(folder / JOURNAL):
+                self._wait(self._fork(folder, process, start=0.0))
+                peeked, process = process, process + 1
+            self._wait(self._fork(folder, process))
+            os.write(go_on[1], b".")
+        status = self._wait(first)
+        for end in (stopped[0], *go_on):
+            os.close(end)
+        if status:
+            return [Broken("the_run_ends", str(point), f"its process went wrong: {_last_words(folder)}")]
+        return self._judge(str(point), folder, uncrashed, overtaken=bool(reached), peeked=peeked)
+
+    def _judge(
+        self, at: str, folder: Path, uncrashed: Path, overtaken: bool = False, peeked: int | None = None
+    ) -> list[Broken]:
+        world, other = World(folder / WORLD), World(uncrashed / WORLD)
+        trial = Trial(History(world.all(), peeked), History(other.all()), overtaken, self._scenario.secrets)
+        broken = [Broken(law.__name__, at, what) for law in LAWS for what in law(trial)]
+        for law in self._scenario.laws:
+            what = law(Seen(at, world, other, overtaken))
+            if what is not None:
+                broken.append(Broken(getattr(law, "__name__", repr(law)), at, what))
+        world.close()
+        other.close()
+        return broken
+
+    # --- processes -------------------------------------------------------------------------------
+
+    def _folder(self, name: str) -> Path:
+        folder = self._base / name
+        shutil.rmtree(folder, ignore_errors=True)
+        for path, text in {**dict.fromkeys([f"{FILES}/"], ""), **_below(self._scenario.files)}.items():
+            target = folder / path
+            (target if path.endswith("/") else target.parent).mkdir(parents=True, exist_ok=True)
+            if not path.endswith("/"):
+                target.write_text(text)
+        return folder
+
+    def _fork(
+        self,
+        folder: Path,
+        process: int,
+        at: Point | None = None,
+        reached: Callable[[], None] = crash,
+        start: float | None = None,
+        measuring: bool = False,
+        connected: bool | None = None,
+    ) -> int:
+        self._processes += 1
+        child = os.fork()
+        if child:
+            return child
+        try:
+            signal.alarm(_MOST_SECONDS)
+            said = os.open(folder / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(said, 1)
+            os.dup2(said, 2)
+            later = _LATER * process if start is None else start
+            connected = self._wanted.connected if connected is None else connected
+            points = Points(at, reached)
+            live(self._scenario, folder, process, points, later, measuring=measuring, connected=connected)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+
+    def _wait(self, child: int) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def try_points(scenario: Scenario, wanted: Wanted) -> Found:
+    """All trials of one part, here, which must be a process without threads."""
+    with tempfile.TemporaryDirectory(prefix="handrail-simulation-") as base:
+        return Trials(scenario, wanted, Path(base)).run()
+
+
+def _import_all(modules: Sequence[str]) -> None:
+    """Import here what a child had to, so that no other child has to."""
+    for name in modules:
+        if name not in sys.modules and not name.startswith("__"):
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+
+
+def _below(files: Mapping[str, str]) -> dict[str, str]:
+    return {f"{FILES}/{path}": text for path, text in files.items()}
+
+
+def _is_owned(journal: Path) -> bool:
+    """Does a process have the run at this moment?"""
+    connection = sqlite3.connect(journal)
+    row = connection.execute("SELECT owner FROM runs WHERE id = ?", (RUN,)).fetchone()
+    connection.close()
+    return row is not None and bool(row[0])
+
+
+def _last_words(folder: Path) -> str:
+    said = folder / "said"
+    return said.read_text()[-2000:].strip() or "it said nothing, so it may hang" if said.exists() else ""

@@ -1,0 +1,333 @@
+"""The scenario our own simulation crashes everywhere: a bit of everything that a run can leave half done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from handrail import (
+    Adapter,
+    Handoff,
+    Parked,
+    Prompt,
+    Tool,
+    ToolContext,
+    ToolResult,
+    TransientError,
+    UserContext,
+    tool,
+)
+from handrail.dispatch.turn import ToolCall
+from handrail.environment.later import LaterEnvironment
+from handrail.guard import CapabilityPolicy
+from handrail.testing import Person
+from handrail.testing.simulation import Play, Scenario, Seen, Stage, World
+
+AnyTool = Tool[Any, Any]
+SECRET = "the supplier's own price is 3"
+
+
+@dataclass(frozen=True)
+class Noted:
+    """An event of the tools."""
+
+    text: str
+
+
+class Colour(BaseModel):
+    """What somebody picks."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is asked for the paint."""
+
+    amount: int
+
+
+@dataclass(frozen=True)
+class Own:
+    """What it costs us."""
+
+    price: str
+
+
+@dataclass(frozen=True)
+class Bid:
+    """What somebody will pay."""
+
+    amount: int
+
+
+def research_tools() -> list[AnyTool]:
+    @tool(effect="staged")
+    async def jot(text: str, context: ToolContext) -> str:
+        """Note something down."""
+        context.session.dispatch(Noted(text))
+        context.filesystem.write("research/notes.md", f"{text}\n")
+        return f"noted {text}"
+
+    @tool(effect="read")
+    async def notes(context: ToolContext) -> str:
+        """Read the notes."""
+        return context.filesystem.read("research/notes.md").strip()
+
+    return [jot, notes]
+
+
+def shop_tools(stage: Stage) -> list[AnyTool]:
+    world = stage.world
+    inner = Prompt("research", "You research one thing.", tools=research_tools())
+
+    @tool(effect="idempotent")
+    async def research(topic: str, context: ToolContext) -> str:
+        """Let another agent find out, and somebody choose."""
+        found = await context.adapter.evaluate(inner, f"Find out about {topic}.")
+        assert context.wait_for is not None
+        colour = await context.wait_for("colour", {"found": found.text}, Colour)
+        told = await context.call("jot_down", text=f"{topic} in {colour.name}")
+        return f"{found.text} {colour.name} {told.message}"
+
+    @tool(effect="staged")
+    async def jot_down(text: str, context: ToolContext) -> str:
+        """Write it into the book."""
+        book = context.filesystem.read("book.md")
+        context.filesystem.write("book.md", f"{book}{text}\n")
+        context.filesystem.write("last.md", text)
+        context.session.dispatch(Noted(text))
+        return f"wrote {text}"
+
+    @tool(effect="idempotent")
+    async def pay(amount: int, context: ToolContext) -> str:
+        """Pay the supplier."""
+        world.happened("asked to pay", amount=amount)
+
+        async def transfer() -> str:
+            world.happened("paid", amount=amount)
+            return "receipt 17"
+
+        async def was_paid() -> bool:
+            return world.count("paid", amount=amount) > 0
+
+        receipt = await context.once("transfer", transfer, probe=was_paid)
+        context.filesystem.write("paid.md", f"{amount}\n")
+        return f"paid {amount}: {receipt or 'the receipt is with the bank'}"
+
+    @tool
+    async def send_mail(to: str, context: ToolContext) -> str:
+        """Send the order."""
+        world.happened("mailed", to=to)
+        return f"sent to {to}"
+
+    @tool(effect="pure")
+    def price() -> int:
+        """What it costs."""
+        return 4
+
+    return [research, jot_down, pay, send_mail, price, haggling(world)]
+
+
+def haggling(world: World) -> AnyTool:
+    """A handoff: what the paint costs us stays here, and what we ask is shown."""
+    haggle = Handoff("haggle", "Agree on a price.", params=Ask, effect="idempotent")
+
+    @haggle.before
+    async def look_up(params: Ask, *, context: ToolContext) -> Parked[Own, Ask]:
+        world.happened("looked up")
+        return Parked(Own(SECRET), params)
+
+    @haggle.client
+    async def offer(asked: Ask, *, context: UserContext) -> Bid:
+        return await context.wait_for("bid", asked, Bid)
+
+    @haggle.after
+    async def agree(own: Own, bid: Bid, *, context: ToolContext) -> ToolResult[int]:
+        world.happened("agreed", knew=own.price == SECRET)
+        context.filesystem.write("price.md", f"{bid.amount}\n")
+        return ToolResult.ok(bid.amount, f"agreed on {bid.amount}")
+
+    return haggle
+
+
+SHOP = [
+    [ToolCall("price"), ToolCall("research", {"topic": "paint"})],
+    [ToolCall("jot_down", {"text": "ordered"}), ToolCall("send_mail", {"to": "supplier"})],
+    ToolCall("pay", {"amount": 4}),
+    ToolCall("haggle", {"amount": 9}),
+    ToolCall("jot_down", {"text": "all is paid"}),
+    "The paint is ordered.",
+]
+RESEARCH = [ToolCall("jot", {"text": "paint dries"}), ToolCall("notes"), "Paint dries."]
+
+
+def play(stage: Stage) -> Play:
+    """The shop orders paint."""
+    prompt = Prompt(
+        "shop",
+        "You run a shop.",
+        tools=shop_tools(stage),
+        policies=[CapabilityPolicy(effects={"idempotent": "allow"})],
+    )
+    adapter = Adapter(
+        stage.model({"You run a shop": SHOP, "You research": RESEARCH}),
+        journal=stage.journal,
+        filesystem=stage.files,
+        environment=LaterEnvironment(),
+        clock=stage.clock,
+        new_id=stage.new_id,
+    )
+    return Play(
+        adapter,
+        prompt,
+        "Order paint.",
+        Person(approve=True, answers={"colour": {"name": "blue"}, "bid": {"amount": 7}}),
+    )
+
+
+def paid_at_most_once(seen: Seen) -> str | None:
+    """The bank knows whether it was paid, so it never is twice, unless two processes are at it at once."""
+    paid = seen.world.count("paid")
+    return None if paid == 1 or (seen.overtaken and paid == 2) else f"it was paid {paid} times"
+
+
+def mailed_at_most_once(seen: Seen) -> str | None:
+    mailed = seen.world.count("mailed")
+    return None if mailed <= 1 else f"the mail was sent {mailed} times"
+
+
+def knew_its_own_price(seen: Seen) -> str | None:
+    """`after` is given what `before` kept, in whichever process it runs."""
+    agreed = seen.world.all("agreed")
+    return None if agreed and all(each.details["knew"] for each in agreed) else f"agreed: {agreed}"
+
+
+SHOPPING = Scenario(
+    name="a shop orders paint",
+    play=play,
+    files={"book.md": "# Book\n", "other.txt": "nobody touches this\n"},
+    laws=[paid_at_most_once, mailed_at_most_once, knew_its_own_price],
+    secrets=[SECRET],
+)
+
+
+# --- a second one, for what the first leaves out: several at once, retries, threads, previews ----------
+
+
+def scout_prompt(where: str, stage: Stage) -> Prompt[Any]:
+    """An agent that leaves a mark, then signals, which must be approved."""
+
+    @tool(effect="staged")
+    async def mark(context: ToolContext) -> str:
+        """Leave a mark."""
+        context.filesystem.write(f"{where}.md", "was here\n")
+        context.session.dispatch(Noted(where))
+        return "marked"
+
+    @tool
+    async def signal(context: ToolContext) -> str:
+        """Signal."""
+        stage.world.happened("signalled", where=where)
+        return "signalled"
+
+    return Prompt(
+        f"scout_{where}", f"You scout {where}.", tools=[mark, signal], policies=[CapabilityPolicy()]
+    )
+
+
+def errand_tools(stage: Stage) -> list[AnyTool]:
+    world = stage.world
+    prompts = {where: scout_prompt(where, stage) for where in ("north", "south")}
+
+    @tool(effect="idempotent")
+    async def scout(where: str, context: ToolContext) -> str:
+        """Send a scout."""
+        seen = await context.adapter.evaluate(prompts[where], f"Go {where}.")
+        assert context.wait_for is not None
+        colour = await context.wait_for("colour", {"where": where}, Colour)
+        return f"{seen.text} {colour.name}"
+
+    @tool(effect="read")
+    async def flaky(context: ToolContext) -> str:
+        """Works the second time."""
+        if context.invocation.attempt == 1:
+            raise TransientError("not now", retry_after=5)
+        return "worked"
+
+    async def was_booked(params: Any, *, context: ToolContext) -> bool:
+        return world.count("booked") > 0
+
+    async def unbook(params: Any, value: Any, *, context: ToolContext) -> None:
+        world.happened("unbooked")
+
+    @tool(effect="compensable", compensate=unbook, probe=was_booked)
+    async def book(context: ToolContext) -> str:
+        """Book a table."""
+        world.happened("booked")
+        return "booked"
+
+    @tool(effect="idempotent")
+    def stamp(context: ToolContext) -> str:
+        """Stamp a letter, in a thread; nobody can look whether it was done."""
+        context.once("stamp", lambda: world.happened("stamped")).wait()
+        context.session.dispatch(Noted("stamped"))
+        return "stamped"
+
+    @tool(effect="staged", capabilities={"fs.write"})
+    async def sign(context: ToolContext) -> str:
+        """Sign the contract, once somebody has seen what that changes."""
+        context.filesystem.write("contract.md", context.filesystem.read("contract.md") + "signed\n")
+        return "signed"
+
+    return [scout, flaky, book, stamp, sign]
+
+
+def errands(stage: Stage) -> Play:
+    """Two scouts at once, and one thing after another."""
+    prompt = Prompt(
+        "errands",
+        "You run errands.",
+        tools=errand_tools(stage),
+        policies=[
+            CapabilityPolicy({"fs.write": "ask"}, effects={"idempotent": "allow", "compensable": "allow"})
+        ],
+    )
+    scouting = [ToolCall("mark"), ToolCall("signal"), "All is quiet."]
+    said = {
+        "You run errands": [
+            [ToolCall("scout", {"where": "north"}), ToolCall("scout", {"where": "south"}), ToolCall("flaky")],
+            [ToolCall("book"), ToolCall("sign")],
+            ToolCall("stamp"),
+            "All is done.",
+        ],
+        "You scout north": scouting,
+        "You scout south": scouting,
+    }
+    adapter = Adapter(
+        stage.model(said),
+        journal=stage.journal,
+        filesystem=stage.files,
+        environment=LaterEnvironment(),
+        clock=stage.clock,
+        new_id=stage.new_id,
+    )
+    answers = {
+        "colour": lambda payload: {"name": f"{payload['where']}ern"},
+        "did 'stamp' happen": lambda _: {"happened": stage.world.count("stamped") > 0},
+    }
+    return Play(adapter, prompt, "Go.", Person(approve=True, answers=answers), one_at_a_time=True)
+
+
+def signalled_and_stamped_once(seen: Seen) -> str | None:
+    for what, most in (("signalled", 2), ("booked", 1), ("stamped", 1)):
+        if seen.world.count(what) > most + seen.overtaken:
+            return f"{what} {seen.world.count(what)} times"
+    return None
+
+
+ERRANDS = Scenario(
+    name="errands", play=errands, files={"contract.md": "# Contract\n"}, laws=[signalled_and_stamped_once]
+)
