@@ -20,7 +20,7 @@ from handrail.errors import (
 )
 from handrail.events import ApprovalDecided, ApprovalRequested, DecidedBy, QuestionAnswered, QuestionAsked
 from handrail.guard.approval import APPROVAL_SCHEMA
-from handrail.guard.covering import Asks, covering
+from handrail.guard.covering import NEVER_REMEMBERED, Asks, covering
 from handrail.guard.memory import Recall
 from handrail.journal import digest
 from handrail.operation import Operation
@@ -97,14 +97,22 @@ async def ask_approval(
         diff=diff,
         paths=places_of(call, params, bool(diff)) if asks == "call" else None,
     )
-    scopes = tuple(scope.words for scope in keys.scopes)
-    payload = {"tool": call.name, "arguments": arguments, "reason": reason, "scopes": scopes}
+    kept = call.tool.capabilities.isdisjoint(NEVER_REMEMBERED)
+    scopes = tuple(scope.words for scope in keys.scopes) if kept else ()
+    payload = {"tool": call.name, "arguments": arguments, "reason": reason}
+    if kept:
+        payload["scopes"] = scopes  # without them, whoever asks offers no memory
     if diff:
         payload["diff"] = diff
     question = _question(call, "approval", name, reason, payload, APPROVAL_SCHEMA, frame.approval_seconds)
     recall = Recall(session, question, call.name, keys, frame.clock, call.run_context)
     asked = ApprovalRequest(
-        question=question, tool=call.name, arguments=arguments, diff=diff, scopes=scopes, recall=recall
+        question=question,
+        tool=call.name,
+        arguments=arguments,
+        diff=diff,
+        scopes=scopes,
+        recall=recall if kept else None,
     )
     session.record(ApprovalRequested(question.id, call.id, call.name, call.path, reason, call.run_context))
     approval = Approval(False, "", "", "cancelled")

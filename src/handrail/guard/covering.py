@@ -24,6 +24,8 @@ from handrail.tools import Tool
 Asks = Literal["call", "message", "permission"]
 """Who asks: a policy about a call, `request_approval`, or `request_permission`."""
 
+NEVER_REMEMBERED = frozenset({"worker.create"})
+"""Capabilities that somebody is asked about every time: no answer holds for a second call."""
 _KEY = new_key()
 """For arguments that hold what nobody was shown: their key says nothing, and means nothing, elsewhere."""
 _SHORT = 200
