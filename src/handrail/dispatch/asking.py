@@ -9,7 +9,7 @@ import pydantic_core
 
 from handrail.context import Approval
 from handrail.context.verbs import WaitFor
-from handrail.dispatch.places import places_of
+from handrail.dispatch.places import places_of, spelled
 from handrail.errors import (
     Declined,
     DefinitionError,
@@ -96,6 +96,7 @@ async def ask_approval(
         shown=arguments,
         diff=diff,
         paths=places_of(call, params, bool(diff)) if asks == "call" else None,
+        spelled=spelled(call, params),
     )
     kept = call.tool.capabilities.isdisjoint(NEVER_REMEMBERED)
     scopes = tuple(scope.words for scope in keys.scopes) if kept else ()
