@@ -23,6 +23,7 @@ from handrail.cli.lines import summary
 from handrail.cli.plain import PlainView
 from handrail.cli.running import Ended, watched
 from handrail.cli.screen import LiveScreen, View
+from handrail.cli.streams import nothing_printed
 from handrail.clock import SYSTEM_CLOCK
 from handrail.environment import Terminal
 from handrail.environment.ink import Ink, is_terminal, wants_colour
@@ -52,14 +53,15 @@ def run(asked: Asked, given: str | None, attached: list[Path], as_json: bool) ->
     """One run of a worker; the exit code."""
     _logging(asked.verbose)
     try:
-        place = options.find_worker(asked.worker)
+        with nothing_printed(as_json):
+            place = options.find_worker(asked.worker)
         message = options.read_input(given)
         files = options.filesystem(asked.files, place.folder)
         view, terminal = _view(asked, silent_answer=as_json)
         begin = _begin(asked, place, files, terminal, tuple(_attachment(path) for path in attached))
         session = Session()
         started = SYSTEM_CLOCK.monotonic()
-        with asyncio.Runner() as runner:
+        with asyncio.Runner() as runner, nothing_printed(as_json):
             ended = runner.run(watched(lambda session: begin(message, session), session, view))
     except Exception as error:
         return _refused(error, as_json, asked.verbose)
@@ -76,7 +78,8 @@ def chat(asked: Asked) -> int:
     """A conversation with a worker; the exit code."""
     _logging(asked.verbose)
     try:
-        place = options.find_worker(asked.worker)
+        with nothing_printed():
+            place = options.find_worker(asked.worker)
         files = options.filesystem(asked.files, place.folder)
         view, terminal = _view(asked)
         begin = _begin(asked, place, files, terminal, ())
