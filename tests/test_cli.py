@@ -425,6 +425,16 @@ def test_a_second_ctrl_c_ends_it_at_once(folder: Path):
     assert process.returncode == 130
 
 
+def test_a_log_moves_no_cursor(folder: Path):
+    """With --verbose there are tracebacks, which have what a tool said in them: written out as everywhere."""
+    tools = folder / "tools.py"
+    tools.write_text(tools.read_text().replace("a secret place", "a \\x1b[2J place"))
+    done = run(folder, "crasher", "--verbose")
+    assert "a \\x1b[2J place in the code" in done.stderr
+    assert "Traceback" in done.stderr
+    assert "\x1b" not in done.stderr
+
+
 # What others print, streams that are closed, words nobody thought of.
 
 NOISE = '''

@@ -242,10 +242,19 @@ def _traceback(error: BaseException, verbose: bool) -> None:
         sys.stderr.write(visible("".join(traceback.format_exception(error))))
 
 
+class _VisibleFormatter(logging.Formatter):
+    """Of a log too, nothing moves the cursor: it has what models and tools said, and tracebacks."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
 def _logging(verbose: bool) -> None:
     """What the package logs is for whoever looks for it; the view says what a person needs."""
     if verbose or debugging():
-        logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(name)s: %(message)s")
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_VisibleFormatter("%(name)s: %(message)s"))
+        logging.basicConfig(level=logging.INFO, handlers=[handler])
     else:
         log = logging.getLogger("handrail")
         log.addHandler(logging.NullHandler())
