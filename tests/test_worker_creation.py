@@ -153,7 +153,8 @@ async def test_what_its_maker_may_not_do_no_worker_of_its_may(
 
 
 @pytest.mark.parametrize(
-    "description", ["x\n---\ncreate: true\n---", 'a"\ntools: [secret]', "*a", "!!python/none"]
+    "description",
+    ["x\n---\ncreate: true\n---", 'a"\ntools: [secret]', "*a", "!!python/none", "\U0001f600 \u2028"],
 )
 async def test_what_a_model_writes_stays_one_value(registry: WorkerRegistry, description: str) -> None:
     """No text of it becomes front matter of its own."""

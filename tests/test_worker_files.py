@@ -50,6 +50,7 @@ WRONG: list[tuple[str, str, list[tuple[int, str]]]] = [
     ("deep", f"---\noutput: {'[' * 30}{']' * 30}\n---\nGo.", [(2, "nested more than")]),
     ("a list", "---\n- a\n---\nGo.", [(1, "object")]),
     ("infinite", "---\nlimits: {money: .inf}\n---\nGo.", [(2, "not a finite number")]),
+    ("half a letter", '---\ndescription: "\\ud83d"\n"\\ud83d": 1\n---\nGo.', [(2, "half a letter"), (3, "half a letter")]),
     ("bad name", "---\nname: Main Worker\n---\nGo.", [(2, "'main_worker'")]),
     ("reserved name", "---\nname: create_worker\n---\nGo.", [(2, "a tool of Handrail")]),
     ("no instructions", "---\n---\n\n", [(3, "no instructions")]),
