@@ -265,6 +265,13 @@ def test_what_a_model_writes_is_shown_and_not_obeyed(team: Path, seen: Window):
     assert "1 request · 12 tokens in, 3 out · cost unknown" in seen.text()
 
 
+def test_a_screen_of_no_size_shows_the_answer(team: Path, seen: Window):
+    """`COLUMNS=0`, as some programs leave it to those they start."""
+    start(seen, team, "run", "team/hello.md", "go", COLUMNS="0", LINES="0")
+    assert seen.end() == 0
+    assert "there." in seen.text()
+
+
 def test_chat_survives_ctrl_c_at_its_prompt(team: Path, seen: Window):
     """It says how to leave, and goes on."""
     start(seen, team, "chat", "team/hello.md")

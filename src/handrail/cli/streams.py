@@ -20,6 +20,9 @@ def open_closed_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # for as long as the program
+    for name in ("COLUMNS", "LINES"):
+        if not os.environ.get(name, "").strip("0"):  # a screen of no size would show nothing
+            os.environ.pop(name, None)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 

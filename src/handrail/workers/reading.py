@@ -191,9 +191,7 @@ class _Yaml:
                 raise ValueError("not a finite number")
             return value
         except ValueError as error:
-            self._find.add(
-                node.start_mark.line + 2, f"{ascii(str(node.value)[:40])} is {error}", "Correct it."
-            )
+            self._find.add(node.start_mark.line + 2, f"{str(node.value)[:40]!a} is {error}", "Correct it.")
             return None
 
     def _members(self, loader: Any, node: Any, place: Place) -> Iterator[tuple[str, Any]]:
