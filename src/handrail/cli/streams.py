@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Generator
+from typing import TextIO, cast
 
 from handrail.environment.ink import is_terminal
 
@@ -23,8 +24,9 @@ def open_closed_streams() -> None:
     for name in ("COLUMNS", "LINES"):
         if not os.environ.get(name, "").strip("0"):  # a screen of no size would show nothing
             os.environ.pop(name, None)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+    out: TextIO = sys.stdout
+    if isinstance(out, io.TextIOWrapper):
+        cast("io.TextIOWrapper", out).reconfigure(errors="backslashreplace")
 
 
 @contextlib.contextmanager
