@@ -15,6 +15,7 @@ TOOLS = '''
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel
@@ -22,6 +23,7 @@ from pydantic import BaseModel
 from handrail import ToolCall, ToolContext, UserContext, tool
 from handrail import models
 from handrail.errors import ModelRequestRefused
+from handrail.events import ToolInvoked
 from handrail.messages import Usage
 from handrail.models.scripted import Reply, ScriptedModel
 
@@ -65,6 +67,15 @@ def crash() -> str:
     raise RuntimeError("a secret place in the code")
 
 
+@tool(effect="read")
+async def later(context: ToolContext) -> str:
+    """Wait to be let go; leave a sign once everybody has been told that it is over."""
+    context.event_bus.subscribe(ToolInvoked, lambda event: event.tool == "later" and Path("told").touch())
+    while not Path("go").exists():
+        await asyncio.sleep(0.01)
+    return "late"
+
+
 class Pick(BaseModel):
     drink: Literal["tea", "coffee"]
 
@@ -94,6 +105,15 @@ script("cut", Reply("Half an ans", stop="length"))
 script("loop", [ToolCall("pay", {"amount": 1})])
 script("slow", Reply("late", delay=60))
 script("pick", [ToolCall("pick", {})], "Picked.")
+script("both", [ToolCall("pay", {"amount": 5}), ToolCall("later", {})], "Both.")
+
+
+def pays_each_time(request):
+    over = type(request.messages[-1]).__name__ == "ToolMessage"
+    return "Paid, or not." if over else [ToolCall("pay", {"amount": 5})]
+
+
+models._made["test:again"] = ScriptedModel(pays_each_time, name="test:again")
 script("call", [ToolCall("payer", {"input": "pay"})], "Called.")
 '''
 
@@ -110,6 +130,8 @@ WORKERS = {
     "slow": "model: test:slow",
     "picker": "model: test:pick\ntools: [pick]",
     "caller": "model: test:call\nworkers: [payer]",
+    "both": "model: test:both\ntools: [pay, later]",
+    "again": "model: test:again\ntools: [pay]",
     "shaped": "model: test:hello\noutput: {type: object, properties: {a: {type: integer}}, required: [a]}",
     "nobody": "description: Has no model.",
 }

@@ -585,6 +585,28 @@ async def test_a_denial_goes_before_an_approval(narrow: bool):
     assert ran == ([] if narrow else ["put docs/b.md"])
 
 
+@pytest.mark.parametrize(
+    ("name", "denied", "again"),
+    [
+        ("wipe", {"path": "docs/a.md"}, {"path": "./docs//a.md"}),
+        ("edit", {"path": "docs/a.md", "text": "x"}, {"path": "docs/./a.md", "text": "x", "also": ""}),
+    ],
+)
+@pytest.mark.parametrize("mode", [None, "approve_all"])
+async def test_the_same_call_written_otherwise_does_not_pass_a_denial(
+    name: str, denied: dict[str, Any], again: dict[str, Any], mode: Any
+):
+    """Not by another spelling of its path, nor by a default written out; whatever else would let it through."""
+    desk = Desk({"approved": False, "remember": "exact"}, filesystem=MemoryFilesystem({"docs/z.md": "z"}))
+    await desk.call(name, **denied)
+    desk.person.approve = SCOPE
+    assert (await desk.call(name, **{**denied, "path": "docs/z.md"})).success
+    asked = desk.asked
+    desk.options["approvals"] = mode
+    assert not (await desk.call(name, **again)).success
+    assert desk.asked == asked
+
+
 async def test_a_no_without_words_is_not_remembered():
     """Turning away from a question is no decision for later."""
     desk = Desk(True)

@@ -423,3 +423,130 @@ def test_a_second_ctrl_c_ends_it_at_once(folder: Path):
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=10)
     assert process.returncode == 130
+
+
+def test_a_log_moves_no_cursor(folder: Path):
+    """With --verbose there are tracebacks, which have what a tool said in them: written out as everywhere."""
+    tools = folder / "tools.py"
+    tools.write_text(tools.read_text().replace("a secret place", "a \\x1b[2J place"))
+    done = run(folder, "crasher", "--verbose")
+    assert "a \\x1b[2J place in the code" in done.stderr
+    assert "Traceback" in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+# What others print, streams that are closed, words nobody thought of.
+
+NOISE = '''
+import subprocess
+import sys
+
+print("loaded")
+
+
+@tool(effect="read")
+def noisy() -> str:
+    """Print."""
+    print("from a tool")
+    sys.stdout.flush()
+    subprocess.run(["echo", "from a child"])
+    return "quiet"
+
+
+script("noise", [ToolCall("noisy", {})], "The answer.")
+'''
+
+
+@pytest.fixture
+def noisy(folder: Path) -> Path:
+    with (folder / "tools.py").open("a") as tools:
+        tools.write(NOISE)
+    (folder / "loud.md").write_text("---\nmodel: test:noise\ntools: [noisy]\n---\nBe loud.\n")
+    return folder
+
+
+def test_what_tools_print_is_no_part_of_the_answer(noisy: Path):
+    """A program that reads the answer, or JSON, gets that alone; what was printed is on standard error."""
+    plain = run(noisy, "loud")
+    assert plain.stdout == "The answer.\n"
+    said = run(noisy, "loud", "--json")
+    assert json.loads(said.stdout)["text"] == "The answer."
+    talked = handrail("chat", "team/loud.md", cwd=noisy.parent, stdin="go\n")
+    assert talked.stdout == "The answer.\n"
+    for each in (plain, said, talked):
+        assert all(words in each.stderr for words in ("loaded", "from a tool", "from a child"))
+    listed = handrail("workers", "team", cwd=noisy.parent)
+    assert "loaded" not in listed.stdout
+    assert all(line.count("\t") == 2 for line in listed.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("closed", "more", "code", "out"),
+    [
+        ("<&-", "", 0, "Hello"),
+        (">&-", "", 0, ""),
+        ("2>&-", "", 0, "Hello"),
+        ("2>&-", "--json", 0, '{"ok": true'),
+        ("2>&-", "--deadline soon", 2, ""),
+        ("<&- >&- 2>&-", "--approve all", 0, ""),
+    ],
+)
+def test_closed_streams_lead_nowhere(folder: Path, closed: str, more: str, code: int, out: str):
+    """No traceback, the right code, and what one stream has does not come out of another."""
+    command = f"{' '.join(HANDRAIL)} run team/hello.md go {more} {closed}"
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=folder.parent, env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == code
+    assert done.stdout.startswith(out)
+    assert done.stdout.count("\n") == bool(out)
+    assert "Traceback" not in done.stderr
+
+
+def test_an_encoding_without_a_letter_gets_it_written_out(folder: Path):
+    """The answer of a run that was paid for is not lost to a terminal's encoding."""
+    tools = folder / "tools.py"
+    tools.write_text(tools.read_text().replace("Hello", "Grüße"))
+    env = environment(PYTHONUTF8="0", PYTHONIOENCODING="ascii")
+    done = handrail("run", "team/hello.md", "go", cwd=folder.parent, env=env)
+    assert (done.returncode, done.stdout) == (0, "Gr\\xfc\\xdfe\\x1b[31m there.\n")
+
+
+@pytest.mark.parametrize("command", [["workers"], ["workers", "check"], ["workers", "show"], ["new"]])
+def test_a_name_that_is_too_long_is_said_and_no_defect(command: list[str], here: Here):
+    """Whatever the system refuses about a path ends in a line."""
+    code, _, err = here(*command, f"{'x' * 300}/y")
+    assert code in (1, 2)
+    assert err.startswith("handrail: ")
+    assert err.count("\n") == 1
+
+
+def test_chat_takes_odd_commands(folder: Path):
+    """A digit that is none of ours, a number past all numbers: a word each, and it goes on."""
+    lines = "\n".join(["/approvals ²", f"/approvals {'9' * 5000}", "/", "hi", ""])
+    done = handrail("chat", "team/hello.md", cwd=folder.parent, stdin=lines)
+    assert done.returncode == 0
+    assert done.stderr.count("No number") == 2
+    assert done.stdout.startswith("Hello")
+
+
+def test_ctrl_c_ends_a_chat_that_nobody_types(folder: Path):
+    """At a prompt for a person it only says how to leave; a pipe would be read for ever."""
+    process = subprocess.Popen(
+        [*HANDRAIL, "chat", "team/hello.md"],
+        cwd=folder.parent,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"hi\n")
+    process.stdin.flush()
+    assert process.stdout.readline().startswith(b"Hello")
+    time.sleep(0.2)  # it is back at reading
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=10) == 130
+    process.stdin.close()
+    process.stdout.close()

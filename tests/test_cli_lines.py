@@ -1,5 +1,6 @@
 """What is said of a run: lines, rows, text that flows."""
 
+import math
 from decimal import Decimal
 from typing import Any
 
@@ -104,6 +105,10 @@ def test_a_row_has_a_spinner_its_time_and_a_bar():
         (3, 0, "3 m"),
         (50, 10, "━━━━━━━━━━━━━━━━━━━━ 100% m"),
         (-1, 10, "──────────────────── 0% m"),
+        (math.nan, 10, "m"),
+        (3, math.nan, "3 m"),
+        (math.inf, math.inf, "m"),
+        ("half", 2, "m"),
     ],
 )
 def test_progress_that_makes_no_sense_is_still_shown(done: Any, total: Any, said: str):

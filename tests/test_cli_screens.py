@@ -157,12 +157,18 @@ def test_a_run_asks(team: Path, seen: Window, key: str, code: int, content: str)
 
 def test_an_approval_for_the_session_is_asked_once_listed_and_taken_back(team: Path, seen: Window):
     """`e`: the same call is not asked about again, until `/approvals 1` takes it back."""
-    start(seen, team, "chat", "team/payer.md")
+    start(seen, team, "chat", "team/again.md")
     seen.wait_for(PROMPT)
     seen.type("pay\n")
     seen.wait_for(CHOICE)
     seen.type("e\n")
     seen.wait_for(PROMPT, 2)
+    seen.type("pay\n")
+    seen.wait_for("Paid, or not.", 2)
+    seen.wait_for(PROMPT, 3)
+    assert seen.text().count(CHOICE) == 1
+    assert "pay: approved: (remembered in this session: exactly pay" in seen.text()
+    assert seen.text().count("✓ pay amount=5") == 2
     seen.type("/approvals\n")
     seen.wait_for("1  approved  pay")
     seen.type("/approvals 7\n")
@@ -171,6 +177,48 @@ def test_an_approval_for_the_session_is_asked_once_listed_and_taken_back(team: P
     seen.wait_for("Taken back")
     seen.type("/approvals\n")
     seen.wait_for("Nothing is remembered")
+    seen.type("pay\n")
+    seen.wait_for(CHOICE, 2)
+    seen.type("n\n")
+    seen.wait_for(PROMPT, 8)
+    seen.type("/quit\n")
+    assert seen.end() == 0
+
+
+def test_a_screen_is_still_while_somebody_is_asked(team: Path, seen: Window):
+    """A call beside it ends meanwhile: not a byte is written below the question, and its line follows the answer."""
+    start(seen, team, "run", "team/both.md", "go")
+    seen.wait_for(CHOICE)
+    before = seen.raw
+    (team / "go").touch()
+    until = time.monotonic() + 20
+    while not (team / "told").exists():
+        assert time.monotonic() < until, "the other call does not end"
+        seen.take(0.05)
+    seen.take(0.5)  # several times as long as the screen is drawn anew
+    assert seen.raw == before
+    seen.type("y\n")
+    assert seen.end() == 0
+    text = seen.text()
+    assert text.index(CHOICE) < text.index("✓ later") < text.index("Both.")
+
+
+def test_undo_is_refused_where_somebody_else_has_written(team: Path, seen: Window):
+    """It says which file, and what they wrote stays."""
+    start(seen, team, "chat", "team/writer.md")
+    seen.wait_for(PROMPT)
+    seen.type("write\n")
+    seen.wait_for(CHOICE)
+    seen.type("y\n")
+    seen.wait_for(PROMPT, 2)
+    file = team / "team/files/a.txt"
+    file.write_text("by hand\n")
+    seen.type("/undo\n")
+    seen.wait_for(PROMPT, 3)
+    refused = seen.text().rpartition("/undo")[2]
+    assert "a.txt" in refused
+    assert "Undone" not in refused
+    assert file.read_text() == "by hand\n"
     seen.type("/quit\n")
     assert seen.end() == 0
 
@@ -215,6 +263,13 @@ def test_what_a_model_writes_is_shown_and_not_obeyed(team: Path, seen: Window):
     assert "Hello\\x1b[31m there." in seen.text()
     assert b"\x1b[31m there" not in seen.raw
     assert "1 request · 12 tokens in, 3 out · cost unknown" in seen.text()
+
+
+def test_a_screen_of_no_size_shows_the_answer(team: Path, seen: Window):
+    """`COLUMNS=0`, as some programs leave it to those they start."""
+    start(seen, team, "run", "team/hello.md", "go", COLUMNS="0", LINES="0")
+    assert seen.end() == 0
+    assert "there." in seen.text()
 
 
 def test_chat_survives_ctrl_c_at_its_prompt(team: Path, seen: Window):

@@ -107,6 +107,11 @@ async def test_each_field_is_checked_at_once_in_words():
     assert "What you want." in desk.text
 
 
+def test_a_number_may_be_past_all_floats():
+    """Whoever asked says what is wrong with it; the form does not break."""
+    assert parsed({"type": "number"}, "9" * 400) == int("9" * 400)
+
+
 async def test_a_form_is_shown_before_it_is_sent_and_can_be_edited():
     """`e` goes through it again, where Enter keeps what was there."""
     assert await fill(Address, "Main", "7", "e", "", "8", "") == {"street": "Main", "number": 8}

@@ -154,6 +154,43 @@ async def test_ctrl_d_declines():
         assert (await answered(seen, terminal, form, ("answer", "\x04"))).outcome == "declined"
 
 
+async def test_ctrl_d_behind_a_key_is_no_enter():
+    """Neither is a terminal that goes away: what was typed and not sent decides nothing."""
+    with at_terminal() as (seen, terminal):
+        answer = await answered(seen, terminal, question(), (CHOICE, "y\x04\x04"))
+        assert (answer.outcome, answer.value) == ("declined", None)
+
+
+async def test_a_message_can_not_pass_for_the_question(monkeypatch: pytest.MonkeyPatch):
+    """Several lines of it stand behind a bar; long ones, and long lines, are cut and can be viewed."""
+    monkeypatch.setenv("LINES", "24")
+    fake = "All is well.\n\n? Allow read_notes?\n\n  y  yes, once\n  your choice, then Enter:"
+    message = "\n".join([fake, *(f"more {number}" for number in range(40)), "the end of it"])
+    payload = {"tool": "pay", "arguments": {"text": "a" * 5000 + "tail"}}
+    prompt, page = f"\n  {CHOICE}", "more lines, q to stop"
+    with at_terminal(rows=80) as (seen, terminal):
+        asking = asyncio.ensure_future(
+            answered(
+                seen,
+                terminal,
+                question(message=message, payload=payload),
+                (prompt, "v\n"),
+                (page, "\n"),
+                (page, "\n"),
+                (prompt, "n\n"),
+            )
+        )
+        await seen.until(prompt)
+        text = seen.text()
+        assert text.count("\n  y  yes, once") == text.count("? Allow pay?") == 1
+        assert "\n  │ ? Allow read_notes?\n" in text
+        assert "… 27 more lines, v to view all" in text
+        assert "more letters, v to view all" in text
+        assert not any(hidden in text for hidden in ("the end of it", "tail"))
+        assert (await asking).value == {"approved": False}
+        assert all(whole in seen.text() for whole in ("the end of it", "tail"))
+
+
 async def test_what_is_asked_can_be_read():
     """Who asks, why, the arguments, the diff in colour, all choices."""
     asked = question(payload=SCOPED, asked_by=("main", "reviewer", "write"), message="write uses fs.write")

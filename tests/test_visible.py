@@ -1,5 +1,7 @@
 """Text from anywhere, made safe to show."""
 
+import unicodedata
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +29,14 @@ def test_nothing_shown_moves_the_cursor(text: str):
     shown = visible(text)
     assert moves_nothing(shown.replace("\n", "").replace("\t", ""))
     shown.encode()  # no half of a surrogate pair is left
+
+
+def test_nothing_that_unicode_hides_is_left():
+    """Every character that is formatting or half of one is written out; an emoji's own mark may stay."""
+    hidden = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in ("Cc", "Cs")]
+    hidden += [chr(code) for code in (0xAD, *range(0x200B, 0x2010), *range(0x2060, 0x2070), 0xFEFF)]
+    left = [each for each in hidden if each not in "\t\n" and each in visible(each)]
+    assert left == []
 
 
 @given(ANYTHING, st.integers(1, 50))
@@ -62,6 +72,8 @@ def test_plain_text_stays_as_it_is(text: str):
         ("\x9b31m", "\\x9b31m"),
         ("\ud800", "\\ud800"),
         ("[red]x[/red]", "[red]x[/red]"),
+        ("a\u3164b\U000e0100", "a\\u3164b\\U000e0100"),
+        ("\u2714\ufe0f", "\u2714\ufe0f"),
     ],
 )
 def test_what_is_written_out(text: str, shown: str):

@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from handrail import Adapter, Prompt, ScriptedModel, Session, ToolCall, ToolContext, WorkerRegistry, tool
+from handrail import (
+    Adapter,
+    Prompt,
+    ScriptedModel,
+    Session,
+    ToolCall,
+    ToolContext,
+    WorkerRegistry,
+    approvals_of,
+    tool,
+)
 from handrail.session.saving import load, save
 from handrail.testing import Person
 from handrail.workers.creating import WorkerCreated
@@ -143,7 +153,8 @@ async def test_what_its_maker_may_not_do_no_worker_of_its_may(
 
 
 @pytest.mark.parametrize(
-    "description", ["x\n---\ncreate: true\n---", 'a"\ntools: [secret]', "*a", "!!python/none"]
+    "description",
+    ["x\n---\ncreate: true\n---", 'a"\ntools: [secret]', "*a", "!!python/none", "\U0001f600 \u2028"],
 )
 async def test_what_a_model_writes_stays_one_value(registry: WorkerRegistry, description: str) -> None:
     """No text of it becomes front matter of its own."""
@@ -305,3 +316,26 @@ def test_the_registrys_defaults_stand_under_the_files(tmp_path: Path) -> None:
     main = registry["main"].creation_defaults
     assert (main.model, main.tools) == ("a:b", ["add"])
     assert registry["plain"].creation_defaults.tools == []
+
+
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize("remember", ["exact", "scope"])
+async def test_no_answer_covers_a_second_creation(tmp_path: Path, remember: str, asks: bool) -> None:
+    """Creating is approved every time: no memory is offered, one that is wanted anyway is refused."""
+    main = MAIN.replace("{allow: [own, fs.read]}", "{ask: [worker.create]}") if asks else MAIN
+    registry = sound(tmp_path, TOOLS, **{**FOLDER, "main": main})
+    seen: list[Any] = []
+
+    def decide(question: Any) -> Any:
+        seen.append(question)
+        again = len(seen) > 1 and seen[-2].id == question.id
+        return {"approved": True} if again else {"approved": True, "remember": remember}
+
+    session = Session()
+    given = [wanted(), wanted(), "end"]
+    await run(registry, given, session, approvals=None, environment=Person(decide))
+    times = 4 if asks else 2
+    assert len({question.id for question in seen}) == times
+    assert len(seen) == 2 * times  # each was put again: the first answer is none to it
+    assert not any("scopes" in question.payload for question in seen)
+    assert approvals_of(session).list() == ()

@@ -50,6 +50,7 @@ WRONG: list[tuple[str, str, list[tuple[int, str]]]] = [
     ("deep", f"---\noutput: {'[' * 30}{']' * 30}\n---\nGo.", [(2, "nested more than")]),
     ("a list", "---\n- a\n---\nGo.", [(1, "object")]),
     ("infinite", "---\nlimits: {money: .inf}\n---\nGo.", [(2, "not a finite number")]),
+    ("half a letter", '---\ndescription: "\\ud83d"\n"\\ud83d": 1\n---\nGo.', [(2, "half a letter"), (3, "half a letter")]),
     ("bad name", "---\nname: Main Worker\n---\nGo.", [(2, "'main_worker'")]),
     ("reserved name", "---\nname: create_worker\n---\nGo.", [(2, "a tool of Handrail")]),
     ("no instructions", "---\n---\n\n", [(3, "no instructions")]),
@@ -73,6 +74,9 @@ WRONG: list[tuple[str, str, list[tuple[int, str]]]] = [
     ("template filter", "---\n---\n{{ input|replace('', input) }}", [(3, "the filter 'replace'")]),
     ("template maths", "---\n---\n{{ 'x' * 1000000000 }}", [(3, "'Mul'")]),
     ("template loop", "---\n---\n{% for a in input %}{% endfor %}", [(3, "something large")]),
+    ("template shadow", "---\n---\n{% for attachments in ['a'] %}{% for b in attachments %}{% endfor %}{% endfor %}", [(3, "'attachments'")]),
+    ("template list", "---\n---\n{% for a in [[1, 2], [input]] %}{{ a }}{% endfor %}", [(3, "else than constants")]),
+    ("template meter", "---\n---\n{{ input|handrail_within }}", [(3, "the filter 'handrail_within'")]),
     ("template include", "---\n---\n{% include '/etc/passwd' %}", [(3, "'Include'")]),
     ("all at once", "---\nmodel: gpt\ntools: [nothing]\nworkers: [nobody]\n---\n{{ oops }}", [(2, "provider:name"), (3, "'nothing'"), (4, "'nobody'"), (6, "'oops'")]),
 ]  # fmt: skip
@@ -251,6 +255,12 @@ def test_templates_say_what_they_are_given() -> None:
     assert rendered(text) == "none"
     assert rendered(text, attachments=("a", "b")) == "1. a\n2. b\n"
     assert rendered("{% if input == 'in' and not attachments %}yes{% endif %}") == "yes"
+    assert (
+        rendered("{% for a, b in [('x', 1), ('y', -2)] %}{{ loop.length }}{{ a }}{{ b }}{% endfor %}")
+        == "2x12y-2"
+    )
+    assert rendered("{% if 'i' in input and 'z' not in input and 'n' is in input %}yes{% endif %}") == "yes"
+    assert rendered("{{ [1, 'b']|join('-') }} {{ ' a b '|trim|title }} {{ [3, 4]|last }}") == "1-b A B 4"
     assert rendered("{{ attachments|join(', ') }} {{ input|truncate(1) }} {{ input|tojson }}") == ' i… "in"'
 
 
@@ -265,13 +275,25 @@ def test_templates_say_what_they_are_given() -> None:
         ),
         ("{% for a in range(9000) %}{{ input }}{% endfor %}", "more than 200000 characters"),
         ("{{ input|join }}", "takes a list"),
+        (
+            f"{{% for a in [{'1,' * 120}] %}}{{% for b in [{'1,' * 120}] %}}{{% endfor %}}{{% endfor %}}x",
+            "more than 10000 rounds",
+        ),
+        ("{% for a in range(9000) %}{% if input|upper|lower == 'x' %}{% endif %}{% endfor %}x", "characters"),
+        ("{% for a in range(9000) %}{% if 'y' in input %}{% endif %}{% endfor %}x", "goes through more than"),
+        (
+            "{% for a in range(9000) %}{% if 'y' is in input %}{% endif %}{% endfor %}x",
+            "goes through more than",
+        ),
+        (f"{{{{ [{'1,' * 30_000}]|join(input)|length }}}}", "goes through more than"),
+        (f"{{% for a in range(9000) %}}{'{% if worker %}{% endif %}' * 900}{{% endfor %}}x", "goes through"),
     ],
 )
 def test_templates_fail_with_their_line_and_are_bounded(text: str, said: str) -> None:
     """What is missing, what is not safe, and what would take too long or too much."""
     started = time.process_time()
     with pytest.raises(WorkerError) as raised:
-        rendered(text, input="x" * 100)
+        rendered(text, input="x" * 3000)
     assert said in str(raised.value)
     assert raised.value.problems[0].file == "x.md"
     assert time.process_time() - started < 5

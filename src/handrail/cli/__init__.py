@@ -14,6 +14,9 @@ _NEEDED = ("typer", "rich", "jinja2", "yaml")
 
 def main() -> None:
     """The program `handrail`."""
+    from handrail.cli.streams import open_closed_streams
+
+    open_closed_streams()
     if sys.argv[1:] == ["--version"]:  # answered without the extra, and without loading it
         from handrail import __version__
 

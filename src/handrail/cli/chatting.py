@@ -15,9 +15,10 @@ from handrail.cli.codes import CANCELLED, DONE, USAGE
 from handrail.cli.lines import money, summary
 from handrail.cli.running import Ended, watched
 from handrail.cli.screen import View
+from handrail.cli.streams import nothing_printed
 from handrail.clock import SYSTEM_CLOCK
 from handrail.environment.ink import is_terminal
-from handrail.environment.visible import on_one_line
+from handrail.environment.visible import on_one_line, visible
 from handrail.errors import HandrailError, UndoRefused
 from handrail.messages import Usage
 from handrail.session import Session
@@ -68,6 +69,8 @@ class Chat:
                         sys.stdout.write("\n")
                     return DONE if there else self._code
                 except KeyboardInterrupt:
+                    if not there:
+                        return CANCELLED
                     sys.stdout.write("\n")
                     self._view.note("Ctrl-D or /quit leaves.", "dim")
                     continue
@@ -82,7 +85,10 @@ class Chat:
 
     def _turn(self, runner: asyncio.Runner, message: str) -> None:
         started = SYSTEM_CLOCK.monotonic()
-        ended = runner.run(watched(lambda session: self._begin(message, session), self._session, self._view))
+        with nothing_printed():
+            ended = runner.run(
+                watched(lambda session: self._begin(message, session), self._session, self._view)
+            )
         self._code = ended.code
         self._done += self._view.ledger.done
         self._say(ended, SYSTEM_CLOCK.monotonic() - started)
@@ -145,7 +151,7 @@ class Chat:
             self._view.note("/approvals N takes number N back.", "dim")
 
     def _revoke(self, kept: list[Any], which: str) -> None:
-        if not which.isdigit() or not 1 <= int(which) <= len(kept):
+        if which not in map(str, range(1, len(kept) + 1)):
             there = f"There are {len(kept)}: /approvals lists them." if kept else "Nothing is remembered."
             self._view.note(f"No number {on_one_line(which, 20)}. {there}", "yellow")
             return
@@ -165,11 +171,11 @@ class Chat:
             except UndoRefused as refused:
                 if refused.places:  # somebody has changed them since
                     self._done.append(call_id)
-                    self._view.note(str(refused), "yellow")
+                    self._view.note(visible(str(refused)), "yellow")
                     return
                 continue  # it changed no files
             except HandrailError as error:
-                self._view.note(str(error), "red")
+                self._view.note(visible(str(error)), "red")
                 return
             self._view.note(f"Undone: {', '.join(on_one_line(path) for path in paths)}.")
             return

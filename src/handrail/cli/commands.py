@@ -23,6 +23,7 @@ from handrail.cli.lines import summary
 from handrail.cli.plain import PlainView
 from handrail.cli.running import Ended, watched
 from handrail.cli.screen import LiveScreen, View
+from handrail.cli.streams import nothing_printed
 from handrail.clock import SYSTEM_CLOCK
 from handrail.environment import Terminal
 from handrail.environment.ink import Ink, is_terminal, wants_colour
@@ -54,7 +55,8 @@ def run(asked: Asked, given: str | None, attached: list[Path], as_json: bool) ->
     """One run of a worker; the exit code."""
     _logging(asked.verbose)
     try:
-        place = options.find_worker(asked.worker)
+        with nothing_printed(as_json):
+            place = options.find_worker(asked.worker)
         message = options.read_input(given)
         files = options.filesystem(asked.files, place.folder)
         view, terminal = _view(asked, silent_answer=as_json)
@@ -62,7 +64,7 @@ def run(asked: Asked, given: str | None, attached: list[Path], as_json: bool) ->
         begin = _begin(asked, place, files, terminal, journal, tuple(_attachment(path) for path in attached))
         session = Session()
         started = SYSTEM_CLOCK.monotonic()
-        with asyncio.Runner() as runner:
+        with asyncio.Runner() as runner, nothing_printed(as_json):
             runner.run(_recover(files, journal))
             ended = runner.run(watched(lambda session: begin(message, session), session, view))
     except Exception as error:
@@ -80,7 +82,8 @@ def chat(asked: Asked) -> int:
     """A conversation with a worker; the exit code."""
     _logging(asked.verbose)
     try:
-        place = options.find_worker(asked.worker)
+        with nothing_printed():
+            place = options.find_worker(asked.worker)
         files = options.filesystem(asked.files, place.folder)
         view, terminal = _view(asked)
         journal = options.journal(asked.journal, asked.no_journal)
@@ -257,10 +260,19 @@ def _traceback(error: BaseException, verbose: bool) -> None:
         sys.stderr.write(visible("".join(traceback.format_exception(error))))
 
 
+class _VisibleFormatter(logging.Formatter):
+    """Of a log too, nothing moves the cursor: it has what models and tools said, and tracebacks."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
 def _logging(verbose: bool) -> None:
     """What the package logs is for whoever looks for it; the view says what a person needs."""
     if verbose or debugging():
-        logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(name)s: %(message)s")
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_VisibleFormatter("%(name)s: %(message)s"))
+        logging.basicConfig(level=logging.INFO, handlers=[handler])
     else:
         log = logging.getLogger("handrail")
         log.addHandler(logging.NullHandler())

@@ -5,6 +5,7 @@ No output happens here. The screen and the plain view both read from a ledger.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -225,14 +226,20 @@ def row_line(row: Row, now: float) -> Text:
     return text
 
 
+def _number(given: Any) -> float | None:
+    """What a tool gave, where it is a number that can be drawn."""
+    return given if isinstance(given, int | float) and math.isfinite(given) else None
+
+
 def progress_words(row: Row) -> str:
     """How far it is: a bar where the end is known, and its own words."""
     message = on_one_line(row.message, 80)
-    if row.done is None:
+    done, total = _number(row.done), _number(row.total)
+    if done is None:
         return message
-    if not row.total or row.total <= 0:
-        return f"{row.done:g} {message}".rstrip()
-    share = min(max(row.done / row.total, 0.0), 1.0)
+    if total is None or total <= 0:
+        return f"{done:g} {message}".rstrip()
+    share = min(max(done / total, 0.0), 1.0)
     full = round(share * _BAR)
     bar = f"{'━' * full}{'─' * (_BAR - full)}"
     return f"{bar} {share:.0%} {message}".rstrip()

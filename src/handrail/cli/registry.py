@@ -15,6 +15,7 @@ from handrail.cli.codes import DONE, USAGE
 from handrail.cli.commands import complain
 from handrail.cli.ending import UsageError, trouble
 from handrail.cli.options import find_worker
+from handrail.cli.streams import nothing_printed
 from handrail.environment.ink import is_terminal, wants_colour
 from handrail.environment.visible import on_one_line, visible
 from handrail.errors import HandrailError
@@ -32,7 +33,7 @@ def workers(words: list[str]) -> int:
                 "write `handrail workers FOLDER`, `handrail workers show WORKER` or `handrail workers check FOLDER`."
             )
         return commands[command](rest[0])
-    except (HandrailError, UsageError) as error:
+    except (HandrailError, UsageError, OSError) as error:
         complain(trouble(error).message)
         return USAGE
 
@@ -48,7 +49,8 @@ def _registry(folder: str) -> Any:
 
 
 def _list(folder: str) -> int:
-    found = _registry(folder).workers
+    with nothing_printed():
+        found = _registry(folder).workers
     if not found:
         sys.stdout.write(f"{folder} has no workers. A worker is a Markdown file that begins with `---`.\n")
         return DONE
@@ -73,7 +75,8 @@ def _list(folder: str) -> int:
 
 
 def _show(named: str) -> int:
-    place = find_worker(named)
+    with nothing_printed():
+        place = find_worker(named)
     worker = place.worker
     facts = {
         "worker": place.name,
@@ -103,7 +106,8 @@ def _settings(given: Any) -> str:
 
 
 def _check(folder: str) -> int:
-    problems = list(_registry(folder).check())
+    with nothing_printed():
+        problems = list(_registry(folder).check())
     for each in problems:
         sys.stdout.write(f"{on_one_line(f'{each.file}:{each.line}: {each.problem}. {each.mend}')}\n")
     if problems:

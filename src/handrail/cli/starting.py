@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -22,10 +23,10 @@ def new(name: str) -> int:
             f"{name!r} is no name for a folder of workers. Use letters, digits, - and _, as in: handrail new demo"
         )
         return USAGE
-    if not folder.parent.is_dir():
+    if not os.path.isdir(folder.parent):  # which takes a name that is too long for one that is not there
         complain(f"there is no folder {folder.parent}. Make it first, or name another place.")
         return USAGE
-    if folder.exists() or folder.is_symlink():
+    if os.path.lexists(folder):
         complain(f"{folder} is there already, and is left as it is. Choose another name, or move it away.")
         return USAGE
     try:

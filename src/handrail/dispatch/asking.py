@@ -10,7 +10,7 @@ import pydantic_core
 from handrail.context import Approval
 from handrail.context.verbs import WaitFor
 from handrail.dispatch.parking import waiting_for_a_person
-from handrail.dispatch.places import places_of
+from handrail.dispatch.places import places_of, spelled
 from handrail.errors import (
     Declined,
     DefinitionError,
@@ -21,7 +21,7 @@ from handrail.errors import (
 )
 from handrail.events import ApprovalDecided, ApprovalRequested, DecidedBy, QuestionAnswered, QuestionAsked
 from handrail.guard.approval import APPROVAL_SCHEMA
-from handrail.guard.covering import Asks, covering
+from handrail.guard.covering import NEVER_REMEMBERED, Asks, covering
 from handrail.guard.memory import Recall
 from handrail.journal import digest
 from handrail.operation import Operation
@@ -139,9 +139,13 @@ async def ask_approval(
         shown=arguments,
         diff=diff,
         paths=places_of(call, params, bool(diff)) if asks == "call" else None,
+        spelled=spelled(call, params),
     )
-    scopes = tuple(scope.words for scope in keys.scopes)
-    payload = {"tool": call.name, "arguments": arguments, "reason": reason, "scopes": scopes}
+    kept = call.tool.capabilities.isdisjoint(NEVER_REMEMBERED)
+    scopes = tuple(scope.words for scope in keys.scopes) if kept else ()
+    payload = {"tool": call.name, "arguments": arguments, "reason": reason}
+    if kept:
+        payload["scopes"] = scopes  # without them, whoever asks offers no memory
     if diff:
         payload["diff"] = diff
     question = question_of(
@@ -156,7 +160,12 @@ async def ask_approval(
     )
     recall = Recall(session, question, call.name, keys, frame.clock, call.run_context)
     asked = ApprovalRequest(
-        question=question, tool=call.name, arguments=arguments, diff=diff, scopes=scopes, recall=recall
+        question=question,
+        tool=call.name,
+        arguments=arguments,
+        diff=diff,
+        scopes=scopes,
+        recall=recall if kept else None,
     )
     session.record(ApprovalRequested(question.id, call.id, call.name, call.path, reason, call.run_context))
     approval = Approval(False, "", "", "cancelled")

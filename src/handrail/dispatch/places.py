@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from handrail.errors import FileError
@@ -32,6 +33,15 @@ def places_of(call: LiveCall, params: Any, ran: bool) -> tuple[str, ...] | None:
             return None
         found += changed
     return tuple(dict.fromkeys(found))
+
+
+def spelled(call: LiveCall, params: Any) -> dict[str, str]:
+    """The paths a call names, each with its one spelling; those that are none are left out."""
+    found: dict[str, str] = {}
+    for each in call.tool.paths(params):
+        with contextlib.suppress(FileError):
+            found[each.path] = place(each.path).path
+    return found
 
 
 def _followed(call: LiveCall, paths: list[str]) -> list[str]:

@@ -17,6 +17,9 @@ from handrail.question import Question
 DIFF_LINES = 30
 """How many lines of a diff are shown before they are offered for viewing."""
 ARGUMENT_LINES = 20
+MESSAGE_LINES = 20
+LINE_LETTERS = 1000
+"""How much of one line is shown before it is offered for viewing: more would push the question off the screen."""
 
 
 class Choice(NamedTuple):
@@ -72,15 +75,34 @@ def described(question: Question, ink: Ink) -> list[str]:
     lines = [f"{ink('?', 'yellow', 'bold')} {ink(f'Allow {tool}?', 'bold')}"]
     if len(question.asked_by) > 1:
         lines.append(f"  asked by {ink(asker(question), 'cyan')}")
-    for line in visible(question.message or str(payload.get("reason") or "")).split("\n"):
-        lines.append(ink(f"  {line}", "dim"))
+    said = _message(question)
+    lines += [ink(line, "dim") for line in _shortened(said, MESSAGE_LINES, "  ")]
     arguments = payload.get("arguments")
     if arguments not in (None, {}):
         laid = list(laid_out(arguments, "    "))
-        lines += ["", *laid[:ARGUMENT_LINES]]
-        if len(laid) > ARGUMENT_LINES:
-            lines.append(ink(f"    … {len(laid) - ARGUMENT_LINES} more lines, v to view all", "dim"))
+        lines += ["", *_shortened(laid, ARGUMENT_LINES, "    ")]
     return lines
+
+
+def _message(question: Question) -> list[str]:
+    """Why it is asked. Several lines stand behind a bar: none of them can pass for a line of ours."""
+    said = visible(question.message or str(_payload(question).get("reason") or "")).split("\n")
+    return [f"  {said[0]}"] if len(said) == 1 else [f"  │ {line}" for line in said]
+
+
+def _shortened(lines: Sequence[str], most: int | None, indent: str) -> list[str]:
+    """The first lines, and of each as much as can be read at a glance; all of it where `most` is None."""
+    if most is None:
+        return list(lines)
+    shown = [
+        line
+        if len(line) <= LINE_LETTERS
+        else f"{line[:LINE_LETTERS]} … {len(line) - LINE_LETTERS} more letters, v to view all"
+        for line in lines[:most]
+    ]
+    if len(lines) > most:
+        shown.append(f"{indent}… {len(lines) - most} more lines, v to view all")
+    return shown
 
 
 def asker(question: Question) -> str:
@@ -94,9 +116,7 @@ def shown_diff(question: Question, ink: Ink, most: int | None = DIFF_LINES) -> l
     if not isinstance(diff, str) or not diff:
         return []
     lines = [visible(line) for line in diff.rstrip("\n").split("\n")]
-    shown = coloured_diff(lines if most is None else lines[:most], ink)
-    if most is not None and len(lines) > most:
-        shown.append(ink(f"… {len(lines) - most} more lines, v to view all", "dim"))
+    shown = coloured_diff(_shortened(lines, most, ""), ink)
     return ["", *(f"  {line}" for line in shown)]
 
 
@@ -136,8 +156,8 @@ def _key(typed: str) -> str:
 
 async def _view(question: Question, desk: Desk, ink: Ink, page: int) -> None:
     """All of it, a screen at a time."""
-    payload = _payload(question)
-    lines: Sequence[str] = [*laid_out(payload.get("arguments"), "  "), *shown_diff(question, ink, None)]
+    arguments = laid_out(_payload(question).get("arguments"), "  ")
+    lines: Sequence[str] = [*_message(question), *arguments, *shown_diff(question, ink, None)]
     for start in range(0, len(lines), page):
         for line in lines[start : start + page]:
             desk.say(line)

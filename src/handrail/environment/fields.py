@@ -141,7 +141,7 @@ def _number(schema: JsonSchema, typed: str) -> float | int:
         number = int(words) if re.fullmatch(r"[+-]?\d+", words) else float(words)
     except ValueError:
         raise ValueError("a number, such as 2.5") from None
-    if not math.isfinite(number):
+    if isinstance(number, float) and not math.isfinite(number):
         raise ValueError("a number, such as 2.5")
     _check_bounds(schema, number)
     return number
@@ -237,7 +237,8 @@ def hint(schema: JsonSchema) -> str:
     """What is wanted, in a word or two."""
     kind = str(schema.get("type", ""))
     words = {
-        "string": str(schema.get("format", "")).replace("date-time", "date and time") or "text",
+        "string": on_one_line(str(schema.get("format", "")), 40).replace("date-time", "date and time")
+        or "text",
         "integer": "whole number",
         "number": "number",
         "boolean": "y or n",
@@ -245,6 +246,6 @@ def hint(schema: JsonSchema) -> str:
         "object": "several fields",
         "null": "nothing",
     }
-    bounds = [str(schema[key]) for key in ("minimum", "maximum") if key in schema]
+    bounds = [on_one_line(str(schema[key]), 40) for key in ("minimum", "maximum") if key in schema]
     between = f", {bounds[0]} to {bounds[1]}" if len(bounds) == 2 else ""
     return words.get(kind, "text or JSON") + between

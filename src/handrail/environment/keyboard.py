@@ -23,7 +23,7 @@ class Keyboard:
         self._typed = b""
 
     async def line(self) -> str | None:
-        """The next line, without its end; None where it was ended with Ctrl-D."""
+        """The next line, without its end; None where it was ended with Ctrl-D: only Enter sends what was typed."""
         loop = asyncio.get_running_loop()
         while b"\n" not in self._typed:
             ready: asyncio.Future[None] = loop.create_future()
@@ -37,8 +37,8 @@ class Keyboard:
             except OSError:
                 more = b""  # the terminal has gone
             if not more:
-                left, self._typed = self._typed, b""
-                return _text(left) if left else None
+                self._typed = b""
+                return None
             self._typed += more
         typed, _, self._typed = self._typed.partition(b"\n")
         return _text(typed)

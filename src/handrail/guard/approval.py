@@ -107,7 +107,7 @@ class Broker:
 
     async def _asked(self, request: ApprovalRequest, environment: Environment) -> Answer | None:
         """The answer to a request; None where it was withdrawn since another's answer covers it now."""
-        fits = partial(_checked, offered=request.scopes)
+        fits = partial(_checked, request=request)
         asking = asyncio.ensure_future(self._journal.ask(request.question, environment, fits))
         withdrawn = False
 
@@ -129,9 +129,12 @@ class Broker:
         return None if withdrawn and asking.cancelled() else asking.result()
 
 
-def _checked(value: Any, offered: tuple[str, ...]) -> ApprovalAnswer:
+def _checked(value: Any, request: ApprovalRequest) -> ApprovalAnswer:
     """The answer, if it is one to what was offered."""
     answer = APPROVAL_ANSWER.parse_value(value)
+    offered = request.scopes
+    if request.recall is None and answer.remember != "once":
+        raise ToolValidationError("this is asked about every time. Say remember='once'.")
     if answer.remember != "scope":
         if answer.scope is not None:
             raise ToolValidationError(
@@ -151,7 +154,7 @@ def _decision(answer: Answer, request: ApprovalRequest) -> Approval:
     if answer.outcome != "answered":
         outcomes: dict[str, ApprovalOutcome] = {"declined": "denied", "timed out": "timed out"}
         return Approval(False, answer.reason, answer.by, outcomes.get(answer.outcome, "cancelled"))
-    decided = _checked(answer.value, request.scopes)
+    decided = _checked(answer.value, request)
     reason = decided.reason or ""
     recall: ApprovalRecall | None = request.recall
     if recall is not None and decided.remember != "once":

@@ -24,6 +24,8 @@ from handrail.tools import Tool
 Asks = Literal["call", "message", "permission"]
 """Who asks: a policy about a call, `request_approval`, or `request_permission`."""
 
+NEVER_REMEMBERED = frozenset({"worker.create"})
+"""Capabilities that somebody is asked about every time: no answer holds for a second call."""
 _KEY = new_key()
 """For arguments that hold what nobody was shown: their key says nothing, and means nothing, elsewhere."""
 _SHORT = 200
@@ -47,7 +49,7 @@ class Covering(msgspec.Struct, frozen=True):
     exact: str
     """These arguments and, where the call was shown by its diff, this diff."""
     whatever_it_does: str
-    """These arguments, whatever the diff: what a denial is kept under."""
+    """The same call however it is written, whatever the diff: what a denial is kept under."""
     scopes: tuple[Scope, ...]
 
     @property
@@ -71,20 +73,27 @@ def covering(
     shown: Any,
     diff: str,
     paths: Sequence[str] | None,
+    spelled: Mapping[str, str],
 ) -> Covering:
     """The keys of a request.
 
     `whose` is the session's id and principal; `arguments` are those that came and `shown` what a person
-    sees of them; `paths` are the places it goes to in their one spelling, None where they are not known.
+    sees of them; `paths` are the places it goes to in their one spelling, None where they are not known;
+    `spelled` has the one spelling of each path as it was named.
     """
     given = _given(arguments)
     written = json.dumps([given, shown], sort_keys=True)
-    hidden = digest(_KEY, written) if not _is_shown(given, shown) else ""
-    about = ("exact", asks, name, _identity(tool), hidden or written)
+    about = ("exact", asks, name, _identity(tool))
+    if _is_shown(given, shown):
+        exactly = written
+        however = json.dumps(_respelled(shown, spelled), sort_keys=True)
+    else:
+        exactly = digest(_KEY, written)
+        however = digest(_KEY, json.dumps(_respelled([given, shown], spelled), sort_keys=True))
     return Covering(
         words=_in_short(f"exactly {_request(tool, asks, name)} {json.dumps(shown)}"),
-        exact=_key(whose, *about, diff),
-        whatever_it_does=_key(whose, *about, ""),
+        exact=_key(whose, *about, exactly, diff),
+        whatever_it_does=_key(whose, "however", *about, however),
         scopes=tuple(
             Scope(words, _key(whose, "scope", *what)) for words, what in _offered(tool, asks, name, paths)
         ),
@@ -169,6 +178,18 @@ def _is_shown(given: Any, shown: Any) -> bool:
         some, others = cast("list[Any]", given), cast("list[Any]", shown)
         return len(some) == len(others) and all(map(_is_shown, some, others))
     return given == shown
+
+
+def _respelled(value: Any, spelled: Mapping[str, str]) -> Any:
+    """The same with every path in its one spelling: `./a` would otherwise pass a denial of `a`."""
+    if isinstance(value, str):
+        return spelled.get(value, value)
+    if isinstance(value, Mapping):
+        named = cast("Mapping[str, Any]", value)
+        return {name: _respelled(each, spelled) for name, each in named.items()}
+    if isinstance(value, list):
+        return [_respelled(each, spelled) for each in cast("list[Any]", value)]
+    return value
 
 
 def _key(*parts: Any) -> str:

@@ -116,6 +116,14 @@ def _line_of(where: str, lines: dict[str, int]) -> int:
     return lines.get(where, 1)
 
 
+def _whole(text: str) -> str:
+    """The text with the halves that JSON writes a letter in put together: YAML takes them one by one."""
+    try:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        raise ValueError("half a letter") from None
+
+
 class _Yaml:
     """Takes YAML in as plain data. Aliases, tags, repeated keys and depth are refused, with their lines."""
 
@@ -177,11 +185,13 @@ class _Yaml:
             return self._tagged(node)
         try:
             value = loader.construct_object(node)
+            if isinstance(value, str):
+                return _whole(value)
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError("not a finite number")
             return value
         except ValueError as error:
-            self._find.add(node.start_mark.line + 2, f"{str(node.value)[:40]!r} is {error}", "Correct it.")
+            self._find.add(node.start_mark.line + 2, f"{str(node.value)[:40]!a} is {error}", "Correct it.")
             return None
 
     def _members(self, loader: Any, node: Any, place: Place) -> Iterator[tuple[str, Any]]:
@@ -196,6 +206,11 @@ class _Yaml:
                 self._find.add(
                     line, f"`{name}` is given twice, first in line {seen[name]}", "Keep one of them.", column
                 )
+                continue
+            try:
+                _whole(name)
+            except ValueError as error:
+                self._find.add(line, f"a key is {error}", "Correct it.", column)
                 continue
             seen[name] = line
             self._places[*place, name] = line

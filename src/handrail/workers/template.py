@@ -1,14 +1,14 @@
 """A worker's instructions: Jinja in a sandbox, of which only what needs little is taken.
 
 Texts, values, `if`, `for` over a few things, and some filters. Nothing can be called but `range`, nothing
-assigned, defined, included or imported, so what a template costs can be seen from its text; a model may
-write one.
+assigned, defined, included or imported, and a list holds constants only, so that nothing multiplies; loops and
+filters are on a meter. A model may write a template.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -21,7 +21,13 @@ NAMES = ("input", "attachments", "worker")
 MOST_OUTPUT = 200_000
 MOST_ROUNDS = 10_000
 """Rounds of all loops of one rendering together."""
+MOST_WORK = 20_000_000
+"""Characters that one rendering may have gone through; what stands in a loop counts in each of its rounds."""
 _DEEPEST_LOOPS = 3
+_METER = "a meter"
+"""Under this, which no template can say, a rendering has its meter."""
+_A_STEP = 10
+"""What one node of a template counts as, in characters."""
 
 _ALLOWED = frozenset(
     [
@@ -91,7 +97,7 @@ class Instructions:
             for line, problem, mend in found:
                 find.add(max(line, self._first), problem, mend)
             if not found:
-                self._compiled()
+                self._compiled(tree)
         except jinja.TemplateSyntaxError as error:
             find.add(error.lineno or self._first, f"the template can't be read: {error.message}", _BRACES)
         except (RecursionError, MemoryError, SyntaxError):
@@ -102,7 +108,7 @@ class Instructions:
         pieces: list[str] = []
         size = 0
         try:
-            for piece in self._compiled().generate({**values, "range": _Rounds()}):
+            for piece in self._compiled().generate({**values, "range": range, _METER: _Meter()}):
                 size += len(piece)
                 if size > MOST_OUTPUT:
                     raise ValueError(f"it comes to more than {MOST_OUTPUT} characters")
@@ -114,10 +120,11 @@ class Instructions:
             ) from error
         return "".join(pieces).lstrip("\n")
 
-    def _compiled(self) -> Any:
+    def _compiled(self, tree: Any = None) -> Any:
         if self._template is None:
             environment = _environment()
-            code = environment.compile(self._source, filename=self._file)
+            metered = _metered(environment.parse(self._source) if tree is None else tree)
+            code = environment.compile(metered, filename=self._file)
             self._template = needed("jinja2").Template.from_code(environment, code, environment.globals)
         return self._template
 
@@ -133,18 +140,38 @@ class Instructions:
 _BRACES = "Values stand in {{ }}, blocks in {% %}; write {{ '{{' }} for the braces themselves."
 
 
-class _Rounds:
-    """`range`, with an end to all of them together."""
+class _Meter:
+    """What one rendering may still do."""
 
     def __init__(self) -> None:
-        self._left = MOST_ROUNDS
+        self._rounds = MOST_ROUNDS
+        self._work = MOST_WORK
 
-    def __call__(self, *bounds: int) -> Iterator[int]:
-        for number in range(*bounds):
-            self._left -= 1
-            if self._left < 0:
+    def each(self, values: Iterable[Any], steps: int) -> Iterator[Any]:
+        """The rounds of one loop."""
+        for value in values:
+            self._rounds -= 1
+            if self._rounds < 0:
                 raise ValueError(f"its loops take more than {MOST_ROUNDS} rounds")
-            yield number
+            self.take(steps * _A_STEP)
+            yield value
+
+    def take(self, work: int) -> None:
+        self._work -= work
+        if self._work < 0:
+            raise ValueError(f"it goes through more than {MOST_WORK} characters")
+
+
+def _metered(tree: Any) -> Any:
+    """The template with its loops, and what is looked for in a text, put under the meter."""
+    nodes = needed("jinja2.nodes")
+    for loop in tree.find_all(nodes.For):
+        inside = sum(1 for part in loop.body for _ in part.find_all(nodes.Node))
+        loop.iter = nodes.Filter(loop.iter, _EACH, [nodes.Const(inside)], [], None, None, lineno=loop.lineno)
+    for operand in tree.find_all(nodes.Operand):
+        if operand.op in ("in", "notin"):
+            operand.expr = nodes.Filter(operand.expr, _WITHIN, [], [], None, None, lineno=operand.lineno)
+    return tree
 
 
 class _Check:
@@ -184,6 +211,9 @@ class _Check:
             yield from self._each(node.args, names, loops)
         elif kind == "For":
             yield from self._for(node, line, names, loops)
+        elif kind in ("List", "Tuple"):
+            if not all(_is_constant(each) for each in node.items):
+                yield line, "a list holds something else than constants", "Write texts and numbers into it."
         else:
             yield from self._each(node.iter_child_nodes(), names, loops)
             return
@@ -199,7 +229,11 @@ class _Check:
             yield line, f"loops are nested more than {_DEEPEST_LOOPS} deep", "Make it flatter."
         yield from self._walk(node.iter, names, loops)
         targets = [node.target] if type(node.target).__name__ == "Name" else list(node.target.items)
-        inside = names | {target.name for target in targets if type(target).__name__ == "Name"} | {"loop"}
+        named = {target.name for target in targets if type(target).__name__ == "Name"}
+        taken = sorted(named & {*NAMES, "range", "loop"})
+        if taken:
+            yield line, f"a loop calls its values {taken[0]!r}, which is something else", "Use another name."
+        inside = names | named | {"loop"}
         parts = [*node.body, *node.else_, *([node.test] if node.test is not None else [])]
         yield from self._each(parts, frozenset(inside), loops + 1)
 
@@ -210,19 +244,69 @@ class _Check:
             yield from self._walk(node, names, loops)
 
 
-def _join(values: Any, separator: str = "") -> str:
-    if isinstance(values, str) or not isinstance(values, list | tuple):
+def _is_constant(node: Any) -> bool:
+    kind = type(node).__name__
+    if kind in ("List", "Tuple"):
+        return all(_is_constant(each) for each in node.items)
+    return kind == "Const" or (kind == "Neg" and type(node.node).__name__ == "Const")
+
+
+_EACH, _WITHIN = "handrail_each", "handrail_within"
+"""Filters that no file can name: `_metered` puts them in."""
+
+
+def _each(context: Any, values: Iterable[Any], steps: int) -> Iterator[Any]:
+    return context[_METER].each(values, steps)
+
+
+def _within(context: Any, value: Any) -> Any:
+    if isinstance(value, str):
+        context[_METER].take(len(value))
+    return value
+
+
+def _is_in(context: Any, value: Any, values: Any) -> bool:
+    return value in _within(context, values)
+
+
+def _text(context: Any, value: Any) -> str:
+    """A value as a text, which has its length on the meter."""
+    text = str(value)
+    context[_METER].take(len(text))
+    return text
+
+
+def _join(context: Any, values: Any, separator: Any = "") -> str:
+    if not isinstance(values, list | tuple):
         raise ValueError("`join` takes a list, such as `attachments`")
-    return str(separator).join(map(str, values))  # pyright: ignore[reportUnknownArgumentType]  # of anything
+    texts = [_text(context, value) for value in values]  # pyright: ignore[reportUnknownVariableType]  # of anything
+    between = str(separator)
+    context[_METER].take(len(between) * len(texts))
+    return between.join(texts)
 
 
-def _truncate(value: Any, length: int = 255) -> str:
+def _truncate(context: Any, value: Any, length: int = 255) -> str:
     text = str(value)
     return text if len(text) <= length else f"{text[:length]}…"
 
 
-def _tojson(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def _tojson(context: Any, value: Any) -> str:
+    return _text(context, json.dumps(value, ensure_ascii=False))
+
+
+def _changed(change: Callable[[str], str]) -> Callable[[Any, Any], str]:
+    """One of Jinja's own filters from text to text, on the meter."""
+    return lambda context, value: change(_text(context, value))
+
+
+_OF_TEXT = ("upper", "lower", "title", "capitalize", "trim")
+_OWN: Mapping[str, Callable[..., Any]] = {
+    "join": _join,
+    "truncate": _truncate,
+    "tojson": _tojson,
+    _EACH: _each,
+    _WITHIN: _within,
+}
 
 
 @lru_cache(maxsize=1)
@@ -233,9 +317,11 @@ def _environment() -> Any:
         undefined=jinja.StrictUndefined, autoescape=False, keep_trailing_newline=False, trim_blocks=True
     )
     made.globals.clear()
-    own = {"join": _join, "truncate": _truncate, "tojson": _tojson}
-    made.filters = {name: own.get(name, made.filters[name]) for name in _FILTERS}
+    own = {**_OWN, **{name: _changed(made.filters[name]) for name in _OF_TEXT}}
+    made.filters = {name: made.filters[name] for name in _FILTERS if name not in own}
+    made.filters |= {name: jinja.pass_context(filter) for name, filter in own.items()}
     made.tests = {name: made.tests[name] for name in _TESTS if name in made.tests}
+    made.tests["in"] = jinja.pass_context(_is_in)
     return made
 
 
