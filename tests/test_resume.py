@@ -35,6 +35,7 @@ from handrail.errors import (
 )
 from handrail.events import MessageAdded
 from handrail.guard.policy import CapabilityPolicy
+from handrail.journal import MemoryJournal
 from handrail.messages import ToolMessage, Usage
 from handrail.models.scripted import Reply
 from handrail.question import Answer, Question
@@ -383,3 +384,24 @@ async def test_whoever_was_overtaken_stops_and_undoes_nothing(tmp_path: Path):
     assert undone == []
     row = await journal.run("run")
     assert (row.status, row.owner != journal.owner) == ("running", True)
+
+
+async def test_a_journal_in_memory_parks_too():
+    """For as long as the process lives: its questions stay, and go with the run."""
+    tools = Counted()
+    journal = MemoryJournal()
+    adapter = Adapter(
+        ScriptedModel([[ToolCall("ask"), ToolCall("ask")], "done"]),
+        journal=journal,
+        environment=LaterEnvironment(),
+    )
+    prompt = Prompt("p", "Do.", tools=tools.all)
+    parked = await until_parked(adapter.evaluate(prompt, "go", run_id="run"))
+    assert [each.id for each in parked.questions] == [each.id for each in await journal.questions("run")]
+    first, second = parked.questions
+    journal.answer(answer_to(first, {"number": 1}))
+    parked = await until_parked(adapter.resume("run", prompt))
+    assert [each.id for each in parked.questions] == [second.id]
+    journal.answer(answer_to(second, {"number": 2}))
+    assert (await adapter.resume("run", prompt)).text == "done"
+    assert await journal.questions() == ()

@@ -28,7 +28,7 @@ _TRIES = 3
 class _Lying:
     """A question on the desk, and the answer once there is one."""
 
-    __slots__ = ("answer", "check", "loop", "question", "settled")
+    __slots__ = ("answer", "check", "left", "loop", "question", "settled")
 
     def __init__(self, question: Question, loop: asyncio.AbstractEventLoop, check: Check | None) -> None:
         self.question = question
@@ -36,6 +36,8 @@ class _Lying:
         self.loop = loop
         self.settled: asyncio.Future[Answer] = loop.create_future()
         self.answer: Answer | None = None
+        self.left = False
+        """Has whoever asked gone, without its being over?"""
 
 
 class QuestionDesk:
@@ -57,6 +59,8 @@ class QuestionDesk:
         self._lock = threading.Lock()
         self.keep: Callable[[Answer], None] | None = None
         """Records an answer before anybody hears of it; it may refuse it."""
+        self.stays: Callable[[Question], bool] = lambda question: False
+        """Does a question stay here although whoever asked it has gone, to be asked again?"""
 
     def open_questions(self) -> tuple[Question, ...]:
         """What waits for an answer, oldest first."""
@@ -104,7 +108,9 @@ class QuestionDesk:
         try:
             return await lying.settled
         except asyncio.CancelledError:
-            self._close(lying, "cancelled")
+            if not self.stays(question):
+                self._close(lying, "cancelled")
+            lying.left = True
             raise
         finally:
             if timer is not None:
@@ -260,7 +266,9 @@ def _may_be_asked_again(lying: _Lying, question: Question) -> bool:
         raise AnswerRefused(
             question.id, "another question with this id was asked already", "Give each its own id."
         )
-    return lying.answer is not None and lying.answer.outcome in ("timed out", "cancelled")
+    if lying.answer is None:
+        return lying.left
+    return lying.answer.outcome in ("timed out", "cancelled")
 
 
 def _bytes(text: str) -> bytes:

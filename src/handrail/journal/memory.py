@@ -44,6 +44,7 @@ class MemoryJournal:
         self.owner = new_owner()
         self.synced = False
         self.desk = QuestionDesk(clock)
+        self.desk.stays = lambda question: question.run_id in self._runs  # a parked run asks it again
 
     def _now(self) -> float:
         return self._clock.now().timestamp()
@@ -86,6 +87,9 @@ class MemoryJournal:
     async def leave(self, run_id: str, status: RunStatus, outcome: bytes = b"", /) -> None:
         """Let go of a run, and say where it stands."""
         self._turn_run(self._mine(run_id), status, "", 0.0, outcome)
+        if status in OVER:
+            for question in await self.questions(run_id):
+                self.desk.cancel(question.id)
 
     async def run(self, run_id: str, /) -> RunRow:
         """A run as it stands."""

@@ -85,7 +85,7 @@ class SqliteJournal(MemoryJournal):
         self._do = self._writer.do
         self.id = self._writer.id
         self.key = key_beside(self.path)
-        self.desk.keep = self._keep_answer
+        self.desk.keep, self.desk.stays = self._keep_answer, lambda question: False
 
     def close(self) -> None:
         """Finish what is being written and let go of the file; harmless when called twice."""
