@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,6 +26,7 @@ from handrail.journal.digest import key_beside
 from handrail.journal.lease import LEASE_SECONDS, is_dead, is_free
 from handrail.journal.memory import MemoryJournal, check_nobodys, run_exists
 from handrail.journal.schema import SCHEMA
+from handrail.journal.watching import Watch
 from handrail.journal.writer import Moments, Work, Writer
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
@@ -76,11 +76,9 @@ class SqliteJournal(MemoryJournal):
         self.path = fspath(path)
         self.durability: Durability = durability
         self.synced = durability == "power"
-        self._watch_every = watch
-        self._watched: dict[str, None] = {}
+        self._watch = Watch(watch, self._look_for_answer)
         self._applying: set[str] = set()
         """The calls whose files are being changed now."""
-        self._watching: asyncio.Task[None] | None = None
         self._writer = Writer(self.path, new_id(), self.synced, inline, moments)
         self._do = self._writer.do
         self.id = self._writer.id
@@ -320,7 +318,7 @@ class SqliteJournal(MemoryJournal):
                     question.asked_at.timestamp(),
                 )
             )
-        with self._watch(question.id):
+        with self._watch.on(question.id):
             try:
                 answer = await self.desk.ask(question, environment, check)
             finally:
@@ -372,30 +370,14 @@ class SqliteJournal(MemoryJournal):
 
         self._writer.do_now(keep)
 
-    @contextlib.contextmanager
-    def _watch(self, question_id: str) -> Any:
-        """Look now and then whether another process has answered."""
-        self._watched[question_id] = None
-        if self._watch_every is not None and (self._watching is None or self._watching.done()):
-            self._watching = asyncio.get_running_loop().create_task(self._look_for_answers())
-        try:
-            yield
-        finally:
-            self._watched.pop(question_id, None)
-            if not self._watched and self._watching is not None:
-                self._watching.cancel()
-                self._watching = None
-
-    async def _look_for_answers(self) -> None:
-        while self._watched:
-            await asyncio.sleep(self._watch_every or 1)
-            for question_id in tuple(self._watched):
-                row = await self._do(
-                    _first("SELECT answer FROM questions WHERE id = ? AND answer NOT NULL", question_id)
-                )
-                if row is not None:
-                    with contextlib.suppress(AnswerRefused):
-                        self.desk.take(msgspec.msgpack.decode(row[0], type=Answer))
+    async def _look_for_answer(self, question_id: str) -> None:
+        """Let an answer be heard that another process took."""
+        row = await self._do(
+            _first("SELECT answer FROM questions WHERE id = ? AND answer NOT NULL", question_id)
+        )
+        if row is not None:
+            with contextlib.suppress(AnswerRefused):
+                self.desk.take(msgspec.msgpack.decode(row[0], type=Answer))
 
     # --- commits ----------------------------------------------------------------------------------
 
