@@ -17,9 +17,10 @@ from handrail.ids import random_id
 from handrail.journal.desk import QuestionDesk
 from handrail.journal.digest import new_key
 from handrail.journal.lease import LEASE_SECONDS, is_free, new_owner
+from handrail.journal.tickets import MemoryTickets
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
-from handrail.records import Check, CommitUnit, Entry, RunRecord, RunRow, RunStatus
+from handrail.records import Check, CommitUnit, Entry, RunRecord, RunRow, RunStatus, TicketBox
 
 T = TypeVar("T")
 
@@ -42,6 +43,7 @@ class MemoryJournal:
         self.owner = new_owner()
         self.synced = False
         self.desk = QuestionDesk(clock)
+        self.tickets: TicketBox = MemoryTickets(self.owner, clock, self._runs, self._entries)
 
     def _now(self) -> float:
         return self._clock.now().timestamp()

@@ -26,7 +26,17 @@ class RunLog:
     that finds another verb's record in its place has diverged.
     """
 
-    __slots__ = ("_clock", "_finished", "_found", "_verbs", "closed", "journal", "resumed", "run_id")
+    __slots__ = (
+        "_clock",
+        "_finished",
+        "_found",
+        "_tickets",
+        "_verbs",
+        "closed",
+        "journal",
+        "resumed",
+        "run_id",
+    )
 
     def __init__(
         self,
@@ -53,6 +63,7 @@ class RunLog:
             for (kind, key), body in self._found.items()
             if kind in ("verb", "inner call")
         }
+        self._tickets = [place for place, verb in self._verbs.items() if verb == "ticket"]
 
     def find(self, kind: EntryKind, key: str, type: type[T]) -> T | None:
         """What was recorded there before."""
@@ -70,6 +81,10 @@ class RunLog:
             for (kind, key), body in self._found.items()
             if kind == "inner call" and key.startswith(f"{place}~")
         }
+
+    def tickets_under(self, place: str) -> list[str]:
+        """Where the call at this place, and what is nested in it, gave out tickets before."""
+        return [each for each in self._tickets if each.startswith(f"{place}~")]
 
     async def note(self, kind: EntryKind, key: str, value: Any) -> None:
         """Record something. When this returns, it is there for whoever resumes."""

@@ -26,6 +26,7 @@ from handrail.journal.digest import key_beside
 from handrail.journal.lease import LEASE_SECONDS, is_dead, is_free
 from handrail.journal.memory import MemoryJournal, run_exists
 from handrail.journal.schema import SCHEMA
+from handrail.journal.tickets import SqliteTickets
 from handrail.journal.writer import Work, Writer
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
@@ -87,6 +88,7 @@ class SqliteJournal(MemoryJournal):
         self.id = self._writer.id
         self.key = key_beside(self.path)
         self.desk.keep = self._keep_answer
+        self.tickets = SqliteTickets(self.owner, clock, self._writer)
 
     def close(self) -> None:
         """Finish what is being written and let go of the file; harmless when called twice."""
