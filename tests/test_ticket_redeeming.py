@@ -59,8 +59,8 @@ Body = Callable[[ToolContext], Awaitable[str]]
 # --- two processes ---------------------------------------------------------------------------------
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(APP), str(folder), *arguments]
+def start(folder: Path, mode: str, end: str = "-", effect: str = "staged") -> subprocess.Popen[str]:
+    command = [sys.executable, str(APP), str(folder), mode, end, effect]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
@@ -70,10 +70,10 @@ def said_by(process: subprocess.Popen[str]) -> str:
     return said.rstrip("\n")
 
 
-def giving(folder: Path, end: str) -> subprocess.Popen[str]:
+def giving(folder: Path, end: str, effect: str = "staged") -> subprocess.Popen[str]:
     """The first process, once its handler has given a ticket out."""
     (folder / "files").mkdir()
-    process = start(folder, "give", end)
+    process = start(folder, "give", end, effect)
     assert process.stdout is not None
     assert process.stdout.readline() == "given\n"
     return process
@@ -124,6 +124,27 @@ def test_one_killed_while_redeeming_leaves_nothing(tmp_path: Path):
     assert json.loads(said_by(first))["notes"] == ["before", "done here", "done there"]
 
 
+@pytest.mark.parametrize("effect", ["staged", "irreversible"])
+def test_a_deposit_outlives_the_process_that_gave_the_ticket_out(tmp_path: Path, effect: str):
+    """Entered again, the call takes it up; one that may not be entered again says what was done under its ticket."""
+    first = giving(tmp_path, "ok", effect)
+    assert said_by(start(tmp_path, "redeem", effect=effect)) == "done at depth 0, 4 left"
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    assert said_by(start(tmp_path, "redeem", effect=effect)) == "done at depth 0, 4 left"
+    (tmp_path / "go").touch()
+    said = said_by(start(tmp_path, "give", "resume", effect))
+    ended = json.loads(said.removeprefix("given\n"))
+    if effect == "staged":
+        assert ended["notes"] == ["before", "done here", "done there"]
+        assert os.listdir(tmp_path / "files") == ["done.txt"]
+    else:
+        assert ended["notes"] == ["before"]
+        assert "it is not known whether it happened" in ended["told"]
+        assert "It had done: work." in ended["told"]
+        assert os.listdir(tmp_path / "files") == []
+
+
 # --- one process, two openings of the file -----------------------------------------------------------
 
 
@@ -138,7 +159,7 @@ class Pick(BaseModel):
     number: int
 
 
-def acting(body: Body, effect: str = "staged", **options: Any) -> Tool[Any, Any]:
+def acting(body: Body, effect: Any = "staged", **options: Any) -> Tool[Any, Any]:
     """The tool `work`, on whichever side."""
 
     @tool(name="work", description="Work.", effect=effect, **options)
@@ -634,10 +655,12 @@ def answered(parked: RunParked, journal: Any) -> None:
 
 @pytest.mark.parametrize("when", ["before", "while"])
 async def test_a_deposit_waits_for_a_run_that_is_parked(tmp_path: Path, when: str):
-    """The handler that is entered again gives out the same ticket, and what was done under it is applied once."""
+    """The handler that is entered again gives out the same ticket with the same share, and what was done is applied once."""
     stage, tickets = Stage(tmp_path), list[str]()
 
     async def here(context: ToolContext) -> str:
+        if tickets:
+            tracker_of(context).reserve(tool_calls=2).settle()  # less is left than the first time
         tickets.append(context.ticket())
         if when == "before":
             await stage.redeem(tickets[-1])

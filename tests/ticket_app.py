@@ -1,8 +1,8 @@
 """A program whose tool gives out a ticket and waits, and one that redeems it, on one journal and one folder.
 
-python ticket_app.py FOLDER give ok|fail     puts the ticket into FOLDER/ticket, prints `given`, goes on with FOLDER/go
-python ticket_app.py FOLDER redeem           what came of it is printed
-python ticket_app.py FOLDER hang             begins, prints `begun`, and never ends
+python ticket_app.py FOLDER give ok|fail|resume EFFECT   gives FOLDER/ticket out, prints `given`, waits for FOLDER/go
+python ticket_app.py FOLDER redeem - EFFECT              redeems it, prints what came of it
+python ticket_app.py FOLDER hang - EFFECT                begins to, prints `begun`, and never ends
 """
 
 import asyncio
@@ -28,8 +28,8 @@ from handrail.errors import TicketError
 from rig import Note
 
 
-def giving(folder: Path, end: str) -> Tool[Any, Any]:
-    @tool(effect="staged", capabilities=["fs.write"])
+def giving(folder: Path, end: str, effect: Any) -> Tool[Any, Any]:
+    @tool(effect=effect, capabilities=["fs.write"])
     async def work(text: str, context: ToolContext) -> str:
         """Have it done elsewhere."""
         left = context.budget_tracker.remaining()
@@ -46,8 +46,8 @@ def giving(folder: Path, end: str) -> Tool[Any, Any]:
     return work
 
 
-def working(hang: bool) -> Tool[Any, Any]:
-    @tool(effect="staged", capabilities=["fs.write"])
+def working(hang: bool, effect: Any) -> Tool[Any, Any]:
+    @tool(effect=effect, capabilities=["fs.write"])
     async def work(text: str, context: ToolContext) -> str:
         """Do it."""
         context.session.dispatch(Note(f"{text} there"))
@@ -67,26 +67,34 @@ async def first(context: ToolContext) -> str:
     return "left"
 
 
-async def give(folder: Path, end: str) -> None:
+def answers(request: Any) -> Any:
+    return [ToolCall("first"), ToolCall("work", {"text": "done"}), "over"][len(request.messages) // 2]
+
+
+async def give(folder: Path, end: str, effect: str) -> None:
     journal = SqliteJournal(folder / "runs.db")
     files = DirectoryFilesystem(folder / "files")
-    script = ScriptedModel([ToolCall("first"), ToolCall("work", {"text": "done"}), "over"])
+    script = ScriptedModel(answers)
     adapter = Adapter(script, journal=journal, filesystem=files)
-    prompt = Prompt("p", "Do.", tools=[giving(folder, end), first])
-    response = await adapter.evaluate(prompt, "go", run_id="run", budget=Budget(tool_calls=12))
+    prompt = Prompt("p", "Do.", tools=[giving(folder, end, effect), first])
+    if end == "resume":
+        response = await adapter.resume("run", prompt)
+    else:
+        response = await adapter.evaluate(prompt, "go", run_id="run", budget=Budget(tool_calls=12))
     notes = [note.text for note in response.session[Note].all()]
-    told = [each.text for each in script.requests[2].messages][-1]
+    told = [each.text for each in script.requests[-1].messages][-1]
     print(json.dumps({"notes": notes, "told": told, "text": response.text}))
     files.close()
     journal.close()
 
 
-async def take(folder: Path, hang: bool) -> None:
+async def take(folder: Path, hang: bool, effect: str) -> None:
     journal = SqliteJournal(folder / "runs.db")
     files = DirectoryFilesystem(folder / "files")
     text = (folder / "ticket").read_text()
     try:
-        result = await redeem(text, {"text": "done"}, tool=working(hang), journal=journal, filesystem=files)
+        work = working(hang, effect)
+        result = await redeem(text, {"text": "done"}, tool=work, journal=journal, filesystem=files)
         print(result.render())
     except TicketError as error:
         print(error)
@@ -95,5 +103,5 @@ async def take(folder: Path, hang: bool) -> None:
 
 
 if __name__ == "__main__":
-    where, mode = Path(sys.argv[1]), sys.argv[2]
-    asyncio.run(give(where, sys.argv[3]) if mode == "give" else take(where, mode == "hang"))
+    where, mode, end, effect = Path(sys.argv[1]), *sys.argv[2:]
+    asyncio.run(give(where, end, effect) if mode == "give" else take(where, mode == "hang", effect))
