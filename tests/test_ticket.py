@@ -20,6 +20,7 @@ from handrail.testing import TICKET_KEY, headless_context
 KEY = bytes(range(32))
 TICKET = Ticket(
     run_id="run-1",
+    place=".2~1.3",
     call_id="call-1",
     session_id="session-1",
     tool="search",
@@ -28,6 +29,7 @@ TICKET = Ticket(
     deadline=datetime(2030, 1, 1, 12, 30, tzinfo=UTC),
     budget={"tokens": 1000.0, "usd": 0.25},
     capabilities=("fs.read", "net"),
+    effect="read",
 )
 
 
@@ -56,10 +58,11 @@ def test_the_text_is_stable_and_fits_into_a_url():
 
 
 def test_it_carries_what_the_other_side_needs_and_nothing_more():
-    """Ids, depth, deadline, a share of the budget, the session's id, capabilities: no more than these."""
+    """Ids, place, depth, deadline, a share of the budget, capabilities, effect: no more than these."""
     assert body_of(TICKET.seal(KEY)) == {
         "v": 1,
         "run_id": "run-1",
+        "place": ".2~1.3",
         "call_id": "call-1",
         "session_id": "session-1",
         "tool": "search",
@@ -68,6 +71,7 @@ def test_it_carries_what_the_other_side_needs_and_nothing_more():
         "deadline": "2030-01-01T12:30:00Z",
         "budget": {"tokens": 1000.0, "usd": 0.25},
         "capabilities": ["fs.read", "net"],
+        "effect": "read",
     }
 
 
@@ -82,7 +86,9 @@ def test_another_process_opens_it():
     assert (result.stdout, result.stderr) == ("call-1 0.25 2030-01-01 12:30:00+00:00\n", "")
 
 
-@pytest.mark.parametrize("field", ["depth", "budget", "deadline", "tool", "capabilities", "session_id"])
+@pytest.mark.parametrize(
+    "field", ["depth", "budget", "deadline", "tool", "capabilities", "session_id", "place", "effect"]
+)
 def test_a_changed_ticket_is_refused(field: str):
     """Whoever changes what a ticket says, without the key, has no ticket."""
     body, signature = TICKET.seal(KEY).split(".")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from handrail.adapter import Adapter, PromptResponse
+    from handrail.adapter.redeeming import redeem
     from handrail.clock import Clock, SystemClock
     from handrail.context import (
         PROVIDER_REQUEST_ID,
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "handrail.adapter": "Adapter PromptResponse",
+    "handrail.adapter.redeeming": "redeem",
     "handrail.clock": "Clock SystemClock",
     "handrail.context": (
         "PROVIDER_REQUEST_ID RATE_LIMIT TRACING_SPAN AgentContext Approval Attachment ExtraKey "
@@ -203,6 +205,7 @@ __all__ = [
     "kept",
     "legacy_handler",
     "open_gate",
+    "redeem",
     "run_as_agent",
     "run_turn",
     "tool",

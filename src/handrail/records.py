@@ -125,6 +125,38 @@ class RunCopy(msgspec.Struct, frozen=True, kw_only=True):
     """Settled values by key; None where it is not known whether it happened."""
 
 
+class TicketBox(Protocol):
+    """The tickets that the calls of a journal's runs have given out, and what was done under them.
+
+    Only the owner of a run gives out and closes. Whoever redeems needs no run: it claims, works, and
+    deposits what it did, for the owner to take. `TicketError` where that is too late.
+    """
+
+    def issue(self, run_id: str, place: str, text: str, /) -> str:
+        """Record a ticket that is given out, at once. Returns the text that was first given out there."""
+        ...
+
+    async def claim(self, run_id: str, place: str, by: str, again: bool, /) -> bytes:
+        """Take a ticket to redeem it, or keep it. Returns what was deposited before, or b"".
+
+        Of one that was cut while it was redeemed nobody knows what came: `OutcomeUnknown`, unless it
+        may be done `again`.
+        """
+        ...
+
+    async def give_back(self, run_id: str, place: str, by: str, /) -> None:
+        """Nothing was done under it: somebody else may redeem it."""
+        ...
+
+    async def deposit(self, run_id: str, place: str, by: str, body: bytes, /) -> None:
+        """Leave what was done under a claimed ticket, if its call still waits for that."""
+        ...
+
+    async def close(self, run_id: str, places: Sequence[str], /) -> Mapping[str, bytes]:
+        """Take no more deposits there. Returns those there are; b"" where one was claimed and none made."""
+        ...
+
+
 Check = Callable[[Any], object]
 """Refuses a value that does not fit by raising `ToolValidationError`."""
 
@@ -149,6 +181,11 @@ class Journal(Protocol):
     @property
     def key(self) -> bytes:
         """What questions and tickets are signed with; the same whenever it is opened again."""
+        ...
+
+    @property
+    def tickets(self) -> TicketBox:
+        """What was given out to other processes, and what they did with it."""
         ...
 
     # Runs.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import assert_type
+from typing import Any, assert_type
 
 from handrail import (
     Adapter,
@@ -11,8 +11,12 @@ from handrail import (
     PromptResponse,
     ScriptedModel,
     Session,
+    SqliteJournal,
+    Tool,
     ToolCall,
     ToolContext,
+    ToolResult,
+    redeem,
     tool,
 )
 from handrail.operation import Operation
@@ -24,6 +28,8 @@ class Report:
 
 
 adapter = Adapter(ScriptedModel([ToolCall("weather"), "text"]))
+journal = SqliteJournal("runs.db")
+render: Tool[Any, Any] = Tool("render", "Render.")
 plain = Prompt("plain", "Answer.")
 typed = Prompt("typed", "Report.", output=Report)
 
@@ -63,3 +69,9 @@ async def standing_in(context: AgentContext) -> str:
 async def read_events() -> None:
     async for event in adapter.stream(plain, "hi"):
         assert_type(event, object)
+
+
+assert_type(redeem("text", {"page": 3}, tool=render, journal=journal), Operation[ToolResult[Any]])
+redeem("text", tool=render)  # expect-error: reportCallIssue
+redeem("text", tool="render", journal=journal)  # expect-error: reportArgumentType
+redeem(b"text", tool=render, journal=journal)  # expect-error: reportArgumentType

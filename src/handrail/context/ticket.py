@@ -24,6 +24,9 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     run_id: str
+    """The run as its journal has it."""
+    place: str
+    """Where in that run the ticket was given out: the same when the handler is entered again."""
     call_id: str
     session_id: str
     tool: str
@@ -32,6 +35,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     deadline: datetime | None
     budget: dict[str, float]
     capabilities: tuple[str, ...]
+    effect: str
+    """The effect of the call: no tool that runs under the ticket may do more than it could call itself."""
 
     def seal(self, key: bytes) -> str:
         """The ticket as text, signed with `key`: stable, URL-safe, for the process to come."""

@@ -24,6 +24,7 @@ from handrail.deadline import Deadline
 from handrail.dispatch.asking import approval_verb, wait_for
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.once import OnUnknown, once
+from handrail.dispatch.sharing import GivenTicket, give_ticket
 from handrail.dispatch.transaction import Settled, Transaction
 from handrail.dispatch.views import CallApprovals, CallBus, CallSession, CallSignal
 from handrail.dispatch.watchdog import Timer
@@ -101,6 +102,8 @@ class LiveCall(msgspec.Struct, eq=False):
     bound: BoundAdapter | None = None
     inner: int = 0
     """How many verbs this attempt has used that leave something to go on from: calls, questions, runs."""
+    tickets: list[GivenTicket] | None = None
+    """What this attempt gave out to other processes and has not taken back."""
     left: tuple[str, ...] = ()
     """What earlier tries did to the world that could not be undone."""
     arguments: Any = None
@@ -403,7 +406,7 @@ class LiveCall(msgspec.Struct, eq=False):
         return result.value
 
     def ticket(self) -> str:
-        raise NotSupported("ticket", "Give the run a journal that other processes can reach.")
+        return give_ticket(self)
 
     # Verbs of an environment.
 

@@ -50,16 +50,11 @@ from handrail.dispatch.starting import (
     in_own_task,
     refuse_misfit,
 )
+from handrail.dispatch.ticketing import answer_for_tickets, take_up_tickets
 from handrail.dispatch.timing import deadline_or, start_watching, stop_watching, watch_deadline
 from handrail.dispatch.transaction import Transaction, new_transaction
 from handrail.dispatch.undoing import compensate, forget_locals, shielded
-from handrail.errors import (
-    Conflict,
-    DefinitionError,
-    DepthExceededError,
-    RunBusy,
-    TransientError,
-)
+from handrail.errors import Conflict, DefinitionError, DepthExceededError, RunBusy, TransientError
 from handrail.events import ToolInvoked, ToolRolledBack, ToolStarted
 from handrail.operation import Operation
 from handrail.protocols import PolicyDecision
@@ -302,6 +297,8 @@ class Gate:
         check_result(tool, result)
         if not result.success:
             raise Unsuccessful(result)
+        if call.tickets is not None:
+            await take_up_tickets(call)
         call.close()
         return result
 
@@ -413,6 +410,8 @@ class Gate:
         if self.frame.left_to_the_record:
             return ()  # parked, or another process has it: whoever goes on decides
         self._remember(call, transaction)
+        if call.tickets is not None:
+            await shielded(answer_for_tickets(call, transaction))
         compensated: tuple[str, ...] = ()
         left: tuple[str, ...] = ()
         if transaction.settled:

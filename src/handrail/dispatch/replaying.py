@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ import msgspec
 import pydantic_core
 
 from handrail.dispatch.failures import Unsuccessful, WrongResult
+from handrail.dispatch.sharing import Spent, charge
 from handrail.dispatch.transaction import Settled, Transaction, new_transaction
 from handrail.dispatch.undoing import compensate
 from handrail.errors import Conflict, Diverged, OutcomeUnknown, ToolValidationError
@@ -85,6 +86,12 @@ class InnerCall(msgspec.Struct, frozen=True):
     """Is it an act of a handoff? Its result is for the act after it, and for nobody to look at."""
 
 
+class Deposit(Spent, frozen=True, kw_only=True):
+    """What was done under a ticket, for the call that gave it out, and what that cost."""
+
+    inner: InnerCall
+
+
 def write_result(result: ToolResult[Any], text: str | None = None) -> bytes:
     """A result as it is recorded, with what the model is told of it."""
     value = msgspec.Raw(to_json(result.value))
@@ -127,14 +134,18 @@ async def from_the_record(call: LiveCall, arguments: Any) -> ToolResult[Any] | N
     _begin_where_it_was(call, log)
     if call.parent is None:
         unit = log.finished(call.place)
-        return None if unit is None else _taken_up(call, unit)
+        if unit is None:
+            return None
+        await _bill_tickets(call, log)
+        return _taken_up(call, unit)
     try:
         log.check_verb(call.place, verb_of(call.name, arguments))
         inner = log.find("inner call", call.place, InnerCall)
         if inner is None:
             return None
         call.tool = call.frame.tools.get(call.name, call.tool)
-        _apply(call, inner)
+        apply_inner(call, inner)
+        await _bill_tickets(call, log)
     except Conflict as error:
         if EFFECTS[call.tool.effect].transactional:
             return None  # what it worked on has changed since, and it can simply run again
@@ -164,6 +175,16 @@ def _bill_nested(call: LiveCall, before: int | None = None) -> None:
             frame.budget.reserve().settle(requests=1, **told)
 
 
+async def _bill_tickets(call: LiveCall, log: RunLog) -> dict[str, bytes]:
+    """What was spent under the tickets of a call that is over counts. Returns what was deposited."""
+    places = log.tickets_under(call.place)
+    found = dict(await log.journal.tickets.close(log.run_id, places)) if places else {}
+    for body in found.values():
+        if body:
+            charge(call.frame, msgspec.msgpack.decode(body, type=Spent))
+    return found
+
+
 def _taken_up(call: LiveCall, unit: CommitUnit) -> ToolResult[Any]:
     frame = call.frame
     call.tool = frame.tools.get(call.name, call.tool)
@@ -187,8 +208,8 @@ def _ended(call: LiveCall, status: Any, written: bytes, seconds: float) -> ToolR
     return result
 
 
-def _apply(call: LiveCall, inner: InnerCall) -> None:
-    """Bring what an inner call did into the call around it again."""
+def apply_inner(call: LiveCall, inner: InnerCall) -> None:
+    """Bring what an inner call did into the call around it again, or from where it was done."""
     transaction = call.transaction = new_transaction(call, call.tool)
     transaction.writable = True
     for event in inner.events:
@@ -196,15 +217,23 @@ def _apply(call: LiveCall, inner: InnerCall) -> None:
     files = call.frame.filesystem
     if inner.files and files is not None:
         transaction.fork_of(files).redo(inner.files)
-    for done in inner.settled:
-        tool = call.frame.tools.get(done.tool) if done.tool else None
-        params = tool.parse(done.params) if tool is not None else None
-        value = read_value(tool, done.value) if tool is not None else None
-        transaction.settle(Settled(done.what, done.call_id, tool, params, value))
+    for done in settled_by(call, inner):
+        transaction.settle(done)
     transaction.prepare()
     transaction.apply()
     if transaction.parent is not None:
         transaction.parent.inherit(transaction)
+
+
+def settled_by(call: LiveCall, inner: InnerCall) -> list[Settled]:
+    """What an inner call did to the world, to be undone or named should the one around it fail."""
+    found: list[Settled] = []
+    for done in inner.settled:
+        tool = call.frame.tools.get(done.tool) if done.tool else None
+        params = tool.parse(done.params) if tool is not None else None
+        value = read_value(tool, done.value) if tool is not None else None
+        found.append(Settled(done.what, done.call_id, tool, params, value))
+    return found
 
 
 def read_value(tool: Tool[Any, Any], written: bytes) -> Any:
@@ -228,27 +257,37 @@ def verb_of(name: str, arguments: Any) -> str:
 
 def inner_call(call: LiveCall, result: ToolResult[Any]) -> InnerCall:
     """What is recorded of an inner call, taken before its forks are merged."""
-    transaction: Transaction | None = call.transaction
-    succeeded = result.success and transaction is not None
+    own = call.own_effect(result)
+    return record_of(
+        call, result, call.transaction if result.success else None, () if own is None else (own,)
+    )
+
+
+def record_of(
+    call: LiveCall,
+    result: ToolResult[Any],
+    transaction: Transaction | None,
+    also: Sequence[Settled] = (),
+    status: CallStatus | None = None,
+) -> InnerCall:
+    """A call with what stands in a transaction as what it did; and what it has done to the world besides."""
     files: list[Any] = []
-    if succeeded and transaction is not None:
+    events: list[bytes] = []
+    settled: list[Settled] = []
+    if transaction is not None:
         for fork in transaction.touched:
             changes = getattr(fork, "done", None)
             if changes is not None:
                 files += changes()
-    settled = [*(transaction.settled or ())] if succeeded and transaction is not None else []
-    own = call.own_effect(result)
-    if own is not None:
-        settled.append(own)
+        events = [encode_item(event, call.frame.session.id) for event in transaction.events]
+        settled = [*(transaction.settled or ())]
     return InnerCall(
         verb_of(call.name, call.arguments),
-        call.status,
+        status or call.status,
         _write_act(call, result) if call.act else write_result(result),
-        [encode_item(event, call.frame.session.id) for event in transaction.events]
-        if succeeded and transaction is not None
-        else [],
+        events,
         files,
-        [_written(done) for done in settled],
+        [_written(done) for done in (*settled, *also)],
         call.elapsed,
         call.act,
     )
@@ -297,7 +336,7 @@ async def decide_interrupted(call: LiveCall) -> None:
                 f"{call.name} was done before the process ended; what it returned was not recorded.",
             )
         )
-    left = _left_by(call)
+    left = _left_by(call, await _bill_tickets(call, log))
     await log.journal.withdraw(f"{log.run_id}{call.place}~")  # nobody waits for an answer to it any more
     if tool.effect == "compensable":
         undone, _ = await compensate(call.gate, call, [Settled(call.name, call.id, tool, call.params, None)])
@@ -311,15 +350,13 @@ async def decide_interrupted(call: LiveCall) -> None:
     raise OutcomeUnknown(call.name, f"Find out what stands before you do it again.{left}")
 
 
-def _left_by(call: LiveCall) -> str:
-    """What inner calls of an interrupted call had done to the world."""
+def _left_by(call: LiveCall, deposited: Mapping[str, bytes]) -> str:
+    """What inner calls of an interrupted call had done to the world, and others under its tickets."""
     log = call.frame.log
     assert log is not None
-    done = [
-        each.what
-        for body in log.under(call.place).values()
-        for each in msgspec.msgpack.decode(body, type=InnerCall).settled
-    ]
+    inner = [msgspec.msgpack.decode(body, type=InnerCall) for body in log.under(call.place).values()]
+    inner += [msgspec.msgpack.decode(body, type=Deposit).inner for body in deposited.values() if body]
+    done = list(dict.fromkeys(each.what for record in inner for each in record.settled))
     return f" It had done: {', '.join(done)}." if done else ""
 
 

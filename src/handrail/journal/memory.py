@@ -18,9 +18,21 @@ from handrail.ids import random_id
 from handrail.journal.desk import QuestionDesk
 from handrail.journal.digest import new_key
 from handrail.journal.lease import LEASE_SECONDS, is_free, new_owner
+from handrail.journal.tickets import MemoryTickets
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
-from handrail.records import OVER, Asked, Check, CommitUnit, Entry, RunCopy, RunRecord, RunRow, RunStatus
+from handrail.records import (
+    OVER,
+    Asked,
+    Check,
+    CommitUnit,
+    Entry,
+    RunCopy,
+    RunRecord,
+    RunRow,
+    RunStatus,
+    TicketBox,
+)
 
 T = TypeVar("T")
 
@@ -45,6 +57,7 @@ class MemoryJournal:
         self.synced = False
         self.desk = QuestionDesk(clock)
         self.desk.stays = lambda question: question.run_id in self._runs  # a parked run asks it again
+        self.tickets: TicketBox = MemoryTickets(self.owner, clock, self._runs, self._entries)
 
     def _now(self) -> float:
         return self._clock.now().timestamp()

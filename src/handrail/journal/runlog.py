@@ -34,6 +34,7 @@ class RunLog:
         "_finished",
         "_found",
         "_nested",
+        "_tickets",
         "_verbs",
         "closed",
         "journal",
@@ -69,6 +70,7 @@ class RunLog:
             for (kind, key), body in self._found.items()
             if kind in ("verb", "inner call")
         }
+        self._tickets = [place for place, verb in self._verbs.items() if verb == "ticket"]
 
         self._nested: dict[str, list[tuple[str, bytes]]] = {}
         """The model's answers in nested runs, by the call of the run itself that they are under."""
@@ -103,6 +105,10 @@ class RunLog:
             for (kind, key), body in self._found.items()
             if kind == "inner call" and key.startswith(f"{place}~")
         }
+
+    def tickets_under(self, place: str) -> list[str]:
+        """Where the call at this place, and what is nested in it, gave out tickets before."""
+        return [each for each in self._tickets if each.startswith(f"{place}~")]
 
     async def note(self, kind: EntryKind, key: str, value: Any) -> None:
         """Record something. When this returns, it is there for whoever resumes."""

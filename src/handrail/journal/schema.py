@@ -45,6 +45,10 @@ _TO_SECOND: Sequence[str] = (
     "ALTER TABLE units ADD COLUMN session_id TEXT NOT NULL DEFAULT ''",
     "CREATE INDEX units_of_a_session ON units (session_id)",
     "CREATE INDEX undone_calls ON entries (run_id, key) WHERE kind IN ('undone', 'told')",
+    """CREATE TABLE tickets (
+        run_id TEXT NOT NULL, place TEXT NOT NULL, text TEXT NOT NULL, open INTEGER NOT NULL,
+        holder TEXT NOT NULL, held_until REAL NOT NULL, deposit BLOB NOT NULL, PRIMARY KEY (run_id, place)
+    ) WITHOUT ROWID""",
 )
 MIGRATIONS: Sequence[Sequence[str]] = (_FIRST, _TO_SECOND)
 """What makes a file of each shape out of one of the shape before, the first out of nothing."""

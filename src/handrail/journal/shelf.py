@@ -75,7 +75,7 @@ def remove(connection: sqlite3.Connection, run_ids: Sequence[str]) -> None:
     for start in range(0, len(run_ids), _AT_ONCE):
         some = tuple(run_ids[start : start + _AT_ONCE])
         marks = ", ".join("?" * len(some))
-        for table in ("entries", "units", "questions", "steps"):
+        for table in ("entries", "units", "questions", "tickets", "steps"):
             connection.execute(f"DELETE FROM {table} WHERE run_id IN ({marks})", some)
         connection.execute(f"DELETE FROM runs WHERE id IN ({marks})", some)
 

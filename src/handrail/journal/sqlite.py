@@ -26,6 +26,7 @@ from handrail.journal.digest import key_beside
 from handrail.journal.lease import LEASE_SECONDS, is_dead, is_free
 from handrail.journal.memory import MemoryJournal, check_nobodys, run_exists
 from handrail.journal.schema import SCHEMA
+from handrail.journal.tickets import SqliteTickets
 from handrail.journal.watching import Watch
 from handrail.journal.writer import Moments, Work, Writer
 from handrail.protocols import Environment
@@ -84,6 +85,7 @@ class SqliteJournal(MemoryJournal):
         self.id = self._writer.id
         self.key = key_beside(self.path)
         self.desk.keep, self.desk.stays = self._keep_answer, lambda question: False
+        self.tickets = SqliteTickets(self.owner, clock, self._writer)
 
     def close(self) -> None:
         """Finish what is being written and let go of the file; harmless when called twice."""

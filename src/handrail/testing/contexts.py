@@ -235,6 +235,7 @@ class MockCall:
         deadline: Deadline | None = self._members.get("deadline")
         return Ticket(
             run_id=self.run_context.run_id,
+            place=".1~1.1",
             call_id=self.invocation.id,
             session_id=self.run_context.session_id,
             tool=self.tool.name,
@@ -243,6 +244,7 @@ class MockCall:
             deadline=None if deadline is None else deadline.at,
             budget={},
             capabilities=tuple(sorted(self.tool.capabilities)),
+            effect=self.tool.effect,
         ).seal(TICKET_KEY)
 
 

@@ -1,0 +1,281 @@
+"""`redeem`: run a tool under a ticket that another process gave out, for the call it was given out for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from handrail.adapter.durable import go_on
+from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.context.ticket import Ticket
+from handrail.deadline import Deadline
+from handrail.dispatch.call import LiveCall, new_call
+from handrail.dispatch.frame import DEPTH_LIMIT, Frame
+from handrail.dispatch.gate import Arguments, Gate
+from handrail.dispatch.opening import check_kinds, open_frame
+from handrail.dispatch.replaying import Deposit, read_result, record_of
+from handrail.dispatch.sharing import share_of
+from handrail.dispatch.starting import in_own_task
+from handrail.dispatch.transaction import Settled, Transaction
+from handrail.dispatch.undoing import compensate, shielded
+from handrail.errors import PromptEvaluationError, TicketError
+from handrail.events import CallStatus, ToolInvoked
+from handrail.guard.approval import ApprovalMode
+from handrail.ids import random_id
+from handrail.journal.lease import LEASE_SECONDS, new_owner
+from handrail.limits import Budget
+from handrail.operation import Operation
+from handrail.protocols import ApprovalBroker, Environment, Filesystem, ToolPolicy
+from handrail.records import Journal
+from handrail.resources.registry import Binding
+from handrail.session import Session
+from handrail.tools import EFFECTS, Tool, ToolResult
+from handrail.tools.effect import Effect, refusal
+
+
+def redeem(
+    ticket: str,
+    arguments: Arguments = "{}",
+    *,
+    tool: Tool[Any, Any],
+    journal: Journal,
+    tools: Iterable[Tool[Any, Any]] = (),
+    policies: Iterable[ToolPolicy] = (),
+    session: Session | None = None,
+    filesystem: Filesystem | None = None,
+    resources: Iterable[Binding[Any]] = (),
+    environment: Environment | None = None,
+    approvals: ApprovalMode | ApprovalBroker | None = None,
+    approval_seconds: float | None = None,
+    depth_limit: int = DEPTH_LIMIT,
+    clock: Clock = SYSTEM_CLOCK,
+    on_event: Callable[[object], None] | None = None,
+) -> Operation[ToolResult[Any]]:
+    """Run the tool of a ticket here: `await redeem(text, {"page": 3}, tool=render, journal=journal)`.
+
+    It passes a gate of its own, under the policies given here, with the deadline and the share of the
+    budget that the ticket carries, on the session as it was last committed. What it changes is not
+    committed here: it is deposited in the journal, and becomes part of the call that gave the ticket
+    out if that succeeds. A ticket is redeemed once; doing it again gives the same result. One that is
+    forged, too late, or for another tool is a `TicketError`.
+
+    - `tools`: what the tool's handler may call besides.
+    - `session`: an empty one of the run's session id, where its slices need rules that are not declared.
+    """
+    check_kinds(tool=(tool, Tool, "the tool the ticket is for"), tools=(tools, Iterable, "a list of tools"))
+
+    async def run() -> ToolResult[Any]:
+        opened = Ticket.open(ticket, journal.key)
+        _check(opened, tool, clock)
+
+        async def frame() -> Frame:
+            limits = share_of(opened)
+            return open_frame(
+                [tool, *tools],
+                session=await _session_of(opened, journal, session, clock),
+                policies=policies,
+                filesystem=filesystem,
+                resources=resources,
+                environment=environment,
+                approvals=approvals,
+                approval_seconds=approval_seconds,
+                deadline=None if opened.deadline is None else Deadline(opened.deadline, clock=clock),
+                budget=Budget(**limits) if limits else None,
+                journal=journal,
+                lease=None,
+                depth_limit=depth_limit,
+                clock=clock,
+                new_id=random_id,
+                run_id=opened.run_id,
+            )
+
+        return await _Redemption(opened, tool, journal).run(frame, arguments, on_event)
+
+    return Operation(run, "redeem")
+
+
+def _check(ticket: Ticket, tool: Tool[Any, Any], clock: Clock) -> None:
+    """Whatever can be told from the ticket alone."""
+    if ticket.deadline is not None and clock.now() >= ticket.deadline:
+        raise TicketError(
+            f"its deadline, {ticket.deadline.isoformat()}, has passed",
+            "Give the run more time, or redeem its tickets sooner.",
+        )
+    if tool.name != ticket.tool:
+        raise TicketError(
+            f"it is for the tool {ticket.tool!r}, not for {tool.name!r}", "Give the tool it is for."
+        )
+    here, there = tuple(sorted(tool.capabilities)), ticket.capabilities
+    if here != there:
+        raise TicketError(
+            f"{tool.name} has the capabilities {_listed(here)} here, and had {_listed(there)} where it was given out",
+            "Run the same version of the tool on both sides.",
+        )
+    why_not = refusal(_effect_of(ticket), tool.effect)
+    if why_not is not None:
+        raise TicketError(
+            f"{tool.name} does more here than where it was given out: {why_not}",
+            "Run the same version of the tool on both sides.",
+        )
+
+
+def _effect_of(ticket: Ticket) -> Effect:
+    effect: Any = ticket.effect  # one of ours: the ticket was sealed by us
+    return effect
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+async def _session_of(ticket: Ticket, journal: Journal, session: Session | None, clock: Clock) -> Session:
+    """The session of the ticket's run, as everything that is committed has left it."""
+    resumed = await go_on(journal, await journal.run(ticket.run_id), session, clock)
+    resumed.catch_up()
+    return resumed.session
+
+
+class _Redemption:
+    """One ticket being redeemed."""
+
+    def __init__(self, ticket: Ticket, tool: Tool[Any, Any], journal: Journal) -> None:
+        self._ticket = ticket
+        self._tool = tool
+        self._box = journal.tickets
+        self._which = (ticket.run_id, ticket.place)
+        self._by = new_owner()
+
+    async def run(
+        self, open_frame: Callable[[], Any], arguments: Arguments, on_event: Callable[[object], None] | None
+    ) -> ToolResult[Any]:
+        before = await self._box.claim(*self._which, self._by, self._tool.enters_again)
+        if before:
+            return read_result(self._tool, msgspec.msgpack.decode(before, type=Deposit).inner.result)
+        try:
+            frame: Frame = await open_frame()
+        except BaseException:
+            await shielded(self._box.give_back(*self._which, self._by))
+            raise
+        if on_event is not None:
+            frame.session.dispatcher.subscribe(object, on_event)
+        gate = Gate(frame)
+        around = self._stand_in(gate)
+        try:
+            async with self._held(gate):
+                # A task of its own: what stops it because its call is over does not stop whoever redeems.
+                return await in_own_task(self._carry_out(gate, around, arguments))
+        finally:
+            _ground(around).drop()
+            await shielded(gate.close())
+
+    async def _carry_out(self, gate: Gate, around: LiveCall, arguments: Arguments) -> ToolResult[Any]:
+        call = new_call(gate, self._tool.name, parent=around)
+        ended: BaseException | None = None
+        try:
+            await gate.pass_through(call, arguments)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            ended = error
+        result = call.result
+        if result is None or call.token is None:  # no handler has begun: it can still be redeemed
+            await shielded(self._box.give_back(*self._which, self._by))
+        else:
+            await shielded(self._deposit(call, result, _ground(around)))
+        if result is None or (ended is not None and not isinstance(ended, PromptEvaluationError)):
+            raise ended or asyncio.CancelledError
+        return result
+
+    async def _deposit(self, call: LiveCall, result: ToolResult[Any], done: Transaction) -> None:
+        """Leave what was done for the call that waits; if it does not any more, undo it here."""
+        frame = call.frame
+        try:
+            inner = record_of(call, result, done, status=_status_of(call))
+            deposit = Deposit(
+                inner=inner,
+                spent=dict(frame.tracker.spent()),
+                usage=frame.spending.usage,
+                cost=frame.spending.cost,
+            )
+            await self._box.deposit(*self._which, self._by, msgspec.msgpack.encode(deposit))
+        except Exception as error:
+            left = await self._undo(call, done.settled or ())
+            if not left:
+                raise
+            problem = error.problem if isinstance(error, TicketError) else str(error)
+            raise TicketError(
+                f"{problem}. Could not be undone: {', '.join(left)}", "Find out what stands."
+            ) from error
+
+    async def _undo(self, call: LiveCall, settled: Iterable[Settled]) -> tuple[str, ...]:
+        """Compensate what was done to the world, in a transaction that comes to nothing as well."""
+        around = self._stand_in(call.gate)
+        undoing = new_call(call.gate, self._tool.name, parent=around)
+        try:
+            return (await compensate(call.gate, undoing, tuple(settled)))[1]
+        finally:
+            _ground(around).drop()
+
+    def _stand_in(self, gate: Gate) -> LiveCall:
+        """What is around the call here, in the place of the one that gave the ticket out.
+
+        The call commits into its transaction, and that into nothing. Its ids follow from the ticket's
+        place, so they are the same whoever redeems it, and no others in the run.
+        """
+        ticket, frame = self._ticket, gate.frame
+        head, _, number = ticket.place.rpartition(".")
+        head, _, tries = head.rpartition("~")
+        frame.place, _, ordinal = head.rpartition(".")
+        frame.within = f"{ticket.run_id}{re.sub('~[0-9]+', '', frame.place)}"
+        around = LiveCall(
+            gate,
+            frame,
+            ticket.tool,
+            ticket.call_id,
+            ticket.path[:-1],
+            asyncio.get_running_loop(),
+            frame.monotonic() - frame.began,
+            int(ordinal),
+            depth=ticket.depth - 1,
+            tool=self._tool,
+            tries=int(tries),
+            inner=int(number) - 1,
+        )
+        around.transaction = Transaction(frame.session, ticket.tool, EFFECTS[_effect_of(ticket)].writes)
+        return around
+
+    @contextlib.asynccontextmanager
+    async def _held(self, gate: Gate) -> AsyncGenerator[None]:
+        """Keep the ticket; where its call is over, stop what is done under it."""
+
+        async def hold() -> None:
+            while True:
+                await asyncio.sleep(LEASE_SECONDS / 3)
+                try:
+                    await self._box.claim(*self._which, self._by, True)
+                except TicketError as error:
+                    gate.cancel(str(error))
+                    return
+
+        holder = asyncio.get_running_loop().create_task(hold())
+        try:
+            yield
+        finally:
+            holder.cancel()
+
+
+def _ground(around: LiveCall) -> Transaction:
+    return around.open_transaction
+
+
+def _status_of(call: LiveCall) -> CallStatus:
+    """How it ended, also where it was tried again under the same id."""
+    ends: list[Any] = [
+        each.status for each in call.frame.session[ToolInvoked].all() if each.call_id == call.id
+    ]
+    return ends[-1] if ends else call.status

@@ -1,0 +1,109 @@
+"""Giving out a ticket: a share of what the call may spend goes with it, and is answered for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import ROUND_DOWN, Decimal
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from handrail.context.ticket import Ticket
+from handrail.errors import NotSupported
+from handrail.limits import BudgetTracker, Reservation
+from handrail.messages import Usage
+
+if TYPE_CHECKING:
+    from handrail.dispatch.call import LiveCall
+    from handrail.dispatch.frame import Frame
+
+_SMALLEST = Decimal("0.000001")
+"""What is shared of money is a whole number of these."""
+_NOBODY = Usage()
+
+
+class GivenTicket:
+    """A ticket a call has given out, and the share of its budget that is set aside for it."""
+
+    __slots__ = ("number", "place", "reserved", "share")
+
+    def __init__(self, number: int, place: str) -> None:
+        self.number = number
+        self.place = place
+        self.reserved: Reservation | None = None
+        self.share: Mapping[str, int | Decimal] = {}
+
+
+class Spent(msgspec.Struct, frozen=True, kw_only=True):
+    """What was spent under a ticket."""
+
+    spent: dict[str, Decimal] = {}
+    usage: Usage = _NOBODY
+    cost: Decimal | None = None
+
+
+def give_ticket(call: LiveCall) -> str:
+    """The verb `ticket` of one call."""
+    frame = call.frame
+    log = frame.log
+    if log is None:
+        raise NotSupported(
+            "ticket", "Give the run a journal that other processes can reach: Adapter(model, journal=...)."
+        )
+    if call.undoing or not call.let_through:
+        raise NotSupported("ticket", "Only the handler of a tool can give one out.")
+    call.check()
+    number = call.next_verb("ticket")
+    given = GivenTicket(number, f"{call.place}~{call.tries}.{number}")
+    ticket = Ticket(
+        run_id=log.run_id,
+        place=given.place,
+        call_id=call.id,
+        session_id=frame.session.id,
+        tool=call.name,
+        path=call.path,
+        depth=call.depth,
+        deadline=None if frame.deadline is None else frame.deadline.at,
+        budget={} if frame.budget is None else _half_of(frame.budget),
+        capabilities=tuple(sorted(call.tool.capabilities)),
+        effect=call.tool.effect,
+    )
+    text = ticket.seal(frame.key)
+    first = log.journal.tickets.issue(log.run_id, given.place, text)
+    if call.tickets is None:
+        call.tickets = []
+    call.tickets.append(given)
+    if first != text:  # the handler was entered before: its share may be at work already
+        ticket = msgspec.structs.replace(ticket, budget=Ticket.open(first, frame.key).budget)
+        text = ticket.seal(frame.key)
+    if frame.budget is not None:
+        given.share = share_of(ticket)
+        given.reserved = frame.budget.reserve(**given.share)
+    return text
+
+
+def share_of(ticket: Ticket) -> dict[str, Any]:
+    """The share of the budget that a ticket carries, exactly."""
+    return {
+        unit: int(amount) if amount == int(amount) else Decimal(str(amount))
+        for unit, amount in ticket.budget.items()
+    }
+
+
+def _half_of(budget: BudgetTracker) -> dict[str, float]:
+    """Half of what is left of every unit that is bounded, rounded down."""
+    found: dict[str, float] = {}
+    for unit, left in budget.left().items():
+        half = max(left, 0) // 2 if isinstance(left, int) else max(left, Decimal(0)) / 2
+        found[unit] = float(half if isinstance(half, int) else half.quantize(_SMALLEST, ROUND_DOWN))
+    return found
+
+
+def charge(frame: Frame, spent: Spent, given: GivenTicket | None = None) -> None:
+    """What was spent under a ticket is spent here, and the rest of its share is free again."""
+    if spent.usage != _NOBODY:
+        frame.spending.add(spent.usage, spent.cost)
+    if given is not None and given.reserved is not None:
+        given.reserved.settle(**{**dict.fromkeys(given.share, 0), **spent.spent})
+    elif given is None and frame.budget is not None:
+        frame.budget.reserve().settle(**spent.spent)

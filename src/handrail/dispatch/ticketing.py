@@ -1,0 +1,135 @@
+"""The tickets of a call at its end: what was done under them becomes part of it, or is answered for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from handrail.dispatch.call import LiveCall
+from handrail.dispatch.replaying import Deposit, apply_inner, read_result, settled_by
+from handrail.dispatch.sharing import GivenTicket, charge
+from handrail.dispatch.transaction import Settled, Transaction
+from handrail.dispatch.undoing import shielded
+from handrail.events import ToolInvoked
+from handrail.tools import EFFECTS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+log = logging.getLogger("handrail.gate")
+
+
+async def take_up_tickets(call: LiveCall) -> None:
+    """The handler is done: no more is taken, and what was done elsewhere is part of the call.
+
+    Each is applied as an inner call that has just finished, in the order the tickets were given out.
+    Where one does not fit any more, this raises, and the call answers for all of them.
+    """
+    found = await shielded(_close(call))
+    transaction = call.open_transaction
+    for number, (given, deposit) in enumerate(found):
+        if deposit is None:
+            log.warning(
+                "a ticket of %s was being redeemed when its call ended, and counts for nothing", call.id
+            )
+            _name_unknown(call, transaction)
+            continue
+        inner = _inner_of(call, given)
+        try:
+            apply_inner(inner, deposit.inner)
+        except BaseException:
+            _settle_all(call, transaction, found[number:])
+            raise
+        _keep(inner, deposit)
+
+
+async def answer_for_tickets(call: LiveCall, transaction: Transaction) -> None:
+    """The call has failed: nothing of what was done under its tickets is applied, all of it is undone or named."""
+    try:
+        _settle_all(call, transaction, await _close(call))
+    except Exception:  # what else there is to undo is undone all the same
+        log.exception("the tickets of %s could not be closed", call.id)
+
+
+async def _close(call: LiveCall) -> list[tuple[GivenTicket, Deposit | None]]:
+    """Close the call's tickets and settle their shares. Returns those somebody redeemed, or had begun to."""
+    run_log, tickets = call.frame.log, call.tickets or []
+    assert run_log is not None
+    call.tickets = None
+    deposits: Mapping[str, bytes] = {}
+    found: list[tuple[GivenTicket, Deposit | None]] = []
+    try:
+        deposits = await run_log.journal.tickets.close(run_log.run_id, [each.place for each in tickets])
+    finally:
+        for given in tickets:
+            body = deposits.get(given.place)
+            deposit = msgspec.msgpack.decode(body, type=Deposit) if body else None
+            if deposit is not None:
+                charge(call.frame, deposit, given)
+            elif given.reserved is not None:
+                given.reserved.release()
+            if body is not None:
+                found.append((given, deposit))
+    return found
+
+
+def _settle_all(
+    call: LiveCall, transaction: Transaction, found: Sequence[tuple[GivenTicket, Deposit | None]]
+) -> None:
+    for _, deposit in found:
+        if deposit is None:
+            _name_unknown(call, transaction)
+            continue
+        for done in settled_by(call, deposit.inner):
+            transaction.settle(done)
+
+
+def _name_unknown(call: LiveCall, transaction: Transaction) -> None:
+    """Somebody had begun and nothing came of it; only what can't be rolled back there has to be named."""
+    if not EFFECTS[call.tool.effect].transactional:
+        what = f"{call.name} (under a ticket: it is not known whether it was done)"
+        transaction.settle(Settled(what, call.id, None, None, None))
+
+
+def _inner_of(call: LiveCall, given: GivenTicket) -> LiveCall:
+    """The call that was made elsewhere, as one inside this."""
+    tried = "" if call.tries == 1 else f"~{call.tries}"
+    return LiveCall(
+        call.gate,
+        call.frame,
+        call.name,
+        f"{call.id}{tried}.{given.number}",
+        call.path,
+        call.loop,
+        call.frame.monotonic() - call.frame.began,
+        given.number,
+        call,
+        call.depth,
+        tool=call.tool,
+    )
+
+
+def _keep(inner: LiveCall, deposit: Deposit) -> None:
+    """Log how it ended. Whoever listened where it ran has heard of it."""
+    record, frame = deposit.inner, inner.frame
+    result = read_result(inner.tool, record.result)
+    inner.status, inner.result = record.status, result
+    inner.close()
+    frame.session.keep(
+        ToolInvoked(
+            inner.id,
+            inner.name,
+            inner.path,
+            record.status,
+            result,
+            None,
+            record.seconds,
+            1,
+            (),
+            None,
+            frame.run_context,
+        )
+    )
