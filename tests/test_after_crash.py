@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.once  # processes and terminals, at a cost: what they try is not Python's
+
 APP = Path(__file__).with_name("crash_app.py")
 
 

@@ -441,6 +441,8 @@ NOISE = '''
 import subprocess
 import sys
 
+pytestmark = pytest.mark.once  # processes and terminals, at a cost: what they try is not Python's
+
 print("loaded")
 
 

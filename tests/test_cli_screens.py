@@ -14,6 +14,8 @@ import pytest
 from programs import HANDRAIL, environment, handrail, workers_folder
 from terminals import Window, window
 
+pytestmark = pytest.mark.once  # processes and terminals, at a cost: what they try is not Python's
+
 PROMPT = "\n›"
 CHOICE = "your choice, then Enter:"
 PAGE = Path(__file__).parent.parent / "docs" / "terminal.md"
