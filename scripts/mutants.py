@@ -241,7 +241,13 @@ MUTANTS = [
         '    run_id = f"{ids.request_id}{place}{id(call)}"\n',
         SIMULATED,
     ),
-    # Undo over a later read belongs here as well, with the tests of undo.
+    Mutant(
+        "undo over a later read",
+        "runs/undoing.py",
+        "    touched = (*other.reads, *other.writes)\n",
+        "    touched = tuple(other.writes)\n",
+        "tests/test_runs_undo.py",
+    ),
     Mutant(
         "lease not checked",
         "journal/lease.py",

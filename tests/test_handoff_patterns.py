@@ -1,8 +1,9 @@
 """The seven patterns of handoffs, each in every environment: what comes of it, or who is missing.
 
 PATTERNS are the examples and what is expected of each in ENVIRONMENTS; `REFUSED` stands where a pattern
-requires somebody who is not there, and then the call must say so. `python tests/test_handoff_patterns.py`
-runs all of it and prints the table.
+requires somebody who is not there, and then the call must say so. The person of `person` answers at once; the
+one of `terminal` sits at a pseudo-terminal, reads the questions there and types. `python
+tests/test_handoff_patterns.py` runs all of it and prints the table.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import asyncio
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+import termios
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -25,9 +27,11 @@ from handrail import (
     AgentEnvironment,
     Handoff,
     HeadlessEnvironment,
+    Operation,
     Prompt,
     ScriptedModel,
     Session,
+    Terminal,
     ToolCall,
     open_gate,
     run_as_agent,
@@ -42,9 +46,12 @@ from handrail.testing import (
     recorded,
     user_context,
 )
+from terminals import Window, window
 
 FOLDER = Path(__file__).parent.parent / "examples" / "handoff"
-ENVIRONMENTS = ("person", "model", "nobody", "mock user", "mock model", "mock nobody")
+ENVIRONMENTS = ("person", "terminal", "model", "nobody", "mock user", "mock model", "mock nobody")
+
+T = TypeVar("T")
 
 
 class Refused(str):
@@ -66,6 +73,8 @@ class Pattern:
     """What the `client` act is shown in the unit tests."""
     answers: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What a person says, by the kind of the question."""
+    typed: tuple[tuple[str, str], ...] = ()
+    """What a person types at a terminal, each once what is before it has been shown once more."""
     replies: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What a model says, by a piece of the prompt."""
     tools: tuple[str, ...] = ()
@@ -74,6 +83,8 @@ class Pattern:
     expected: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
+SEND = ("s send (Enter), e edit, d decline:", "\n")
+
 PATTERNS = {
     "browser_only": Pattern(
         "get_user_input",
@@ -81,8 +92,15 @@ PATTERNS = {
         {"fields": ["city"]},
         {"fields": ["city"]},
         answers={"input-form": {"values": {"city": "Oslo"}}},
+        typed=(
+            ("name of an entry (Enter ends):", "city\n"),
+            ("city (text):", "Bergen\n"),
+            ("name of an entry (Enter ends):", "\n"),
+            SEND,
+        ),
         expected={
             "person": {"city": "Oslo"},
+            "terminal": {"city": "Bergen"},
             "model": NEEDS_A_PERSON,
             "nobody": NEEDS_A_PERSON,
             "mock user": {"values": {"city": "Oslo"}},
@@ -96,6 +114,7 @@ PATTERNS = {
         replies={"Analyse": {"findings": ["it rains"]}},
         expected={
             "person": NEEDS_A_MODEL,
+            "terminal": NEEDS_A_MODEL,
             "model": ["it rains"],
             "nobody": NEEDS_A_MODEL,
             "mock model": {"findings": ["it rains"]},
@@ -107,9 +126,11 @@ PATTERNS = {
         {"guest": "Ada"},
         {"choices": ["tea", "coffee", "water"]},
         answers={"pick": {"selected": "tea"}},
+        typed=(("selected (text):", "tea\n"), SEND),
         replies={"Choose": {"selected": "coffee"}},
         expected={
             "person": 3,
+            "terminal": 3,
             "model": 4,
             "nobody": 0,
             "mock user": {"selected": "tea"},
@@ -128,6 +149,7 @@ PATTERNS = {
         },
         expected={
             "person": NEEDS_A_MODEL,
+            "terminal": NEEDS_A_MODEL,
             "model": ["rain", "wind"],
             "nobody": NEEDS_A_MODEL,
             "mock model": ["rain", "wind"],
@@ -141,6 +163,7 @@ PATTERNS = {
         replies={"Technical": {"analysis": "wet"}, "Business": {"analysis": "umbrellas"}},
         expected={
             "person": NEEDS_A_MODEL,
+            "terminal": NEEDS_A_MODEL,
             "model": {"technical": "wet", "business": "umbrellas"},
             "nobody": NEEDS_A_MODEL,
             "mock model": {"technical": "wet", "business": "umbrellas"},
@@ -152,11 +175,18 @@ PATTERNS = {
         {"tasks": ["wash", "dry"]},
         {"tasks": ["wash", "dry"]},
         answers={"do": {"output": "by hand"}},
+        typed=(
+            ("task: wash\n  Ctrl-D declines.\n  output (text):", "rinsed\n"),
+            SEND,
+            ("task: dry\n  Ctrl-D declines.\n  output (text):", "hung up\n"),
+            SEND,
+        ),
         replies={"wash": {"output": "washed"}, "dry": {"output": "dried"}},
         tools=("do_task",),
         results={"do_task": lambda arguments: f"{arguments['task']}!"},
         expected={
             "person": ["wash: by hand", "dry: by hand"],
+            "terminal": ["wash: rinsed", "dry: hung up"],
             "model": ["wash: washed", "dry: dried"],
             "nobody": ["wash: left undone", "dry: left undone"],
             "mock user": ["wash!", "dry!"],
@@ -172,6 +202,7 @@ PATTERNS = {
         replies={"Do step": {"text": "done"}},
         expected={
             "person": 2,
+            "terminal": 2,
             "model": 2,
             "nobody": 2,
             "mock user": {"completed": 2},
@@ -217,6 +248,36 @@ def environment(pattern: Pattern, where: str) -> Any:
     return AgentEnvironment(replying(pattern)) if where == "model" else HeadlessEnvironment()
 
 
+def done(pattern: Pattern, where: str, begin: Callable[[Any], Operation[T]]) -> T:
+    """What comes of what is begun in an environment; at a terminal, with somebody who types."""
+    if where != "terminal":
+        return begin(environment(pattern, where)).wait()
+    return asyncio.run(at_terminal(pattern, begin))
+
+
+async def at_terminal(pattern: Pattern, begin: Callable[[Any], Awaitable[T]]) -> T:
+    """The whole script must be typed, and the terminal be left as it was."""
+
+    async def come() -> T:
+        with seen.streams() as (stdin, stdout):
+            return await begin(Terminal(stdin=stdin, stdout=stdout))
+
+    with window() as seen:
+        async with asyncio.TaskGroup() as both:
+            coming = both.create_task(come())
+            both.create_task(type_in(seen, pattern))
+        assert termios.tcgetattr(seen.slave) == seen.before
+    return coming.result()
+
+
+async def type_in(seen: Window, pattern: Pattern) -> None:
+    counts: dict[str, int] = {}
+    for prompt, keys in pattern.typed:
+        counts[prompt] = counts.get(prompt, 0) + 1
+        await seen.until(prompt, counts[prompt])
+        seen.type(keys)
+
+
 def plain(value: Any) -> Any:
     from pydantic_core import to_jsonable_python
 
@@ -229,8 +290,13 @@ def run_cell(name: str, where: str) -> Any:
     tools = [getattr(module, each) for each in (pattern.handoff, *pattern.tools)]
     session = Session()
     with RecordingSubscriber(session) as seen:
-        gate = open_gate(tools, environment=environment(pattern, where), session=session)
-        result = gate.invoke(pattern.handoff, pattern.arguments).wait()
+        result = done(
+            pattern,
+            where,
+            lambda there: open_gate(tools, environment=there, session=session).invoke(
+                pattern.handoff, pattern.arguments
+            ),
+        )
     seen.assert_paired()
     if result.success:
         return plain(result.value)
@@ -300,10 +366,10 @@ def test_a_model_is_told_of_a_pattern_only_where_it_can_run(name: str, where: st
     """In a prompt, a handoff that requires somebody is offered where they are."""
     pattern, module = PATTERNS[name], example(name)
     tools = [getattr(module, each) for each in (pattern.handoff, *pattern.tools)]
-    there = environment(pattern, where)
     possible = not isinstance(pattern.expected[where], Refused)
     model = ScriptedModel([ToolCall(pattern.handoff, pattern.arguments), "Done."] if possible else ["No."])
-    Adapter(model, environment=there).evaluate(Prompt("p", "Go.", tools=tools), "hi").wait()
+    prompt = Prompt("p", "Go.", tools=tools)
+    done(pattern, where, lambda there: Adapter(model, environment=there).evaluate(prompt, "hi"))
     offered = [each.tool.name for each in model.requests[0].tools]
     assert (pattern.handoff in offered) is possible
 
