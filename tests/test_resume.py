@@ -6,15 +6,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from handrail import (
     Adapter,
     Budget,
+    DirectoryFilesystem,
     LaterEnvironment,
     Prompt,
     ScriptedModel,
@@ -46,7 +47,7 @@ APP = Path(__file__).with_name("parked_app.py")
 
 
 class Pick(BaseModel):
-    number: int
+    number: Annotated[int, Field(ge=0)]
 
 
 class Counted:
@@ -220,14 +221,16 @@ async def test_answers_from_another_process_reach_a_run_that_waits(tmp_path: Pat
 
 
 async def test_an_answer_that_does_not_fit_is_asked_for_again(tmp_path: Path):
-    """Nobody could check it where it was given; it is checked before it is used."""
+    """What is plainly wrong is refused at once; the rest is checked where the type is, before it is used."""
     tools = Counted()
     prompt = Prompt("p", "Do.", tools=tools.all)
     script = ScriptedModel([ToolCall("ask"), "done"])
     adapter = Adapter(script, journal=journal_at(tmp_path), environment=LaterEnvironment())
     [question] = (await until_parked(adapter.evaluate(prompt, "go", run_id="run"))).questions
     other = journal_at(tmp_path)
-    other.answer(answer_to(question, {"number": "many"}))
+    with pytest.raises(AnswerRefused, match="number is 'many'; a whole number is wanted"):
+        other.answer(answer_to(question, {"number": "many"}))
+    other.answer(answer_to(question, {"number": -1}))
     later = Adapter(script, journal=other, environment=LaterEnvironment())
     [again] = (await until_parked(later.resume("run", prompt))).questions
     other.answer(answer_to(again, {"number": 1}))
@@ -405,3 +408,24 @@ async def test_a_journal_in_memory_parks_too():
     journal.answer(answer_to(second, {"number": 2}))
     assert (await adapter.resume("run", prompt)).text == "done"
     assert await journal.questions() == ()
+
+
+async def test_another_prompt_or_no_files_take_nothing(tmp_path: Path):
+    """A run resumed by mistake is still there afterwards, with its question."""
+    tools = Counted()
+    script = ScriptedModel([ToolCall("ask"), "done"])
+    prompt = Prompt("p", "Do.", tools=tools.all)
+    folder = tmp_path / "files"
+    folder.mkdir()
+    files = DirectoryFilesystem(folder)
+    adapter = Adapter(script, journal=journal_at(tmp_path), environment=LaterEnvironment())
+    [question] = (
+        await until_parked(adapter.evaluate(prompt, "go", run_id="run", filesystem=files))
+    ).questions
+    with pytest.raises(RunError, match="begun with the prompt 'p', and this is 'other'"):
+        await adapter.resume("run", Prompt("other", "x"), filesystem=files)
+    with pytest.raises(RunError, match="works on the files in .* and was given none"):
+        await adapter.resume("run", prompt)
+    journal = journal_at(tmp_path)
+    journal.answer(answer_to(question, {"number": 1}))
+    assert (await adapter.resume("run", prompt, filesystem=files)).text == "done"

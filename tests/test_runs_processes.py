@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from handrail import Prompt, tool
 from handrail.errors import JournalError, RunBusy, RunParked
 from handrail.journal.schema import MIGRATIONS, SCHEMA
 from handrail.journal.sqlite import SqliteJournal
@@ -122,7 +123,7 @@ async def test_one_process_has_a_run_and_a_dead_one_has_none(tmp_path: Path):
         assert holder.stdout.readline() == "holding\n"
         recorder = Recorder(tmp_path)
         with pytest.raises(RunBusy) as busy:
-            await recorder.adapter("end").resume("r", PROMPT)
+            await recorder.adapter("end").resume("r", Prompt("p", "Do."))
         assert f"/{holder.pid}/" in busy.value.owner
         (line,) = await list_runs(recorder.journal)
         assert line.standing == "running"
@@ -134,7 +135,6 @@ async def test_one_process_has_a_run_and_a_dead_one_has_none(tmp_path: Path):
     (line,) = await list_runs(recorder.journal)
     assert line.standing == "interrupted"
     assert line.row.leased_until > recorder.journal._now()  # pyright: ignore[reportPrivateUsage]  # not over yet
-    from handrail import Prompt, tool
 
     @tool(effect="pure")
     async def wait() -> str:

@@ -6,12 +6,22 @@ import asyncio
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from handrail.adapter.bound import Bound, one_message, prompt_model_of
 from handrail.adapter.conversation import Conversation, root_conversation
 from handrail.adapter.disclosure import opener
-from handrail.adapter.durable import Resumed, answer_of, begin_run, carry_out, go_on, prompt_of, session_after
+from handrail.adapter.durable import (
+    Resumed,
+    answer_of,
+    begin_run,
+    carry_out,
+    check_resumed,
+    go_on,
+    prompt_of,
+    session_after,
+)
 from handrail.adapter.loop import run_until_done
 from handrail.adapter.output import Output
 from handrail.adapter.pacing import Retry, Throttle
@@ -82,6 +92,10 @@ class Adapter:
         self._approval_seconds = approval_seconds
         self._filesystem = filesystem
         self._resources = tuple(resources)
+        if isinstance(journal, str | Path):
+            raise DefinitionError(
+                f"journal is a {type(journal).__name__}. Open it: journal=SqliteJournal({str(journal)!r})."
+            )
         self._journal = journal
         self._retry = retry or Retry()
         self._throttle = throttle
@@ -227,6 +241,7 @@ class Adapter:
         prompt = prompt or prompt_of(run_id, row.record.app)
         if row.status in OVER:
             return answer_of(row, prompt, await session_after(journal, row, given["session"]))
+        check_resumed(row, prompt, given["filesystem"] or self._filesystem)
         row = await journal.take(run_id)
         recover: Any = getattr(given["filesystem"] or self._filesystem, "recover", None)
         if recover is not None:
@@ -321,7 +336,12 @@ class Adapter:
             run_id=given["run_id"],
             log=log,
         )
-        if log is not None and getattr(environment, "parks", False):
+        if getattr(environment, "parks", False):
+            if log is None:
+                raise DefinitionError(
+                    f"{type(environment).__name__} parks runs, and that needs a journal. "
+                    "Give the adapter one: journal=SqliteJournal('runs.db')."
+                )
             frame.parking = Parking(frame)
         return frame
 

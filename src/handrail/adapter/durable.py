@@ -66,6 +66,8 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     budget: dict[str, int | Decimal] | None
     base: bytes | None
     """The session as it was, where the journal has not recorded it."""
+    folder: str = ""
+    """Where its files are, where that is a folder of the machine."""
     offered: dict[str, str] = {}
     """What was said of each tool: its description and its schema, as JSON."""
     events: list[bytes] = []
@@ -129,6 +131,7 @@ async def begin_run(
         pauses=deadline is not None and deadline.pauses_for_people,
         budget=None if budget is None else dict(budget.left()),
         base=await _base(journal, session),
+        folder=folder_of(frame.filesystem),
         offered={tool.name: offer_of(tool) for tool in rendered.tools},
     )
     await journal.begin(
@@ -170,6 +173,29 @@ async def heed_undone(journal: Journal, session: Session, undone: Undone) -> Non
 def offer_of(tool: Tool[Any, Any]) -> str:
     """What a model is told of a tool."""
     return msgspec.json.encode([tool.description, tool.json_schema], order="sorted").decode()
+
+
+def folder_of(files: object) -> str:
+    """The folder that files are in; "" where it is none."""
+    root: object = getattr(files, "root", None)
+    return str(root) if isinstance(root, Path) else ""
+
+
+def check_resumed(row: RunRow, prompt: Prompt[Any], files: object) -> None:
+    """Refuse to go on with another prompt, or without the files, before anything is taken."""
+    record, folder = row.record, decode_begin(row.record).folder
+    if prompt.name != record.prompt:
+        raise RunError(
+            record.id,
+            f"it was begun with the prompt {record.prompt!r}, and this is {prompt.name!r}",
+            "Give the prompt it was begun with.",
+        )
+    if folder and files is None:
+        raise RunError(
+            record.id,
+            f"it works on the files in {folder!r}, and was given none",
+            "Give them: filesystem=DirectoryFilesystem(...); on the command line, --files FOLDER.",
+        )
 
 
 def code_of(app: str) -> str:

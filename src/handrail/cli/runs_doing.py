@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from handrail import runs
-from handrail.adapter.durable import code_of, prompt_of
+from handrail.adapter.durable import code_of, decode_begin, prompt_of
 from handrail.cli import runs_view as view
 from handrail.cli.codes import DONE, FAILED, USAGE
 from handrail.clock import SYSTEM_CLOCK
@@ -226,7 +226,8 @@ async def _folder(journal: SqliteJournal, row: RunRow, files: Path | None) -> An
     from handrail.resources.directory import DirectoryFilesystem
 
     if files is None:
-        root = next((unit.root for unit in await journal.load(row.record.id) if unit.root), "")
+        recorded = decode_begin(row.record).folder if row.record.begin else ""
+        root = recorded or next((unit.root for unit in await journal.load(row.record.id) if unit.root), "")
         return DirectoryFilesystem(root) if root and Path(root).is_dir() else None
     if not files.is_dir():
         raise Wrong(f"--files {files}: there is no such folder")

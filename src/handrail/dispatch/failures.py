@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from handrail.dispatch.call import LiveCall
 
 _SHORT = 300
+_NOBODY = (
+    "If it called context.wait_for or context.prompt_model: they are None where nobody, or no model, is there. "
+    "Look before: `if context.wait_for`; or annotate the context as UserContext or AgentContext."
+)
 
 
 class Refused(Exception):
@@ -158,6 +162,8 @@ def failure_of(call: LiveCall, raised: BaseException, cancel_requested: bool) ->
             | ActFailed()
         ):
             return Failure("error", f"{name} failed: {error}")
+        case TypeError() if "'NoneType' object is not callable" in str(error) and call.wait_for is None:
+            return Failure("error", f"{name} failed: {in_short(error)}. {_NOBODY}")
         case Exception():
             return Failure("error", f"{name} failed: {in_short(error)}")
         case _:

@@ -18,6 +18,7 @@ from handrail.errors import AnswerRefused, Declined, NoAnswer, QuestionTimedOut,
 from handrail.protocols import Environment
 from handrail.question import Answer, AnswerOutcome, Question
 from handrail.records import Asked, Check
+from handrail.schema.outline import misfits
 
 log = logging.getLogger("handrail.questions")
 
@@ -229,9 +230,12 @@ class QuestionDesk:
 
 
 def check_answer(question: Question, answer: Answer, now: datetime) -> None:
-    """Refuse an answer that is not to this question, not by whom it was put to, or late."""
+    """Refuse an answer that is not to this question, not by whom it was put to, late, or plainly unfit."""
     check_whose(question, answer)
     check_in_time(question, answer, now)
+    wrong = misfits(question.schema, answer.value) if answer.outcome == "answered" else []
+    if wrong:
+        raise AnswerRefused(question.id, f"it does not fit: {'; '.join(wrong)}", "Give what the schema says.")
 
 
 def check_whose(question: Question, answer: Answer) -> None:
