@@ -20,6 +20,8 @@ from handrail.models import model_named
 from handrail.models.demo import WHAT_IT_IS, DemoModel
 from programs import HANDRAIL, environment, handrail, workers_folder
 
+pytestmark = pytest.mark.once  # processes and terminals, at a cost: what they try is not Python's
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -440,8 +442,6 @@ def test_a_log_moves_no_cursor(folder: Path):
 NOISE = '''
 import subprocess
 import sys
-
-pytestmark = pytest.mark.once  # processes and terminals, at a cost: what they try is not Python's
 
 print("loaded")
 

@@ -424,7 +424,7 @@ async def test_another_prompt_or_no_files_take_nothing(tmp_path: Path):
     ).questions
     with pytest.raises(RunError, match="begun with the prompt 'p', and this is 'other'"):
         await adapter.resume("run", Prompt("other", "x"), filesystem=files)
-    with pytest.raises(RunError, match="works on the files in .* and was given none"):
+    with pytest.raises(RunError, match=r"works on the files in .* and was given none"):
         await adapter.resume("run", prompt)
     journal = journal_at(tmp_path)
     journal.answer(answer_to(question, {"number": 1}))

@@ -44,11 +44,15 @@ def _main(
 Worker = Annotated[
     str, typer.Argument(help="A worker's file (demo/main.md), or a folder with workers (demo, demo/main).")
 ]
-Model = Annotated[str | None, typer.Option(help="Another model than the worker's, as provider:name.")]
+Model = Annotated[
+    str | None,
+    typer.Option(help="Another model than the worker's, as provider:name, or module:name of your own."),
+]
 ApproveOption = Annotated[
     str,
     typer.Option(
-        help="What needs approval: ask whoever is there (nobody there: no), approve all, or strict (no)."
+        help="What needs approval: ask whoever is there (nobody there: no), all (yes), strict (no), or later: "
+        "the run is parked until `handrail runs answer`."
     ),
 ]
 Files = Annotated[
@@ -76,8 +80,8 @@ Verbose = Annotated[
 
 
 def _approve(word: str) -> Any:
-    if word not in ("ask", "all", "strict"):
-        raise typer.BadParameter(f"{word!r} is none of ask, all, strict", param_hint="--approve")
+    if word not in ("ask", "all", "strict", "later"):
+        raise typer.BadParameter(f"{word!r} is none of ask, all, strict, later", param_hint="--approve")
     return word
 
 

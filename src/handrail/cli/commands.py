@@ -132,16 +132,24 @@ def _begin(
     bounds = options.budget(asked.tokens, asked.money, asked.requests, asked.calls)
     options.deadline(asked.deadline)  # what is wrong with it is said before anything runs
     tracker = None if bounds is None else BudgetTracker(bounds)
+    model = options.model(asked.model)
+    environment: Any = terminal
+    if asked.approve == "later":
+        if journal is None:
+            raise UsageError("--approve later leaves questions in a journal. Give one: --journal FILE.")
+        from handrail.environment.later import LaterEnvironment
+
+        environment = LaterEnvironment()
 
     def begin(message: str, session: Session) -> Any:
         return place.registry.stream(
             place.name,
             message,
             attachments=attachments,
-            models={} if asked.model is None else dict.fromkeys(place.registry.names, asked.model),
+            models={} if model is None else dict.fromkeys(place.registry.names, model),
             session=session,
             journal=journal,
-            environment=terminal,
+            environment=environment,
             approvals=options.approvals(asked.approve),
             filesystem=files,
             deadline=options.deadline(asked.deadline),

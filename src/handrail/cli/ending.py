@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from handrail.cli.codes import DONE, FAILED, LIMIT, NOT_APPROVED, USAGE
+from handrail.cli.codes import DONE, FAILED, LIMIT, NOT_APPROVED, USAGE, WAITS
 from handrail.environment.visible import visible
 from handrail.errors import (
     DefinitionError,
@@ -13,6 +13,7 @@ from handrail.errors import (
     LimitError,
     PromptEvaluationError,
     PromptRenderError,
+    RunParked,
 )
 
 
@@ -35,6 +36,12 @@ def trouble(error: BaseException) -> Trouble:
     if isinstance(error, PromptEvaluationError):
         limited = error.phase in ("deadline", "budget")
         return Trouble(LIMIT if limited else FAILED, kind, message)
+    if isinstance(error, RunParked):
+        asked = ", ".join(visible(question.name) for question in error.questions)
+        how = (
+            f"Answer with `handrail runs answer {error.run_id}`, then `handrail runs resume {error.run_id}`."
+        )
+        return Trouble(WAITS, kind, f"It waits for an answer to {asked}. {how}")
     if isinstance(error, LimitError):
         return Trouble(LIMIT, kind, message)
     if isinstance(error, UsageError | DefinitionError | PromptRenderError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import sys
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from handrail.limits import Budget
     from handrail.resources.directory import DirectoryFilesystem
 
-Approve = Literal["ask", "all", "strict"]
-_MODES: dict[Approve, Any] = {"ask": None, "all": "approve_all", "strict": "strict"}
+Approve = Literal["ask", "all", "strict", "later"]
+_MODES: dict[Approve, Any] = {"ask": None, "all": "approve_all", "strict": "strict", "later": None}
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _MOST_INPUT = 16 * 1024 * 1024
 JOURNAL = Path(".handrail/runs.db")
@@ -28,6 +29,22 @@ JOURNAL = Path(".handrail/runs.db")
 def approvals(approve: Approve) -> Any:
     """The approval mode a run gets. Asked for, it asks whoever is there, and nobody is a no."""
     return _MODES[approve]
+
+
+def model(named: str | None) -> Any:
+    """A model by its name, provider:name, or one of the user's own, as module:name; None for none."""
+    if named is None:
+        return None
+    module, _, name = named.partition(":")
+    try:
+        found: Any = getattr(importlib.import_module(module), name, None) if name.isidentifier() else None
+    except ImportError:
+        found = None
+    if hasattr(found, "stream"):
+        return found
+    from handrail.models import model_named
+
+    return model_named(named)
 
 
 def deadline(text: str | None) -> Deadline | None:

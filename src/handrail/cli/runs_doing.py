@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import os
 import re
@@ -15,16 +14,16 @@ from typing import Any
 
 from handrail import runs
 from handrail.adapter.durable import code_of, decode_begin, prompt_of
+from handrail.cli import options
 from handrail.cli import runs_view as view
-from handrail.cli.codes import DONE, FAILED, USAGE
+from handrail.cli.codes import DONE, FAILED, USAGE, WAITS
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import DefinitionError, HandrailError, RunParked, RunUnknown
 from handrail.journal.sqlite import SqliteJournal
 from handrail.question import Answer, Question
 from handrail.records import OVER, RunRow
 
-WAITS = 5
-"""The exit code of a run that waits for an answer."""
+
 _STANDINGS = ("running", "parked", "interrupted", "done", "failed", "cancelled")
 _SPANS = {"h": 1.0, "d": 24.0, "w": 168.0}
 
@@ -157,15 +156,15 @@ async def resume(
     try:
         if _is_worker(named := app or row.record.app):
             registry, worker = _worker(named)
-            models = {} if model is None else dict.fromkeys(registry.names, _model(model))
+            models = {} if model is None else dict.fromkeys(registry.names, options.model(model))
             going = registry.resume(worker.name, row.record.id, journal=journal, models=models, **given)
         else:
-            adapter = Adapter(_model(model or row.record.model), journal=journal)
+            adapter = Adapter(options.model(model or row.record.model), journal=journal)
             going = adapter.resume(row.record.id, prompt, **given)
         response = await going
     except RunParked as parked:
         asked = [view.question_data(question) for question in parked.questions]
-        how = f"handrail runs answer {row.record.id}"
+        how = _then(journal, "answer", row)
         data = {"run_id": row.record.id, "status": "parked", "questions": asked, "code_changed": changed}
         lines = [view.question_line(question) for question in parked.questions]
         return Said(
@@ -195,6 +194,13 @@ def _code(row: RunRow, app: str | None) -> tuple[Any, bool]:
         raise Wrong(f"the code at {named!r} can't be loaded: {type(error).__name__}: {error}") from error
 
 
+def _then(journal: SqliteJournal, command: str, row: RunRow) -> str:
+    """The next command, as it has to be typed."""
+    usual = {os.environ.get("HANDRAIL_JOURNAL"), str(options.JOURNAL)}
+    where = "" if journal.path in usual else f" --journal {journal.path}"
+    return f"handrail runs {command} {row.record.id}{where}"
+
+
 def _is_worker(app: str) -> bool:
     return app.endswith(".md")
 
@@ -207,18 +213,6 @@ def _worker(app: str) -> tuple[Any, Any]:
 
 def _about(changed: bool) -> list[str]:
     return ["The code has changed since the run began."] if changed else []
-
-
-def _model(named: str) -> Any:
-    """A model by its name, or one of the user's own, as module:name."""
-    from handrail.models import model_named
-
-    module, _, name = named.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name, None)
-    except ImportError:
-        found = None
-    return found if hasattr(found, "stream") else model_named(named)
 
 
 async def _folder(journal: SqliteJournal, row: RunRow, files: Path | None) -> Any:
@@ -281,7 +275,7 @@ async def _asked_here(journal: SqliteJournal, row: RunRow, asked: Question) -> S
 async def _taken(journal: SqliteJournal, row: RunRow, asked: Question, answer: Answer) -> Said:
     journal.answer(answer)
     left = len(await journal.questions(row.record.id))
-    then = f"{left} more to answer." if left else f"Go on with: handrail runs resume {row.record.id}"
+    then = f"{left} more to answer." if left else f"Go on with: {_then(journal, 'resume', row)}"
     return Said(
         {"run_id": row.record.id, "question": asked.id, "left": left}, f"Answered {asked.name}. {then}"
     )
@@ -332,6 +326,15 @@ async def undo(journal: SqliteJournal, run: str, call: str, files: Path | None) 
     return Said({**data, "stands": list(done.stands)}, *view.undone(done))
 
 
+def _params(row: RunRow, app: str | None) -> Any:
+    """A worker's instructions as its file has them now; None for what was recorded."""
+    named, message = app or row.record.app, decode_begin(row.record).message
+    if not _is_worker(named):
+        return None
+    _, worker = _worker(named)
+    return None if worker.attachments.count or message is None else worker.render(message)
+
+
 async def replay(journal: SqliteJournal, run: str, app: str | None, files: Path | None) -> Said:
     from handrail.runs.replaying import Tally
 
@@ -340,7 +343,9 @@ async def replay(journal: SqliteJournal, run: str, app: str | None, files: Path 
     folder = await _folder(journal, row, files)
     tally = Tally()
     try:
-        found = await runs.replay(journal, row.record.id, prompt, filesystem=folder, tally=tally)
+        found = await runs.replay(
+            journal, row.record.id, prompt, params=_params(row, app), filesystem=folder, tally=tally
+        )
     finally:
         if folder is not None:
             folder.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from importlib import import_module
 
@@ -27,6 +28,14 @@ def model_named(name: str) -> Model:
         )
     made = _made.get(name)
     if made is None:
+        near = difflib.get_close_matches(provider, _PROVIDERS, n=1, cutoff=0.85)
+        if provider not in _PROVIDERS and (near or provider == "scripted"):
+            mend = (
+                f"Did you mean {near[0]}:{model}?"
+                if near
+                else "A scripted model is made in code: give it itself."
+            )
+            raise DefinitionError(f"there is no provider {provider!r}. {mend}")
         module, kind = _PROVIDERS.get(provider, ("handrail.models.bridge", "BridgedModel"))
         make: Callable[[str], Model] = getattr(import_module(module), kind)
         made = _made[name] = make(model if provider in _PROVIDERS else name)

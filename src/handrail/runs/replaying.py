@@ -91,6 +91,7 @@ async def replay(
     run_id: str,
     prompt: Prompt[Any],
     *,
+    params: object = None,
     filesystem: Filesystem | None = None,
     resources: Iterable[Binding[Any]] = (),
     session: Session | None = None,
@@ -102,13 +103,16 @@ async def replay(
     No model is asked and nothing is changed: calls of effect `pure`, `read` and `staged` run in a
     transaction that is dropped, of others the recorded result is taken, and so it is of calls that asked
     somebody, ran a prompt of their own, or worked on files that have changed since. `filesystem` are the
-    files as they were when the run began; without them calls that used files are not run.
+    files as they were when the run began; without them calls that used files are not run. `params` go
+    before those that were recorded.
     """
     row = await journal.run(run_id)
     resumed = await go_on(journal, row, session, clock)
     begin = resumed.begin
     try:
-        rendered = prompt.render(resumed.params(), session=resumed.session, opened=begin.opened)
+        rendered = prompt.render(
+            resumed.params() if params is None else params, session=resumed.session, opened=begin.opened
+        )
     except (PromptRenderError, PromptDefinitionError, SessionError) as error:
         return Divergence(step=0, what="prompt", where=prompt.name, recorded=begin.system, now=str(error))
     found = _compare_prompt(prompt, rendered, resumed)

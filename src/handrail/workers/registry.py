@@ -367,7 +367,7 @@ class WorkerRegistry:
         if chosen is None:
             raise WorkerError(
                 f"nothing says which model runs the worker {worker.name!r}. Write `model: provider:name` into "
-                f"{worker.path}, or give one: run({worker.name!r}, ..., model='provider:name')."
+                f"{worker.path}, or give one: model='provider:name'; on the command line, --model provider:name."
             )
         chosen = model_named(chosen) if isinstance(chosen, str) else chosen
         runner = adapter or Adapter(chosen, journal=journal)
