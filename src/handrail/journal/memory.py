@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from datetime import datetime
@@ -56,8 +57,10 @@ class MemoryJournal:
         if run.id in self._runs:
             raise run_exists(run.id)
         now = self._now()
+        rows = (row.record for row in self._runs.values())
+        began = (each.began_at for each in rows if each.session_id == run.session_id)
         self._runs[run.id] = RunRow(
-            record=run,
+            record=after_last(run, max(began, default=None)),
             status="running",
             owner=self.owner,
             leased_until=now + LEASE_SECONDS,
@@ -103,12 +106,12 @@ class MemoryJournal:
         self, *, session_id: str | None = None, limit: int = 100, before: float | None = None
     ) -> Sequence[RunRow]:
         """Runs, the newest first; of a session all of them, the oldest first."""
-        found = [await self.run(run_id) for run_id in self._runs]
-        found.sort(key=lambda row: row.record.began_at)
+        found = sorted((row.record for row in self._runs.values()), key=lambda record: record.began_at)
         if session_id is not None:
-            return tuple(row for row in found if row.record.session_id == session_id)
-        found = [row for row in found if before is None or row.record.began_at < before]
-        return tuple(found[::-1][:limit])
+            found = [each for each in found if each.session_id == session_id]
+        else:
+            found = [each for each in found if before is None or each.began_at < before][::-1][:limit]
+        return tuple([await self.run(each.id) for each in found])
 
     async def note(self, run_id: str, entry: Entry, /, *, from_outside: bool = False) -> None:
         """Record something that happened in a run this process has; from outside, in one that nobody has."""
@@ -344,6 +347,13 @@ def check_nobodys(row: RunRow, now: float) -> None:
     """Refuse to add to a run from outside that some process has, this one too."""
     if row.owner and not is_free(row.owner, row.leased_until, now, ""):
         raise RunBusy(row.record.id, row.owner)
+
+
+def after_last(run: RunRecord, last: float | None) -> RunRecord:
+    """A run of a session began after those before it, also where the clock was set back or stands."""
+    if last is None or run.began_at > last:
+        return run
+    return msgspec.structs.replace(run, began_at=math.nextafter(last, math.inf))
 
 
 def run_exists(run_id: str) -> RunError:

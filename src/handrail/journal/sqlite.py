@@ -24,7 +24,7 @@ from handrail.journal import shelf
 from handrail.journal.desk import check_answer
 from handrail.journal.digest import key_beside
 from handrail.journal.lease import LEASE_SECONDS, is_dead, is_free
-from handrail.journal.memory import MemoryJournal, check_nobodys, run_exists
+from handrail.journal.memory import MemoryJournal, after_last, check_nobodys, run_exists
 from handrail.journal.schema import SCHEMA
 from handrail.journal.watching import Watch
 from handrail.journal.writer import Moments, Work, Writer
@@ -93,12 +93,23 @@ class SqliteJournal(MemoryJournal):
 
     async def begin(self, run: RunRecord, /) -> None:
         """Record a new run and take it."""
-        encoded, now = _encode(run, f"run {run.id!r} began with"), self._now()
+        now = self._now()
 
         def begin(connection: sqlite3.Connection) -> None:
             if connection.execute("SELECT 1 FROM runs WHERE id = ?", (run.id,)).fetchone():
                 raise run_exists(run.id)
-            values = (run.id, run.session_id, "running", self.owner, now + LEASE_SECONDS, run.began_at, now)
+            query = "SELECT max(began_at) FROM runs WHERE session_id = ?"
+            placed = after_last(run, connection.execute(query, (run.session_id,)).fetchone()[0])
+            encoded = _encode(placed, f"run {run.id!r} began with")
+            values = (
+                run.id,
+                run.session_id,
+                "running",
+                self.owner,
+                now + LEASE_SECONDS,
+                placed.began_at,
+                now,
+            )
             connection.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, x'', 0)", (*values, encoded))
 
         await self._do(begin)
