@@ -34,6 +34,8 @@ class MemoryJournal:
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._steps: dict[str, asyncio.Future[Any]] = {}
+        self._steps_of: dict[str, dict[str, None]] = {}
+        """The keys of a run's steps. Ids may begin alike, so they do not tell."""
         self._spawned: dict[str, _Child] = {}
         self._units: dict[str, list[CommitUnit]] = {}
         self._order: list[CommitUnit] = []
@@ -146,19 +148,23 @@ class MemoryJournal:
             self._add(unit)
         for key, value in copy.steps:
             if value is not None:
+                self._steps_of.setdefault(run_id, {})[key] = None
                 settled = self._steps[key] = asyncio.get_running_loop().create_future()
                 settled.set_result(msgspec.msgpack.decode(value))
 
     async def forget(self, run_ids: Sequence[str], /) -> None:
         """Keep nothing of these runs any more."""
         for run_id in run_ids:
-            for key, _ in await self.steps(run_id):
-                del self._steps[key]
+            self._forget_steps(run_id)
             self._runs.pop(run_id, None)
             self._entries.pop(run_id, None)
             self._units.pop(run_id, None)
             self._order = [unit for unit in self._order if unit.run_id != run_id]
             self.desk.forget_run(run_id)
+
+    def _forget_steps(self, run_id: str) -> None:
+        for key in self._steps_of.pop(run_id, ()):
+            self._steps.pop(key, None)
 
     def _mine(self, run_id: str) -> RunRow:
         row = self._runs.get(run_id)
@@ -211,11 +217,14 @@ class MemoryJournal:
                 continue
         mine: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._steps[key] = mine
+        if run_id:
+            self._steps_of.setdefault(run_id, {})[key] = None
         entered = _inside.set((*around, me))
         try:
             value = await function()
         except BaseException:
-            del self._steps[key]
+            if self._steps.get(key) is mine:
+                del self._steps[key]
             mine.set_exception(_Retry())
             mine.exception()  # looked at: nobody else may be waiting
             raise
@@ -246,8 +255,8 @@ class MemoryJournal:
         """What a run did once: the keys and their settled values."""
         return tuple(
             (key, msgspec.msgpack.encode(value.result(), enc_hook=pydantic_core.to_jsonable_python))
-            for key, value in self._steps.items()
-            if key.startswith(f"{run_id}.") and value.done() and value.exception() is None
+            for key in self._steps_of.get(run_id, ())
+            if (value := self._steps.get(key)) is not None and value.done() and value.exception() is None
         )
 
     async def withdraw(self, prefix: str, /) -> None:
