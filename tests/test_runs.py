@@ -157,7 +157,11 @@ async def test_a_call_that_had_begun_is_said_to_be_unknown(recorder: Recorder):
     task = asyncio.ensure_future(recorder.run("r", call("pay"), prompt=Prompt("p", "Do.", tools=[pay])))
     await stop.wait()
     recorder.journal._writer.do_now(lambda c: c.execute("UPDATE runs SET owner='h/1/1/x', leased_until=0"))  # pyright: ignore[reportPrivateUsage]
-    row = await cancel(recorder.journal, "r")
+    other = SqliteJournal(
+        recorder.journal.path, watch=None
+    )  # a process of its own: this one still has the task
+    row = await cancel(other, "r")
+    other.close()
     assert row.status == "cancelled"
     from handrail.adapter.durable import decode_outcome
 
@@ -170,7 +174,7 @@ async def test_a_call_that_had_begun_is_said_to_be_unknown(recorder: Recorder):
 
 async def test_a_run_that_a_process_has_is_stopped_by_it(recorder: Recorder, monkeypatch: pytest.MonkeyPatch):
     """It is told through the journal, ends cleanly, and says so to whoever began it."""
-    monkeypatch.setattr("handrail.adapter.durable.LEASE_SECONDS", 0.2)
+    monkeypatch.setattr("handrail.adapter.holding.LEASE_SECONDS", 0.2)
     began = asyncio.Event()
 
     @tool(effect="staged")

@@ -60,6 +60,11 @@ class Deadline:
         return self._ends - now
 
     @property
+    def paused(self) -> bool:
+        """Does somebody think, so that the time does not count?"""
+        return self._pauses > 0
+
+    @property
     def expired(self) -> bool:
         return self.remaining() <= 0
 

@@ -26,9 +26,21 @@ RunStatus = Literal["running", "parked", "done", "failed", "cancelled"]
 OVER: frozenset[RunStatus] = frozenset(("done", "failed", "cancelled"))
 
 EntryKind = Literal[
-    "model answer", "call begun", "call tried", "inner call", "verb", "advice", "undoing", "undone", "told"
+    "model answer",
+    "call begun",
+    "call tried",
+    "inner call",
+    "verb",
+    "advice",
+    "undoing",
+    "undone",
+    "told",
+    "deadline",
 ]
-"""`undoing`: a call is being undone; `undone`: it was, and its key is the call's id. `told`: the model was told so."""
+"""`undoing`: a call is being undone; `undone`: it was, and its key is the call's id. `told`: the model was told so.
+
+`deadline`: where the run's deadline stands, which has been paused for people.
+"""
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from handrail.adapter.durable import (
     prompt_of,
     session_after,
 )
+from handrail.adapter.holding import held, taken
 from handrail.adapter.loop import run_until_done
 from handrail.adapter.output import Output
 from handrail.adapter.pacing import Retry, Throttle
@@ -226,8 +227,11 @@ class Adapter:
         given["session"] = given["session"] or Session(new_id=self._new_id, dispatcher=own)
         given["run_id"] = given["run_id"] or self._new_id()
         journal = self._journal
-        log = None if journal is None else RunLog(journal, given["run_id"], self._clock)
-        return await self._go(prompt, given, streaming, log)
+        if journal is None:
+            return await self._go(prompt, given, streaming, None)
+        with held(journal, given["run_id"]):
+            log = RunLog(journal, given["run_id"], self._clock)
+            return await self._go(prompt, given, streaming, log)
 
     async def _resume(
         self, run_id: str, prompt: Prompt[Any] | None, given: dict[str, Any]
@@ -242,26 +246,28 @@ class Adapter:
         if row.status in OVER:
             return answer_of(row, prompt, await session_after(journal, row, given["session"]))
         check_resumed(row, prompt, given["filesystem"] or self._filesystem)
-        row = await journal.take(run_id)
-        recover: Any = getattr(given["filesystem"] or self._filesystem, "recover", None)
-        if recover is not None:
-            await recover(journal)
-        resumed = await go_on(journal, row, given["session"], self._clock)
-        begin = resumed.begin
-        given |= {
-            "session": resumed.session,
-            "params": resumed.params(),
-            "message": begin.message,
-            "history": begin.history,
-            "opened": begin.opened,
-            "temperature": begin.temperature,
-            "max_tokens": begin.max_tokens,
-            "deadline": resumed.deadline(self._clock),
-            "budget": resumed.budget(),
-            "run_id": run_id,
-            "app": row.record.app,
-        }
-        return await self._go(prompt, given, False, resumed.log, resumed)
+        async with taken(journal, run_id) as row:
+            if row.status in OVER:  # since it was looked at
+                return answer_of(row, prompt, await session_after(journal, row, given["session"]))
+            recover: Any = getattr(given["filesystem"] or self._filesystem, "recover", None)
+            if recover is not None:
+                await recover(journal)
+            resumed = await go_on(journal, row, given["session"], self._clock)
+            begin = resumed.begin
+            given |= {
+                "session": resumed.session,
+                "params": resumed.params(),
+                "message": begin.message,
+                "history": begin.history,
+                "opened": begin.opened,
+                "temperature": begin.temperature,
+                "max_tokens": begin.max_tokens,
+                "deadline": resumed.deadline(self._clock),
+                "budget": resumed.budget(),
+                "run_id": run_id,
+                "app": row.record.app,
+            }
+            return await self._go(prompt, given, False, resumed.log, resumed)
 
     async def _go(
         self,

@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import importlib
-import logging
-from collections.abc import AsyncGenerator, Container, Coroutine, Iterable
-from datetime import UTC, datetime
+from collections.abc import Container, Coroutine, Iterable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +15,7 @@ import msgspec
 import pydantic_core
 
 from handrail.adapter.conversation import ROOT, Conversation
+from handrail.adapter.holding import STOPPED, deadline_after, leased, note_deadline
 from handrail.adapter.response import Outcome, PromptResponse
 from handrail.adapter.undone import Undone, forget_undone, undone_in
 from handrail.clock import Clock
@@ -30,7 +29,6 @@ from handrail.errors import (
     ToolValidationError,
 )
 from handrail.events import MessageAdded, SectionOpened
-from handrail.journal.lease import LEASE_SECONDS
 from handrail.journal.runlog import RunLog
 from handrail.limits import Budget, BudgetTracker
 from handrail.messages import Message, Usage
@@ -40,12 +38,6 @@ from handrail.schema import Schema, to_json
 from handrail.session import Session
 from handrail.session.saving import decode_item, encode_item, load_imported, save
 from handrail.tools import Tool
-
-log = logging.getLogger("handrail.adapter")
-
-
-STOPPED = "cancelled by somebody else"
-"""Why a run is cancelled that another process asked to be."""
 
 
 class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,7 +237,7 @@ async def carry_out(
     status: RunStatus = "cancelled"
     outcome = RunOutcome(stop_reason="cancelled")
     try:
-        async with _leased(journal, frame):
+        async with leased(journal, frame):
             ended = await work
         status = "done"
         outcome = RunOutcome(text=ended.text, output=to_json(ended.output), stop_reason=ended.stop_reason)
@@ -284,33 +276,10 @@ async def carry_out(
         )
         if frame.log is None or not frame.log.closed or status == "parked":
             with contextlib.suppress(RunBusy):
+                if status == "parked" and frame.deadline is not None and frame.deadline.pauses_for_people:
+                    await note_deadline(journal, run_id, frame.deadline, frame.clock, paused=True)
                 encoded = b"" if status == "parked" else msgspec.msgpack.encode(outcome)
                 await asyncio.shield(asyncio.ensure_future(journal.leave(run_id, status, encoded)))
-
-
-@contextlib.asynccontextmanager
-async def _leased(journal: Journal, frame: Frame) -> AsyncGenerator[None]:
-    """Keep the lease; where another process has taken the run, this one stops without an end."""
-    run_id = frame.run_context.run_id
-
-    async def keep() -> None:
-        while True:
-            await asyncio.sleep(LEASE_SECONDS / 10)
-            try:
-                if await journal.keep(run_id):
-                    frame.cancellation.cancel(STOPPED)
-                    return
-            except RunBusy:
-                if frame.log is not None:
-                    frame.log.closed = True
-                frame.cancellation.cancel("another process has the run")
-                return
-
-    keeper = asyncio.get_running_loop().create_task(keep())
-    try:
-        yield
-    finally:
-        keeper.cancel()
 
 
 # --- going on ------------------------------------------------------------------------------------------
@@ -332,13 +301,8 @@ class Resumed(msgspec.Struct, frozen=True):
             _redo(self.session, unit)
 
     def deadline(self, clock: Clock) -> Deadline | None:
-        """The deadline it began with; the time it was parked does not count where people's does not."""
-        at, pauses = self.begin.deadline, self.begin.pauses
-        if at is None:
-            return None
-        if pauses and self.row.status == "parked":
-            at += clock.now().timestamp() - self.row.changed_at
-        return Deadline(datetime.fromtimestamp(at, UTC), clock=clock, pauses_for_people=pauses)
+        """The deadline it began with; what people took since does not count where it need not."""
+        return deadline_after(self.begin.deadline, self.begin.pauses, self.row, self.log, clock)
 
     def budget(self) -> Budget | BudgetTracker | None:
         limits: Any = self.begin.budget

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -34,11 +35,12 @@ def is_dead(owner: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _host() -> str:
-    try:
+    """Where process numbers mean what they mean here: containers may share all but the last part."""
+    boot = numbers = ""
+    with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
-    except OSError:
-        boot = ""
-    return f"{socket.gethostname()}.{boot}".replace("/", "_")
+        numbers = os.readlink("/proc/self/ns/pid").strip("pid:[]")
+    return f"{socket.gethostname()}.{boot}.{numbers}".replace("/", "_")
 
 
 def _started(pid: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from datetime import datetime
@@ -45,6 +46,8 @@ class MemoryJournal:
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._steps: dict[str, asyncio.Future[Any]] = {}
+        self._steps_of: dict[str, dict[str, None]] = {}
+        """The keys of a run's steps. Ids may begin alike, so they do not tell."""
         self._spawned: dict[str, _Child] = {}
         self._units: dict[str, list[CommitUnit]] = {}
         self._order: list[CommitUnit] = []
@@ -69,8 +72,10 @@ class MemoryJournal:
         if run.id in self._runs:
             raise run_exists(run.id)
         now = self._now()
+        rows = (row.record for row in self._runs.values())
+        began = (each.began_at for each in rows if each.session_id == run.session_id)
         self._runs[run.id] = RunRow(
-            record=run,
+            record=after_last(run, max(began, default=None)),
             status="running",
             owner=self.owner,
             leased_until=now + LEASE_SECONDS,
@@ -116,12 +121,12 @@ class MemoryJournal:
         self, *, session_id: str | None = None, limit: int = 100, before: float | None = None
     ) -> Sequence[RunRow]:
         """Runs, the newest first; of a session all of them, the oldest first."""
-        found = [await self.run(run_id) for run_id in self._runs]
-        found.sort(key=lambda row: row.record.began_at)
+        found = sorted((row.record for row in self._runs.values()), key=lambda record: record.began_at)
         if session_id is not None:
-            return tuple(row for row in found if row.record.session_id == session_id)
-        found = [row for row in found if before is None or row.record.began_at < before]
-        return tuple(found[::-1][:limit])
+            found = [each for each in found if each.session_id == session_id]
+        else:
+            found = [each for each in found if before is None or each.began_at < before][::-1][:limit]
+        return tuple([await self.run(each.id) for each in found])
 
     async def note(self, run_id: str, entry: Entry, /, *, from_outside: bool = False) -> None:
         """Record something that happened in a run this process has; from outside, in one that nobody has."""
@@ -156,19 +161,23 @@ class MemoryJournal:
             self._add(unit)
         for key, value in copy.steps:
             if value is not None:
+                self._steps_of.setdefault(run_id, {})[key] = None
                 settled = self._steps[key] = asyncio.get_running_loop().create_future()
                 settled.set_result(msgspec.msgpack.decode(value))
 
     async def forget(self, run_ids: Sequence[str], /) -> None:
         """Keep nothing of these runs any more."""
         for run_id in run_ids:
-            for key, _ in await self.steps(run_id):
-                del self._steps[key]
+            self._forget_steps(run_id)
             self._runs.pop(run_id, None)
             self._entries.pop(run_id, None)
             self._units.pop(run_id, None)
             self._order = [unit for unit in self._order if unit.run_id != run_id]
             self.desk.forget_run(run_id)
+
+    def _forget_steps(self, run_id: str) -> None:
+        for key in self._steps_of.pop(run_id, ()):
+            self._steps.pop(key, None)
 
     def _mine(self, run_id: str) -> RunRow:
         row = self._runs.get(run_id)
@@ -221,11 +230,14 @@ class MemoryJournal:
                 continue
         mine: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._steps[key] = mine
+        if run_id:
+            self._steps_of.setdefault(run_id, {})[key] = None
         entered = _inside.set((*around, me))
         try:
             value = await function()
         except BaseException:
-            del self._steps[key]
+            if self._steps.get(key) is mine:
+                del self._steps[key]
             mine.set_exception(_Retry())
             mine.exception()  # looked at: nobody else may be waiting
             raise
@@ -256,8 +268,8 @@ class MemoryJournal:
         """What a run did once: the keys and their settled values."""
         return tuple(
             (key, msgspec.msgpack.encode(value.result(), enc_hook=pydantic_core.to_jsonable_python))
-            for key, value in self._steps.items()
-            if key.startswith(f"{run_id}.") and value.done() and value.exception() is None
+            for key in self._steps_of.get(run_id, ())
+            if (value := self._steps.get(key)) is not None and value.done() and value.exception() is None
         )
 
     async def withdraw(self, prefix: str, /) -> None:
@@ -357,6 +369,13 @@ def check_nobodys(row: RunRow, now: float) -> None:
     """Refuse to add to a run from outside that some process has, this one too."""
     if row.owner and not is_free(row.owner, row.leased_until, now, ""):
         raise RunBusy(row.record.id, row.owner)
+
+
+def after_last(run: RunRecord, last: float | None) -> RunRecord:
+    """A run of a session began after those before it, also where the clock was set back or stands."""
+    if last is None or run.began_at > last:
+        return run
+    return msgspec.structs.replace(run, began_at=math.nextafter(last, math.inf))
 
 
 def run_exists(run_id: str) -> RunError:

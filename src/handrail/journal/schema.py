@@ -69,7 +69,8 @@ def bring_up(connection: sqlite3.Connection, path: str, new_id: str) -> None:
             connection.execute("INSERT OR REPLACE INTO about VALUES ('schema', ?)", (str(SCHEMA),))
         connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
         raise
 
 

@@ -9,7 +9,6 @@ from os import PathLike, fspath
 from typing import Any, Literal, TypeVar, cast
 
 import msgspec
-import pydantic_core
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import (
@@ -17,14 +16,14 @@ from handrail.errors import (
     DefinitionError,
     RunBusy,
     RunUnknown,
-    ToolValidationError,
 )
 from handrail.ids import NewId, random_id
 from handrail.journal import shelf
 from handrail.journal.desk import check_answer
 from handrail.journal.digest import key_beside
 from handrail.journal.lease import LEASE_SECONDS, is_dead, is_free
-from handrail.journal.memory import MemoryJournal, check_nobodys, run_exists
+from handrail.journal.memory import MemoryJournal, after_last, check_nobodys, run_exists
+from handrail.journal.recorded import encode, plain, still_fits
 from handrail.journal.schema import SCHEMA
 from handrail.journal.tickets import SqliteTickets
 from handrail.journal.watching import Watch
@@ -95,12 +94,23 @@ class SqliteJournal(MemoryJournal):
 
     async def begin(self, run: RunRecord, /) -> None:
         """Record a new run and take it."""
-        encoded, now = _encode(run, f"run {run.id!r} began with"), self._now()
+        now = self._now()
 
         def begin(connection: sqlite3.Connection) -> None:
             if connection.execute("SELECT 1 FROM runs WHERE id = ?", (run.id,)).fetchone():
                 raise run_exists(run.id)
-            values = (run.id, run.session_id, "running", self.owner, now + LEASE_SECONDS, run.began_at, now)
+            query = "SELECT max(began_at) FROM runs WHERE session_id = ?"
+            placed = after_last(run, connection.execute(query, (run.session_id,)).fetchone()[0])
+            encoded = encode(placed, f"run {run.id!r} began with")
+            values = (
+                run.id,
+                run.session_id,
+                "running",
+                self.owner,
+                now + LEASE_SECONDS,
+                placed.began_at,
+                now,
+            )
             connection.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, x'', 0)", (*values, encoded))
 
         await self._do(begin)
@@ -120,7 +130,11 @@ class SqliteJournal(MemoryJournal):
             )
             return row
 
-        return await self._do(take)
+        taken = await self._do(take)
+        self._forget_steps(
+            run_id
+        )  # what they gave is what the file says: another process may have had the run
+        return taken
 
     async def keep(self, run_id: str, /) -> bool:
         """Renew the lease; True: somebody has asked for the run to be cancelled."""
@@ -152,6 +166,7 @@ class SqliteJournal(MemoryJournal):
                 connection.execute("DELETE FROM questions WHERE run_id = ? AND answer IS NULL", (run_id,))
 
         await self._do(leave)
+        self._forget_steps(run_id)  # the file has them
 
     async def run(self, run_id: str, /) -> RunRow:
         """A run as it stands."""
@@ -195,7 +210,7 @@ class SqliteJournal(MemoryJournal):
         return await self._do(lambda connection: shelf.marks(connection, session_id))
 
     async def bring(self, copy: RunCopy, /) -> None:
-        encoded = _encode(copy.row.record, "a run that is brought in began with")
+        encoded = encode(copy.row.record, "a run that is brought in began with")
 
         def bring(connection: sqlite3.Connection) -> None:
             run_id = copy.row.record.id
@@ -207,6 +222,8 @@ class SqliteJournal(MemoryJournal):
 
     async def forget(self, run_ids: Sequence[str], /) -> None:
         await self._do(lambda connection: shelf.remove(connection, run_ids))
+        for run_id in run_ids:
+            self._forget_steps(run_id)
 
     async def asked(self, run_id: str, /) -> Sequence[Asked]:
         return await self._do(lambda connection: shelf.asked(connection, run_id))
@@ -241,7 +258,7 @@ class SqliteJournal(MemoryJournal):
                 return msgspec.msgpack.decode(row[0])
             try:
                 value = await (function() if row is None or unsettled is None else unsettled())
-                encoded = _encode(value, f"step {key!r} gave")
+                encoded = encode(value, f"step {key!r} gave")
             except Exception:  # one that was cancelled may have happened, and stays reserved
                 if row is None:  # so does one found like that, until it is decided
                     with contextlib.suppress(RunBusy):  # whoever has the run now decides
@@ -256,7 +273,7 @@ class SqliteJournal(MemoryJournal):
             )
             return value
 
-        return cast(T, await super().step(key, recorded))
+        return cast(T, await super().step(key, recorded, run_id=run_id))
 
     def _reserve(self, connection: sqlite3.Connection, key: str, run_id: str) -> Any:
         row = connection.execute("SELECT value FROM steps WHERE key = ?", (key,)).fetchone()
@@ -293,7 +310,7 @@ class SqliteJournal(MemoryJournal):
                 question = asked  # it was asked before, and has the time it was given then
                 if row[1] is not None:
                     answer = msgspec.msgpack.decode(row[1], type=Answer)
-                    if _still_fits(answer, check):
+                    if still_fits(answer, check):
                         return answer
                     await self._do(
                         self._of_mine(
@@ -305,7 +322,7 @@ class SqliteJournal(MemoryJournal):
                     self._of_mine(
                         question.run_id,
                         "UPDATE questions SET question = ?, answer = NULL WHERE id = ?",
-                        _encode(question, "asking"),
+                        encode(question, "asking"),
                         question.id,
                     )
                 )
@@ -315,7 +332,7 @@ class SqliteJournal(MemoryJournal):
                     question.run_id,
                     "INSERT INTO questions (id, question, answer, run_id, asked_at) VALUES (?, ?, NULL, ?, ?)",
                     question.id,
-                    _encode(question, "asking"),
+                    encode(question, "asking"),
                     question.run_id,
                     question.asked_at.timestamp(),
                 )
@@ -356,14 +373,14 @@ class SqliteJournal(MemoryJournal):
         """Record an answer that stands, before anybody hears of it; `AnswerRefused` if there is another."""
         if answer.outcome not in _STANDING:
             return
-        encoded = _encode(answer, f"the answer to {answer.question_id!r} is")
+        encoded = encode(answer, f"the answer to {answer.question_id!r} is")
 
         def keep(connection: sqlite3.Connection) -> None:
             found = connection.execute(
                 "SELECT answer FROM questions WHERE id = ?", (answer.question_id,)
             ).fetchone()
             if found is not None and found[0] is not None:
-                if msgspec.msgpack.decode(found[0], type=Answer) != _plain(encoded):
+                if msgspec.msgpack.decode(found[0], type=Answer) != plain(encoded):
                     raise AnswerRefused(
                         answer.question_id, "it was answered already", "The first answer counts."
                     )
@@ -386,7 +403,7 @@ class SqliteJournal(MemoryJournal):
     async def commit(self, unit: CommitUnit, /) -> None:
         """Record everything one call changed, in one transaction: from here on it is committed."""
         state = "committed" if unit.files else "applied"
-        encoded = _encode(unit, f"call {unit.call_id!r} committed")
+        encoded = encode(unit, f"call {unit.call_id!r} committed")
 
         def commit(connection: sqlite3.Connection) -> None:
             self._check_not_taken(connection, unit.run_id)
@@ -451,21 +468,6 @@ class SqliteJournal(MemoryJournal):
         return tuple(msgspec.msgpack.decode(row[0], type=CommitUnit) for row in rows)
 
 
-def _still_fits(answer: Answer, check: Check | None) -> bool:
-    """An answer given where nobody could check it is checked when it is read."""
-    if answer.outcome != "answered" or check is None:
-        return True
-    try:
-        check(answer.value)
-    except ToolValidationError:
-        return False
-    return True
-
-
-def _plain(encoded: bytes) -> Answer:
-    return msgspec.msgpack.decode(encoded, type=Answer)
-
-
 def _first(query: str, *values: Any) -> Work:
     return lambda connection: connection.execute(query, values).fetchone()
 
@@ -475,12 +477,3 @@ def _run(query: str, *values: Any) -> Work:
         connection.execute(query, values)
 
     return run
-
-
-def _encode(value: Any, what: str) -> bytes:
-    try:
-        return msgspec.msgpack.encode(value, enc_hook=pydantic_core.to_jsonable_python)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise DefinitionError(
-            f"{what} something that can't be recorded: {error}. Give plain data, a dataclass or a model."
-        ) from error

@@ -137,7 +137,8 @@ class Writer:
                 job.value = job.work(connection)
                 connection.execute("COMMIT")
             except BaseException:
-                connection.execute("ROLLBACK")
+                if connection.in_transaction:  # where the disk is full, SQLite may have taken it back itself
+                    connection.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
             job.error = JournalError(

@@ -11,6 +11,7 @@ from handrail.adapter.adapter import NO_MESSAGE
 from handrail.adapter.answer import RecordedAnswer
 from handrail.adapter.conversation import Conversation, root_conversation
 from handrail.adapter.durable import RunOutcome, decode_begin
+from handrail.adapter.holding import taken
 from handrail.dispatch.replaying import InnerCall
 from handrail.errors import RunBusy
 from handrail.events import MessageAdded
@@ -45,12 +46,16 @@ async def cancel(journal: Journal, run_id: str) -> RunRow:
     if row.status in OVER:
         return row
     try:
-        if row.owner == getattr(journal, "owner", ""):
-            raise RunBusy(run_id, row.owner)  # it is ours, and at work: it ends like anybody's
-        row = await journal.take(run_id)
+        async with taken(journal, run_id) as row:
+            if row.status not in OVER:
+                await _end(journal, row)
     except RunBusy:
         await journal.stop(run_id)
-        return await journal.run(run_id)
+    return await journal.run(run_id)
+
+
+async def _end(journal: Journal, row: RunRow) -> None:
+    run_id = row.record.id
     outcome = RunOutcome(
         stop_reason="cancelled",
         messages=await _messages(journal, row),
@@ -58,7 +63,6 @@ async def cancel(journal: Journal, run_id: str) -> RunRow:
         opened=_opened(await journal.load(run_id)),
     )
     await journal.leave(run_id, "cancelled", msgspec.msgpack.encode(outcome))
-    return await journal.run(run_id)
 
 
 async def _messages(journal: Journal, row: RunRow) -> list[Message]:

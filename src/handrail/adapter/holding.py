@@ -1,0 +1,127 @@
+"""Having a run: taken by one at a time, kept while it lasts, let go of as it was where it can't begin."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import AsyncGenerator, Generator
+from datetime import UTC, datetime
+
+import msgspec
+
+from handrail.clock import Clock
+from handrail.deadline import Deadline
+from handrail.dispatch.frame import Frame
+from handrail.errors import JournalError, RunBusy
+from handrail.journal.lease import LEASE_SECONDS
+from handrail.journal.runlog import RunLog
+from handrail.records import Entry, Journal, RunRow
+
+log = logging.getLogger("handrail.adapter")
+
+STOPPED = "cancelled by somebody else"
+"""Why a run is cancelled that another process asked to be."""
+
+_held: set[tuple[int, str]] = set()
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def held(journal: Journal, run_id: str) -> Generator[None]:
+    """A lease tells processes apart, and this the tasks and threads of one: each run is gone through by one."""
+    mine = (id(journal), run_id)
+    with _lock:
+        if mine in _held:
+            raise RunBusy(run_id, str(getattr(journal, "owner", "")))
+        _held.add(mine)
+    try:
+        yield
+    finally:
+        with _lock:
+            _held.discard(mine)
+
+
+@contextlib.asynccontextmanager
+async def taken(journal: Journal, run_id: str) -> AsyncGenerator[RunRow]:
+    """Take a run to go on with it. Unless it has ended or was parked when this does, it is left as it was."""
+    with held(journal, run_id):
+        row = await journal.take(run_id)
+        try:
+            yield row
+        finally:
+            with contextlib.suppress(RunBusy, JournalError):  # let go of already, or it can't be
+                await asyncio.shield(asyncio.ensure_future(journal.leave(run_id, row.status, row.outcome)))
+
+
+@contextlib.asynccontextmanager
+async def leased(journal: Journal, frame: Frame) -> AsyncGenerator[None]:
+    """Keep the lease; where another process has taken the run, this one stops without an end."""
+    run_id = frame.run_context.run_id
+    deadline = frame.deadline
+    if deadline is not None and deadline.pauses_for_people and frame.log is not None and frame.log.resumed:
+        await note_deadline(journal, run_id, deadline, frame.clock, paused=False)  # it runs again
+    noted = None if deadline is None else deadline.at
+
+    async def keep() -> None:
+        nonlocal noted
+        while True:
+            await asyncio.sleep(LEASE_SECONDS / 10)
+            try:
+                if await journal.keep(run_id):
+                    frame.cancellation.cancel(STOPPED)
+                    return
+                if deadline is not None and (deadline.paused or deadline.at != noted):
+                    noted = deadline.at
+                    await note_deadline(journal, run_id, deadline, frame.clock, paused=deadline.paused)
+            except RunBusy:
+                if frame.log is not None:
+                    frame.log.closed = True
+                frame.cancellation.cancel("another process has the run")
+                return
+            except JournalError:
+                log.warning("the lease of run %s could not be kept; it is tried again", run_id, exc_info=True)
+
+    keeper = asyncio.get_running_loop().create_task(keep())
+    try:
+        yield
+    finally:
+        keeper.cancel()
+
+
+# --- a deadline that people's time does not count towards --------------------------------------------
+
+
+class _Noted(msgspec.Struct, frozen=True):
+    """Where a deadline stands that has been paused: when it is, or how many seconds are left while it is paused."""
+
+    at: float | None
+    left: float | None
+
+
+async def note_deadline(
+    journal: Journal, run_id: str, deadline: Deadline, clock: Clock, *, paused: bool
+) -> None:
+    """Record what became of a deadline, for whoever resumes the run."""
+    noted = _Noted(None, deadline.remaining()) if paused else _Noted(deadline.at.timestamp(), None)
+    entry = Entry("deadline", "", clock.now().timestamp(), msgspec.msgpack.encode(noted))
+    await journal.note(run_id, entry)
+
+
+def deadline_after(
+    at: float | None, pauses: bool, row: RunRow, run_log: RunLog, clock: Clock
+) -> Deadline | None:
+    """The deadline a run began with; what people took since does not count where it need not."""
+    if at is None:
+        return None
+    if pauses:
+        now = clock.now().timestamp()
+        noted = run_log.find("deadline", "", _Noted)
+        if noted is not None and noted.left is not None:
+            at = now + noted.left
+        elif noted is not None and noted.at is not None:
+            at = noted.at
+        elif row.status == "parked":
+            at += now - row.changed_at
+    return Deadline(datetime.fromtimestamp(at, UTC), clock=clock, pauses_for_people=pauses)

@@ -1,0 +1,183 @@
+"""Runs whose process lives on: who has them there, how long they may take, and what order they came in."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from handrail import (
+    Adapter,
+    Deadline,
+    LaterEnvironment,
+    Prompt,
+    ScriptedModel,
+    Session,
+    SqliteJournal,
+    ToolCall,
+    ToolContext,
+    tool,
+)
+from handrail.errors import DefinitionError, RunBusy, RunError, RunParked
+from handrail.journal import MemoryJournal
+from handrail.question import Answer, Question
+from handrail.records import Journal
+from handrail.runs import cancel
+from handrail.sections.files import FileTools
+
+
+class Pick(BaseModel):
+    number: int
+
+
+@tool(effect="staged")
+async def ask(context: ToolContext) -> int:
+    """Ask somebody for a number."""
+    assert context.wait_for is not None
+    return (await context.wait_for("pick", {}, Pick)).number
+
+
+def answer_to(question: Question, number: int = 1) -> Answer:
+    return Answer(
+        question_id=question.id, digest=question.digest, by=question.principal, value={"number": number}
+    )
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    if request.param == "memory":
+        return MemoryJournal()
+    return SqliteJournal(tmp_path / "runs.db", watch=0.02)
+
+
+async def as_it_stands(journal: Journal) -> tuple[object, ...]:
+    row = await journal.run("run")
+    return row.status, row.owner, row.leased_until, row.outcome, row.questions, row.stopping
+
+
+async def test_a_run_at_work_is_not_gone_through_a_second_time_by_its_own_process(journal: Journal):
+    """Its journal has the lease, and so it is this process that has it: all the more must it say so."""
+    at_work, go = asyncio.Event(), asyncio.Event()
+    entered: list[str] = []
+
+    @tool
+    async def pay() -> str:
+        """Pay."""
+        entered.append("pay")
+        at_work.set()
+        await go.wait()
+        return "paid"
+
+    prompt = Prompt("p", "Do.", tools=[pay])
+    adapter = Adapter(ScriptedModel([ToolCall("pay"), "done"]), journal=journal)
+    running = asyncio.ensure_future(adapter.evaluate(prompt, "go", run_id="run"))
+    await at_work.wait()
+    with pytest.raises(RunBusy):
+        await adapter.resume("run", prompt)
+    go.set()
+    assert (await running).text == "done"
+    assert entered == ["pay"]
+    assert (await adapter.resume("run", prompt)).text == "done"
+
+
+async def test_two_who_resume_a_parked_run_at_once_are_told_apart(journal: Journal):
+    """One goes on with it, the other hears that it is taken."""
+    prompt = Prompt("p", "Do.", tools=[ask])
+    script = ScriptedModel([ToolCall("ask"), "done"])
+    adapter = Adapter(script, journal=journal, environment=LaterEnvironment())
+    with pytest.raises(RunParked) as parked:
+        await adapter.evaluate(prompt, "go", run_id="run")
+    journal.answer(answer_to(parked.value.questions[0]))
+
+    async def resume() -> Any:
+        return await adapter.resume("run", prompt)
+
+    ends = await asyncio.gather(resume(), resume(), return_exceptions=True)
+    assert sorted(type(each).__name__ for each in ends) == ["PromptResponse", "RunBusy"]
+    assert len(script.requests) == 2
+
+
+async def test_a_resume_that_can_not_begin_leaves_the_run_as_it_was(journal: Journal):
+    """It is parked still, nobody has it, and it can be resumed or cancelled."""
+    prompt = Prompt("p", "Do.", tools=[ask])
+    adapter = Adapter(
+        ScriptedModel([ToolCall("ask"), "done"]), journal=journal, environment=LaterEnvironment()
+    )
+    with pytest.raises(RunParked):
+        await adapter.evaluate(prompt, "go", run_id="run", session=Session(id="s"))
+    before = await as_it_stands(journal)
+    with pytest.raises(RunError, match="not an empty one"):
+        await adapter.resume("run", prompt, session=Session(id="another"))
+    assert await as_it_stands(journal) == before
+
+    with pytest.raises(DefinitionError, match="has no files"):
+        await adapter.resume("run", Prompt("p", ["Do.", FileTools()], tools=[ask]))
+    assert await as_it_stands(journal) == before
+    assert (await cancel(journal, "run")).status == "cancelled"
+
+
+async def test_a_cancel_that_can_not_be_done_leaves_the_run_as_it_was(journal: Journal):
+    """An earlier run of its session is not over: that is to be seen to first, and then this one."""
+    prompt = Prompt("p", "Do.", tools=[ask])
+    script = ScriptedModel([ToolCall("ask"), ToolCall("ask")])
+    adapter = Adapter(script, journal=journal, environment=LaterEnvironment())
+    session = Session()
+    for name in ("first", "run"):
+        with pytest.raises(RunParked):
+            await adapter.evaluate(prompt, "go", run_id=name, session=session)
+    before = await as_it_stands(journal)
+    with pytest.raises(RunError, match="'first' of the same session"):
+        await cancel(journal, "run")
+    assert await as_it_stands(journal) == before
+    assert (await cancel(journal, "first")).status == "cancelled"
+    assert (await cancel(journal, "run")).status == "cancelled"
+
+
+class Shifted:
+    """A clock of the day that can be set, as a machine's can."""
+
+    def __init__(self) -> None:
+        self.by = timedelta()
+
+    def now(self) -> datetime:
+        return datetime.now(UTC) + self.by
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+async def test_what_people_take_does_not_count_however_often_a_run_is_parked(tmp_path: Path):
+    """Three days for the first question and three for the second, in a run that may work for an hour."""
+    clock = Shifted()
+    journal = SqliteJournal(tmp_path / "runs.db", clock=clock)
+    prompt = Prompt("p", "Do.", tools=[ask])
+    script = ScriptedModel([ToolCall("ask"), ToolCall("ask"), ToolCall("ask"), "done"])
+    adapter = Adapter(script, journal=journal, environment=LaterEnvironment(), clock=clock)
+    deadline = Deadline.after(3600, clock=clock, pauses_for_people=True)
+    going: Any = adapter.evaluate(prompt, "go", run_id="run", deadline=deadline)
+    for _ in range(3):
+        with pytest.raises(RunParked) as parked:
+            await going
+        clock.by += timedelta(days=3)
+        journal.answer(answer_to(parked.value.questions[0]))
+        going = adapter.resume("run", prompt)
+    assert (await going).text == "done"
+
+
+async def test_runs_of_a_session_are_in_order_although_the_clock_was_set_back(journal: Any):
+    """The second builds on the first, whatever the time of day says."""
+    clock = Shifted()
+    prompt = Prompt("p", "Do.", tools=[ask])
+    script = ScriptedModel(["first", ToolCall("ask"), "second"])
+    adapter = Adapter(script, journal=journal, environment=LaterEnvironment(), clock=clock)
+    session = Session()
+    await adapter.evaluate(prompt, "one", session=session, run_id="a")
+    clock.by -= timedelta(hours=1)
+    with pytest.raises(RunParked) as parked:
+        await adapter.evaluate(prompt, "two", session=session, run_id="b")
+    assert [row.record.id for row in await journal.runs(session_id=session.id)] == ["a", "b"]
+    journal.answer(answer_to(parked.value.questions[0]))
+    await adapter.resume("b", prompt)
+    assert [len(each.messages) for each in script.requests] == [1, 3, 5]
