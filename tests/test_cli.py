@@ -552,3 +552,16 @@ def test_ctrl_c_ends_a_chat_that_nobody_types(folder: Path):
     assert process.wait(timeout=10) == 130
     process.stdin.close()
     process.stdout.close()
+
+
+def test_what_needs_approval_can_wait_and_be_answered_elsewhere(folder: Path):
+    """The run is parked, says so by its exit code, and goes on once somebody has answered."""
+    parked = run(folder, "writer", "--approve", "later")
+    assert parked.returncode == 5
+    assert "It waits for an answer to write." in parked.stderr
+    listed = json.loads(handrail("runs", "list", "--json", cwd=folder.parent).stdout)
+    run_id = listed["runs"][0]["run_id"]
+    answered = handrail("runs", "answer", run_id, "--approve", cwd=folder.parent)
+    assert f"Go on with: handrail runs resume {run_id}" in answered.stdout
+    alone = run(folder, "writer", "--approve", "later", "--no-journal")
+    assert (alone.returncode, "--journal FILE" in alone.stderr) == (2, True)

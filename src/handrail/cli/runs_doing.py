@@ -23,7 +23,6 @@ from handrail.journal.sqlite import SqliteJournal
 from handrail.question import Answer, Question
 from handrail.records import OVER, RunRow
 
-
 _STANDINGS = ("running", "parked", "interrupted", "done", "failed", "cancelled")
 _SPANS = {"h": 1.0, "d": 24.0, "w": 168.0}
 
