@@ -181,3 +181,48 @@ async def test_runs_of_a_session_are_in_order_although_the_clock_was_set_back(jo
     journal.answer(answer_to(parked.value.questions[0]))
     await adapter.resume("b", prompt)
     assert [len(each.messages) for each in script.requests] == [1, 3, 5]
+
+
+async def test_one_of_two_answers_is_enough_for_a_handler_that_takes_the_first(tmp_path: Path):
+    """It is entered again for the second question's answer, and must not be parked for the first one's."""
+    handed: list[int] = []
+
+    @tool(effect="staged")
+    async def first_of_two(context: ToolContext) -> str:
+        """Ask two, take the first answer."""
+        assert context.wait_for is not None
+        asked = [asyncio.ensure_future(context.wait_for(kind, {}, Pick)) for kind in ("a", "b")]
+        try:
+            done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in asked:
+                each.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        handed.extend(each.result().number for each in done)
+        return "enough"
+
+    @tool(effect="staged")
+    async def both(context: ToolContext) -> str:
+        """Ask two, take both answers."""
+        assert context.wait_for is not None
+        picked = await asyncio.gather(*(context.wait_for(kind, {}, Pick) for kind in ("a", "b")))
+        return f"{[each.number for each in picked]}"
+
+    journal = SqliteJournal(tmp_path / "runs.db", watch=0.02)
+    prompt = Prompt("p", "Do.", tools=[first_of_two, both])
+    script = ScriptedModel([ToolCall("first_of_two"), ToolCall("both"), "done"])
+    adapter = Adapter(script, journal=journal, environment=LaterEnvironment())
+    with pytest.raises(RunParked) as parked:
+        await adapter.evaluate(prompt, "go", run_id="run")
+    journal.answer(answer_to(parked.value.questions[1], 7))
+    with pytest.raises(RunParked) as parked:
+        await adapter.resume("run", prompt)
+    assert handed == [7]
+    of_both = [each for each in parked.value.questions if each.asked_by == ("both",)]
+    assert [each.name for each in of_both] == ["a", "b"]
+    journal.answer(answer_to(of_both[1], 2))
+    with pytest.raises(RunParked):  # it needs the other as well, and does not stay in memory for it
+        await asyncio.wait_for(adapter.resume("run", prompt), 5)
+    journal.answer(answer_to(of_both[0], 1))
+    assert (await adapter.resume("run", prompt)).text == "done"
+    assert script.requests[-1].messages[-1].results[0].text == "[1, 2]"  # type: ignore[union-attr]

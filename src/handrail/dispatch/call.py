@@ -92,6 +92,10 @@ class LiveCall(msgspec.Struct, eq=False):
     """Does this undo something? Then neither a cancelled run nor its deadline stops it."""
     asked: int = 0
     """How often this attempt had to be approved."""
+    asking: int = 0
+    """How many of its questions are not over."""
+    grace: asyncio.TimerHandle | None = None
+    """Runs while its handler may do something with an answer it was given."""
     waiting: int = 0
     """How many of its questions were put to somebody who will answer later."""
     recorded: bool = False

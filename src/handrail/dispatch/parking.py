@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -16,16 +16,19 @@ if TYPE_CHECKING:
     from handrail.dispatch.watchdog import Timer
 
 
+_GRACE = 0.1
+"""How many seconds a handler that was given one of several answers has before its run is parked for the others."""
+
 asker: ContextVar[LiveCall | None] = ContextVar("the call that asks", default=None)
 """For an environment that leaves a question open: who waits for it."""
 
 
 @contextmanager
-def waiting_for_a_person(asking: LiveCall) -> Generator[None]:
+def waiting_for_a_person(asks: LiveCall) -> Generator[None]:
     """Time a person takes counts neither towards the timeout nor, where it pauses, the deadline."""
     timers: list[Timer] = []
     deadlines: list[Deadline] = []
-    call: LiveCall | None = asking
+    call: LiveCall | None = asks
     while call is not None:
         if call.timer is not None:
             timers.append(call.timer)
@@ -37,11 +40,16 @@ def waiting_for_a_person(asking: LiveCall) -> Generator[None]:
         timer.hold()
     for deadline in deadlines:
         deadline.pause()
-    token = asker.set(asking)
+    token = asker.set(asks)
+    asks.asking += 1
+    _has_gone_on(asks)
     try:
         yield
     finally:
+        asks.asking -= 1
         asker.reset(token)
+        if asks.frame.parking is not None:
+            asks.frame.parking.let_go_on(asks)
         for deadline in deadlines:
             deadline.resume()
         for timer in timers:
@@ -92,6 +100,17 @@ class Parking:
         if live and all(_rests(call, call in around) for call in live):
             self._park()
 
+    def let_go_on(self, call: LiveCall) -> None:
+        """A question of this call is over: its handler may go on without the others, and has time to."""
+
+        def over() -> None:
+            call.grace = None
+            self.consider()
+
+        _has_gone_on(call)
+        with suppress(RuntimeError):  # closed from outside, with no loop to go on in
+            call.grace = asyncio.get_running_loop().call_later(_GRACE, over)
+
     def _park(self) -> None:
         self.parked = True
         log = self._root.log
@@ -100,10 +119,19 @@ class Parking:
         self._root.cancellation.cancel("parked")
 
 
+def _has_gone_on(call: LiveCall) -> None:
+    """What asks something new has heard what there was to hear."""
+    if call.grace is not None:
+        call.grace.cancel()
+        call.grace = None
+
+
 def _rests(call: LiveCall, is_around: bool) -> bool:
     """Does this call wait, and can it be entered again?"""
     if not call.waiting and not is_around:
         return False
+    if call.asking > call.waiting or call.grace is not None:
+        return False  # another of its questions has an answer or may have one, and that may be enough
     if call.token is None:
         return True  # its handler has not begun: it is being approved
     return call.tool.enters_again
