@@ -39,6 +39,7 @@ from handrail.guard.policy import CapabilityPolicy
 from handrail.journal import MemoryJournal
 from handrail.messages import ToolMessage, Usage
 from handrail.models.scripted import Reply
+from handrail.protocols import PolicyDecision
 from handrail.question import Answer, Question
 from handrail.testing import Person
 from rig import Note
@@ -429,3 +430,49 @@ async def test_another_prompt_or_no_files_take_nothing(tmp_path: Path):
     journal = journal_at(tmp_path)
     journal.answer(answer_to(question, {"number": 1}))
     assert (await adapter.resume("run", prompt, filesystem=files)).text == "done"
+
+
+async def test_nothing_that_has_to_be_marked_begins_in_an_overtaken_run(tmp_path: Path):
+    """One call learns that another process has the run; one beside it is let through only afterwards."""
+    journal = journal_at(tmp_path)
+    entered: list[str] = []
+    learnt = asyncio.Event()
+
+    @tool(effect="idempotent")
+    async def overtaken(context: ToolContext) -> str:
+        """Be overtaken, and learn so."""
+        other = journal_at(tmp_path)
+        await other._do(lambda connection: connection.execute("UPDATE runs SET leased_until = 0"))
+        await other.take("run")
+        try:
+            await context.call("look")
+        finally:
+            learnt.set()
+        return "done"
+
+    @tool(effect="pure")
+    async def look() -> str:
+        """Look."""
+        return "seen"
+
+    @tool
+    async def send() -> str:
+        """Send something."""
+        entered.append("send")
+        return "sent"
+
+    class Slow:
+        name = "slow"
+
+        async def check(self, tool: Any, params: Any, *, context: ToolContext) -> PolicyDecision:
+            if tool.name == "send":
+                await learnt.wait()
+            return PolicyDecision.allow()
+
+        def on_result(self, tool: Any, params: Any, result: Any, *, context: ToolContext) -> None: ...
+
+    prompt = Prompt("p", "Do.", tools=[overtaken, look, send], policies=[Slow()])
+    adapter = Adapter(ScriptedModel([[ToolCall("overtaken"), ToolCall("send")], "done"]), journal=journal)
+    with pytest.raises(RunBusy):
+        await adapter.evaluate(prompt, "go", run_id="run")
+    assert entered == []

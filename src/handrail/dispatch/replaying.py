@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import inspect
 import logging
+from asyncio import CancelledError
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from handrail.dispatch.failures import Unsuccessful, WrongResult
 from handrail.dispatch.sharing import Spent, charge
 from handrail.dispatch.transaction import Settled, Transaction, new_transaction
 from handrail.dispatch.undoing import compensate
-from handrail.errors import Conflict, Diverged, OutcomeUnknown, ToolValidationError
+from handrail.errors import Conflict, Diverged, OutcomeUnknown, RunBusy, ToolValidationError
 from handrail.events import CallStatus, ToolInvoked
 from handrail.journal.runlog import RunLog
 from handrail.messages import Usage
@@ -311,6 +312,8 @@ async def mark_begun(call: LiveCall) -> None:
     """Before the handler of a call that may not be run twice: it has begun."""
     log = call.frame.log
     if log is not None and not call.tool.enters_again:
+        if log.closed:  # nothing can be marked any more, so nothing that has to be may begin
+            raise CancelledError if call.frame.cancellation.cancelled else RunBusy(log.run_id, "another one")
         await log.note("call begun", f"{call.place}~{call.tries}", call.name)
 
 
