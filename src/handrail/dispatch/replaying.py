@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import inspect
 import logging
@@ -116,11 +115,8 @@ def _write_act(call: LiveCall, result: ToolResult[Any]) -> bytes:
 def read_result(tool: Tool[Any, Any], written: bytes) -> RecordedResult:
     """The result that was recorded, its value of the declared type again where it still fits it."""
     found = msgspec.json.decode(written, type=_Written)
-    value: Any = pydantic_core.from_json(bytes(found.value))
-    schema = tool.result_schema
-    if schema is not None and found.success:
-        with contextlib.suppress(ToolValidationError):  # the type has changed since: it stays plain data
-            value = schema.parse(bytes(found.value))
+    written = bytes(found.value)
+    value = read_value(tool, written) if found.success else pydantic_core.from_json(written)
     return RecordedResult(found.message, value, found.success, found.excluded, found.text)
 
 
@@ -238,6 +234,7 @@ def settled_by(call: LiveCall, inner: InnerCall) -> list[Settled]:
 
 
 def read_value(tool: Tool[Any, Any], written: bytes) -> Any:
+    """A value of the declared type; plain data where none was declared, or the type has changed since."""
     schema = tool.result_schema
     try:
         return pydantic_core.from_json(written) if schema is None else schema.parse(written)

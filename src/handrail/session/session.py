@@ -123,7 +123,8 @@ class Session:
 
     def keep(self, fact: object) -> None:
         """Log a fact without publishing it: whoever listens has heard of it before."""
-        self._recorder_of(fact)(fact)
+        keep = self._recorders.get(type(fact)) or self._recorder_of(fact)
+        keep(fact)
 
     def redo(self, event: object) -> None:
         """Reduce an event that was committed before, without publishing it: what rebuilding does."""
