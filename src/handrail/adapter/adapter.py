@@ -348,7 +348,10 @@ class Adapter:
                     f"{type(environment).__name__} parks runs, and that needs a journal. "
                     "Give the adapter one: journal=SqliteJournal('runs.db')."
                 )
-            frame.parking = Parking(frame)
+            frame.parking = Parking(frame, getattr(environment, "rests", None))
+            begins: Any = getattr(environment, "begins", None)
+            if begins is not None:
+                begins(frame.parking)
         return frame
 
     def _settings(
@@ -425,9 +428,12 @@ class Adapter:
             frame.task = None
             frame.cancellation.close()
             spending = frame.spending
-            frame.session.record(
-                PromptExecuted(prompt.name, ended, spending.usage, spending.cost, frame.run_context)
-            )
+            if not frame.parked:
+                frame.session.record(
+                    PromptExecuted(prompt.name, ended, spending.usage, spending.cost, frame.run_context)
+                )
+                if frame.parking is not None and frame.outer is not None:
+                    frame.parking.let_go_on(frame.outer)
 
 
 def _given(arguments: dict[str, Any]) -> dict[str, Any]:
