@@ -110,10 +110,12 @@ class RunLog:
         """Where the call at this place, and what is nested in it, gave out tickets before."""
         return [each for each in self._tickets if each.startswith(f"{place}~")]
 
-    async def note(self, kind: EntryKind, key: str, value: Any) -> None:
-        """Record something. When this returns, it is there for whoever resumes."""
-        if not self.closed:
-            await self._add(kind, key, msgspec.msgpack.encode(value))
+    async def note(self, kind: EntryKind, key: str, value: Any) -> bool:
+        """Record something. When this returns, it is there for whoever resumes; False: nothing is any more."""
+        if self.closed:
+            return False
+        await self._add(kind, key, msgspec.msgpack.encode(value))
+        return True
 
     def check_verb(self, place: str, verb: str) -> None:
         """A verb that is used at a place where the record has another is not the same run any more."""
