@@ -28,6 +28,7 @@ from handrail.adapter.given import (
     checked_workers,
     forwarding,
     given_to_evaluate,
+    given_to_resume,
 )
 from handrail.adapter.holding import held, taken
 from handrail.adapter.loop import run_until_done
@@ -43,7 +44,6 @@ from handrail.dispatch.frame import DEPTH_LIMIT, Frame
 from handrail.dispatch.opening import open_frame
 from handrail.dispatch.parking import Parking
 from handrail.errors import DefinitionError, RunError
-from handrail.events import PromptExecuted, PromptRendered
 from handrail.guard.approval import ApprovalMode
 from handrail.ids import NewId, random_id
 from handrail.journal.runlog import RunLog
@@ -195,7 +195,10 @@ class Adapter:
         given["session"] = session = session or Session(new_id=self._new_id)
         given["run_id"] = run_id or self._new_id()
         return RunStream(
-            lambda: self._evaluate(prompt, given, streaming=True), session, given["run_id"], prompt.name
+            lambda: self._evaluate(prompt, given, streaming=True),
+            session.dispatcher,
+            given["run_id"],
+            prompt.name,
         )
 
     def resume(
@@ -218,15 +221,34 @@ class Adapter:
         out where the run was begun with `app="module:name"`. `session` is an empty one under the old
         id, for slices that have rules of their own.
         """
-        given = {
-            "session": session,
-            "bus": bus,
-            "filesystem": filesystem,
-            "resources": resources,
-            "environment": environment,
-            "approvals": approvals,
-        }
+        given = given_to_resume(locals())
         return Operation(lambda: self._resume(run_id, prompt, given), f"resume({run_id!r})")
+
+    def resume_stream(
+        self,
+        run_id: str,
+        prompt: Prompt[OutputT] | None = None,
+        /,
+        *,
+        session: Session | None = None,
+        bus: EventBus | None = None,
+        filesystem: Filesystem | None = None,
+        resources: Iterable[Binding[Any]] = (),
+        environment: Environment | None = None,
+        approvals: ApprovalMode | ApprovalBroker | None = None,
+    ) -> RunStream[OutputT]:
+        """The same as a stream of events, from where the record ends.
+
+        Whoever listens to a resumed run, in whatever way, hears nothing of what is recorded: messages,
+        answers of the model, calls and nested runs that are over. They are kept in the session. What was
+        under way is entered again and says so again, under the same ids: `ToolStarted`, `QuestionAsked`,
+        `ApprovalRequested`, and `PromptRendered` when a run comes past its record.
+        """
+        given = given_to_resume(locals())
+        heard = given["heard"] = Dispatcher()
+        return RunStream(
+            lambda: self._resume(run_id, prompt, given, streaming=True), heard, run_id, f"resume {run_id}"
+        )
 
     async def _evaluate(
         self, prompt: Prompt[OutputT], given: dict[str, Any], streaming: bool = False
@@ -246,7 +268,7 @@ class Adapter:
             return await self._go(prompt, given, streaming, log)
 
     async def _resume(
-        self, run_id: str, prompt: Prompt[Any] | None, given: dict[str, Any]
+        self, run_id: str, prompt: Prompt[Any] | None, given: dict[str, Any], streaming: bool = False
     ) -> PromptResponse[Any]:
         journal = self._journal
         if journal is None:
@@ -279,7 +301,7 @@ class Adapter:
                 "run_id": run_id,
                 "app": row.record.app,
             }
-            return await self._go(prompt, given, False, resumed.log, resumed)
+            return await self._go(prompt, given, streaming, resumed.log, resumed)
 
     async def _go(
         self,
@@ -295,7 +317,7 @@ class Adapter:
         frame = self._frame(prompt, given, settings, log)
         check_files(prompt, frame)
         conversation = root_conversation(session)
-        forward = forwarding(session, given["bus"])
+        forward = forwarding(session, given["bus"], given.get("heard"))
         run_id = frame.run_context.run_id
         try:
             with conversation, nullcontext() if self._workers is None else self._workers.enter(frame):
@@ -400,7 +422,6 @@ class Adapter:
         system: str | None = None,
     ) -> Outcome:
         """One run, root or nested, from its rendered prompt to its end."""
-        run_id = frame.run_context.run_id
         if rendered.output_schema is not None:
             output = Output(rendered.output_schema)
         run: Run
@@ -424,10 +445,8 @@ class Adapter:
             if path not in run.rendered.opened and any(each.path == path for each in closed):
                 run.open([path])
         frame.task = asyncio.current_task()
-        if frame.told.get(PromptRendered, True):
-            names = tuple(tool.name for tool in rendered.tools)
-            frame.publish(PromptRendered(prompt.name, rendered.text, names, frame.run_context))
-        conversation.add(UserMessage(NO_MESSAGE if message is None else message), run_id)
+        run.begin()
+        run.say(UserMessage(NO_MESSAGE if message is None else message))
         ended = "cancelled"
         try:
             outcome = await run_until_done(run)
@@ -439,10 +458,5 @@ class Adapter:
         finally:
             frame.task = None
             frame.cancellation.close()
-            spending = frame.spending
             if not frame.parked:
-                frame.session.record(
-                    PromptExecuted(prompt.name, ended, spending.usage, spending.cost, frame.run_context)
-                )
-                if frame.parking is not None and frame.outer is not None:
-                    frame.parking.let_go_on(frame.outer)
+                run.end(ended)

@@ -31,6 +31,13 @@ def given_to_evaluate(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
+def given_to_resume(arguments: dict[str, Any]) -> dict[str, Any]:
+    """What resuming a run was given, beside the run."""
+    for name in ("self", "run_id", "prompt"):
+        del arguments[name]
+    return arguments
+
+
 def check_files(prompt: Prompt[Any], frame: Frame) -> None:
     """Sections whose tools work on files want a run that has some."""
     wanting = [type(section).__name__ for _, section in walk(prompt.sections) if section.needs_files]
@@ -56,8 +63,13 @@ def checked_workers(workers: Any) -> WorkerSource | None:
     raise DefinitionError(f"workers is a {type(workers).__name__}. Give WorkerRegistry(folder).")
 
 
-def forwarding(session: Session, bus: EventBus | None) -> Callable[[], None]:
-    """While this lasts, whoever listens on `bus` hears of the run as well."""
-    if bus is None or bus is session.dispatcher:
-        return lambda: None
-    return session.dispatcher.subscribe(object, bus.publish)
+def forwarding(session: Session, *buses: EventBus | None) -> Callable[[], None]:
+    """Until what is returned is called, whoever listens on one of these hears of the run as well."""
+    own = session.dispatcher
+    stops = [own.subscribe(object, bus.publish) for bus in buses if bus is not None and bus is not own]
+
+    def stop() -> None:
+        for each in stops:
+            each()
+
+    return stop

@@ -58,6 +58,7 @@ async def ask(run: Run) -> Answer:
         recorded = frame.log.find("model answer", place, RecordedAnswer)
         if recorded is not None:
             return _heard_before(run, recorded)
+        run.goes_on()
     deadline = frame.deadline
     if deadline is None:
         return await _ask_until_answered(run)

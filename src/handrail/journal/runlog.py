@@ -94,6 +94,15 @@ class RunLog:
         """Was something recorded there?"""
         return (kind, key) in self._found
 
+    def has_begun(self, place: str) -> bool:
+        """Had the run nested at this place begun, or the run itself, when the record was loaded?"""
+        around, slash, number = place.rpartition("/")
+        return self.resumed and (not slash or self.has("verb", f"{around}.{number}"))
+
+    def is_over(self, place: str) -> bool:
+        """Was the call at this place over when the record was loaded?"""
+        return place in self._finished or ("inner call", place) in self._found
+
     def finished(self, place: str) -> CommitUnit | None:
         """The call that is over, at this place of the run."""
         return self._finished.get(place)
