@@ -16,7 +16,7 @@ import pytest
 from handrail import SqliteJournal, ToolContext, tool
 from handrail.clock import SystemClock
 from handrail.errors import ServerStopping
-from handrail.journal.desk import QuestionDesk
+from handrail.resources.directory import DirectoryFilesystem
 from handrail.serve.thread import answer_to
 from programs import HANDRAIL
 from recorded import Pick
@@ -146,23 +146,23 @@ async def test_what_an_irreversible_call_asked_closes_as_unknown(tmp_path: Path)
 async def test_runs_of_other_apps_are_left_alone(tmp_path: Path) -> None:
     """Another prompt, another app of the same prompt, and runs that are no thread's."""
     held = Held()
-    async with served(tmp_path, tools=[held.tool], app_name="one:prompt") as app:
+    async with served(tmp_path, tools=[held.tool], app_name="recorded:PROMPT") as app:
         run_id = await app.thread().say(plan([["hold", {}]], "ok"))
         await held.has_begun.wait()
         await app.threads.stop(0.01)
         held.may_end.set()
-        for prompt_name, app_name in (("other", "one:prompt"), ("work", "two:prompt")):
+        for prompt_name, app_name in (("other", "recorded:PROMPT"), ("work", "rig:PROMPT")):
             app.prompt_name, app.app_name = prompt_name, app_name
             await app.restart()
             assert list(app.threads.running()) == []
             assert (await app.journal.run(run_id)).status == "running"
-        app.prompt_name, app.app_name = "work", "one:prompt"
+        app.prompt_name, app.app_name = "work", "recorded:PROMPT"
         await app.restart()
         await over(app.thread())
         assert (await app.journal.run(run_id)).status == "done"
 
 
-async def test_files_are_finished_before_runs_go_on(tmp_path: Path) -> None:
+async def test_files_are_finished_before_runs_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         await app.thread().say(plan([["hold", {}]]))
@@ -170,13 +170,13 @@ async def test_files_are_finished_before_runs_go_on(tmp_path: Path) -> None:
         await app.threads.stop(0.01)
         held.may_end.set()
         order: list[str] = []
-        recover = app.files.recover
 
-        async def recorded(journal: Any) -> Any:
+        async def recorded(files: Any, journal: Any) -> Any:
             order.append(f"files, with {held.began} begun and {len(app.threads.running())} running")
-            return await recover(journal)
+            return await recover(files, journal)
 
-        app.files.recover = recorded  # pyright: ignore[reportAttributeAccessIssue]
+        recover = DirectoryFilesystem.recover
+        monkeypatch.setattr(DirectoryFilesystem, "recover", recorded)
         await app.restart()
         await over(app.thread())
         assert order[0] == "files, with 1 begun and 0 running"
@@ -223,6 +223,24 @@ async def test_an_answer_from_elsewhere_wakes_a_run_in_memory(tmp_path: Path) ->
         await over(thread)
         assert texts(await thread.messages())[2:] == ["choose: got 8", "ok"]
         assert kinds(thread.feed) == ["started", "interrupt", "started", "success"]
+
+
+async def test_an_answer_from_elsewhere_in_the_moment_of_parking(tmp_path: Path) -> None:
+    """It is recorded and nobody is told: the run is gone on with."""
+    async with served(tmp_path) as app:
+        thread = app.thread()
+        await thread.say(plan([["choose", {}]], "ok"))
+        await settle(thread)
+        [question] = await thread.questions()
+        answered_elsewhere(app, question, {"n": 8})
+        assert thread.live is not None
+        parking = thread.live.environment.parking
+        assert parking is not None
+        assert parking.park()
+        await over(thread)
+        while (await thread.newest()).status != "done":  # pyright: ignore[reportOptionalMemberAccess]
+            await asyncio.sleep(0.001)
+        assert texts(await thread.messages())[2:] == ["choose: got 8", "ok"]
 
 
 async def test_an_answer_from_elsewhere_brings_a_parked_run_back(tmp_path: Path) -> None:
@@ -298,8 +316,6 @@ async def test_a_question_that_expires_while_its_run_is_parked(tmp_path: Path) -
 
     clock = Later()
     async with served(tmp_path, tools=[hurry], park_after=0.0, clock=clock) as app:
-        app.journal.desk = QuestionDesk(clock)
-        app.journal.desk.keep = app.journal._keep_answer  # pyright: ignore[reportPrivateUsage]
         thread = app.thread()
         await thread.say(plan([["hurry", {}]], "too late"))
         await over(thread)

@@ -51,8 +51,8 @@ class LiveRun:
         self.leg = ""
         """The leg that is open; "" while everything waits."""
         self.parked = False
-        self.was_cut = False
-        """Was it at work when the server stopped?"""
+        self.was_answered = False
+        """Was it parked in the moment in which an answer came?"""
         self._feed = feed
         self._translator = translator
         self._state = state
@@ -129,12 +129,8 @@ class LiveRun:
         self.environment.leave()
         if self._task is None or (await asyncio.wait({self._task}, timeout=grace))[0]:
             return
-        self.was_cut = True
-        parking = self.environment.parking
-        if parking is None:
+        if not self.environment.cut():
             self._task.cancel()  # nothing of it has begun here
-        else:
-            parking.park(by_force=True)
         await asyncio.wait({self._task}, timeout=max(grace, _LEAST_TO_END))
 
     async def over(self) -> None:
@@ -167,7 +163,9 @@ class LiveRun:
             response = await stream.response
         except RunParked as parked:
             self.parked = True
-            self.questions = {each.id: each for each in parked.questions}
+            waits = {each.id: each for each in parked.questions}
+            self.was_answered = not waits or not self.questions.keys() <= waits.keys()
+            self.questions = waits
             if self.leg and self._is_stopping:
                 return lambda: translator.fail(_STOPPING, "ServerStopping")
             self.rest()

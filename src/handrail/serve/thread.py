@@ -58,8 +58,8 @@ class Setup:
     new_id: NewId = random_id
     clock: Clock = SYSTEM_CLOCK
     stopping: bool = False
-    parked: Callable[[Thread, Sequence[Question]], None] = lambda thread, questions: None
-    """Told of a run that was left to the journal, and of what it waits for."""
+    parked: Callable[[Thread, Sequence[Question], bool], None] = lambda thread, questions, answered: None
+    """Told of a run that was left to the journal, of what it waits for, and whether an answer came meanwhile."""
 
 
 class Thread:
@@ -219,13 +219,16 @@ class Thread:
 
     # What the server does.
 
-    async def go_on(self) -> None:
-        """Go on with a run whose process ended, or that was parked, where nobody has it."""
+    async def go_on(self, *, stays: bool = False) -> None:
+        """Go on with a run whose process ended, or that was parked, where nobody has it.
+
+        With `stays` it is not parked again at its first rest: the end of a question is about to come.
+        """
         async with self._lock:
             row = await self.newest()
             if self.live is None and row is not None and row.status not in OVER:
                 if not self._is_elsewhere(row):
-                    await self._go_on(row.record.id, "", ())
+                    await self._go_on(row.record.id, "", (), stays=stays)
 
     async def park(self, grace: float) -> None:
         """Leave the run that goes to the journal."""
@@ -233,8 +236,8 @@ class Thread:
         if live is None:
             return
         await live.park(grace)
-        if live.was_cut and live.parked:
-            # It was at work: whoever starts next goes on with it by itself, also if a question is open.
+        if live.environment.was_cut and live.parked:
+            # There is something to do in it: whoever starts next goes on with it, also if a question is open.
             await self._journal.take(live.run_id)
             await self._journal.leave(live.run_id, "running")
 
@@ -342,7 +345,9 @@ class Thread:
             session = await runs.session(self._journal, self.session_id, principal=self.principal)
         except RunUnknown:
             session = Session(id=self.session_id, principal=self.principal)
-        undone = {entry.key for _, entry in await self._journal.marks(self.session_id) if entry.kind == "undone"}
+        undone = {
+            entry.key for _, entry in await self._journal.marks(self.session_id) if entry.kind == "undone"
+        }
         for unit in await self._journal.load(row.record.id):
             if unit.call_id not in undone:
                 for event in unit.events:
@@ -389,7 +394,6 @@ class Thread:
             for question in left:
                 if self.live is not None:
                     await self.live.asks(question.id)
-                    self.live.environment.stays = False  # from its next rest on
         return self.live
 
     async def _start(
@@ -420,7 +424,7 @@ class Thread:
             self.live = None
             self._session = live.session if live.has_begun and not live.parked else None
             if live.parked:
-                self._setup.parked(self, list(live.questions.values()))
+                self._setup.parked(self, list(live.questions.values()), live.was_answered)
 
 
 def said_in(session: Session) -> list[Message]:
