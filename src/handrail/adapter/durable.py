@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import importlib
-from collections.abc import Container, Coroutine, Iterable
+from collections.abc import Container, Coroutine, Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
@@ -62,6 +62,8 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     """Where its files are, where that is a folder of the machine."""
     offered: dict[str, str] = {}
     """What was said of each tool: its description and its schema, as JSON."""
+    added: list[str] = []
+    """The tools that were added to the prompt's for this run."""
     events: list[bytes] = []
     """What was committed in the session since `base`, where that was in runs that this one was parted from."""
     said: list[Message] = []
@@ -124,7 +126,8 @@ async def begin_run(
         budget=None if budget is None else dict(budget.left()),
         base=await _base(journal, session),
         folder=folder_of(frame.filesystem),
-        offered={tool.name: offer_of(tool) for tool in rendered.tools},
+        offered={tool.name: offer_of(tool) for tool in (*rendered.tools, *given["tools"])},
+        added=[tool.name for tool in given["tools"]],
     )
     await journal.begin(
         RunRecord(
@@ -173,9 +176,10 @@ def folder_of(files: object) -> str:
     return str(root) if isinstance(root, Path) else ""
 
 
-def check_resumed(row: RunRow, prompt: Prompt[Any], files: object) -> None:
-    """Refuse to go on with another prompt, or without the files, before anything is taken."""
-    record, folder = row.record, decode_begin(row.record).folder
+def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequence[Tool[Any, Any]]) -> None:
+    """Refuse to go on with another prompt, or without files or tools, before anything is taken."""
+    record, begin = row.record, decode_begin(row.record)
+    folder = begin.folder
     if prompt.name != record.prompt:
         raise RunError(
             record.id,
@@ -187,6 +191,14 @@ def check_resumed(row: RunRow, prompt: Prompt[Any], files: object) -> None:
             record.id,
             f"it works on the files in {folder!r}, and was given none",
             "Give them: filesystem=DirectoryFilesystem(...); on the command line, --files FOLDER.",
+        )
+    given = {tool.name for tool in tools}
+    missing = [name for name in begin.added if name not in given]
+    if missing:
+        raise RunError(
+            record.id,
+            f"it was begun with tools of its own, and was not given {', '.join(missing)}",
+            "Give them again: resume(..., tools=[...]).",
         )
 
 
