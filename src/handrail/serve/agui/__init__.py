@@ -1,0 +1,1 @@
+"""AG-UI: the events of a run as a client reads them, and what it sends as a run takes it."""
