@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agui_grammar import Checker, Wrong
+from agui_grammar import Checker
 from handrail import Adapter, Prompt, ScriptedModel, Session, Tool, ToolCall, ToolContext, ToolResult, tool
 from handrail.errors import ModelUnavailable, PromptEvaluationError, RunParked
-from handrail.events import ToolInvoked
 from handrail.journal import MemoryJournal
 from handrail.messages import AssistantMessage, Price, Traits, Usage
 from handrail.models.scripted import Reply
