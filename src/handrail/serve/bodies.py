@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import pydantic_core
@@ -29,7 +29,7 @@ class Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     question_id: str
     digest: str
-    outcome: str = "answered"
+    outcome: Literal["answered", "declined", "cancelled"] = "answered"
     value: Any = None
     reason: str = ""
 

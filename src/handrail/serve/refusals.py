@@ -24,6 +24,7 @@ from handrail.errors import (
     UndoRefused,
 )
 from handrail.schema import Problem
+from handrail.serve.metrics import Metrics
 
 STATUSES: Mapping[type[HandrailError], int] = {
     ThreadUnknown: 404,
@@ -38,9 +39,15 @@ _PLAIN = {404: ("NotFound", "there is nothing at this address"), 405: ("MethodRe
 _PART = re.compile(r'\[(\d+|"(?:[^"\\]|\\.)*")\]|([^.\[]+)')
 
 
-def handlers() -> dict[Any, Any]:
+def handlers(metrics: Metrics) -> dict[Any, Any]:
     """How each exception of a route is answered."""
-    return {HTTPException: of_framework, HandrailError: of_ours}
+
+    async def ours(request: Request, error: Exception) -> Response:
+        told = of_ours(error)
+        metrics.refuse(error.kind if isinstance(error, RequestRefused) else type(error).__name__)
+        return told
+
+    return {HTTPException: of_framework, HandrailError: ours}
 
 
 def body(kind: str, message: str, fields: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
@@ -65,7 +72,7 @@ async def of_framework(request: Request, error: Exception) -> Response:
     return JSONResponse(body(kind, message), error.status_code, error.headers)
 
 
-async def of_ours(request: Request, error: Exception) -> Response:
+def of_ours(error: Exception) -> Response:
     if isinstance(error, RequestRefused):
         return response(error)
     if isinstance(error, AnswerRefused) and error.problems:
