@@ -80,7 +80,19 @@ async def test_a_reader_that_sleeps_falls_out_and_holds_nothing() -> None:
 
 @pytest.mark.parametrize(
     "id",
-    ["", "-", "boot", "boot-", "boot--1", "boot-x", "boot-9", "other-1", "boot-1 ", "boot-٣", "boot-" + "9" * 400],
+    [
+        "",
+        "-",
+        "boot",
+        "boot-",
+        "boot--1",
+        "boot-x",
+        "boot-9",
+        "other-1",
+        "boot-1 ",
+        "boot-٣",
+        "boot-" + "9" * 400,
+    ],
 )
 def test_ids_of_another_feed_and_rubbish_name_no_place(id: str) -> None:
     feed = Feed("boot")
@@ -180,5 +192,3 @@ async def test_legs_end_where_their_run_finishes_or_fails() -> None:
         ]
     )
     assert [item.ends for item in feed.since(0)] == ["", "a", "*"]
-
-

@@ -229,7 +229,9 @@ def serve(
     from handrail.cli import serving
 
     if approve == "later":
-        raise typer.BadParameter("on the page everything is asked, now or later: use ask", param_hint="--approve")
+        raise typer.BadParameter(
+            "on the page everything is asked, now or later: use ask", param_hint="--approve"
+        )
     asked = serving.Asked(
         app=served,
         host=host,

@@ -93,7 +93,9 @@ def _app(asked: Asked) -> ServedApp:
     source, module = _source(asked)
     journal = options.journal(asked.journal, False)
     if journal is None:
-        raise UsageError("no journal can be made here, and threads live in one. Name a place: --journal FILE.")
+        raise UsageError(
+            "no journal can be made here, and threads live in one. Name a place: --journal FILE."
+        )
     renderers: Any = getattr(module, "renderers", None)
     return asgi(
         source,
@@ -159,10 +161,14 @@ def _token(asked: Asked) -> str | None:
 def _cannot_listen(asked: Asked, error: OSError) -> str:
     where = f"{asked.host}:{asked.port}"
     if error.errno == errno.EADDRINUSE:
-        return f"{where} is taken. Name another port: --port {asked.port + 1}, or --port 0 for any that is free."
+        return (
+            f"{where} is taken. Name another port: --port {asked.port + 1}, or --port 0 for any that is free."
+        )
     if error.errno in (errno.EACCES, errno.EPERM):
         return f"{where} may not be listened at. Name a port over 1023: --port 8600."
-    return f"{where} can't be listened at ({error.strerror or error}). Name another address: --host 127.0.0.1."
+    return (
+        f"{where} can't be listened at ({error.strerror or error}). Name another address: --host 127.0.0.1."
+    )
 
 
 def _check_installed() -> None:

@@ -66,7 +66,9 @@ def read_json(data: bytes) -> Any:
     no more than 64 levels.
     """
     try:
-        pydantic_core.from_json(data, allow_inf_nan=False)  # UTF-8, whole characters, and not too deep to read
+        pydantic_core.from_json(
+            data, allow_inf_nan=False
+        )  # UTF-8, whole characters, and not too deep to read
         value: Any = json.loads(
             data, object_pairs_hook=_object, parse_constant=_refuse, parse_float=_float, parse_int=_int
         )

@@ -236,7 +236,11 @@ class Guard:
             await made(scope, receive, answer.send)
             return
         await answer.send(
-            {"type": "http.response.start", "status": made.status_code, "headers": [*made.raw_headers, _CLOSE]}
+            {
+                "type": "http.response.start",
+                "status": made.status_code,
+                "headers": [*made.raw_headers, _CLOSE],
+            }
         )
         await answer.send({"type": "http.response.body", "body": bytes(made.body), "more_body": True})
         left = 4 * self._limits.body_bytes

@@ -19,7 +19,7 @@ from handrail.serve.limits import Limits, Rate
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-Authenticate = Callable[["Request"], "str | None | Awaitable[str | None]"]
+Authenticate = Callable[["Request"], "str | Awaitable[str | None] | None"]
 """Who a request is by: a principal, or None where it may not come in."""
 
 log = logging.getLogger("handrail.serve")
@@ -137,7 +137,9 @@ class Principals:
                 found,
                 _LONGEST_PRINCIPAL,
             )
-            raise RequestRefused(500, "ServerError", "the server could not tell who you are; its log says why")
+            raise RequestRefused(
+                500, "ServerError", "the server could not tell who you are; its log says why"
+            )
         return found
 
 

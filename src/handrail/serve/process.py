@@ -9,10 +9,13 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from handrail.errors import DefinitionError
 from handrail.serve.http import ServedApp, missing_extra
+
+if TYPE_CHECKING:
+    import uvicorn
 
 _BACKLOG = 2048
 _SPARE_FILES = 256
@@ -60,6 +63,14 @@ async def run(
 
     `ready` is told when requests are taken, and `stopping` how many runs are being parked.
     """
+    server = server_for(app, ready)
+    await app.threads.start()
+    with _signals(lambda: _stop(app, server, stopping)):
+        await server.serve([listening])
+
+
+def server_for(app: ServedApp, ready: Callable[[], None] = lambda: None) -> uvicorn.Server:
+    """uvicorn with the app's limits. It starts no threads and hears no signals: that is `run`'s."""
     try:
         import uvicorn
     except ImportError:
@@ -92,10 +103,7 @@ async def run(
         timeout_graceful_shutdown=_CLOSE_SECONDS,
         h11_max_incomplete_event_size=limits.header_bytes,
     )
-    server = Server(config)
-    await app.threads.start()
-    with _signals(lambda: _stop(app, server, stopping)):
-        await server.serve([listening])
+    return Server(config)
 
 
 async def _stop(app: ServedApp, server: Any, stopping: Callable[[int], None]) -> None:

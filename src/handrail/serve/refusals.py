@@ -35,7 +35,10 @@ STATUSES: Mapping[type[HandrailError], int] = {
     UndoRefused: 409,
     AnswerRefused: 409,
 }
-_PLAIN = {404: ("NotFound", "there is nothing at this address"), 405: ("MethodRefused", "not with this method")}
+_PLAIN = {
+    404: ("NotFound", "there is nothing at this address"),
+    405: ("MethodRefused", "not with this method"),
+}
 _PART = re.compile(r'\[(\d+|"(?:[^"\\]|\\.)*")\]|([^.\[]+)')
 
 

@@ -94,10 +94,10 @@ class _Wire(H11Protocol):
                 return
         if self.transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete:
+        if not self._answers:
             self._await_request(self.limits.header_seconds, again=False)
         super().data_received(data)
-        if self._over and self.cycle is not None:
+        if self._over and self._answers:
             self.cycle.keep_alive = False
 
     def handle_events(self) -> None:
@@ -108,9 +108,7 @@ class _Wire(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         self.metrics.refuse("BadRequest")
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and (
-            self.cycle is None or self.cycle.response_complete
-        ):
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self._answers:
             self._say(_BAD)
         else:  # in the middle of an answer: there is nothing more to be said
             self.transport.close()
@@ -120,6 +118,12 @@ class _Wire(H11Protocol):
         self._stalled = _cancelled(self._stalled)
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
+
+    @property
+    def _answers(self) -> bool:
+        """Is a request being answered?"""
+        cycle: Any = self.cycle
+        return cycle is not None and not cycle.response_complete
 
     # Readers.
 
