@@ -369,6 +369,11 @@ async def session_after(journal: Journal, row: RunRow, session: Session | None) 
     return session
 
 
+async def session_before(journal: Journal, row: RunRow, session: Session | None) -> Session:
+    """The session as the first of its runs found it."""
+    return _fresh(row.record, await journal.runs(session_id=row.record.session_id), session)
+
+
 def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone: Container[str]) -> None:
     """Let a session have what a run that is over left in it."""
     for unit in units:
