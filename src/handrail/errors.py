@@ -683,6 +683,17 @@ class ServeError(HandrailError):
         super().__init__(f"thread {thread!r}: {problem}. {mend}")
 
 
+class ThreadNameRefused(ServeError, ValueError):
+    """It can't be called that."""
+
+
+class ServerStopping(ServeError, RuntimeError):
+    """The server begins nothing any more."""
+
+    def __init__(self, thread: str) -> None:
+        super().__init__(thread, "the server is stopping", "Try again when it is back.")
+
+
 class ThreadUnknown(ServeError, LookupError):
     """There is no such conversation, or it is somebody else's."""
 
