@@ -63,7 +63,7 @@ async def order(context: ToolContext) -> str:
     return f"{wanted.seats} for {wanted.name}"
 
 
-HELD = asyncio.Event
+
 
 
 def play(request: ModelRequest) -> Scripted:
@@ -89,7 +89,7 @@ def play(request: ModelRequest) -> Scripted:
 def source(folder: Path | None = None, model: Any = None) -> PromptSource:
     files = None if folder is None else DirectoryFilesystem(folder)
     tools = [pay, look, order, *([write] if files is not None else [])]
-    prompt = Prompt("desk", "Help.", tools=tools, policies=[CapabilityPolicy(allow=["fs.write"])])
+    prompt = Prompt("desk", "Help.", tools=tools, policies=[CapabilityPolicy()])
     return PromptSource(prompt, Adapter(model or ScriptedModel(play), filesystem=files), description="A desk.")
 
 

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from handrail.errors import RequestRefused
 from handrail.question import Answer
+from handrail.records import RunRow
 from handrail.serve import bodies, seen
 from handrail.serve.agui.translate import Translator
 from handrail.serve.asked import before_of, checked_id, limit_of, thread_of
@@ -80,7 +81,7 @@ class Conversations:
                 found.append(
                     {
                         "id": id,
-                        "title": seen.title([row.first]),
+                        "title": seen.title([RunRow(record=row.first, status="done")]),
                         "status": seen.status([row.newest], thread),
                         "began_at": seen.iso(row.first.began_at),
                         "updated_at": seen.iso(row.changed_at),

@@ -20,7 +20,7 @@ from handrail.ids import NewId, random_id
 from handrail.serve.limits import Limits, Rate
 from handrail.serve.metrics import Metrics
 from handrail.serve.principals import Principals
-from handrail.serve.refusals import response
+from handrail.serve.refusals import INCIDENT, response
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -97,7 +97,7 @@ class Guard:
             await self._app(scope, receive, send)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[BEGAN] = self._clock.monotonic()
+        scope[BEGAN], scope[INCIDENT] = self._clock.monotonic(), self._new_id()[:8]
         answer = _Answer(scope, send, self._metrics, self._cors(scope))
         try:
             request = Request(scope)
@@ -111,10 +111,9 @@ class Guard:
             self._metrics.refuse(refused.kind)
             await self._refuse(refused, scope, receive, answer)
         except Exception:
-            incident = self._new_id()[:8]
-            log.exception("request %s %s failed (%s)", scope["method"], _route(scope), incident)
-            if not answer.began:
-                said = f"the server failed at this; its log says more, under {incident}"
+            log.exception("request %s %s failed (%s)", scope["method"], _route(scope), scope[INCIDENT])
+            if not answer.began:  # nothing of the app's was reached
+                said = f"the server failed at this; its log says more, under {scope[INCIDENT]}"
                 await response(RequestRefused(500, "ServerError", said))(scope, receive, answer.send)
         finally:
             self._metrics.request(_route(scope), _method(scope), answer.status)

@@ -19,12 +19,18 @@ from handrail.errors import (
     RequestRefused,
     RunBusy,
     RunUnknown,
+    ServerStopping,
+    SessionError,
     ThreadBusy,
+    ThreadNameRefused,
     ThreadUnknown,
     UndoRefused,
 )
 from handrail.schema import Problem
 from handrail.serve.metrics import Metrics
+
+INCIDENT = "handrail.incident"
+"""Where in a request's scope it stands what the log calls it, should it fail."""
 
 STATUSES: Mapping[type[HandrailError], int] = {
     ThreadUnknown: 404,
@@ -34,6 +40,9 @@ STATUSES: Mapping[type[HandrailError], int] = {
     RunBusy: 409,
     UndoRefused: 409,
     AnswerRefused: 409,
+    ThreadNameRefused: 422,
+    ServerStopping: 503,
+    SessionError: 404,
 }
 _PLAIN = {
     404: ("NotFound", "there is nothing at this address"),
@@ -50,7 +59,7 @@ def handlers(metrics: Metrics) -> dict[Any, Any]:
         metrics.refuse(error.kind if isinstance(error, RequestRefused) else type(error).__name__)
         return told
 
-    return {HTTPException: of_framework, HandrailError: ours}
+    return {HTTPException: of_framework, HandrailError: ours, Exception: of_defect}
 
 
 def body(kind: str, message: str, fields: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
@@ -73,6 +82,12 @@ async def of_framework(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind, message = _PLAIN.get(error.status_code, ("Refused", "the request can't be served like this"))
     return JSONResponse(body(kind, message), error.status_code, error.headers)
+
+
+async def of_defect(request: Request, error: Exception) -> Response:
+    """The log has the rest, under the same name: see `Guard`."""
+    told = f"the server failed at this; its log says more, under {request.scope[INCIDENT]}"
+    return JSONResponse(body("ServerError", told), 500)
 
 
 def of_ours(error: Exception) -> Response:
