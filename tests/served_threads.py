@@ -164,7 +164,11 @@ async def give(thread: Thread, question: Question, value: Any, **options: Any) -
 
 def by(question: Question, principal: str, value: Any, digest: str | None = None) -> Answer:
     return Answer(
-        question_id=question.id, digest=digest or question.digest, by=principal, outcome="answered", value=value
+        question_id=question.id,
+        digest=digest or question.digest,
+        by=principal,
+        outcome="answered",
+        value=value,
     )
 
 
@@ -179,4 +183,3 @@ def texts(messages: Sequence[Any]) -> list[str]:
         else:
             found.append(f"> {message.text}")
     return found
-

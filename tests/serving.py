@@ -59,11 +59,9 @@ async def look(context: ToolContext) -> str:
 @tool(effect="idempotent")
 async def order(context: ToolContext) -> str:
     """Ask what to order."""
+    assert context.wait_for is not None
     wanted = await context.wait_for("order", {"menu": ["soup"]}, Order)
     return f"{wanted.seats} for {wanted.name}"
-
-
-
 
 
 def play(request: ModelRequest) -> Scripted:
@@ -90,7 +88,9 @@ def source(folder: Path | None = None, model: Any = None) -> PromptSource:
     files = None if folder is None else DirectoryFilesystem(folder)
     tools = [pay, look, order, *([write] if files is not None else [])]
     prompt = Prompt("desk", "Help.", tools=tools, policies=[CapabilityPolicy()])
-    return PromptSource(prompt, Adapter(model or ScriptedModel(play), filesystem=files), description="A desk.")
+    return PromptSource(
+        prompt, Adapter(model or ScriptedModel(play), filesystem=files), description="A desk."
+    )
 
 
 @dataclass
@@ -175,6 +175,7 @@ class Client:
         self, thread: str, ready: Callable[[Any], bool], headers: dict[str, str] | None = None
     ) -> Any:
         """The thread's snapshot, once it is so."""
+        said = Said(0, {}, b"")
         for _ in range(400):
             said = await self.ask("GET", f"/threads/{thread}", headers=headers)
             if said.status == 200 and ready(said.json):
@@ -183,7 +184,9 @@ class Client:
         raise AssertionError(f"never: {said.body[:500]!r}")
 
     async def idle(self, thread: str, headers: dict[str, str] | None = None) -> Any:
-        return await self.until(thread, lambda seen: seen["status"] in ("idle", "failed", "cancelled"), headers)
+        return await self.until(
+            thread, lambda seen: seen["status"] in ("idle", "failed", "cancelled"), headers
+        )
 
     async def asked(self, thread: str, headers: dict[str, str] | None = None) -> Any:
         """The one question that is open."""
@@ -215,7 +218,9 @@ class Stream:
             left += chunk
             while b"\n\n" in left:
                 block, _, left = left.partition(b"\n\n")
-                fields = dict(line.split(b": ", 1) for line in block.split(b"\n") if not line.startswith(b":"))
+                fields = dict(
+                    line.split(b": ", 1) for line in block.split(b"\n") if not line.startswith(b":")
+                )
                 if b"data" in fields:
                     yield fields.get(b"id", b"").decode(), json.loads(fields[b"data"])
 

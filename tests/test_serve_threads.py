@@ -67,9 +67,7 @@ async def test_readers_that_stall_or_leave_change_nothing(tmp_path: Path) -> Non
 async def test_of_two_that_speak_at_once_one_is_heard(tmp_path: Path) -> None:
     async with served(tmp_path) as app:
         thread = app.thread()
-        both = await asyncio.gather(
-            thread.say(plan("one")), thread.say(plan("two")), return_exceptions=True
-        )
+        both = await asyncio.gather(thread.say(plan("one")), thread.say(plan("two")), return_exceptions=True)
         await over(thread)
         assert sorted(type(each).__name__ for each in both) == ["ThreadBusy", "str"]
         assert len(await thread.rows()) == 1
@@ -272,7 +270,11 @@ async def test_a_run_that_waits_leaves_memory_and_an_answer_brings_it_back(tmp_p
     async with served(tmp_path, park_after=0.0) as app:
         thread = app.thread()
         run_id = await thread.say(
-            plan([["note", {"text": "once"}]], [["write", {"path": "a.txt", "text": "a"}], ["choose", {}]], "ok")
+            plan(
+                [["note", {"text": "once"}]],
+                [["write", {"path": "a.txt", "text": "a"}], ["choose", {}]],
+                "ok",
+            )
         )
         await over(thread)
         assert (await app.journal.run(run_id)).status == "parked"

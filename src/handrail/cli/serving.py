@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import importlib.util
 import os
@@ -11,7 +12,7 @@ import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from handrail.cli import options
 from handrail.cli.codes import DONE
@@ -23,9 +24,11 @@ from handrail.environment.visible import on_one_line
 if TYPE_CHECKING:
     import socket
 
+    from handrail.records import Journal
     from handrail.serve.http import ServedApp
+    from handrail.serve.source import Loaded
 
-_MODULE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*(?::[^\W\d]\w*)?")
+_MODULE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*")
 _NEEDED = ("starlette", "uvicorn", "ag_ui")
 
 
@@ -50,15 +53,16 @@ def serve(asked: Asked) -> int:
     """Serve until told to stop; the exit code."""
     try:
         _check_installed()
-        from handrail.serve.process import listen
-
         with nothing_printed():
-            app = _app(asked)
-        try:
-            listening = listen(asked.host, asked.port, app)
-        except OSError as error:
-            raise UsageError(_cannot_listen(asked, error)) from None
-        asyncio.run(_serve(asked, app, listening))
+            loaded = _loaded(asked)
+        journal = options.journal(asked.journal, False)
+        if journal is None:
+            raise UsageError(
+                "no journal can be made here, and threads live in one. Name a place: --journal FILE."
+            )
+        with contextlib.closing(journal):
+            app = _app(asked, loaded, journal)
+            asyncio.run(_serve(asked, app, _listening(asked, app)))
     except Exception as error:
         complain(trouble(error).message)
         if debugging():
@@ -87,71 +91,65 @@ async def _serve(asked: Asked, app: ServedApp, listening: socket.socket) -> None
     await run(app, listening, ready=ready, stopping=stopping)
 
 
-def _app(asked: Asked) -> ServedApp:
+def _listening(asked: Asked, app: ServedApp) -> socket.socket:
+    from handrail.serve.process import listen
+
+    try:
+        return listen(asked.host, asked.port, app)
+    except OSError as error:
+        raise UsageError(_cannot_listen(asked, error)) from None
+
+
+def _app(asked: Asked, loaded: Loaded, journal: Journal) -> ServedApp:
     from handrail.serve.http import asgi
 
-    source, module = _source(asked)
-    journal = options.journal(asked.journal, False)
-    if journal is None:
-        raise UsageError(
-            "no journal can be made here, and threads live in one. Name a place: --journal FILE."
-        )
-    renderers: Any = getattr(module, "renderers", None)
     return asgi(
-        source,
+        loaded.source,
         journal=journal,
-        authenticate=getattr(module, "authenticate", None),
+        authenticate=loaded.authenticate,
         token=_token(asked),
-        renderers=None if renderers is None else _beside(module, Path(renderers)),
+        renderers=loaded.renderers,
         hosts=asked.hosts,
         origins=asked.origins,
     )
 
 
-def _source(asked: Asked) -> tuple[Any, Any]:
-    """What is served, and the module it is from where it is from one."""
-    from handrail.serve.source import WorkersSource, load
+def _loaded(asked: Asked) -> Loaded:
+    """What is served. Workers have the files beside them, as `run` and `chat` give them."""
+    from handrail.serve.source import load
 
-    named = asked.app
-    approvals = options.approvals(asked.approve)
-    module_file = named.partition(":")[0].endswith(".py")
-    if module_file or (not Path(named).exists() and _MODULE.fullmatch(named)):
-        if asked.files is not None:
-            raise UsageError("--files is for workers. Give the module's adapter a filesystem instead.")
-        if not module_file and not _can_be_found(named):
-            raise UsageError(
-                f"there is no {named}: no folder, no worker's file and no module. `handrail new demo` makes a "
-                "folder with workers."
-            )
-        source = load(named, model=options.model(asked.model), approvals=approvals)
-        return source, sys.modules[source.app.partition(":")[0]]
-    place = options.find_worker(named)
-    made = WorkersSource(
-        place.registry,
-        place.name,
+    path = Path(asked.app)
+    if not path.exists() and path.with_suffix(".md").is_file():
+        path = path.with_suffix(".md")  # folder/main, as `run` takes it too
+    is_worker = path.is_dir() or path.suffix == ".md"
+    if not is_worker and not path.suffix == ".py" and not _can_be_module(asked.app):
+        raise UsageError(
+            f"there is no {asked.app}: no folder, no worker's file and no module. Name one of these; "
+            "`handrail new demo` makes a folder with workers."
+        )
+    folder = path if path.is_dir() else path.parent
+    return load(
+        str(path) if is_worker else asked.app,
         model=options.model(asked.model),
-        files=options.filesystem(asked.files, place.folder),
-        approvals=approvals,
+        approvals=options.approvals(asked.approve),
+        files=options.filesystem(asked.files, folder) if is_worker or asked.files is not None else None,
     )
-    return made, None
 
 
-def _can_be_found(named: str) -> bool:
+def _can_be_module(named: str) -> bool:
+    """Is there a module of this name, here or installed? `file.py:prompt` is a file's."""
+    module = named.partition(":")[0]
+    if module.endswith(".py"):
+        return True
+    if not _MODULE.fullmatch(module):
+        return False
     sys.path.insert(0, str(Path.cwd()))
     try:
-        return importlib.util.find_spec(named.partition(":")[0]) is not None
+        return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
         return False
     finally:
         sys.path.pop(0)
-
-
-def _beside(module: Any, renderers: Path) -> Path:
-    """A path that the module names is from where the module is."""
-    found = Path(module.__file__).parent / renderers
-    if not found.is_file() or found.suffix not in (".js", ".mjs"):
-        raise UsageError(f"the app's renderers are to be in {found}, and no script is there.")
-    return found
 
 
 def _token(asked: Asked) -> str | None:

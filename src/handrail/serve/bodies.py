@@ -46,7 +46,7 @@ class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def read(data: bytes, kind: type[T]) -> T:
     """The body as what it is to be, or `RequestRefused` that says where it is not."""
-    value = read_json(data) if data or kind is not Nothing else {}
+    value: Any = read_json(data) if data or kind is not Nothing else {}
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -167,7 +167,7 @@ class Conversations:
         return run_id
 
     @contextmanager
-    def _place_for_run(self, principal: str) -> Iterator[None]:
+    def _place_for_run(self, principal: str) -> Generator[None]:
         at_work = [each for each in self._threads.running() if each.live is not None and each.live.leg]
         mine = sum(1 for each in at_work if each.principal == principal)
         self._beginning.take(principal, beside=mine, beside_total=len(at_work))

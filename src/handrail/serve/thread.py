@@ -342,7 +342,9 @@ class Thread:
             session = await runs.session(self._journal, self.session_id, principal=self.principal)
         except RunUnknown:
             session = Session(id=self.session_id, principal=self.principal)
-        undone = {entry.key for _, entry in await self._journal.marks(self.session_id) if entry.kind == "undone"}
+        undone = {
+            entry.key for _, entry in await self._journal.marks(self.session_id) if entry.kind == "undone"
+        }
         for unit in await self._journal.load(row.record.id):
             if unit.call_id not in undone:
                 for event in unit.events:

@@ -162,7 +162,9 @@ class Threads:
             return False
         calls = (await show(self.journal, row.record.id)).calls
         answered = (
-            call.status == "open" and call.questions and all(each.answer is not None for each in call.questions)
+            call.status == "open"
+            and call.questions
+            and all(each.answer is not None for each in call.questions)
             for call in calls
         )
         return not any(answered)
