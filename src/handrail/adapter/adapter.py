@@ -22,6 +22,14 @@ from handrail.adapter.durable import (
     prompt_of,
     session_after,
 )
+from handrail.adapter.given import (
+    check_files,
+    checked_model,
+    checked_workers,
+    forwarding,
+    given_to_evaluate,
+    given_to_resume,
+)
 from handrail.adapter.holding import held, taken
 from handrail.adapter.loop import run_until_done
 from handrail.adapter.output import Output
@@ -33,10 +41,9 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.context.verbs import PromptModel
 from handrail.deadline import Deadline
 from handrail.dispatch.frame import DEPTH_LIMIT, Frame
-from handrail.dispatch.opening import check_kinds, open_frame
+from handrail.dispatch.opening import open_frame
 from handrail.dispatch.parking import Parking
 from handrail.errors import DefinitionError, RunError
-from handrail.events import PromptExecuted, PromptRendered
 from handrail.guard.approval import ApprovalMode
 from handrail.ids import NewId, random_id
 from handrail.journal.runlog import RunLog
@@ -45,7 +52,6 @@ from handrail.messages import Message, Model, UserMessage
 from handrail.models import model_named
 from handrail.operation import Operation
 from handrail.prompt import Prompt, RenderedPrompt
-from handrail.prompt.section import walk
 from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, WorkerSource
 from handrail.records import OVER, Journal
 from handrail.resources.registry import Binding
@@ -87,7 +93,7 @@ class Adapter:
         clock: Clock = SYSTEM_CLOCK,
         new_id: NewId = random_id,
     ) -> None:
-        self.model = model_named(model) if isinstance(model, str) else _checked_model(model)
+        self.model = model_named(model) if isinstance(model, str) else checked_model(model)
         self._environment = environment
         self._approvals: ApprovalMode | ApprovalBroker | None = approvals
         self._approval_seconds = approval_seconds
@@ -105,7 +111,7 @@ class Adapter:
         self.opens_in_place = opens_in_place
         self._depth_limit = depth_limit
         self._lease = lease
-        self._workers = _checked_workers(workers)
+        self._workers = checked_workers(workers)
         self._clock = clock
         self._new_id = new_id
 
@@ -119,6 +125,12 @@ class Adapter:
         made = copy.copy(self)
         made._workers = workers
         made.model = model or self.model
+        return made
+
+    def with_journal(self, journal: Journal) -> Adapter:
+        """The same adapter, recording its runs there."""
+        made = copy.copy(self)
+        made._journal = journal
         return made
 
     def evaluate(
@@ -149,7 +161,7 @@ class Adapter:
         the same session, the conversation goes on. What is given here goes before what the adapter has.
         A failing tool never ends a run; what does is raised as `PromptEvaluationError`.
         """
-        given = _given(locals())
+        given = given_to_evaluate(locals())
         return Operation(lambda: self._evaluate(prompt, given), f"evaluate({prompt.name!r})")
 
     def stream(
@@ -179,11 +191,14 @@ class Adapter:
         `.response` is the operation that ends in the response. A stream that is left early, or whose
         response is cancelled, cancels the run.
         """
-        given = _given(locals())
+        given = given_to_evaluate(locals())
         given["session"] = session = session or Session(new_id=self._new_id)
         given["run_id"] = run_id or self._new_id()
         return RunStream(
-            lambda: self._evaluate(prompt, given, streaming=True), session, given["run_id"], prompt.name
+            lambda: self._evaluate(prompt, given, streaming=True),
+            session.dispatcher,
+            given["run_id"],
+            prompt.name,
         )
 
     def resume(
@@ -206,15 +221,34 @@ class Adapter:
         out where the run was begun with `app="module:name"`. `session` is an empty one under the old
         id, for slices that have rules of their own.
         """
-        given = {
-            "session": session,
-            "bus": bus,
-            "filesystem": filesystem,
-            "resources": resources,
-            "environment": environment,
-            "approvals": approvals,
-        }
+        given = given_to_resume(locals())
         return Operation(lambda: self._resume(run_id, prompt, given), f"resume({run_id!r})")
+
+    def resume_stream(
+        self,
+        run_id: str,
+        prompt: Prompt[OutputT] | None = None,
+        /,
+        *,
+        session: Session | None = None,
+        bus: EventBus | None = None,
+        filesystem: Filesystem | None = None,
+        resources: Iterable[Binding[Any]] = (),
+        environment: Environment | None = None,
+        approvals: ApprovalMode | ApprovalBroker | None = None,
+    ) -> RunStream[OutputT]:
+        """The same as a stream of events, from where the record ends.
+
+        Whoever listens to a resumed run, in whatever way, hears nothing of what is recorded: messages,
+        answers of the model, calls and nested runs that are over. They are kept in the session. What was
+        under way is entered again and says so again, under the same ids: `ToolStarted`, `QuestionAsked`,
+        `ApprovalRequested`, and `PromptRendered` when a run comes past its record.
+        """
+        given = given_to_resume(locals())
+        heard = given["heard"] = Dispatcher()
+        return RunStream(
+            lambda: self._resume(run_id, prompt, given, streaming=True), heard, run_id, f"resume {run_id}"
+        )
 
     async def _evaluate(
         self, prompt: Prompt[OutputT], given: dict[str, Any], streaming: bool = False
@@ -234,7 +268,7 @@ class Adapter:
             return await self._go(prompt, given, streaming, log)
 
     async def _resume(
-        self, run_id: str, prompt: Prompt[Any] | None, given: dict[str, Any]
+        self, run_id: str, prompt: Prompt[Any] | None, given: dict[str, Any], streaming: bool = False
     ) -> PromptResponse[Any]:
         journal = self._journal
         if journal is None:
@@ -267,7 +301,7 @@ class Adapter:
                 "run_id": run_id,
                 "app": row.record.app,
             }
-            return await self._go(prompt, given, False, resumed.log, resumed)
+            return await self._go(prompt, given, streaming, resumed.log, resumed)
 
     async def _go(
         self,
@@ -281,9 +315,9 @@ class Adapter:
         session: Session = given["session"]
         settings = self._settings(given["temperature"], given["max_tokens"], streaming)
         frame = self._frame(prompt, given, settings, log)
-        _check_files(prompt, frame)
+        check_files(prompt, frame)
         conversation = root_conversation(session)
-        forward = _forwarding(session, given["bus"])
+        forward = forwarding(session, given["bus"], given.get("heard"))
         run_id = frame.run_context.run_id
         try:
             with conversation, nullcontext() if self._workers is None else self._workers.enter(frame):
@@ -348,7 +382,10 @@ class Adapter:
                     f"{type(environment).__name__} parks runs, and that needs a journal. "
                     "Give the adapter one: journal=SqliteJournal('runs.db')."
                 )
-            frame.parking = Parking(frame)
+            frame.parking = Parking(frame, getattr(environment, "rests", None))
+            begins: Any = getattr(environment, "begins", None)
+            if begins is not None:
+                begins(frame.parking)
         return frame
 
     def _settings(
@@ -385,7 +422,6 @@ class Adapter:
         system: str | None = None,
     ) -> Outcome:
         """One run, root or nested, from its rendered prompt to its end."""
-        run_id = frame.run_context.run_id
         if rendered.output_schema is not None:
             output = Output(rendered.output_schema)
         run: Run
@@ -409,10 +445,8 @@ class Adapter:
             if path not in run.rendered.opened and any(each.path == path for each in closed):
                 run.open([path])
         frame.task = asyncio.current_task()
-        if frame.told.get(PromptRendered, True):
-            names = tuple(tool.name for tool in rendered.tools)
-            frame.publish(PromptRendered(prompt.name, rendered.text, names, frame.run_context))
-        conversation.add(UserMessage(NO_MESSAGE if message is None else message), run_id)
+        run.begin()
+        run.say(UserMessage(NO_MESSAGE if message is None else message))
         ended = "cancelled"
         try:
             outcome = await run_until_done(run)
@@ -424,54 +458,5 @@ class Adapter:
         finally:
             frame.task = None
             frame.cancellation.close()
-            spending = frame.spending
-            frame.session.record(
-                PromptExecuted(prompt.name, ended, spending.usage, spending.cost, frame.run_context)
-            )
-
-
-def _given(arguments: dict[str, Any]) -> dict[str, Any]:
-    """What an evaluation was given, checked where it can be before it begins."""
-    del arguments["self"]
-    prompt, params, message = arguments.pop("prompt"), arguments["params"], arguments["message"]
-    if not isinstance(prompt, Prompt):
-        raise DefinitionError(
-            f"evaluate takes a Prompt, not a {type(prompt).__name__}. "
-            'Write `evaluate(Prompt("guide", "Answer briefly."), "the message")`.'
-        )
-    if isinstance(params, str):
-        one_message(params, message)
-    check_kinds(session=(arguments["session"], Session, "a Session"))
-    return arguments
-
-
-def _check_files(prompt: Prompt[Any], frame: Frame) -> None:
-    """Sections whose tools work on files want a run that has some."""
-    wanting = [type(section).__name__ for _, section in walk(prompt.sections) if section.needs_files]
-    if wanting and frame.filesystem is None and not frame.resources.binds(Filesystem):
-        raise DefinitionError(
-            f"prompt {prompt.name!r} has {wanting[0]}, and the run has no files. Give it some: "
-            "evaluate(..., filesystem=DirectoryFilesystem('folder'))."
-        )
-
-
-def _checked_model(model: Any) -> Model:
-    if isinstance(model, type) or not all(hasattr(model, member) for member in ("name", "traits", "stream")):
-        raise DefinitionError(
-            f"{model!r} is not a model. Give one, such as OpenAIModel('gpt-5') or ScriptedModel([...]), "
-            "or a name like 'openai:gpt-5'."
-        )
-    return model
-
-
-def _checked_workers(workers: Any) -> WorkerSource | None:
-    if workers is None or callable(getattr(workers, "enter", None)):
-        return workers
-    raise DefinitionError(f"workers is a {type(workers).__name__}. Give WorkerRegistry(folder).")
-
-
-def _forwarding(session: Session, bus: EventBus | None) -> Callable[[], None]:
-    """While this lasts, whoever listens on `bus` hears of the run as well."""
-    if bus is None or bus is session.dispatcher:
-        return lambda: None
-    return session.dispatcher.subscribe(object, bus.publish)
+            if not frame.parked:
+                run.end(ended)

@@ -238,16 +238,14 @@ async def carry_out(
     outcome = RunOutcome(stop_reason="cancelled")
     try:
         async with leased(journal, frame):
-            ended = await work
+            ended = await _unless_parked(journal, frame, task, work)
         status = "done"
         outcome = RunOutcome(text=ended.text, output=to_json(ended.output), stop_reason=ended.stop_reason)
         return ended
+    except RunParked:
+        status = "parked"
+        raise
     except asyncio.CancelledError:
-        if frame.parking is not None and frame.parking.parked:
-            while task.cancelling() > cancels:
-                task.uncancel()
-            status = "parked"
-            raise RunParked(run_id, await journal.questions(run_id)) from None
         if frame.log is not None and frame.log.closed:
             while task.cancelling() > cancels:
                 task.uncancel()
@@ -280,6 +278,26 @@ async def carry_out(
                     await note_deadline(journal, run_id, frame.deadline, frame.clock, paused=True)
                 encoded = b"" if status == "parked" else msgspec.msgpack.encode(outcome)
                 await asyncio.shield(asyncio.ensure_future(journal.leave(run_id, status, encoded)))
+
+
+async def _unless_parked(
+    journal: Journal, frame: Frame, task: asyncio.Task[Any], work: Coroutine[Any, Any, Outcome]
+) -> Outcome:
+    """What comes of the work. However it ends once the run is parked, it has not ended: `RunParked`."""
+    cancels = task.cancelling()
+    try:
+        ended = await work
+        if not frame.parked:
+            return ended
+    except RunBusy:
+        raise
+    except (Exception, asyncio.CancelledError):
+        if not frame.parked:
+            raise
+    while task.cancelling() > cancels:
+        task.uncancel()
+    run_id = frame.run_context.run_id
+    raise RunParked(run_id, await journal.questions(run_id))
 
 
 # --- going on ------------------------------------------------------------------------------------------
@@ -349,6 +367,11 @@ async def session_after(journal: Journal, row: RunRow, session: Session | None) 
         if each.record.id == record.id:
             break
     return session
+
+
+async def session_before(journal: Journal, row: RunRow, session: Session | None) -> Session:
+    """The session as the first of its runs found it."""
+    return _fresh(row.record, await journal.runs(session_id=row.record.session_id), session)
 
 
 def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone: Container[str]) -> None:

@@ -353,6 +353,26 @@ class WorkerRegistry:
         runner, _ = self._prepared(worker, given, attachments, model, adapter, journal, limits)
         return runner.resume(run_id, worker.prompt, **options)
 
+    def resume_stream(
+        self,
+        name: str,
+        run_id: str,
+        *,
+        journal: Journal,
+        attachments: Sequence[Attachment | Path | str] = (),
+        model: Model | str | None = None,
+        adapter: Adapter | None = None,
+        models: Mapping[str, Model | str] | None = None,
+        message_callback: MessageCallback | None = None,
+        **options: Unpack[ResumeOptions],
+    ) -> RunStream[Any]:
+        """The same as a stream of events, from where the record ends."""
+        worker = self[name]
+        given = Given(name, models or {}, message_callback)
+        limits: EvaluateOptions = {"filesystem": options.get("filesystem")}
+        runner, _ = self._prepared(worker, given, attachments, model, adapter, journal, limits)
+        return runner.resume_stream(run_id, worker.prompt, **options)
+
     def _prepared(
         self,
         worker: Worker,

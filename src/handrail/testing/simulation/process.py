@@ -12,16 +12,17 @@ from typing import Any
 
 import msgspec
 
+from handrail.adapter.conversation import Conversation
 from handrail.adapter.durable import decode_outcome
 from handrail.dispatch.gate import Gate
 from handrail.errors import AnswerRefused, RunParked, RunUnknown
-from handrail.events import MessageAdded, ToolInvoked
+from handrail.events import ToolInvoked
 from handrail.journal.sqlite import SqliteJournal
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.records import Check
 from handrail.resources.directory import DirectoryFilesystem
-from handrail.session import Dispatcher, Session
+from handrail.session import Session
 from handrail.session.saving import encode_item
 from handrail.testing.simulation.points import Points, SimulatedLoop
 from handrail.testing.simulation.scenario import RUN, Play, Scenario, Stage
@@ -63,6 +64,7 @@ async def _live(scenario: Scenario, folder: Path, world: World, points: Points, 
     stage = Stage(world, files, folder / REST, journal, clock, world.process)
     play = scenario.play(stage)
     _watch_handlers(world)
+    _watch_conversations(journal)
     await files.recover(journal)
     world.happened("began", files=snapshot(folder / FILES), **recorded(folder / JOURNAL))
     points.arm()
@@ -103,18 +105,16 @@ async def _until_over(journal: SimulatedJournal, play: Play, person: Environment
     """Begin the run or go on with it, answer what it waits for, and again, until it is over."""
     adapter, prompt = play.adapter, play.prompt
     for attempt in range(_PARKS):
-        bus = _listening(journal.world, attempt)
+        journal.attempt = attempt
         try:
             row = await journal.run(RUN)
         except RunUnknown:
             session = _session(play) or Session(id="session")
-            going = adapter.evaluate(
-                prompt, play.params, session=session, run_id=RUN, bus=bus, environment=person
-            )
+            going = adapter.evaluate(prompt, play.params, session=session, run_id=RUN, environment=person)
         else:
             if row.status == "parked":
                 await _answer(journal, play, await journal.questions(RUN))
-            going = adapter.resume(RUN, prompt, session=_session(play), bus=bus, environment=person)
+            going = adapter.resume(RUN, prompt, session=_session(play), environment=person)
         try:
             return await going
         except RunParked as parked:
@@ -139,16 +139,19 @@ def _noting_commits(world: World, files: Path) -> Callable[[sqlite3.Connection],
     return note
 
 
-def _listening(world: World, attempt: int) -> Dispatcher:
-    """Notes what is said in every conversation as it is said, also what a crash cuts off."""
-    bus = Dispatcher()
+def _watch_conversations(journal: SimulatedJournal) -> None:
+    """Note what is said in every conversation as it is said, also again, and what a crash cuts off."""
+    name = "add"
+    add = getattr(Conversation, name)
 
-    def hear(fact: MessageAdded) -> None:
-        message = msgspec.to_builtins(fact.message)
-        world.happened("said", attempt=attempt, conversation=fact.conversation, message=message)
+    def watched(conversation: Any, *said: Any, **options: Any) -> None:
+        add(conversation, *said, **options)
+        message = msgspec.to_builtins(conversation.messages[-1])
+        journal.world.happened(
+            "said", attempt=journal.attempt, conversation=conversation.key, message=message
+        )
 
-    bus.subscribe(MessageAdded, hear)
-    return bus
+    setattr(Conversation, name, watched)
 
 
 def _session(play: Play) -> Session | None:
@@ -188,6 +191,8 @@ class SimulatedJournal(SqliteJournal):
 
     def __init__(self, world: World, path: Path, clock: VirtualClock, points: Points) -> None:
         self.world = world
+        self.attempt = 0
+        """How often this process has gone through the run before."""
         super().__init__(
             path, clock=clock, new_id=lambda: "journal", watch=None, inline=True, moments=points.transaction
         )

@@ -1,0 +1,82 @@
+"""`BrowserEnvironment`: people who look at a thread now, later, or in a week."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from handrail.dispatch.parking import Parking, wait_for_later
+from handrail.errors import QuestionCancelled
+from handrail.question import Answer, Question
+from handrail.tools import RunMode
+
+
+class BrowserEnvironment:
+    """Whoever has the thread open. A question is shown at once, and answered through the journal.
+
+    While somebody may answer soon the run stays in memory. After `park_after` seconds in which
+    everything in it waits, it is parked: the journal has it, and an answer goes on with it. With None it
+    is parked only when the server stops.
+    """
+
+    run_mode: RunMode = "user"
+    parks = True
+    """Tells the run that it may be parked."""
+
+    def __init__(
+        self,
+        *,
+        asked: Callable[[Question], None],
+        rested: Callable[[], None],
+        park_after: float | None,
+    ) -> None:
+        self._asked = asked
+        self._rested = rested
+        self._park_after = park_after
+        self._timer: asyncio.TimerHandle | None = None
+        self._leaving = False
+        self._at_rest = False
+        self.stays = False
+        """Is it kept in memory while it rests, because an answer is about to be given?"""
+        self.parking: Parking | None = None
+        """The run's way to be parked, once it has begun."""
+
+    async def ask(self, question: Question, /) -> Answer:
+        """Show the question. Its answer comes through the journal."""
+        self.go_on()
+        self._asked(question)
+        await wait_for_later()
+        raise QuestionCancelled(question.name)
+
+    def begins(self, parking: Parking) -> None:
+        """The run has begun, and can be parked by this."""
+        self.parking = parking
+
+    def rests(self, parking: Parking) -> None:
+        """Everything in the run waits for an answer."""
+        self.go_on()
+        self._at_rest = True
+        self._rested()
+        if self._leaving:
+            _leave(parking)
+        elif self._park_after is not None and not self.stays:
+            self._timer = asyncio.get_running_loop().call_later(self._park_after, parking.park)
+
+    def go_on(self) -> None:
+        """Somebody answered, or the run is over: it is not parked for waiting."""
+        self._at_rest = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def leave(self) -> None:
+        """Nobody can answer here any more: the run is parked as soon as it rests, also if it does already."""
+        self._leaving = True
+        if self._at_rest and self.parking is not None:
+            _leave(self.parking)
+
+
+def _leave(parking: Parking) -> None:
+    """Park a run at rest. One that can't be entered again is cut: waiting longer would not change that."""
+    if not parking.park():
+        parking.park(by_force=True)
