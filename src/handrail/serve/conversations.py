@@ -1,0 +1,215 @@
+"""What the addresses do by which people talk: threads, messages, answers, and the streams of both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from handrail.errors import RequestRefused
+from handrail.question import Answer
+from handrail.records import RunRow
+from handrail.serve import bodies, seen
+from handrail.serve.agui.translate import Translator
+from handrail.serve.asked import before_of, checked_id, limit_of, thread_of
+from handrail.serve.feed import Event
+from handrail.serve.guarding import PRINCIPAL
+from handrail.serve.limits import Limits, Places
+from handrail.serve.metrics import Metrics
+from handrail.serve.streams import EventStream, Streams, lines, only
+from handrail.serve.thread import Thread, answer_to
+from handrail.serve.threads import Threads
+
+
+class Conversations:
+    """Threads, as people and their clients use them."""
+
+    def __init__(self, threads: Threads, streams: Streams, metrics: Metrics, limits: Limits) -> None:
+        self._threads = threads
+        self._journal = threads.journal
+        self._streams = streams
+        self._metrics = metrics
+        self._limits = limits
+        self._beginning = Places(
+            limits.runs_per_principal,
+            "TooManyRuns",
+            "as many runs are at work as there may be. Wait for one, or cancel it.",
+            limits.runs,
+        )
+
+    # AG-UI.
+
+    async def agent(self, request: Request) -> Any:
+        """One leg of a run, as AG-UI asks for it. Placeholder of the skeleton: plain messages and resume."""
+        principal = request.scope[PRINCIPAL]
+        body = bodies.read_json(await request.body())
+        if not isinstance(body, dict):
+            raise RequestRefused(422, "BodyUnfit", "the body is no RunAgentInput")
+        asked: dict[str, Any] = body  # pyright: ignore[reportUnknownVariableType]  # plain JSON
+        thread = self._threads.thread(principal, checked_id(asked.get("threadId")))
+        leg = checked_id(asked.get("runId"))
+        place = self._streams.take(principal)
+        try:
+            number = thread.feed.last
+            if asked.get("resume"):
+                await thread.answer(await _resumed(thread, principal, asked["resume"]), leg=leg)
+            else:
+                await self._begin(thread, _newest(asked.get("messages")), leg=leg)
+            chunks = lines(thread.feed, number, leg=leg, nested="protocolVersion" in asked)
+            return EventStream(self._streams, place, chunks)
+        except BaseException:
+            place.give_back()
+            raise
+
+    # Threads.
+
+    async def threads(self, request: Request) -> Response:
+        principal = request.scope[PRINCIPAL]
+        before = before_of(request)
+        rows = await self._journal.sessions(
+            principal, limit=limit_of(request), before=None if before is None else (before, "")
+        )
+        found: list[dict[str, Any]] = []
+        for row in rows:
+            owner, slash, id = row.session_id.rpartition("/")
+            if slash and owner == principal:
+                thread = self._threads.thread(principal, id)
+                found.append(
+                    {
+                        "id": id,
+                        "title": seen.title([RunRow(record=row.first, status="done")]),
+                        "status": seen.status([row.newest], thread),
+                        "began_at": seen.iso(row.first.began_at),
+                        "updated_at": seen.iso(row.changed_at),
+                        "questions": row.questions,
+                        "runs": row.runs,
+                    }
+                )
+        return JSONResponse({"threads": found})
+
+    async def thread(self, request: Request) -> Response:
+        return JSONResponse(await seen.thread(self._journal, thread_of(self._threads, request)))
+
+    async def forget(self, request: Request) -> Response:
+        await thread_of(self._threads, request).forget()
+        return JSONResponse({})
+
+    async def events(self, request: Request) -> Any:
+        """A thread's events after a place; without one that is kept, a snapshot first."""
+        thread = thread_of(self._threads, request)
+        query = request.query_params
+        nested = query.get("v") != "0"
+        place = self._streams.take(request.scope[PRINCIPAL])
+        try:
+            number = thread.feed.number_of(request.headers.get("last-event-id") or query.get("after", ""))
+            before: list[Event] = []
+            leg = thread.live.leg if thread.live is not None else ""
+            if number is None:
+                await thread.check_known()
+                said = seen.messages(await thread.messages())
+                waits = await thread.questions()
+                leg = thread.live.leg if thread.live is not None else ""
+                number = thread.feed.last  # nothing happens between this and what is told of the run
+                before = _caught_up(thread, said, leg, waits)
+            follow = query.get("follow", "") not in ("", "0")
+            if follow:
+                chunks = lines(thread.feed, number, before=before, nested=nested)
+            elif not leg and number >= thread.feed.last:
+                chunks = only(before, nested=nested)
+            else:
+                chunks = lines(thread.feed, number, before=before, leg=leg, nested=nested)
+            return EventStream(self._streams, place, chunks)
+        except BaseException:
+            place.give_back()
+            raise
+
+    async def say(self, request: Request) -> Response:
+        thread = thread_of(self._threads, request)
+        said = bodies.read(await request.body(), bodies.Said)
+        return JSONResponse({"run_id": await self._begin(thread, said.text)}, 202)
+
+    async def answer(self, request: Request) -> Response:
+        thread = thread_of(self._threads, request)
+        given = bodies.read(await request.body(), bodies.Given)
+        answer = Answer(
+            question_id=given.question_id,
+            digest=given.digest,
+            by=thread.principal,
+            outcome=given.outcome,
+            value=given.value,
+            reason=given.reason[: self._limits.message_chars],
+        )
+        await thread.answer([answer])
+        return JSONResponse({})
+
+    async def cancel(self, request: Request) -> Response:
+        thread = thread_of(self._threads, request)
+        bodies.read(await request.body(), bodies.Nothing)
+        await thread.check_known()
+        await thread.cancel()
+        return JSONResponse({}, 202)
+
+    # Beginning runs.
+
+    async def _begin(self, thread: Thread, text: str, **more: Any) -> str:
+        most = self._limits.message_chars
+        if len(text) > most:
+            raise RequestRefused(413, "MessageTooLong", f"a message has at most {most} characters")
+        if not text.strip():
+            raise RequestRefused(422, "MessageEmpty", "say something", fields=[("/text", "some text")])
+        with self._place_for_run(thread.principal):
+            run_id = await asyncio.shield(thread.say(text, **more))  # begun whole, also if the client goes
+        self._metrics.runs_begun += 1
+        return run_id
+
+    @contextmanager
+    def _place_for_run(self, principal: str) -> Generator[None]:
+        at_work = [each for each in self._threads.running() if each.live is not None and each.live.leg]
+        mine = sum(1 for each in at_work if each.principal == principal)
+        self._beginning.take(principal, beside=mine, beside_total=len(at_work))
+        try:
+            yield
+        finally:
+            self._beginning.give_back(principal)
+
+
+def _newest(messages: Any) -> str:
+    try:
+        text: Any = messages[-1]["content"]
+    except (LookupError, TypeError):
+        text = None
+    if not isinstance(text, str):
+        raise RequestRefused(422, "BodyUnfit", "the last message is no text of a user")
+    return text
+
+
+async def _resumed(thread: Thread, principal: str, resume: Any) -> list[Answer]:
+    waits = {f"{each.id}#{each.digest[:16]}": each for each in await thread.questions()}
+    try:
+        return [
+            answer_to(
+                waits[each["interruptId"]],
+                principal,
+                "answered" if each["status"] == "resolved" else "cancelled",
+                each.get("payload"),
+            )
+            for each in resume
+        ]
+    except (LookupError, TypeError, AttributeError):
+        raise RequestRefused(422, "BodyUnfit", "`resume` answers an interrupt that is not open") from None
+
+
+def _caught_up(thread: Thread, said: Any, leg: str, waits: Any) -> list[Event]:
+    shown = Translator(thread.id, thread.live.run_id if thread.live is not None else "")
+    before = shown.begin_leg(leg or "snapshot")
+    before.append(Event({"type": "MESSAGES_SNAPSHOT", "messages": said}))
+    state = thread.state()
+    if state is not None:
+        before.append(Event({"type": "STATE_SNAPSHOT", "snapshot": state}))
+    if leg and thread.live is not None:
+        return [*before, *thread.live.open()]
+    return [*before, *(shown.interrupt(waits) if waits else shown.finish())]
