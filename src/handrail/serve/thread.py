@@ -212,7 +212,7 @@ class Thread:
         """Keep nothing of it any more. `ThreadBusy` while a run of it goes."""
         async with self._lock:
             rows = await self.rows()
-            if await self._settled() is not None or any(self._is_elsewhere(row) for row in rows):
+            if await self._settled() is not None or any(self._is_had(row) for row in rows):
                 raise ThreadBusy(self.id)
             if not rows:
                 raise ThreadUnknown(self.id)
@@ -342,7 +342,10 @@ class Thread:
         return found
 
     def _is_elsewhere(self, row: RunRow) -> bool:
-        """Does another process have this run, and live?"""
+        """Does another process have this run, and live? One of another app is never gone on with here."""
+        return not self._source.owns(row.record) or self._is_had(row)
+
+    def _is_had(self, row: RunRow) -> bool:
         now = self._setup.clock.now().timestamp()
         return not is_free(row.owner, row.leased_until, now, getattr(self._journal, "owner", ""))
 
