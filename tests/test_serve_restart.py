@@ -268,9 +268,9 @@ async def test_an_answer_from_elsewhere_brings_a_parked_run_back(tmp_path: Path)
         await app.threads.look()
         assert thread.live is None, "there is nothing to do yet"
         first, second = await thread.questions()
+        answering = ["runs", "answer", run_id, first.id, "--value", '{"n": 8}']
         done = subprocess.run(
-            [*HANDRAIL, "runs", "answer", run_id, first.id, "--value", '{"n": 8}']
-            + ["--journal", str(tmp_path / "runs.db")],
+            [*HANDRAIL, *answering, "--journal", str(tmp_path / "runs.db")],
             capture_output=True,
             text=True,
             timeout=30,

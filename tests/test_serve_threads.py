@@ -20,7 +20,6 @@ from handrail.errors import (
 from handrail.serve.thread import answer_to
 from served_threads import Held, by, events, give, kinds, over, plan, served, settle, texts
 
-
 # --- a run goes on whoever looks ------------------------------------------------------------------
 
 
@@ -169,7 +168,7 @@ async def test_the_same_answer_again_is_harmless_and_another_is_refused(tmp_path
         await settle(thread)
         place = thread.feed.last
         assert await give(thread, first, {"n": 1}) == ""
-        with pytest.raises(AnswerRefused, match="over|already"):
+        with pytest.raises(AnswerRefused, match=r"over|already"):
             await give(thread, first, {"n": 2})
         assert thread.feed.last == place, "nothing goes on for an answer that was there"
         [second] = await thread.questions()
@@ -429,7 +428,7 @@ async def test_undo_is_refused_while_a_run_goes(tmp_path: Path) -> None:
         await thread.say(plan([["write", {"path": "a.txt", "text": "new"}]], [["hold", {}]]))
         await held.has_begun.wait()
         [unit] = await app.journal.load_session(thread.session_id)
-        with pytest.raises(RunBusy, match="this server.*Wait until"):
+        with pytest.raises(RunBusy, match=r"this server.*Wait until"):
             await thread.undo(unit.call_id)
         held.may_end.set()
         await over(thread)
@@ -468,12 +467,14 @@ async def test_an_approval_is_revoked_while_the_run_goes(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("principal", "id"),
-    [("", "t"), ("ada", ""), ("ada", "a/b"), ("ada", "../t"), ("ada", "a\nb"), ("ada", "x" * 129)]
-    + [("a\nb", "t"), ("\ud800", "t"), ("x" * 257, "t"), ("a\0", "t")],
+    [
+        *((("ada", id)) for id in ("", "a/b", "../t", "a\nb", "x" * 129)),
+        *((principal, "t") for principal in ("", "a\nb", "\ud800", "x" * 257, "a\0")),
+    ],
 )
 async def test_names_that_are_none_are_refused(tmp_path: Path, principal: str, id: str) -> None:
     async with served(tmp_path) as app:
-        with pytest.raises(ThreadNameRefused, match="Give|Let"):
+        with pytest.raises(ThreadNameRefused, match=r"Give|Let"):
             app.threads.thread(principal, id)
 
 
@@ -523,14 +524,11 @@ async def test_a_thread_is_forgotten_when_nothing_goes(tmp_path: Path) -> None:
 
 async def test_idle_threads_are_dropped_and_those_that_are_read_are_found(tmp_path: Path) -> None:
     async with served(tmp_path, most_kept=3) as app:
-        first = app.thread("t0")
-        feed = first.feed
+        feed = app.thread("t0").feed
         for number in range(10):
-            thread = app.thread(f"t{number}")
-            await thread.say(plan(f"answer {number}"))
-            await over(thread)
+            await app.thread(f"t{number}").say(plan(f"answer {number}"))
+            await over(app.thread(f"t{number}"))
         assert app.threads.kept() <= 3
-        del first, thread
         reader = asyncio.ensure_future(feed.after(feed.last))
         await app.thread("t0").say(plan("news"))
         assert await asyncio.wait_for(reader, 5), "whoever reads hears what is said later"

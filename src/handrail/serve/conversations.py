@@ -110,7 +110,7 @@ class Conversations:
             leg = thread.live.leg if thread.live is not None else ""
             if number is None:
                 await thread.check_known()
-                said = seen.messages(await thread.messages())
+                said = seen.messages(await thread.said())
                 waits = await thread.questions()
                 leg = thread.live.leg if thread.live is not None else ""
                 number = thread.feed.last  # nothing happens between this and what is told of the run

@@ -222,7 +222,7 @@ async def _run(journal: Journal, row: RunRow, said: Sequence[Said]) -> _RunShown
     found = cache.get(key)
     if found is None:
         tree = await show(journal, row.record.id)
-        ids = _ids_by_place(row.record.id, said) if row.status not in OVER else {}
+        ids = _ids_by_place(row.record.id, () if row.status in OVER else said)
         for each in tree.calls:
             each.id = each.id or ids.get(
                 each.place, ""
