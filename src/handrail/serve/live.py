@@ -7,10 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from handrail.adapter.conversation import ROOT
-from handrail.context.facts import RunContext
 from handrail.errors import HandrailError, JournalError, PromptEvaluationError, RunParked
-from handrail.events import ApprovalDecided, MessageAdded, PromptRendered, QuestionAnswered, ToolInvoked
+from handrail.events import ApprovalDecided, PromptRendered, QuestionAnswered, ToolInvoked
 from handrail.messages import Message
 from handrail.question import Question
 from handrail.records import CommitUnit
@@ -91,13 +89,10 @@ class LiveRun:
 
     # What its thread does with it.
 
-    def recall(self, prompt: str, said: Sequence[Message]) -> None:
+    def recall(self, said: Sequence[Message]) -> None:
         """Let it be known what a run that is resumed here has said: nobody says it again."""
         self._is_resumed = True
-        context = RunContext(self.run_id, "", self.session.id, 1, "", "", "")
-        self._translator.take(PromptRendered(prompt, "", (), context))
-        for message in said:
-            self._translator.take(MessageAdded(ROOT, message, self.run_id))
+        self._translator.recall(self.run_id, said)
 
     async def start(self, stream: RunStream[Any], leg: str, over: Callable[[LiveRun], None]) -> None:
         """Carry it out. It is recorded when this returns; what kept it from that is raised.
