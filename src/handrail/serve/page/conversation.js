@@ -11,10 +11,10 @@ const LONGEST = 15_000; // The longest pause between two tries.
  * `connection`: "none", "live" or "reconnecting". `changed()` is called at most once a frame.
  */
 export class Conversation {
-  constructor(id, { changed, signedOut, told }) {
+  constructor(id, { unsaid, changed, signedOut, told }) {
     this.id = id;
     this.view = blank(id);
-    this.phase = "loading";
+    this.phase = unsaid ? "new" : "loading"; // An id made here is known to nobody: there is nothing to ask for.
     this.connection = "none";
     this.problem = null;
     this.changed = changed;
@@ -75,6 +75,10 @@ export class Conversation {
             // We were away for longer than the server remembers: it has more to tell than this event holds.
             return void this.open();
           }
+          if (this.isForeign(event)) {
+            // Somebody else said something here; what they said is in the snapshot.
+            return void this.open();
+          }
           this.take(id, event);
         }
       } catch (error) {
@@ -86,6 +90,14 @@ export class Conversation {
       this.connected("reconnecting");
       await pause(Math.min(LONGEST, 300 * 2 ** tries++) * (0.5 + Math.random()), stop.signal);
     }
+  }
+
+  /** Does a run begin that nobody began from here? */
+  isForeign(event) {
+    if (event.type !== "RUN_STARTED" || this.queue.length) return false;
+    const run = event.metadata?.handrail?.run_id;
+    const last = this.view.messages[this.view.entries[""].at(-1)?.id];
+    return Boolean(run) && !this.view.runs.some((each) => each.id === run) && !last?.local;
   }
 
   connected(connection) {
@@ -115,13 +127,20 @@ export class Conversation {
 
   /** Say something; the thread is made where it is new. */
   async say(text) {
-    await this.guarded(server.say(this.id, text));
-    if (this.phase === "ready" && this.connection === "live") {
-      this.view = { ...withSaid(this.view, `said-${Date.now()}`, text), status: "running" };
+    const before = this.view;
+    if (this.phase === "ready") {
+      // Shown at once: the first events may be here before the server's word that it took it.
+      this.view = { ...withSaid(before, `said-${Date.now()}`, text), status: "running" };
       this.changed();
-    } else {
-      await this.open();
     }
+    try {
+      await this.guarded(server.say(this.id, text));
+    } catch (error) {
+      this.view = before;
+      this.changed();
+      throw error;
+    }
+    if (this.phase !== "ready") await this.open();
   }
 
   answer(question, given) {
