@@ -116,8 +116,10 @@ test("when a run is over nothing in it goes on", () => {
 
 test("what is said here is shown once, also after the server's word of it", () => {
   const said = store.withSaid(store.blank("t"), "said-1", "hello");
-  const view = played([RUN, { type: "TEXT_MESSAGE_START", messageId: "u1", role: "user" }, { type: "TEXT_MESSAGE_CONTENT", messageId: "u1", delta: "hello" }], said);
+  const told = { type: "CUSTOM", name: "handrail.message", value: { id: "u1", role: "user", content: "hello" } };
+  const view = played([RUN, told], said);
   assert.deepEqual(view.entries[""], [{ kind: "user", id: "u1" }]);
+  assert.deepEqual(played([RUN, told]).messages.u1, { text: "hello", open: false });
 });
 
 test("a snapshot gives the view that its events would have given", () => {

@@ -66,17 +66,15 @@ export class Conversation {
     let tries = 0;
     while (!stop.signal.aborted) {
       const known = this.view.lastEventId;
+      let heard = 0;
       try {
         for await (const { id, event } of watched(this.id, known, stop.signal)) {
           tries = 0;
           this.connected("live");
           if (!event) continue;
-          if (event.type === "MESSAGES_SNAPSHOT" && known) {
+          heard += 1;
+          if (event.type === "MESSAGES_SNAPSHOT" && known && heard <= 2) {
             // We were away for longer than the server remembers: it has more to tell than this event holds.
-            return void this.open();
-          }
-          if (this.isForeign(event)) {
-            // Somebody else said something here; what they said is in the snapshot.
             return void this.open();
           }
           this.take(id, event);
@@ -90,14 +88,6 @@ export class Conversation {
       this.connected("reconnecting");
       await pause(Math.min(LONGEST, 300 * 2 ** tries++) * (0.5 + Math.random()), stop.signal);
     }
-  }
-
-  /** Does a run begin that nobody began from here? */
-  isForeign(event) {
-    if (event.type !== "RUN_STARTED" || this.queue.length) return false;
-    const run = event.metadata?.handrail?.run_id;
-    const last = this.view.messages[this.view.entries[""].at(-1)?.id];
-    return Boolean(run) && !this.view.runs.some((each) => each.id === run) && !last?.local;
   }
 
   connected(connection) {

@@ -4,7 +4,7 @@ import { Approval } from "./approval.js";
 import { Values } from "./arguments.js";
 import { Icon } from "./icons.js";
 import { Markdown } from "./markdown.js";
-import { isRegistered, rendererFor } from "./renderers.js";
+import { QuestionForm, rendererFor } from "./renderers.js";
 import { html, useRef, useState } from "./vendor/standalone.js";
 
 // What was typed and not sent yet, by question: it outlives the component, so that answering one leaves the others alone.
@@ -75,7 +75,7 @@ function Asked({ question, give, busy, draft, fields }) {
   const plain = payload && typeof payload === "object" && !Array.isArray(payload) ? payload : payload ? { given: payload } : {};
   return html`<div class="asked">
     <div class="asking"><${Icon} name="waiting" /><${Markdown} text=${question.message || question.name} /></div>
-    ${!isRegistered(question.name) && html`<${Values} value=${plain} />`}
+    ${Renderer === QuestionForm && html`<${Values} value=${plain} />`}
     <${Renderer}
       question=${question}
       submit=${(value) => give({ outcome: "answered", value })}
