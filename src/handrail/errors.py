@@ -650,3 +650,34 @@ class VisibilityExpansionRequired(HandrailError):
     def __init__(self, sections: Sequence[str]) -> None:
         super().__init__(f"show in full and evaluate again: {', '.join(sections)}")
         self.sections = tuple(sections)
+
+
+class ServeError(HandrailError):
+    """Something a server refuses; `thread` is the conversation it is about."""
+
+    def __init__(self, thread: str, problem: str, mend: str) -> None:
+        self.thread = thread
+        super().__init__(f"thread {thread!r}: {problem}. {mend}")
+
+
+class ThreadUnknown(ServeError, LookupError):
+    """There is no such conversation, or it is somebody else's."""
+
+    def __init__(self, thread: str) -> None:
+        super().__init__(thread, "there is none of yours with this id", "Say something in it to begin one.")
+
+
+class ThreadBusy(ServeError, RuntimeError):
+    """A run of it is under way."""
+
+    def __init__(self, thread: str) -> None:
+        super().__init__(thread, "a run of it is under way", "Wait until it is over, or cancel it.")
+
+
+class QuestionsOpen(ServeError, RuntimeError):
+    """It waits for answers."""
+
+    def __init__(self, thread: str, count: int) -> None:
+        self.count = count
+        waits = "a question waits for an answer" if count == 1 else f"{count} questions wait for answers"
+        super().__init__(thread, waits, "Answer, or cancel the run, before you say something new.")

@@ -121,6 +121,12 @@ class Adapter:
         made.model = model or self.model
         return made
 
+    def with_journal(self, journal: Journal) -> Adapter:
+        """The same adapter, recording its runs there."""
+        made = copy.copy(self)
+        made._journal = journal
+        return made
+
     def evaluate(
         self,
         prompt: Prompt[OutputT],

@@ -1,0 +1,35 @@
+"""A served app: AG-UI over SSE for any client, and a page of our own with it.
+
+    from handrail.serve import PromptSource, asgi
+    app = asgi(PromptSource(prompt, adapter), journal=SqliteJournal("runs.db"))
+
+`handrail serve APP` does this for a module, a worker's file or a folder. Needs `pip install 'handrail[serve]'`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from handrail.serve.http import asgi
+    from handrail.serve.source import PromptSource, Source, WorkersSource, load
+    from handrail.serve.threads import Threads
+
+__all__ = ["PromptSource", "Source", "Threads", "WorkersSource", "asgi", "load"]
+
+_HOMES = {
+    "PromptSource": "source",
+    "Source": "source",
+    "Threads": "threads",
+    "WorkersSource": "source",
+    "asgi": "http",
+    "load": "source",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -1,0 +1,112 @@
+// A question that waits for a person, in the place where it was asked. Each is answered by itself.
+
+import { Approval } from "./approval.js";
+import { Values } from "./arguments.js";
+import { SchemaForm } from "./form.js";
+import { Icon } from "./icons.js";
+import { Markdown } from "./markdown.js";
+import { Reason } from "./reason.js";
+import { rendererFor } from "./renderers.js";
+import { html, useErrorBoundary, useRef, useState } from "./vendor/standalone.js";
+
+// What was typed and not sent yet, by question: it outlives the component, so that answering one leaves the others alone.
+const drafts = new Map();
+
+/** Bring the next open question into view and give it the keyboard. */
+export function toQuestion() {
+  const all = [...document.querySelectorAll("[data-question]")];
+  const place = all.findIndex((each) => each.contains(document.activeElement));
+  const next = all[(place + 1) % all.length];
+  next?.scrollIntoView({ block: "center" });
+  next?.focus({ preventScroll: true });
+}
+
+export function Question({ question, conversation }) {
+  const [busy, setBusy] = useState(false);
+  const [problem, setProblem] = useState(null);
+  const group = useRef(null);
+  const keys = useRef(null); // The body's own keys; they are heard wherever in the question the keyboard is.
+  const give = async (given) => {
+    setBusy(true);
+    setProblem(null);
+    try {
+      await conversation.answer(question, given);
+      drafts.delete(question.id);
+      // The card goes; whoever answered by keyboard goes on at the next question, else where they write.
+      const others = [...document.querySelectorAll("[data-question]")].filter((each) => each !== group.current);
+      if (group.current?.contains(document.activeElement)) (others[0] ?? document.getElementById("composer"))?.focus();
+    } catch (error) {
+      setProblem(error);
+      setBusy(false);
+    }
+  };
+  const draft = {
+    value: drafts.get(question.id),
+    keep: (value) => drafts.set(question.id, value),
+  };
+  const Body = question.kind === "approval" ? Approval : Asked;
+  const label = question.kind === "approval" ? `Approval of ${question.payload?.tool ?? question.name}` : `Question: ${question.message || question.name}`;
+  return html`<section
+    class=${`question ${question.kind}${busy ? " busy" : ""}`}
+    role="group"
+    aria-label=${label}
+    aria-busy=${busy ? "true" : undefined}
+    tabindex="-1"
+    data-question=${question.id}
+    ref=${group}
+    onKeyDown=${(event) => keys.current?.(event)}
+  >
+    <p class="unseen" role="alert">${label}</p>
+    ${question.asked_by?.length > 1 && html`<p class="asked-by soft">asked by ${question.asked_by.join(" › ")}</p>`}
+    <${Expiry} at=${question.expires_at} />
+    <${Body} question=${question} give=${give} busy=${busy} draft=${draft} fields=${problem?.fields ?? []} keys=${keys} />
+    ${problem && html`<p class="problem" role="alert">${problem.message}</p>`}
+  </section>`;
+}
+
+function Expiry({ at }) {
+  if (!at) return null;
+  const when = new Date(at);
+  return html`<p class="soft expiry">open until <time datetime=${at}>${when.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" })}</time></p>`;
+}
+
+function Asked({ question, give, busy, draft, fields }) {
+  const [declining, setDeclining] = useState(false);
+  const submit = (value) => give({ outcome: "answered", value });
+  const decline = (reason) => give({ outcome: "declined", ...(reason ? { reason } : {}) });
+  const payload = question.payload;
+  return html`<div class="asked">
+    <div class="asking"><${Icon} name="waiting" /><${Markdown} text=${question.message || question.name} /></div>
+    ${payload && typeof payload === "object" && !Array.isArray(payload) && Object.keys(payload).length > 0 && !rendererFor(question.name) && html`<${Values} value=${payload} />`}
+    <${Rendered} question=${question} submit=${submit} decline=${decline} errors=${fields} draft=${draft} busy=${busy} onDecline=${() => setDeclining(true)} />
+    ${declining && html`<${Reason} label="Why not? (may stay empty)" action="Decline" give=${decline} back=${() => setDeclining(false)} busy=${busy} />`}
+  </div>`;
+}
+
+/** The app's own renderer for this kind of question; where there is none, or it fails, the form. */
+function Rendered({ question, submit, decline, errors, draft, busy, onDecline }) {
+  const [failed] = useErrorBoundary((error) => console.error(`the renderer of ${question.name} failed:`, error));
+  const Renderer = rendererFor(question.name);
+  if (Renderer && !failed) {
+    return html`<${Renderer} question=${question} submit=${submit} decline=${decline} errors=${errors} draft=${draft.value} onDraft=${draft.keep} />`;
+  }
+  return html`
+    ${failed && html`<p class="soft">The view made for this question failed, so here is a plain form.</p>`}
+    <${SchemaForm}
+      schema=${question.schema ?? {}}
+      value=${draft.value}
+      errors=${errors}
+      onSubmit=${submit}
+      onChange=${draft.keep}
+      submitLabel=${busy ? "Sending…" : "Answer"}
+      secondary=${html`<button type="button" class="quiet" onClick=${onDecline}>Decline</button>`}
+    />
+  `;
+}
+
+const OUTCOMES = { answered: "Answered", approved: "Allowed", denied: "Denied", declined: "Declined", cancelled: "Withdrawn", expired: "Expired unanswered" };
+
+/** A question that is over: one line, with who answered it. */
+export function Closed({ closed }) {
+  return html`<p class="closed soft">${OUTCOMES[closed.outcome] ?? closed.outcome}${closed.by ? ` by ${closed.by}` : ""}: ${closed.question.message || closed.question.name}</p>`;
+}

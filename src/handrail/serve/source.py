@@ -1,0 +1,273 @@
+"""`Source`: what is served. A prompt with its adapter, or a worker of a folder."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from handrail.adapter import Adapter
+from handrail.errors import DefinitionError
+from handrail.prompt import Prompt
+
+if TYPE_CHECKING:
+    from handrail.adapter.stream import RunStream
+    from handrail.messages import Message, Model
+    from handrail.protocols import Environment
+    from handrail.records import Journal
+    from handrail.session import Session
+    from handrail.tools import Tool
+
+
+class Source(Protocol):
+    """What threads talk with."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def description(self) -> str: ...
+    @property
+    def model(self) -> str:
+        """The name of the model that answers."""
+        ...
+
+    @property
+    def files(self) -> Any:
+        """The files its runs change; None where there are none."""
+        ...
+
+    @property
+    def shown(self) -> Sequence[type]:
+        """The slices that clients see as their state."""
+        ...
+
+    def begin(
+        self,
+        message: str,
+        *,
+        run_id: str,
+        session: Session,
+        environment: Environment,
+        journal: Journal,
+        history: Iterable[Message] = (),
+        tools: Sequence[Tool[Any, Any]] = (),
+    ) -> RunStream[Any]:
+        """Begin a run with what somebody said."""
+        ...
+
+    def resume(
+        self,
+        run_id: str,
+        *,
+        session: Session,
+        environment: Environment,
+        journal: Journal,
+        tools: Sequence[Tool[Any, Any]] = (),
+    ) -> RunStream[Any]:
+        """Go on with a recorded run."""
+        ...
+
+
+class PromptSource:
+    """A prompt and the adapter that runs it. What is said in a thread is the run's message."""
+
+    def __init__(
+        self,
+        prompt: Prompt[Any],
+        adapter: Adapter,
+        *,
+        shown: Sequence[type] = (),
+        approvals: Any = None,
+        app: str = "",
+        description: str = "",
+    ) -> None:
+        if prompt.params_type is not None:
+            raise DefinitionError(
+                f"the prompt {prompt.name!r} wants params of type {prompt.params_type.__name__}, and a thread "
+                "gives messages only. Serve a prompt whose sections take no params."
+            )
+        self._prompt = prompt
+        self._adapter = adapter
+        self._approvals = approvals
+        self.app = app
+        self.name = prompt.name
+        self.description = description
+        self.model = adapter.model.name
+        self.files: Any = adapter.filesystem
+        self.shown = tuple(shown)
+
+    def begin(
+        self,
+        message: str,
+        *,
+        run_id: str,
+        session: Session,
+        environment: Environment,
+        journal: Journal,
+        history: Iterable[Message] = (),
+        tools: Sequence[Tool[Any, Any]] = (),
+    ) -> RunStream[Any]:
+        return self._adapter.with_journal(journal).stream(
+            self._prompt,
+            message,
+            run_id=run_id,
+            session=session,
+            environment=environment,
+            history=history,
+            approvals=self._approvals,
+            app=self.app,
+            **({"tools": tools} if tools else {}),
+        )
+
+    def resume(
+        self,
+        run_id: str,
+        *,
+        session: Session,
+        environment: Environment,
+        journal: Journal,
+        tools: Sequence[Tool[Any, Any]] = (),
+    ) -> RunStream[Any]:
+        return self._adapter.with_journal(journal).resume_stream(
+            run_id,
+            self._prompt,
+            session=session,
+            environment=environment,
+            approvals=self._approvals,
+            **({"tools": tools} if tools else {}),
+        )
+
+
+class WorkersSource:
+    """A worker of a folder, with those it may call."""
+
+    shown: Sequence[type] = ()
+
+    def __init__(
+        self,
+        registry: Any,
+        name: str,
+        *,
+        model: Model | None = None,
+        files: Any = None,
+        approvals: Any = None,
+    ) -> None:
+        worker = registry[name]
+        self._registry = registry
+        self._given = model
+        self._approvals = approvals
+        self.name = name
+        self.description: str = worker.description or ""
+        chosen: Any = model or worker.model or ""
+        self.model = str(getattr(chosen, "name", chosen))
+        self.files = files
+
+    def begin(
+        self,
+        message: str,
+        *,
+        run_id: str,
+        session: Session,
+        environment: Environment,
+        journal: Journal,
+        history: Iterable[Message] = (),
+        tools: Sequence[Tool[Any, Any]] = (),
+    ) -> RunStream[Any]:
+        return self._registry.stream(
+            self.name,
+            message,
+            models=self._models(),
+            run_id=run_id,
+            session=session,
+            environment=environment,
+            journal=journal,
+            history=history,
+            approvals=self._approvals,
+            filesystem=self.files,
+            **({"tools": tools} if tools else {}),
+        )
+
+    def resume(
+        self,
+        run_id: str,
+        *,
+        session: Session,
+        environment: Environment,
+        journal: Journal,
+        tools: Sequence[Tool[Any, Any]] = (),
+    ) -> RunStream[Any]:
+        return self._registry.resume_stream(
+            self.name,
+            run_id,
+            models=self._models(),
+            session=session,
+            environment=environment,
+            journal=journal,
+            approvals=self._approvals,
+            filesystem=self.files,
+            **({"tools": tools} if tools else {}),
+        )
+
+    def _models(self) -> dict[str, Any]:
+        return {} if self._given is None else dict.fromkeys(self._registry.names, self._given)
+
+
+class Loaded(Protocol):
+    """What an app's module may give beside its source."""
+
+    source: Source
+    authenticate: Callable[..., Any] | None
+    renderers: Path | None
+
+
+def load_module(named: str) -> ModuleType:
+    """A module by its name or its file."""
+    if named.endswith(".py"):
+        path = Path(named).resolve()
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if spec is None or spec.loader is None or not path.is_file():
+            raise DefinitionError(f"there is no module in {named!r}. Name a file, or a module as pkg.mod.")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        sys.path.insert(0, str(path.parent))
+        spec.loader.exec_module(module)
+        return module
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(named)
+    except ModuleNotFoundError as error:
+        if error.name != named and not named.startswith(f"{error.name}."):
+            raise
+        raise DefinitionError(f"there is no module {named!r}. Name a file, or a module as pkg.mod.") from None
+
+
+def load(app: str, *, model: Model | None = None, approvals: Any = None) -> PromptSource:
+    """The source of a module, `pkg.mod`, `pkg.mod:prompt` or `file.py`: its `prompt` and its `adapter`."""
+    named, _, attribute = app.partition(":")
+    module = load_module(named)
+    attribute = attribute or "prompt"
+    prompt: Any = getattr(module, attribute, None)
+    if not isinstance(prompt, Prompt):
+        raise DefinitionError(
+            f"{named} has no Prompt called {attribute!r}. Name the one to serve: {named}:NAME."
+        )
+    adapter: Any = getattr(module, "adapter", None)
+    if model is not None:
+        adapter = Adapter(model) if adapter is None else adapter.with_model(model)
+    if not isinstance(adapter, Adapter):
+        raise DefinitionError(
+            f"nothing says which model runs {app}. Give the module an `adapter = Adapter(...)`, or name a "
+            "model: --model provider:name."
+        )
+    return PromptSource(
+        prompt,
+        adapter,
+        shown=getattr(module, "state", ()),
+        approvals=approvals,
+        app=f"{module.__name__}:{attribute}",
+        description=(module.__doc__ or "").strip().partition("\n")[0],
+    )
