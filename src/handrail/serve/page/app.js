@@ -6,6 +6,7 @@ import { Conversation } from "./conversation.js";
 import { FilesPane, TimelinePane } from "./panes.js";
 import { Header, Tabs } from "./header.js";
 import { useMedia } from "./hooks.js";
+import { loadRenderers } from "./renderers.js";
 import { toQuestion } from "./question.js";
 import { address, takeToken, useRoute } from "./route.js";
 import * as server from "./server.js";
@@ -22,10 +23,7 @@ export function App() {
     try {
       if (token) await server.login(token);
       const about = await server.about();
-      if (about.renderers) {
-        // The app's own renderers. One that does not load costs its looks only: the form takes its place.
-        await import(new URL(about.renderers, location.href)).catch((error) => console.error("renderers:", error));
-      }
+      if (about.renderers) await loadRenderers(new URL(about.renderers, location.href).href);
       setEntry({ phase: "ready", about });
     } catch (error) {
       if (error.status === 401) setEntry({ phase: "signin", refused: Boolean(token), problem: error.message });
@@ -46,7 +44,7 @@ function Frame({ about, signedOut }) {
   const [menu, setMenu] = useState(false);
   const [remembered, setRemembered] = useState(false);
   const list = useThreads(signedOut);
-  const conversation = useConversation(route.id, signedOut, (event) => {
+  const conversation = useConversation(route, signedOut, (event) => {
     if (LISTED.has(event.type) || event.name?.startsWith("handrail.question")) list.reload();
   });
   const { view } = conversation;
@@ -105,7 +103,7 @@ function skip(event) {
 }
 
 /** The thread with this id, open as long as it is shown. */
-function useConversation(id, signedOut, told) {
+function useConversation({ id, unsaid }, signedOut, told) {
   const [, draw] = useReducer((number) => number + 1, 0);
   const latest = useRef(null);
   latest.current = { signedOut, told };
@@ -113,12 +111,13 @@ function useConversation(id, signedOut, told) {
   if (held.current?.id !== id) {
     held.current?.close();
     held.current = new Conversation(id, {
+      unsaid,
       changed: () => draw(0),
       signedOut: () => latest.current.signedOut(),
       told: (event) => latest.current.told(event),
     });
   }
-  useEffect(() => void held.current.open(), [id]);
+  useEffect(() => void (unsaid || held.current.open()), [id]);
   useEffect(() => () => held.current.close(), []);
   return held.current;
 }

@@ -11,10 +11,10 @@ const LONGEST = 15_000; // The longest pause between two tries.
  * `connection`: "none", "live" or "reconnecting". `changed()` is called at most once a frame.
  */
 export class Conversation {
-  constructor(id, { changed, signedOut, told }) {
+  constructor(id, { unsaid, changed, signedOut, told }) {
     this.id = id;
     this.view = blank(id);
-    this.phase = "loading";
+    this.phase = unsaid ? "new" : "loading"; // An id made here is known to nobody: there is nothing to ask for.
     this.connection = "none";
     this.problem = null;
     this.changed = changed;
@@ -66,12 +66,14 @@ export class Conversation {
     let tries = 0;
     while (!stop.signal.aborted) {
       const known = this.view.lastEventId;
+      let heard = 0;
       try {
         for await (const { id, event } of watched(this.id, known, stop.signal)) {
           tries = 0;
           this.connected("live");
           if (!event) continue;
-          if (event.type === "MESSAGES_SNAPSHOT" && known) {
+          heard += 1;
+          if (event.type === "MESSAGES_SNAPSHOT" && known && heard <= 2) {
             // We were away for longer than the server remembers: it has more to tell than this event holds.
             return void this.open();
           }
@@ -115,13 +117,20 @@ export class Conversation {
 
   /** Say something; the thread is made where it is new. */
   async say(text) {
-    await this.guarded(server.say(this.id, text));
-    if (this.phase === "ready" && this.connection === "live") {
-      this.view = { ...withSaid(this.view, `said-${Date.now()}`, text), status: "running" };
+    const before = this.view;
+    if (this.phase === "ready") {
+      // Shown at once: the first events may be here before the server's word that it took it.
+      this.view = { ...withSaid(before, `said-${Date.now()}`, text), status: "running" };
       this.changed();
-    } else {
-      await this.open();
     }
+    try {
+      await this.guarded(server.say(this.id, text));
+    } catch (error) {
+      this.view = before;
+      this.changed();
+      throw error;
+    }
+    if (this.phase !== "ready") await this.open();
   }
 
   answer(question, given) {

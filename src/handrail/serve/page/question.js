@@ -2,12 +2,10 @@
 
 import { Approval } from "./approval.js";
 import { Values } from "./arguments.js";
-import { SchemaForm } from "./form.js";
 import { Icon } from "./icons.js";
 import { Markdown } from "./markdown.js";
-import { Reason } from "./reason.js";
-import { rendererFor } from "./renderers.js";
-import { html, useErrorBoundary, useRef, useState } from "./vendor/standalone.js";
+import { QuestionForm, rendererFor } from "./renderers.js";
+import { html, useRef, useState } from "./vendor/standalone.js";
 
 // What was typed and not sent yet, by question: it outlives the component, so that answering one leaves the others alone.
 const drafts = new Map();
@@ -70,38 +68,24 @@ function Expiry({ at }) {
   return html`<p class="soft expiry">open until <time datetime=${at}>${when.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" })}</time></p>`;
 }
 
+/** Something only a person can say: by the app's own renderer for this kind of question, else in a form. */
 function Asked({ question, give, busy, draft, fields }) {
-  const [declining, setDeclining] = useState(false);
-  const submit = (value) => give({ outcome: "answered", value });
-  const decline = (reason) => give({ outcome: "declined", ...(reason ? { reason } : {}) });
+  const Renderer = rendererFor(question.name);
   const payload = question.payload;
+  const plain = payload && typeof payload === "object" && !Array.isArray(payload) ? payload : payload ? { given: payload } : {};
   return html`<div class="asked">
     <div class="asking"><${Icon} name="waiting" /><${Markdown} text=${question.message || question.name} /></div>
-    ${payload && typeof payload === "object" && !Array.isArray(payload) && Object.keys(payload).length > 0 && !rendererFor(question.name) && html`<${Values} value=${payload} />`}
-    <${Rendered} question=${question} submit=${submit} decline=${decline} errors=${fields} draft=${draft} busy=${busy} onDecline=${() => setDeclining(true)} />
-    ${declining && html`<${Reason} label="Why not? (may stay empty)" action="Decline" give=${decline} back=${() => setDeclining(false)} busy=${busy} />`}
-  </div>`;
-}
-
-/** The app's own renderer for this kind of question; where there is none, or it fails, the form. */
-function Rendered({ question, submit, decline, errors, draft, busy, onDecline }) {
-  const [failed] = useErrorBoundary((error) => console.error(`the renderer of ${question.name} failed:`, error));
-  const Renderer = rendererFor(question.name);
-  if (Renderer && !failed) {
-    return html`<${Renderer} question=${question} submit=${submit} decline=${decline} errors=${errors} draft=${draft.value} onDraft=${draft.keep} />`;
-  }
-  return html`
-    ${failed && html`<p class="soft">The view made for this question failed, so here is a plain form.</p>`}
-    <${SchemaForm}
-      schema=${question.schema ?? {}}
-      value=${draft.value}
-      errors=${errors}
-      onSubmit=${submit}
-      onChange=${draft.keep}
-      submitLabel=${busy ? "Sending…" : "Answer"}
-      secondary=${html`<button type="button" class="quiet" onClick=${onDecline}>Decline</button>`}
+    ${Renderer === QuestionForm && html`<${Values} value=${plain} />`}
+    <${Renderer}
+      question=${question}
+      submit=${(value) => give({ outcome: "answered", value })}
+      decline=${(reason) => give({ outcome: "declined", ...(reason ? { reason } : {}) })}
+      errors=${fields}
+      draft=${draft.value}
+      onDraft=${draft.keep}
+      busy=${busy}
     />
-  `;
+  </div>`;
 }
 
 const OUTCOMES = { answered: "Answered", approved: "Allowed", denied: "Denied", declined: "Declined", cancelled: "Withdrawn", expired: "Expired unanswered" };

@@ -154,6 +154,9 @@ const CUSTOM = {
     const next = withFacts(view, id, facts);
     return isOver(facts.status) ? { ...next, changes: next.changes + 1 } : next;
   },
+  // What a person said, for the windows it was not said in.
+  "handrail.message": (view, { id, role, content }) =>
+    role === "user" ? withMessage(view, "", id, "user", { text: textOf(content), open: false }) : view,
   "handrail.question": (view, question) => withQuestion(view, question),
   "handrail.question.closed": (view, { question_id: id, outcome, by }) => {
     const { [id]: question, ...questions } = view.questions;
