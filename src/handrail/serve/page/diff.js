@@ -146,6 +146,7 @@ function Lines({ file, mode, most }) {
     return html`<div class="diff-scroll" tabindex="0" role="region" aria-label=${`Lines of ${file.path}`}>
       <table class=${`diff-lines is-${mode}`}>
         <caption class="unseen">${file.path}: ${counted(file.added, "line")} added, ${file.removed} removed</caption>
+        ${mode === "split" && html`<colgroup>${["number", "sign", "text", "number", "sign", "text"].map((name) => html`<col class=${`col-${name}`} />`)}</colgroup>`}
         <tbody>${body}</tbody>
       </table>
     </div>`;

@@ -71,7 +71,7 @@ function unfolded(spans, folded) {
 }
 
 export const SIGNS = {
-  ok: "✓", error: "✕", denied: "⊘", cancelled: "–", "timed out": "⧗", invalid: "!", conflict: "≠", waiting: "?", running: "…",
+  ok: "✓", error: "✕", denied: "⊘", cancelled: "–", "timed out": "◔", invalid: "!", conflict: "≠", waiting: "?", running: "…",
 };
 
 function Tree({ visible, at, folded, start, go, fold, point }) {

@@ -98,8 +98,12 @@ function Optional() {
 
 export function Errors({ id, errors }) {
   return html`<div id=${`${id}-error`} class="field-errors">
-    ${[...new Set(errors)].map((message) => html`<p class="field-error"><span aria-hidden="true">▲ </span>${message}</p>`)}
+    ${[...new Set(errors)].map((message) => html`<p class="field-error"><span aria-hidden="true">▲ </span>${sentence(message)}</p>`)}
   </div>`;
+}
+
+function sentence(words) {
+  return words.charAt(0).toUpperCase() + words.slice(1);
 }
 
 export function describedBy({ id, hint, errors }) {

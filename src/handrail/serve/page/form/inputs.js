@@ -1,7 +1,7 @@
 // The inputs that hold a single value.
 
 import { html, useState } from "../vendor/standalone.js";
-import { aria, Frame, GroupFrame, useBlock } from "./field.js";
+import { aria, Errors, Frame, GroupFrame, useBlock } from "./field.js";
 import { optionsOf, shown } from "./schema.js";
 
 const LONG = 200; // characters a text may have before it gets several lines
@@ -119,7 +119,7 @@ export function BooleanInput(props) {
     <label class="check"><input type="checkbox" ...${aria({ ...props, optional: true })} checked=${value === undefined ? props.default : value === true}
       onChange=${(event) => onChange(event.target.checked)} /><span>${label}</span></label>
     ${hint && html`<p class="field-hint" id=${`${id}-hint`}>${hint}</p>`}
-    ${errors.map((message) => html`<p class="field-error" id=${`${id}-error`}>${message}</p>`)}
+    <${Errors} id=${id} errors=${errors} />
   </div>`;
 }
 
@@ -152,7 +152,7 @@ function Choice(props) {
 /** What can't be shown as fields: JSON, as text. */
 export function JsonInput(props) {
   const { form, path, value, empty, onChange } = props;
-  const [typed, setTyped] = useState(() => (value === undefined ? "" : JSON.stringify(value, null, 2)));
+  const [typed, setTyped] = useState(() => (value === undefined || (value === null && props.default === null) ? "" : JSON.stringify(value, null, 2)));
   const problem = typed.trim() === "" ? null : parseProblem(typed);
   const errors = useBlock(props, problem);
   const set = (text) => {

@@ -72,24 +72,27 @@ const STEPS = [
 ];
 
 /**
- * Marks on the axis, at least `gap` of the width apart; each says the time since the run began.
+ * Marks on the axis, at least `gap` of the width apart. Each says the time since the run began; after a
+ * break, with a plus, the time since the break.
  * @returns {{x: number, words: string}[]}
  */
 export function ticksOf(axis, gap) {
+  const room = gap * 0.6; // what the words of a mark take
+  const breaks = axis.stretches.filter((one) => one.broken).map((one) => one.x + one.width / 2);
   const marks = [];
-  const longest = Math.max(...axis.stretches.filter((one) => !one.broken).map((one) => one.width), 0);
   for (const one of axis.stretches) {
-    if (one.broken || one.width < gap) continue;
     const lasted = one.end - one.start;
-    const step = STEPS.find((size) => (size / lasted) * one.width >= gap) ?? lasted;
-    const from = one.start - axis.start;
-    for (let time = Math.ceil(from / step - 1e-9) * step; time <= from + lasted + 1e-9; time += step) {
-      const x = axis.at(axis.start + time);
-      if (x <= 1 - gap / 2 || !marks.length) marks.push({ x, words: tickWords(time, step) });
+    if (one.broken || lasted <= 0) continue;
+    const step = STEPS.find((size) => (size / lasted) * one.width >= gap) ?? Infinity;
+    const sign = one.x > 0 ? "+" : "";
+    for (let at = 0; at * step <= lasted || at === 0; at += 1) {
+      const time = at ? at * step : 0;
+      const x = one.x + (time / lasted) * one.width;
+      const free = x + room <= 1 && breaks.every((middle) => x > middle + room * 0.7 || x + room < middle - room * 0.7);
+      if (free || x === 0) marks.push({ x, words: sign + tickWords(time, step) });
     }
   }
-  if (!longest || !marks.length) marks.push({ x: 0, words: "0 s" });
-  return marks.filter((mark, at) => at === 0 || mark.x - marks[at - 1].x > gap * 0.6);
+  return marks;
 }
 
 /** A time on the axis, no finer than its step. */
