@@ -19,11 +19,11 @@ from handrail.resources.shell import Allow, Finished, Layers, Support, launcher,
 from handrail.resources.shell import run as run_module
 from handrail.testing import FakeShell, run_virtual
 
+pytestmark = pytest.mark.once  # processes, kills and programs of others: what they try is not Python's
+
 # Says it is there on a connection, then does all it can to stay.
 STUBBORN = """
 import os, signal, socket, sys, time
-
-pytestmark = pytest.mark.once  # processes, kills and programs of others: what they try is not Python's
 for number in range(1, 65):
     try: signal.signal(number, signal.SIG_IGN)
     except (OSError, ValueError): pass
