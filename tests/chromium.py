@@ -130,7 +130,9 @@ class Widgets:
 
     def overflow(self) -> int:
         """How many pixels the page is wider than the window."""
-        return self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        return self.page.evaluate(
+            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
 
     def begin(self) -> None:
         """Forget the test before."""
@@ -143,7 +145,11 @@ class Widgets:
 @pytest.fixture(scope="module")
 def opened() -> Iterator[Widgets]:
     """The test page in a browser, for all tests of a module."""
-    with widgets() as url, browser() as started, contextlib.closing(started.new_context(timezone_id="UTC")) as context:
+    with (
+        widgets() as url,
+        browser() as started,
+        contextlib.closing(started.new_context(timezone_id="UTC")) as context,
+    ):
         found = Widgets(context.new_page())
         found.page.goto(url)
         found.page.wait_for_function("window.ready")

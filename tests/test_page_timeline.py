@@ -35,8 +35,18 @@ def tree(*turns: dict[str, Any], status: str = "done") -> dict[str, Any]:
     return {"id": "r", "status": status, "cost": "0.0123", "turns": list(turns)}
 
 
-HELPER = {"name": "helper", "turns": [turn(1, 3.2, 0.5, call("fetch", 3.8, 0.4, status="timed out"))], "calls": []}
-APPROVAL = {"name": "approval", "kind": "approval", "asked_at": BEGAN + 7, "answered": True, "answered_at": BEGAN + 7 + 2 * DAY}
+HELPER = {
+    "name": "helper",
+    "turns": [turn(1, 3.2, 0.5, call("fetch", 3.8, 0.4, status="timed out"))],
+    "calls": [],
+}
+APPROVAL = {
+    "name": "approval",
+    "kind": "approval",
+    "asked_at": BEGAN + 7,
+    "answered": True,
+    "answered_at": BEGAN + 7 + 2 * DAY,
+}
 RUN = tree(
     turn(1, 0, 2, call("read", 2, 1), call("search", 2, 3), call("ask", 3, 2, runs=[HELPER])),
     turn(2, 5.2, 1, call("write", 6.5, 2 * DAY + 1, questions=[APPROVAL])),

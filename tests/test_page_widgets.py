@@ -317,7 +317,12 @@ def test_a_moment_says_where_it_is_meant(shown: Widgets):
 
 
 def question(name: str) -> dict[str, Any]:
-    return {"id": "q", "name": name, "schema": Schema(Address).json_schema, "payload": {"words": "Which one?"}}
+    return {
+        "id": "q",
+        "name": name,
+        "schema": Schema(Address).json_schema,
+        "payload": {"words": "Which one?"},
+    }
 
 
 def test_a_registered_renderer_shows_its_kind(shown: Widgets):
