@@ -166,6 +166,27 @@ def said(text: str, *calls: ToolCall, pieces: Sequence[str] = ()) -> Reply:
     return Reply(text, calls=calls, pieces=pieces, usage=USAGE)
 
 
+SHOWN = """## What Markdown can do
+
+It has **bold** words, `code`, [links](https://example.org/) and lists:
+
+- one
+- two, with a [bad link](javascript:alert(1)) and ![a picture](https://example.org/pixel.png)
+
+| who | seats |
+| --- | ----: |
+| Anna | 4 |
+
+```python
+def greet(name: str) -> str:
+    return f"Hello, {name}"
+```
+
+<script>window.attacked = true</script><img src=x onerror="window.attacked = true">
+<form action="https://example.org/"><input name="token"></form>
+
+That is all."""
+
 PLAYS: Mapping[str, Sequence[Scripted]] = {
     "hello": [said("Hello to you.")],
     "edit": [said("Let me look.", READ), said("", ToolCall("edit_file", EDIT)), said("It says Monday now.")],
@@ -187,6 +208,7 @@ PLAYS: Mapping[str, Sequence[Scripted]] = {
     ],
     "read umbrellas": [said("I read.", ToolCall("count_sheep", {"total": 3})), said("One says yes.")],
     "reread umbrellas": [said("I read again.", ToolCall("count_sheep", {"total": 4})), said("One says no.")],
+    "show": [said(SHOWN)],
     "fail": [RuntimeError("the model's provider is down")],
 }
 

@@ -50,9 +50,10 @@ function Frame({ about, signedOut }) {
   const { view } = conversation;
   const waiting = Object.keys(view.questions).length;
 
+  const title = view.title || list.threads?.find((thread) => thread.id === route.id)?.title || about.name;
   useEffect(() => {
-    document.title = `${waiting ? `(${waiting}) ` : ""}${view.title || about.name}`;
-  }, [waiting, view.title, about.name]);
+    document.title = `${waiting ? `(${waiting}) ` : ""}${title}`;
+  }, [waiting, title]);
   useEffect(() => setMenu(false), [route.id, narrow]);
   useEffect(() => {
     // Alt+Q goes to the next open question, from wherever one is.

@@ -6,7 +6,7 @@ import { Icon } from "./icons.js";
 import { Reason } from "./reason.js";
 import { html, useState } from "./vendor/standalone.js";
 
-export function Approval({ question, give, busy, keys }) {
+export function Approval({ question, give, busy, keys, inCard }) {
   const { tool, arguments: given, reason, scopes, diff } = question.payload ?? {};
   const [reasoning, setReasoning] = useState(false);
   const allow = (more) => give({ outcome: "answered", value: { approved: true, ...more } });
@@ -34,7 +34,7 @@ export function Approval({ question, give, busy, keys }) {
   return html`<div class="approval-body">
     <h3><${Icon} name="shield" /> Allow <code>${tool ?? question.name}</code>?</h3>
     ${(reason || question.message) && html`<p class="why">${reason || question.message}</p>`}
-    ${given && typeof given === "object" && !diff && html`<${Values} value=${given} />`}
+    ${given && typeof given === "object" && !diff && !inCard && html`<${Values} value=${given} />`}
     ${diff && html`<${Diff} diff=${diff} />`}
     ${reasoning
       ? html`<${Reason} label="Reason, told to the model" action="Deny" give=${deny} back=${() => setReasoning(false)} busy=${busy} />`

@@ -35,7 +35,7 @@ export const Card = drawnFor(
       html`<div class="agents" role="group" aria-label=${`Agents of ${call.name}`}>
         ${agents.map((agent) => html`<${Agent} key=${agent.id} agent=${agent} view=${view} conversation=${conversation} />`)}
       </div>`}
-      ${questions.map((question) => html`<${Question} key=${question.id} question=${question} conversation=${conversation} />`)}
+      ${questions.map((question) => html`<${Question} key=${question.id} question=${question} conversation=${conversation} inCard />`)}
       ${closedOf(view, id).map((closed) => html`<${Closed} key=${closed.question.id} closed=${closed} />`)}
       ${call.result !== undefined && html`<${Result} text=${call.result} status=${status} />`}
       ${facts.rolled_back && html`<${RolledBack} told=${facts.rolled_back} />`}
@@ -57,7 +57,9 @@ function statusOf(call, questions) {
 function Facts({ facts, status }) {
   const running = status === "running" && Boolean(facts.began_at);
   const now = useNow(running);
-  const seconds = running ? now - Date.parse(facts.began_at) / 1000 : isOver(facts.status) ? facts.seconds : null;
+  // While it runs, whole tenths from the first second on: digits that race are hard to look at.
+  const gone = running ? now - Date.parse(facts.began_at) / 1000 : 0;
+  const seconds = running ? (gone >= 1 ? gone : null) : isOver(facts.status) ? facts.seconds : null;
   return html`<span class="facts">
     ${facts.usage && html`<span title="tokens of the agents in it">${count((facts.usage.input ?? 0) + (facts.usage.output ?? 0))} tokens</span>`}
     ${facts.cost && html`<span>${dollars(facts.cost)}</span>`}

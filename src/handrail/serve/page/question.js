@@ -19,7 +19,7 @@ export function toQuestion() {
   next?.focus({ preventScroll: true });
 }
 
-export function Question({ question, conversation }) {
+export function Question({ question, conversation, inCard = false }) {
   const [busy, setBusy] = useState(false);
   const [problem, setProblem] = useState(null);
   const group = useRef(null);
@@ -57,7 +57,7 @@ export function Question({ question, conversation }) {
     <p class="unseen" role="alert">${label}</p>
     ${question.asked_by?.length > 1 && html`<p class="asked-by soft">asked by ${question.asked_by.join(" › ")}</p>`}
     <${Expiry} at=${question.expires_at} />
-    <${Body} question=${question} give=${give} busy=${busy} draft=${draft} fields=${problem?.fields ?? []} keys=${keys} />
+    <${Body} question=${question} give=${give} busy=${busy} draft=${draft} fields=${problem?.fields ?? []} keys=${keys} inCard=${inCard} />
     ${problem && html`<p class="problem" role="alert">${problem.message}</p>`}
   </section>`;
 }
@@ -70,12 +70,13 @@ function Expiry({ at }) {
 
 /** Something only a person can say: by the app's own renderer for this kind of question, else in a form. */
 function Asked({ question, give, busy, draft, fields }) {
-  const Renderer = rendererFor(question.name);
+  const own = rendererFor(question.name);
+  const Renderer = own ?? QuestionForm;
   const payload = question.payload;
   const plain = payload && typeof payload === "object" && !Array.isArray(payload) ? payload : payload ? { given: payload } : {};
   return html`<div class="asked">
     <div class="asking"><${Icon} name="waiting" /><${Markdown} text=${question.message || question.name} /></div>
-    ${Renderer === QuestionForm && html`<${Values} value=${plain} />`}
+    ${!own && html`<${Values} value=${plain} />`}
     <${Renderer}
       question=${question}
       submit=${(value) => give({ outcome: "answered", value })}

@@ -109,7 +109,8 @@ function lastTime(tree) {
   const see = (one) => {
     const start = seconds(one.at);
     if (start !== null) last = Math.max(last, start + (one.seconds ?? 0));
-    for (const question of one.questions ?? []) last = Math.max(last, seconds(question.asked_at) ?? 0);
+    // A run's own line has their number, a call has them all.
+    for (const question of Array.isArray(one.questions) ? one.questions : []) last = Math.max(last, seconds(question.asked_at) ?? 0);
     for (const inner of [...(one.turns ?? []), ...(one.calls ?? []), ...(one.runs ?? [])]) see(inner);
   };
   see(tree ?? {});
