@@ -1,7 +1,10 @@
-"""A real browser for the tests of the page, and where its files are served as the server would serve them.
+"""A real browser for the components of the page, served as the server would serve them.
 
-`browser()` is a context manager around one chromium. It has an event loop of its own that runs while it is open,
-so what uses it is a plain function, and the fixture around it ends with the module.
+    from chromium import Widgets, opened, shown
+    def test_it(shown: Widgets): shown.show("form", schema=…)
+
+Playwright's loop runs in the thread of the tests while a browser is open, where no other could be started: so
+the fixture ends with its module, and what uses it is a plain function.
 """
 
 from __future__ import annotations
@@ -10,11 +13,13 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
 import uvicorn
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.responses import FileResponse
@@ -87,3 +92,73 @@ def widgets() -> Generator[str]:
         server.should_exit = True
         thread.join(10)
         listening.close()
+
+
+class Widgets:
+    """A page that shows one component at a time. Whatever goes wrong in it unasked fails the test."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.expected: list[str] = []
+        """Parts of the errors that the test itself brings about."""
+        self._wrong: list[str] = []
+        page.context.set_default_timeout(10_000)
+        page.on("pageerror", lambda error: self._wrong.append(str(error)))
+        page.on("console", self._hear)
+
+    def _hear(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self._wrong.append(message.text)
+
+    def check(self) -> None:
+        """Nothing was refused by the policy, and no script failed."""
+        unseen = [wrong for wrong in self._wrong if not any(part in wrong for part in self.expected)]
+        assert unseen == []
+
+    def show(self, component: str, **props: Any) -> None:
+        """Show this component anew."""
+        self.page.evaluate("([name, props]) => window.show(name, props)", [component, props])
+
+    def update(self, **props: Any) -> None:
+        """Give the component that is shown other props."""
+        self.page.evaluate("(props) => window.show(null, props, {anew: false})", props)
+
+    def said(self, name: str | None = None) -> list[Any]:
+        """What the component said back: all of it as [name, value], or the values of one name."""
+        said: list[list[Any]] = self.page.evaluate("window.said")
+        return said if name is None else [value for each, value in said if each == name]
+
+    def overflow(self) -> int:
+        """How many pixels the page is wider than the window."""
+        return self.page.evaluate(
+            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
+
+    def begin(self) -> None:
+        """Forget the test before."""
+        self.expected.clear()
+        self._wrong.clear()
+        self.page.set_viewport_size({"width": 1100, "height": 800})
+        self.page.evaluate("localStorage.clear()")
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Widgets]:
+    """The test page in a browser, for all tests of a module."""
+    with (
+        widgets() as url,
+        browser() as started,
+        contextlib.closing(started.new_context(timezone_id="UTC")) as context,
+    ):
+        found = Widgets(context.new_page())
+        found.page.goto(url)
+        found.page.wait_for_function("window.ready")
+        yield found
+
+
+@pytest.fixture
+def shown(opened: Widgets) -> Iterator[Widgets]:
+    """A page in which a component can be shown. Nothing may go wrong in it unseen."""
+    opened.begin()
+    yield opened
+    opened.check()

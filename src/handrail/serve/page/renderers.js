@@ -6,7 +6,7 @@
 //     import { html, register } from "/assets/renderers.js";
 //     register("pick_colour", ({ question, submit }) => html`<button onClick=${() => submit("red")}>Red</button>`);
 
-import { html, useErrorBoundary, useState } from "./vendor/standalone.js";
+import { html, useEffect, useErrorBoundary, useRef, useState } from "./vendor/standalone.js";
 import { SchemaForm } from "./form.js";
 
 export { html, useEffect, useMemo, useRef, useState } from "./vendor/standalone.js";
@@ -79,6 +79,8 @@ export function QuestionForm({ question, submit, decline, errors, draft, onDraft
 export function Decline({ decline, busy }) {
   const [open, setOpen] = useState(false);
   const [reason, setReason] = useState("");
+  const field = useRef(null);
+  useEffect(() => field.current?.focus(), [open]);
   if (!open) return html`<button type="button" class="quiet small" disabled=${busy} onClick=${() => setOpen(true)}>Decline…</button>`;
   const send = () => decline(reason.trim() || undefined);
   const key = (event) => {
@@ -92,7 +94,7 @@ export function Decline({ decline, busy }) {
   };
   return html`<span class="decline" role="group" aria-label="Decline" onKeyDown=${key}>
     <input class="input" type="text" aria-label="Reason, if you like" placeholder="Reason, if you like" value=${reason}
-      ref=${(input) => input && !input.dataset.met && ((input.dataset.met = "1"), input.focus())} onInput=${(event) => setReason(event.target.value)} />
+      ref=${field} onInput=${(event) => setReason(event.target.value)} />
     <button type="button" class="small" disabled=${busy} onClick=${send}>Decline</button>
     <button type="button" class="quiet small" onClick=${() => setOpen(false)}>Back</button>
   </span>`;

@@ -1,7 +1,7 @@
 // A run as a picture: spans on a time axis. The picture is for the eye; beside it a tree says the same in
 // words, and the keyboard walks that.
 
-import { html, useEffect, useMemo, useRef, useState } from "./vendor/standalone.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/standalone.js";
 import { axisOf, lasting } from "./timeline/axis.js";
 import { Picture } from "./timeline/picture.js";
 import { spansOf } from "./timeline/spans.js";
@@ -77,7 +77,8 @@ export const SIGNS = {
 function Tree({ visible, at, folded, start, go, fold, point }) {
   const list = useRef(null);
   const moved = useRef(false);
-  useEffect(() => {
+  useLayoutEffect(() => {
+    // At once: the next key may come before the next frame.
     if (moved.current) list.current.querySelector('[tabindex="0"]')?.focus();
     moved.current = false;
   });

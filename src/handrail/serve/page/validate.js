@@ -90,25 +90,32 @@ function matches(pattern, text) {
   }
 }
 
-/** The formats that are known: how one is told, and the words with an example. */
+const TIME = /^([01]\d|2[0-3]):[0-5]\d(:[0-5]\d([.,]\d+)?)?(Z|[+-]\d\d:?(\d\d)?)?$/i;
+const SECONDS = /^[+-]?(\d+\.?\d*|\.\d+)$/; // since 1970: a moment too
+const PERIOD = /^[+-]?P(?=.)(\d+Y)?(\d+M)?(\d+W)?(\d+([.,]\d+)?D)?(T(\d+([.,]\d+)?H)?(\d+([.,]\d+)?M)?(\d+([.,]\d+)?S)?)?$/i;
+const DAYS_AND_TIME = /^[+-]?(?=\S)(\d+ ?d(ays?)?,? ?)?(\d+:\d\d(:\d\d(\.\d+)?)?)?$/i;
+
+/** The formats that are known, as widely as pydantic reads them: how one is told, and the words with an example. */
 export const FORMATS = {
   date: { fits: isDate, words: "a date, such as 2026-05-31" },
-  time: { fits: (text) => /^([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?$/i.test(text), words: "a time, such as 14:30" },
-  "date-time": {
-    fits: (text) => /^[^T ]+[T ]\S+$/i.test(text) && isDate(text.slice(0, 10)) && FORMATS.time.fits(text.slice(11)),
-    words: "a date and time, such as 2026-05-31T14:30:00",
-  },
+  time: { fits: (text) => TIME.test(text), words: "a time, such as 14:30" },
+  "date-time": { fits: isMoment, words: "a date and time, such as 2026-05-31T14:30:00" },
   email: { fits: (text) => /^[^@\s]+@[^@\s]+\.[^@\s]+$/.test(text), words: "an e-mail address, such as ada@example.org" },
   uri: { fits: (text) => /^[A-Za-z][A-Za-z0-9+.-]*:\S+$/.test(text), words: "an address, such as https://example.org" },
   uuid: {
-    fits: (text) => /^[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}$/i.test(text),
+    fits: (text) => /^(urn:uuid:|\{)?[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}\}?$/i.test(text),
     words: "a UUID, such as 123e4567-e89b-12d3-a456-426614174000",
   },
   duration: {
-    fits: (text) => /^[+-]?P(?=.)(\d+Y)?(\d+M)?(\d+W)?(\d+(\.\d+)?D)?(T(?=\d)(\d+(\.\d+)?H)?(\d+(\.\d+)?M)?(\d+(\.\d+)?S)?)?$/i.test(text) || /^[+-]?(\d+ days?,? )?\d+:\d\d(:\d\d(\.\d+)?)?$/.test(text),
+    fits: (text) => (PERIOD.test(text) && !/^.?PT$/i.test(text)) || DAYS_AND_TIME.test(text),
     words: "a duration, such as PT1H30M",
   },
 };
+
+function isMoment(text) {
+  if (SECONDS.test(text)) return true;
+  return isDate(text.slice(0, 10)) && (text.length === 10 || (/[T _]/i.test(text[10]) && TIME.test(text.slice(11))));
+}
 
 function isDate(text) {
   const found = /^(\d{4})-(\d\d)-(\d\d)$/.exec(text);
