@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from handrail import Adapter, Prompt, ScriptedModel, SqliteJournal, Tool, ToolContext, tool
+from handrail.clock import SYSTEM_CLOCK
 from handrail.guard import CapabilityPolicy
 from handrail.messages import AssistantMessage, ModelRequest, ToolMessage, UserMessage
 from handrail.question import Answer, Question
@@ -85,12 +86,16 @@ class App:
         self.tools = (note, notes, write, read, choose, send, pick_two, *tools)
         self.options = options
         self.files = DirectoryFilesystem(self.folder)
-        self.journal = SqliteJournal(base / "runs.db", watch=0.01)
+        self.clock = options.setdefault("clock", SYSTEM_CLOCK)
+        self.journal = self.open()
         self.prompt_name = options.pop("prompt_name", "work")
         self.app_name = options.pop("app_name", "")
         self.policies = [CapabilityPolicy()]
         self.options.setdefault("look_every", None)
         self.threads = self.make()
+
+    def open(self) -> SqliteJournal:
+        return SqliteJournal(self.base / "runs.db", watch=0.01, clock=self.clock)
 
     def make(self) -> Threads:
         prompt: Prompt[None] = Prompt(
@@ -112,7 +117,7 @@ class App:
         """Stop this server and start another on the same journal."""
         await self.threads.stop(grace)
         self.journal.close()
-        self.journal = SqliteJournal(self.base / "runs.db", watch=0.01)
+        self.journal = self.open()
         self.threads = self.make()
         await self.threads.start()
 

@@ -23,6 +23,7 @@ from handrail.adapter.durable import (
     session_after,
 )
 from handrail.adapter.given import (
+    check_added,
     check_files,
     checked_model,
     checked_workers,
@@ -56,6 +57,7 @@ from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem
 from handrail.records import OVER, Journal
 from handrail.resources.registry import Binding
 from handrail.session import Dispatcher, Session
+from handrail.tools import Tool
 
 if TYPE_CHECKING:
     from handrail.dispatch.call import LiveCall
@@ -152,6 +154,7 @@ class Adapter:
         temperature: float | None = None,
         max_tokens: int | None = None,
         opened: Sequence[str] = (),
+        tools: Sequence[Tool[Any, Any]] = (),
         run_id: str | None = None,
         app: str = "",
     ) -> Operation[PromptResponse[OutputT]]:
@@ -159,6 +162,7 @@ class Adapter:
 
         `params` fills the prompt's templates; a plain string is the user's message. Evaluated again on
         the same session, the conversation goes on. What is given here goes before what the adapter has.
+        `tools` are added to the prompt's for this run alone, under its policies.
         A failing tool never ends a run; what does is raised as `PromptEvaluationError`.
         """
         given = given_to_evaluate(locals())
@@ -183,6 +187,7 @@ class Adapter:
         temperature: float | None = None,
         max_tokens: int | None = None,
         opened: Sequence[str] = (),
+        tools: Sequence[Tool[Any, Any]] = (),
         run_id: str | None = None,
         app: str = "",
     ) -> RunStream[OutputT]:
@@ -213,13 +218,14 @@ class Adapter:
         resources: Iterable[Binding[Any]] = (),
         environment: Environment | None = None,
         approvals: ApprovalMode | ApprovalBroker | None = None,
+        tools: Sequence[Tool[Any, Any]] = (),
     ) -> Operation[PromptResponse[OutputT]]:
         """Go on with a recorded run where it was: parked, or its process ended.
 
         What is recorded is not done again: answers of the model, calls that are over, effects that
         were settled, answers of people. A run that is over gives what came of it. `prompt` may be left
         out where the run was begun with `app="module:name"`. `session` is an empty one under the old
-        id, for slices that have rules of their own.
+        id, for slices that have rules of their own. Tools that were added to the run are given again.
         """
         given = given_to_resume(locals())
         return Operation(lambda: self._resume(run_id, prompt, given), f"resume({run_id!r})")
@@ -236,6 +242,7 @@ class Adapter:
         resources: Iterable[Binding[Any]] = (),
         environment: Environment | None = None,
         approvals: ApprovalMode | ApprovalBroker | None = None,
+        tools: Sequence[Tool[Any, Any]] = (),
     ) -> RunStream[OutputT]:
         """The same as a stream of events, from where the record ends.
 
@@ -279,7 +286,7 @@ class Adapter:
         prompt = prompt or prompt_of(run_id, row.record.app)
         if row.status in OVER:
             return answer_of(row, prompt, await session_after(journal, row, given["session"]))
-        check_resumed(row, prompt, given["filesystem"] or self._filesystem)
+        check_resumed(row, prompt, given["filesystem"] or self._filesystem, given["tools"])
         async with taken(journal, run_id) as row:
             if row.status in OVER:  # since it was looked at
                 return answer_of(row, prompt, await session_after(journal, row, given["session"]))
@@ -316,6 +323,9 @@ class Adapter:
         settings = self._settings(given["temperature"], given["max_tokens"], streaming)
         frame = self._frame(prompt, given, settings, log)
         check_files(prompt, frame)
+        check_added(prompt, given["tools"])
+        if frame.parking is not None:
+            frame.parking.begin()
         conversation = root_conversation(session)
         forward = forwarding(session, given["bus"], given.get("heard"))
         run_id = frame.run_context.run_id
@@ -330,20 +340,20 @@ class Adapter:
                     resumed.catch_up()
                 if resumed is None or not len(conversation.messages):
                     conversation.begin_with(given["history"], run_id)  # else the session was saved with it
-                if log is None or self._journal is None:
-                    outcome = await self.run_in(
-                        frame, settings, conversation, prompt, rendered, given["message"]
-                    )
-                else:
-                    if resumed is None:
-                        await begin_run(
-                            self._journal, frame, prompt, rendered, given, self.model.name, given["app"]
-                        )
-                    system = None if resumed is None else resumed.begin.system
-                    work = self.run_in(
-                        frame, settings, conversation, prompt, rendered, given["message"], system=system
-                    )
-                    outcome = await carry_out(self._journal, frame, conversation, work)
+                journal = None if log is None else self._journal
+                if journal is not None and resumed is None:
+                    await begin_run(journal, frame, prompt, rendered, given, self.model.name, given["app"])
+                work = self.run_in(
+                    frame,
+                    settings,
+                    conversation,
+                    prompt,
+                    rendered,
+                    given["message"],
+                    system=None if resumed is None else resumed.begin.system,
+                    tools=given["tools"],
+                )
+                outcome = await (work if journal is None else carry_out(journal, frame, conversation, work))
         finally:
             forward()
             await frame.resources.close()
@@ -382,10 +392,7 @@ class Adapter:
                     f"{type(environment).__name__} parks runs, and that needs a journal. "
                     "Give the adapter one: journal=SqliteJournal('runs.db')."
                 )
-            frame.parking = Parking(frame, getattr(environment, "rests", None))
-            begins: Any = getattr(environment, "begins", None)
-            if begins is not None:
-                begins(frame.parking)
+            frame.parking = Parking(frame, environment)
         return frame
 
     def _settings(
@@ -420,6 +427,7 @@ class Adapter:
         output: Output | None = None,
         on_text: Callable[[str], None] | None = None,
         system: str | None = None,
+        tools: Sequence[Tool[Any, Any]] = (),
     ) -> Outcome:
         """One run, root or nested, from its rendered prompt to its end."""
         if rendered.output_schema is not None:
@@ -434,6 +442,7 @@ class Adapter:
             rendered,
             prompt_name=prompt.name,
             output=output,
+            added=[tool for tool in tools if frame.offers(tool)],
             extra_tools=extra,
             feedback=prompt.feedback,
             completion=prompt.completion,

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import importlib
-from collections.abc import Container, Coroutine, Iterable
+from collections.abc import Container, Coroutine, Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
@@ -36,7 +36,7 @@ from handrail.prompt import Prompt, RenderedPrompt
 from handrail.records import OVER, CommitUnit, Journal, RunRecord, RunRow, RunStatus
 from handrail.schema import Schema, to_json
 from handrail.session import Session
-from handrail.session.saving import decode_item, encode_item, load_imported, save
+from handrail.session.saving import decode_item, encode_item, load_imported, said_in, save
 from handrail.tools import Tool
 
 
@@ -62,6 +62,8 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     """Where its files are, where that is a folder of the machine."""
     offered: dict[str, str] = {}
     """What was said of each tool: its description and its schema, as JSON."""
+    added: list[str] = []
+    """The tools that were added to the prompt's for this run."""
     events: list[bytes] = []
     """What was committed in the session since `base`, where that was in runs that this one was parted from."""
     said: list[Message] = []
@@ -124,7 +126,8 @@ async def begin_run(
         budget=None if budget is None else dict(budget.left()),
         base=await _base(journal, session),
         folder=folder_of(frame.filesystem),
-        offered={tool.name: offer_of(tool) for tool in rendered.tools},
+        offered={tool.name: offer_of(tool) for tool in (*rendered.tools, *given["tools"])},
+        added=[tool.name for tool in given["tools"]],
     )
     await journal.begin(
         RunRecord(
@@ -173,9 +176,10 @@ def folder_of(files: object) -> str:
     return str(root) if isinstance(root, Path) else ""
 
 
-def check_resumed(row: RunRow, prompt: Prompt[Any], files: object) -> None:
-    """Refuse to go on with another prompt, or without the files, before anything is taken."""
-    record, folder = row.record, decode_begin(row.record).folder
+def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequence[Tool[Any, Any]]) -> None:
+    """Refuse to go on with another prompt, or without files or tools, before anything is taken."""
+    record, begin = row.record, decode_begin(row.record)
+    folder = begin.folder
     if prompt.name != record.prompt:
         raise RunError(
             record.id,
@@ -187,6 +191,14 @@ def check_resumed(row: RunRow, prompt: Prompt[Any], files: object) -> None:
             record.id,
             f"it works on the files in {folder!r}, and was given none",
             "Give them: filesystem=DirectoryFilesystem(...); on the command line, --files FOLDER.",
+        )
+    given = {tool.name for tool in tools}
+    missing = [name for name in begin.added if name not in given]
+    if missing:
+        raise RunError(
+            record.id,
+            f"it was begun with tools of its own, and was not given {', '.join(missing)}",
+            "Give them again: resume(..., tools=[...]).",
         )
 
 
@@ -385,6 +397,7 @@ def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone
 
 def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -> Session:
     """An empty session under the old id, with what it began with."""
+    base = base_of(runs)
     if session is not None:
         if session.id != record.session_id or session.state or session.logs():
             raise RunError(
@@ -392,8 +405,9 @@ def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -
                 f"the session {session.id!r} that was given is not an empty one of its id",
                 f"Give a new one: Session(id={record.session_id!r}, ...), or none.",
             )
+        for fact in () if base is None else said_in(base, MessageAdded):
+            session.keep(fact)  # the history it began with
     else:
-        base = base_of(runs)
         session = (
             Session(id=record.session_id, principal=record.principal) if base is None else load_imported(base)
         )

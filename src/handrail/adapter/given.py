@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from handrail.adapter.bound import one_message
+from handrail.adapter.output import ANSWER_TOOL
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.opening import check_kinds
 from handrail.errors import DefinitionError
 from handrail.messages import Model
-from handrail.prompt import Prompt
+from handrail.prompt import OPENER, Prompt
 from handrail.prompt.section import walk
 from handrail.protocols import EventBus, Filesystem, WorkerSource
 from handrail.session import Session
+from handrail.tools import Tool
 
 
 def given_to_evaluate(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -36,6 +38,27 @@ def given_to_resume(arguments: dict[str, Any]) -> dict[str, Any]:
     for name in ("self", "run_id", "prompt"):
         del arguments[name]
     return arguments
+
+
+def check_added(prompt: Prompt[Any], tools: Sequence[Tool[Any, Any]]) -> None:
+    """Tools that are added to one run are tools, under names that nothing else there has."""
+    if not tools:
+        return
+    taken = {tool.name for tool in prompt.tools}
+    taken.update(tool.name for _, section in walk(prompt.sections) for tool in section.tools)
+    taken.update((OPENER, ANSWER_TOOL))
+    for tool in tools:
+        if not isinstance(tool, Tool):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+            name = getattr(tool, "__name__", repr(tool))
+            raise DefinitionError(
+                f"{name} is not a tool. Put `@tool` on the function, or make a `Tool` of it."
+            )
+        if tool.name in taken:
+            raise DefinitionError(
+                f"a tool {tool.name!r} was added to a run of prompt {prompt.name!r}, which has one of that name. "
+                "Rename it."
+            )
+        taken.add(tool.name)
 
 
 def check_files(prompt: Prompt[Any], frame: Frame) -> None:

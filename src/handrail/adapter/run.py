@@ -57,6 +57,7 @@ class Run:
         *,
         prompt_name: str,
         output: Output | None,
+        added: Sequence[Tool[Any, Any]] = (),
         extra_tools: Sequence[Tool[Any, Any]] = (),
         feedback: Sequence[Any] = (),
         completion: Sequence[Any] = (),
@@ -80,7 +81,11 @@ class Run:
         self.completion = completion
         self.on_text = on_text
         self.answers_by_call = output is not None and not settings.model.traits.native_output
-        self._extra_tools = [*extra_tools, *([output.tool()] if output and self.answers_by_call else [])]
+        self._extra_tools = [
+            *added,
+            *extra_tools,
+            *([output.tool()] if output and self.answers_by_call else []),
+        ]
         self.counted: tuple[int, int] = (0, 0)
         """How many messages have been counted, and how many tokens they are at most, or by the provider's count."""
         self.calls = 0

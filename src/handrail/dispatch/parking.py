@@ -93,11 +93,12 @@ class Parking:
     it may be.
     """
 
-    __slots__ = ("_frames", "_rests", "_root", "_told", "parked")
+    __slots__ = ("_begins", "_frames", "_rests", "_root", "_told", "parked")
 
-    def __init__(self, root: Frame, rests: Callable[[Parking], object] | None = None) -> None:
+    def __init__(self, root: Frame, environment: object = None) -> None:
         self._root = root
-        self._rests = rests
+        self._begins: Callable[[Parking], object] | None = getattr(environment, "begins", None)
+        self._rests: Callable[[Parking], object] | None = getattr(environment, "rests", None)
         self._frames: WeakSet[Frame] = WeakSet((root,))
         self._told = False
         """Has the environment been told of this rest?"""
@@ -135,6 +136,11 @@ class Parking:
         return True
 
     # What the run says of itself.
+
+    def begin(self) -> None:
+        """The run is about to begin, or to go on."""
+        if self._begins is not None:
+            self._begins(self)
 
     def add(self, frame: Frame) -> None:
         """A run was nested in this one."""

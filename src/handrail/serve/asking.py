@@ -37,7 +37,9 @@ class BrowserEnvironment:
         self._leaving = False
         self._at_rest = False
         self.stays = False
-        """Is it kept in memory while it rests, because an answer is about to be given?"""
+        """Is it kept in memory at its next rest, because the end of a question is about to come?"""
+        self.was_cut = False
+        """Was it parked by force? Then there is something to do in it before anybody answers."""
         self.parking: Parking | None = None
         """The run's way to be parked, once it has begun."""
 
@@ -58,8 +60,10 @@ class BrowserEnvironment:
         self._at_rest = True
         self._rested()
         if self._leaving:
-            _leave(parking)
-        elif self._park_after is not None and not self.stays:
+            self._leave(parking)
+        elif self.stays:
+            self.stays = False
+        elif self._park_after is not None:
             self._timer = asyncio.get_running_loop().call_later(self._park_after, parking.park)
 
     def go_on(self) -> None:
@@ -73,10 +77,16 @@ class BrowserEnvironment:
         """Nobody can answer here any more: the run is parked as soon as it rests, also if it does already."""
         self._leaving = True
         if self._at_rest and self.parking is not None:
-            _leave(self.parking)
+            self._leave(self.parking)
 
+    def cut(self) -> bool:
+        """Park the run whatever it does, as if the process had ended; False where it has not begun."""
+        if self.parking is None:
+            return False
+        self.was_cut = self.was_cut or not self.parking.parked
+        return self.parking.park(by_force=True)
 
-def _leave(parking: Parking) -> None:
-    """Park a run at rest. One that can't be entered again is cut: waiting longer would not change that."""
-    if not parking.park():
-        parking.park(by_force=True)
+    def _leave(self, parking: Parking) -> None:
+        """Park a run at rest. One that can't be entered again is cut: waiting longer would not change that."""
+        if not parking.park():
+            self.cut()

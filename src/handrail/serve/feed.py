@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
+
+from handrail.serve.agui.events import Event
+
+__all__ = ["Event", "Feed", "FellBehind", "Item"]
 
 _MOST_ITEMS = 4096
 _MOST_BYTES = 4 * 2**20
@@ -17,14 +21,6 @@ _PAUSE = 0.02
 """Readers are woken at most this often, in seconds: a token each would cost every viewer a wake-up."""
 
 
-class Event(NamedTuple):
-    """One AG-UI event."""
-
-    data: dict[str, Any]
-    nested: bool = False
-    """Is it about an agent inside a call? Clients of before 1.0 can't read these."""
-
-
 class Item(NamedTuple):
     """An event on its place in the feed."""
 
@@ -32,7 +28,16 @@ class Item(NamedTuple):
     data: bytes
     nested: bool
     ends: str
-    """The leg that ends with it; "" for none."""
+    """The leg that ends with it; "" for none, `*` for whichever is open."""
+    plain: bytes | None = None
+    """What clients of before protocol 1.0 get in its place, where it is to be something else."""
+
+    @property
+    def older(self) -> bytes | None:
+        """The event for a client of before 1.0; None where it gets nothing."""
+        if self.plain is not None:
+            return self.plain
+        return None if self.nested else self.data
 
 
 class FellBehind(Exception):
@@ -97,13 +102,14 @@ class Feed:
             ends = str(data.get("runId", "")) if data["type"] == "RUN_FINISHED" else ""
             if data["type"] == "RUN_ERROR":
                 ends = "*"
-            item = Item(self._last, msgspec.json.encode(data), event.nested, ends)
+            plain = None if event.plain is None else msgspec.json.encode(event.plain)
+            item = Item(self._last, msgspec.json.encode(data), event.nested, ends, plain)
             self._items.append(item)
-            self._bytes += len(item.data)
+            self._bytes += _size(item)
         while len(self._items) > self._most_items or (
             self._bytes > self._most_bytes and len(self._items) > 1
         ):
-            self._bytes -= len(self._items.popleft().data)
+            self._bytes -= _size(self._items.popleft())
         if self._last > before and self._changed is not None:
             self._tell_soon()
 
@@ -142,3 +148,7 @@ class Feed:
 
     def _oldest(self) -> int:
         return self._items[0].number if self._items else self._last + 1
+
+
+def _size(item: Item) -> int:
+    return len(item.data) + len(item.plain or b"")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from handrail.errors import HandrailError, PromptEvaluationError, RunParked
-from handrail.events import ApprovalDecided, PromptRendered, QuestionAnswered
+from handrail.adapter.conversation import ROOT
+from handrail.context.facts import RunContext
+from handrail.errors import HandrailError, JournalError, PromptEvaluationError, RunParked
+from handrail.events import ApprovalDecided, MessageAdded, PromptRendered, QuestionAnswered, ToolInvoked
+from handrail.messages import Message
 from handrail.question import Question
+from handrail.records import CommitUnit
 from handrail.serve.agui.translate import Translator
 from handrail.serve.asking import BrowserEnvironment
 from handrail.serve.feed import Event, Feed
@@ -40,6 +44,7 @@ class LiveRun:
         translator: Translator,
         *,
         state: Callable[[], Any],
+        commits: Callable[[], Awaitable[Sequence[CommitUnit]]],
         new_leg: Callable[[], str],
         park_after: float | None,
     ) -> None:
@@ -48,14 +53,17 @@ class LiveRun:
         self.environment = BrowserEnvironment(asked=self._asked, rested=self.rest, park_after=park_after)
         self.questions: dict[str, Question] = {}
         """What waits for an answer."""
-        self.leg = ""
-        """The leg that is open; "" while everything waits."""
         self.parked = False
-        self.was_cut = False
-        """Was it at work when the server stopped?"""
+        self.was_answered = False
+        """Was it parked in the moment in which an answer came?"""
         self._feed = feed
         self._translator = translator
         self._state = state
+        self._commits = commits
+        self._told_of: set[str] = set()
+        """The calls of which is known what they did to files."""
+        self._has_committed = False
+        self._looking: asyncio.Task[None] | None = None
         self._new_leg = new_leg
         self._first_leg = ""
         self._loop = asyncio.get_running_loop()
@@ -63,7 +71,12 @@ class LiveRun:
         self._begun: asyncio.Future[None] = self._loop.create_future()
         self._changed: asyncio.Future[None] | None = None
         self._failure: Exception | None = None
-        self._is_cancelled = self._is_stopping = self._is_over = False
+        self._is_cancelled = self._is_stopping = self._is_over = self._is_resumed = False
+
+    @property
+    def leg(self) -> str:
+        """The leg that is open; "" while everything waits."""
+        return self._translator.leg or ""
 
     @property
     def has_begun(self) -> bool:
@@ -77,6 +90,14 @@ class LiveRun:
         return parking is not None and parking.parked
 
     # What its thread does with it.
+
+    def recall(self, prompt: str, said: Sequence[Message]) -> None:
+        """Let it be known what a run that is resumed here has said: nobody says it again."""
+        self._is_resumed = True
+        context = RunContext(self.run_id, "", self.session.id, 1, "", "", "")
+        self._translator.take(PromptRendered(prompt, "", (), context))
+        for message in said:
+            self._translator.take(MessageAdded(ROOT, message, self.run_id))
 
     async def start(self, stream: RunStream[Any], leg: str, over: Callable[[LiveRun], None]) -> None:
         """Carry it out. It is recorded when this returns; what kept it from that is raised.
@@ -92,16 +113,14 @@ class LiveRun:
     def go_on(self, leg: str = "") -> str:
         """Open the next leg, unless one is open; the one that is now."""
         if not self.leg:
-            self.leg = leg or self._new_leg()
             self.environment.go_on()
-            self._feed.append(self._translator.begin_leg(self.leg, self._state()))
+            self._feed.append(self._translator.begin_leg(leg or self._new_leg(), self._state()))
         return self.leg
 
     def rest(self) -> None:
         """Everything waits: the leg ends, and says for what."""
         if self.leg and self.questions:
             self._feed.append(self._translator.interrupt(list(self.questions.values()), self._state()))
-            self.leg = ""
             self._tell_change()
 
     def open(self) -> Sequence[Event]:
@@ -129,12 +148,8 @@ class LiveRun:
         self.environment.leave()
         if self._task is None or (await asyncio.wait({self._task}, timeout=grace))[0]:
             return
-        self.was_cut = True
-        parking = self.environment.parking
-        if parking is None:
+        if not self.environment.cut():
             self._task.cancel()  # nothing of it has begun here
-        else:
-            parking.park(by_force=True)
         await asyncio.wait({self._task}, timeout=max(grace, _LEAST_TO_END))
 
     async def over(self) -> None:
@@ -148,6 +163,8 @@ class LiveRun:
         stop = self.session.dispatcher.subscribe(object, self._hear)
         try:
             ended = await self._ended(stream)
+            if self._looking is not None:
+                await asyncio.wait({self._looking})  # before the end is told
         finally:
             stop()
             self.environment.go_on()
@@ -155,7 +172,6 @@ class LiveRun:
         if ended is not None:
             self.go_on(self._first_leg)
             self._feed.append(ended())
-            self.leg = ""
         self._is_over = True
         self._has_begun()
         self._tell_change()
@@ -167,7 +183,9 @@ class LiveRun:
             response = await stream.response
         except RunParked as parked:
             self.parked = True
-            self.questions = {each.id: each for each in parked.questions}
+            waits = {each.id: each for each in parked.questions}
+            self.was_answered = not waits or not self.questions.keys() <= waits.keys()
+            self.questions = waits
             if self.leg and self._is_stopping:
                 return lambda: translator.fail(_STOPPING, "ServerStopping")
             self.rest()
@@ -192,13 +210,13 @@ class LiveRun:
                 f"The run ended in an error of the server: {type(error).__name__}. Its log has the rest."
             )
             return lambda: translator.fail(message, "internal")
-        return lambda: translator.finish(output=response.output, usage=response.usage)
+        return lambda: translator.finish(output=response.output)
 
     # What happens in it.
 
     def _asked(self, question: Question) -> None:
         self.questions[question.id] = question
-        self._emit(self._translator.ask(question))
+        self._feed.append(self._translator.asked(question))
         self._tell_change()
 
     def _hear(self, event: object) -> None:
@@ -213,14 +231,39 @@ class LiveRun:
     def _take(self, event: object) -> None:
         if self._is_over:
             return  # said by a thread that outlived its call
+        begins = isinstance(event, PromptRendered) and event.run_context.run_id == self.run_id
         if not self.has_begun:
-            if not isinstance(event, PromptRendered) or event.run_context.run_id != self.run_id:
+            if not begins:
                 return  # what was said elsewhere is taken over, before the run is recorded
             self.go_on(self._first_leg)
             self._has_begun()
+        if begins and self._is_resumed:
+            return  # the translator knows how far it was
         if isinstance(event, QuestionAnswered | ApprovalDecided):
             self.questions.pop(event.question_id, None)
-        self._emit(self._translator.take(event))
+        self._feed.append(self._translator.take(event))
+        if isinstance(event, ToolInvoked) and event.status == "ok" and len(event.path) == 1:
+            self._feed.append(self._translator.changed(self._state()))
+            self._has_committed = True
+            if self._looking is None:
+                self._looking = self._loop.create_task(self._look_at_commits())
+
+    async def _look_at_commits(self) -> None:
+        """Say what calls that are over did to files: the record knows. One look is for all that are over by then."""
+        try:
+            while self._has_committed:
+                self._has_committed = False
+                for unit in await self._commits():
+                    if unit.call_id not in self._told_of:
+                        self._told_of.add(unit.call_id)
+                        paths = [place[5:] for place in unit.writes if place.startswith("file ")]
+                        self._feed.append(self._translator.committed(unit.call_id, unit.diff, paths))
+        except JournalError:
+            log.warning(
+                "what calls of run %s did to files could not be looked up", self.run_id, exc_info=True
+            )
+        finally:
+            self._looking = None
 
     def _has_begun(self) -> None:
         if not self._begun.done():
@@ -230,8 +273,3 @@ class LiveRun:
         changed, self._changed = self._changed, None
         if changed is not None:
             changed.set_result(None)
-
-    def _emit(self, events: Sequence[Event]) -> None:
-        if events:
-            self.go_on()
-            self._feed.append(events)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pydantic_core
 
 from handrail import runs
-from handrail.adapter.conversation import ROOT
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import (
     AnswerRefused,
@@ -22,7 +21,7 @@ from handrail.errors import (
     ThreadUnknown,
     UndoRefused,
 )
-from handrail.events import ApprovalRemembered, MessageAdded
+from handrail.events import ApprovalRemembered
 from handrail.guard import approvals_of
 from handrail.ids import NewId, random_id
 from handrail.journal.desk import check_answer
@@ -32,10 +31,13 @@ from handrail.question import Answer, Question
 from handrail.records import OVER, Asked, Journal, RunRow
 from handrail.runs import Undoing
 from handrail.schema import to_json
+from handrail.serve.agui.book import Known
+from handrail.serve.agui.events import custom
 from handrail.serve.agui.translate import Translator
 from handrail.serve.feed import Event, Feed
 from handrail.serve.live import LiveRun
 from handrail.serve.naming import session_id_of
+from handrail.serve.said import Said, messages, said_in
 from handrail.serve.source import Source
 from handrail.session import Session
 from handrail.session.saving import decode_item
@@ -58,8 +60,8 @@ class Setup:
     new_id: NewId = random_id
     clock: Clock = SYSTEM_CLOCK
     stopping: bool = False
-    parked: Callable[[Thread, Sequence[Question]], None] = lambda thread, questions: None
-    """Told of a run that was left to the journal, and of what it waits for."""
+    parked: Callable[[Thread, Sequence[Question], bool], None] = lambda thread, questions, answered: None
+    """Told of a run that was left to the journal, of what it waits for, and whether an answer came meanwhile."""
 
 
 class Thread:
@@ -106,20 +108,20 @@ class Thread:
             await self._check_free()
             session = await self.session()
             run_id = self._setup.new_id()
-            await self._start(
-                run_id,
-                session,
-                lambda environment: self._source.begin(
-                    text,
-                    run_id=run_id,
-                    session=session,
-                    environment=environment,
-                    journal=self._journal,
-                    history=history,
-                    tools=tools,
-                ),
-                leg,
+            told = Translator(
+                self.id, run_id, history=lambda: messages(said_in(session)), clock=self._setup.clock
             )
+            live = self._live(run_id, session, told)
+            stream = self._source.begin(
+                text,
+                run_id=run_id,
+                session=session,
+                environment=live.environment,
+                journal=self._journal,
+                history=history,
+                tools=tools,
+            )
+            await self._start(live, stream, leg)
             return run_id
 
     async def answer(
@@ -192,7 +194,7 @@ class Thread:
             except RunBusy as busy:
                 raise RunBusy(busy.run_id, _ELSEWHERE) from None
             told = {"call_id": call_id, "paths": list(done.paths)}
-            events = [Event({"type": "CUSTOM", "name": "handrail.undone", "value": told})]
+            events = [custom("handrail.undone", told)]
             if self._source.shown:
                 events.append(Event({"type": "STATE_SNAPSHOT", "snapshot": await self.seen_state()}))
             self.feed.append(events)
@@ -219,13 +221,16 @@ class Thread:
 
     # What the server does.
 
-    async def go_on(self) -> None:
-        """Go on with a run whose process ended, or that was parked, where nobody has it."""
+    async def go_on(self, *, stays: bool = False) -> None:
+        """Go on with a run whose process ended, or that was parked, where nobody has it.
+
+        With `stays` it is not parked again at its first rest: the end of a question is about to come.
+        """
         async with self._lock:
             row = await self.newest()
-            if self.live is None and row is not None and row.status not in OVER:
-                if not self._is_elsewhere(row):
-                    await self._go_on(row.record.id, "", ())
+            if self.live is not None or row is None or row.status in OVER or self._is_elsewhere(row):
+                return
+            await self._go_on(row.record.id, "", (), stays=stays)
 
     async def park(self, grace: float) -> None:
         """Leave the run that goes to the journal."""
@@ -233,8 +238,8 @@ class Thread:
         if live is None:
             return
         await live.park(grace)
-        if live.was_cut and live.parked:
-            # It was at work: whoever starts next goes on with it by itself, also if a question is open.
+        if live.environment.was_cut and live.parked:
+            # There is something to do in it: whoever starts next goes on with it, also if a question is open.
             await self._journal.take(live.run_id)
             await self._journal.leave(live.run_id, "running")
 
@@ -271,6 +276,10 @@ class Thread:
 
     async def messages(self) -> Sequence[Message]:
         """What was said, oldest first, also in a run that is parked."""
+        return [message for _, message in await self.said()]
+
+    async def said(self) -> Sequence[Said]:
+        """The same, each with the run in which it was said."""
         live = self.live
         if live is not None and live.has_begun:
             return said_in(live.session)
@@ -278,7 +287,7 @@ class Thread:
         row = await self.newest()
         if row is None or row.status in OVER:
             return said
-        return [*said, *await runs.said(self._journal, row.record.id)]
+        return [*said, *((row.record.id, each) for each in await runs.said(self._journal, row.record.id))]
 
     async def rows(self) -> Sequence[RunRow]:
         """Its runs, the oldest first."""
@@ -368,16 +377,25 @@ class Thread:
     ) -> str:
         """Resume a run that this process does not have; the leg that it goes on in."""
         self._check_goes_on()
+        said = await self.said()
+        tree = await runs.show(self._journal, run_id, clock=self._setup.clock)
         session = Session(id=self.session_id, principal=self.principal)
-        live = await self._start(
+        told = Translator(
+            self.id,
             run_id,
-            session,
-            lambda environment: self._source.resume(
-                run_id, session=session, environment=environment, journal=self._journal, tools=tools
-            ),
-            leg,
-            stays,
+            known=Known.of(messages(said)),
+            history=lambda: messages(said_in(session)),
+            usage=tree.usage,
+            cost=tree.cost,
+            clock=self._setup.clock,
         )
+        live = self._live(run_id, session, told)
+        live.environment.stays = stays
+        live.recall(tree.row.record.prompt, [message for run, message in said if run == run_id])
+        stream = self._source.resume(
+            run_id, session=session, environment=live.environment, journal=self._journal, tools=tools
+        )
+        await self._start(live, stream, leg)
         return live.leg or leg
 
     async def _asking_again(
@@ -391,43 +409,30 @@ class Thread:
             for question in left:
                 if self.live is not None:
                     await self.live.asks(question.id)
-                    self.live.environment.stays = False  # from its next rest on
         return self.live
 
-    async def _start(
-        self,
-        run_id: str,
-        session: Session,
-        begin: Callable[[Any], RunStream[Any]],
-        leg: str,
-        stays: bool = False,
-    ) -> LiveRun:
-        live = LiveRun(
+    def _live(self, run_id: str, session: Session, told: Translator) -> LiveRun:
+        return LiveRun(
             run_id,
             session,
             self.feed,
-            Translator(self.id, run_id),
+            told,
             state=self.state,
+            commits=lambda: self._journal.load(run_id),
             new_leg=self._setup.new_id,
             park_after=self._setup.park_after,
         )
-        live.environment.stays = stays
-        stream = begin(live.environment)
+
+    async def _start(self, live: LiveRun, stream: RunStream[Any], leg: str) -> None:
         self.live = live
         await live.start(stream, leg, self._over)
-        return live
 
     def _over(self, live: LiveRun) -> None:
         if self.live is live:
             self.live = None
             self._session = live.session if live.has_begun and not live.parked else None
             if live.parked:
-                self._setup.parked(self, list(live.questions.values()))
-
-
-def said_in(session: Session) -> list[Message]:
-    """What was said in a session, oldest first."""
-    return [fact.message for fact in session[MessageAdded].all() if fact.conversation == ROOT]
+                self._setup.parked(self, list(live.questions.values()), live.was_answered)
 
 
 def answer_to(question: Question, principal: str, outcome: Any, value: Any, reason: str = "") -> Answer:

@@ -54,6 +54,7 @@ class Threads:
         self._waiting: dict[tuple[str, str], dict[str, Question]] = {}
         """Parked runs by their threads, and what each waits for."""
         self._looking: asyncio.Task[None] | None = None
+        self._going: set[asyncio.Task[None]] = set()
 
     @property
     def stopping(self) -> bool:
@@ -133,7 +134,7 @@ class Threads:
             expired = any(each.expires_at is not None and each.expires_at <= now for each in waits.values())
             if expired or not waits.keys() <= open_now:
                 self._waiting.pop(key, None)
-                await self._go_on(key)
+                await self._go_on(key, stays=expired)
 
     async def _keep_looking(self, every: float) -> None:
         while True:
@@ -143,9 +144,9 @@ class Threads:
             except Exception:
                 log.exception("could not look for answers from elsewhere; it is tried again")
 
-    async def _go_on(self, key: tuple[str, str]) -> None:
+    async def _go_on(self, key: tuple[str, str], *, stays: bool = False) -> None:
         try:
-            await self.thread(*key).go_on()
+            await self.thread(*key).go_on(stays=stays)
         except Exception:
             log.exception("the run of thread %s could not be gone on with", key[1])
 
@@ -169,9 +170,15 @@ class Threads:
         )
         return not any(answered)
 
-    def _was_parked(self, thread: Thread, questions: Collection[Question]) -> None:
-        if questions and not self.stopping:
-            self._waiting[thread.principal, thread.id] = {each.id: each for each in questions}
+    def _was_parked(self, thread: Thread, questions: Collection[Question], answered: bool) -> None:
+        if self.stopping:
+            return
+        key = (thread.principal, thread.id)
+        self._waiting[key] = {each.id: each for each in questions}
+        if answered:
+            going = asyncio.get_running_loop().create_task(self._go_on(key))
+            self._going.add(going)
+            going.add_done_callback(self._going.discard)
 
     def _drop_idle(self) -> None:
         over = len(self._kept) - self._most_kept

@@ -52,6 +52,7 @@ class ResumeOptions(TypedDict, total=False):
     resources: Sequence[Binding[Any]]
     environment: Environment | None
     approvals: ApprovalMode | ApprovalBroker | None
+    tools: Sequence[Tool[Any, Any]]
 
 
 class EvaluateOptions(TypedDict, total=False):
@@ -68,6 +69,7 @@ class EvaluateOptions(TypedDict, total=False):
     approvals: ApprovalMode | ApprovalBroker | None
     temperature: float | None
     max_tokens: int | None
+    tools: Sequence[Tool[Any, Any]]
     run_id: str | None
 
 
