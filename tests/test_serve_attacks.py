@@ -338,7 +338,10 @@ async def _(client: Client) -> str:
     return refused(await client.ask("GET", "/about", headers={"X": "x" * 2000}), 431, "HeadersTooLarge")
 
 
-@attack("1,000 connections against a limit of 100", limits=Limits(connections=100, streams=2000, burst=5000))
+@attack(
+    "1,000 connections against a limit of 100",
+    limits=Limits(connections=100, streams=2000, burst=5000, header_seconds=50),
+)
 async def _(client: Client) -> str:
     await client.say("a", "hello")
     await client.idle("a")
@@ -424,7 +427,8 @@ async def _(client: Client) -> str:
 async def _(client: Client) -> str:
     for id in ("a%0d%0aX-Evil:%201", "a%00", "%ff%fe", "a%20b", "é", "a" * 129, "%7b%7d", "a'b", "a%2fb"):
         said = await client.send(client.head("GET", f"/threads/{id}"))
-        assert said.status in (400, 404, 422) and "x-evil" not in said.headers, said
+        assert said.status in (400, 404, 422), said
+        assert "x-evil" not in said.headers
     body = {"threadId": "a\r\nX-Evil: 1", "runId": "r", "messages": []}
     assert (await client.ask("POST", "/agent", body)).status in (400, 422)
     return refused(await client.ask("GET", "/threads/a%0d%0aX-Evil:%201"), 422, "BadId")
@@ -499,7 +503,8 @@ async def _(client: Client) -> str:
         {"approved": True, "remember": "always"},
     ):
         said = await client.ask("POST", "/threads/a/answers", {**good, "value": value})
-        assert said.status in (409, 422) and said.kind == "AnswerRefused", (value, said)
+        assert said.status in (409, 422), (value, said)
+        assert said.kind == "AnswerRefused"
     now = await client.asked("a")
     assert now["id"] == asked["id"]
     said = await client.ask(
@@ -565,7 +570,8 @@ async def _(client: Client) -> str:
     ):
         async with client.stream("GET", "/threads/a/events", headers={"Last-Event-ID": id.encode().decode("latin-1")}) as stream:  # fmt: skip
             kinds = [event["type"] for event in await stream.all()]
-        assert kinds[0] == "RUN_STARTED" and "MESSAGES_SNAPSHOT" in kinds, (id, kinds)
+        assert kinds[0] == "RUN_STARTED", (id, kinds)
+        assert "MESSAGES_SNAPSHOT" in kinds
     return "200, a snapshot"
 
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -416,13 +416,13 @@ def test_a_place_becomes_the_json_pointer_of_the_same_parts(parts: list[str | in
 
 
 def test_tokens_that_are_weak_or_beside_a_hook_are_refused():
-    for given in (
+    for options in (
         {"token": "short"},
         {"token": "with a space in it"},
         {"token": TOKEN, "authenticate": print},
     ):
         with pytest.raises(DefinitionError):
-            Principals(b"key", limits=Limits(), **given)  # type: ignore[arg-type]
+            Principals(b"key", limits=Limits(), **options)  # type: ignore[arg-type]
 
 
 async def test_other_addresses_want_a_token(tmp_path: Path):
@@ -457,7 +457,7 @@ def command(folder: Path, *given: str, **env: str) -> subprocess.Popen[str]:
 
 
 @contextmanager
-def started(folder: Path, *given: str, **env: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def started(folder: Path, *given: str, **env: str) -> Generator[tuple[subprocess.Popen[str], str]]:
     """The command, and the line it printed."""
     process = command(folder, *given, "--port", "0", **env)
     assert process.stdout is not None
