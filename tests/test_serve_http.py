@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -10,8 +11,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -355,6 +356,19 @@ async def test_many_runs_stream_at_once(tmp_path: Path):
         assert client.app.streams.count == 0
 
 
+async def test_viewers_that_only_look_cost_next_to_nothing(tmp_path: Path):
+    """The idle viewers of `bench/serving.py`, reduced, with the clients' own cost in it."""
+    async with serving(tmp_path) as client, contextlib.AsyncExitStack() as stack:
+        await client.say("a", "hello")
+        await client.idle("a")
+        for _ in range(60):
+            await stack.enter_async_context(client.stream("GET", "/threads/a/events?follow=1"))
+        await asyncio.sleep(0.2)
+        before = time.process_time()
+        await asyncio.sleep(2)
+        assert time.process_time() - before < 0.1
+
+
 # The parts.
 
 
@@ -456,7 +470,7 @@ def command(folder: Path, *given: str, **env: str) -> subprocess.Popen[str]:
     )
 
 
-@contextmanager
+@contextlib.contextmanager
 def started(folder: Path, *given: str, **env: str) -> Generator[tuple[subprocess.Popen[str], str]]:
     """The command, and the line it printed."""
     process = command(folder, *given, "--port", "0", **env)
