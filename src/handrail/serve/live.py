@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from handrail.adapter.conversation import ROOT
@@ -94,10 +94,7 @@ class LiveRun:
     def recall(self, prompt: str, said: Sequence[Message]) -> None:
         """Let it be known what a run that is resumed here has said: nobody says it again."""
         self._is_resumed = True
-        context = RunContext(self.run_id, "", self.session.id, 1, "", "", "")
-        self._translator.take(PromptRendered(prompt, "", (), context))
-        for message in said:
-            self._translator.take(MessageAdded(ROOT, message, self.run_id))
+        recalled(self._translator, prompt, said)
 
     async def start(self, stream: RunStream[Any], leg: str, over: Callable[[LiveRun], None]) -> None:
         """Carry it out. It is recorded when this returns; what kept it from that is raised.
@@ -273,3 +270,12 @@ class LiveRun:
         changed, self._changed = self._changed, None
         if changed is not None:
             changed.set_result(None)
+
+
+def recalled(translator: Translator, prompt: str, said: Iterable[Message]) -> Translator:
+    """A translator that knows what its run has said, and tells none of it."""
+    context = RunContext(translator.run_id, "", "", 1, "", "", "")
+    translator.take(PromptRendered(prompt, "", (), context))
+    for message in said:
+        translator.take(MessageAdded(ROOT, message, translator.run_id))
+    return translator
