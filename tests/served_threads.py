@@ -12,7 +12,7 @@ from typing import Any
 from handrail import Adapter, Prompt, ScriptedModel, SqliteJournal, Tool, ToolContext, tool
 from handrail.clock import SYSTEM_CLOCK
 from handrail.guard import CapabilityPolicy
-from handrail.messages import AssistantMessage, ModelRequest, ToolMessage, UserMessage
+from handrail.messages import AssistantMessage, ModelPart, ModelRequest, ToolMessage, UserMessage
 from handrail.question import Answer, Question
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.serve.feed import Feed
@@ -41,6 +41,15 @@ def follow(request: ModelRequest) -> Any:
             turn = turns[answers] if answers < len(turns) else "done"
             return turn if isinstance(turn, str) else [call(name, **given) for name, given in turn]
     raise AssertionError("nobody has said anything")
+
+
+class SlowModel(ScriptedModel):
+    """Says the same, a millisecond between the pieces."""
+
+    async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
+        async for part in super().stream(request):
+            await asyncio.sleep(0.001)
+            yield part
 
 
 class Held:
@@ -91,6 +100,7 @@ class App:
         self.prompt_name = options.pop("prompt_name", "work")
         self.app_name = options.pop("app_name", "")
         self.policies = [CapabilityPolicy()]
+        self.model_type: type[ScriptedModel] = options.pop("model_type", ScriptedModel)
         self.options.setdefault("look_every", None)
         self.threads = self.make()
 
@@ -101,7 +111,7 @@ class App:
         prompt: Prompt[None] = Prompt(
             self.prompt_name, "Do what is asked.", tools=self.tools, policies=self.policies
         )
-        self.model = ScriptedModel(follow)
+        self.model = self.model_type(follow)
         adapter = Adapter(self.model, filesystem=self.files)
         source = PromptSource(prompt, adapter, shown=[Noted], app=self.app_name)
         return Threads(source, self.journal, **self.options)

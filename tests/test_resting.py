@@ -408,6 +408,41 @@ async def test_a_handler_that_swallows_it_asks_nobody_and_commits_nothing():
     assert [each.text for each in response.session[Note].all()] == ["stubborn"]
 
 
+async def test_by_force_nothing_is_undone():
+    """What an inner call did to the world stands, and the call around it goes on from there."""
+    at_work = asyncio.Event()
+    world: list[str] = []
+
+    async def take_back(params: Any, value: Any, *, context: ToolContext) -> None:
+        world.append("taken back")
+
+    @tool(effect="compensable", compensate=take_back)
+    async def book() -> str:
+        """Book."""
+        world.append("booked")
+        return "booked"
+
+    @tool(effect="idempotent")
+    async def trip(context: ToolContext) -> str:
+        """Book, and think."""
+        await context.call("book")
+        if not at_work.is_set():
+            at_work.set()
+            await asyncio.get_running_loop().create_future()
+        return "done"
+
+    going = Going([book, trip], ToolCall("trip"), "done")
+    run = going.begin()
+    await at_work.wait()
+    assert going.there.parking is not None
+    going.there.parking.park(by_force=True)
+    with pytest.raises(RunParked):
+        await run
+    assert world == ["booked"]
+    assert (await going.resume()).text == "done"
+    assert world == ["booked"]
+
+
 class Moments:
     """Counts the moments of a run, wherever its tools and its model come by, and parks at one of them."""
 

@@ -1,6 +1,7 @@
 """A resumed run as those who listen hear it: what is recorded is kept, and only what is new is said."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from handrail import (
     WorkerRegistry,
     tool,
 )
+from handrail.dispatch.parking import Parking
 from handrail.errors import RunError, RunParked
 from handrail.events import (
     MessageAdded,
@@ -31,6 +33,7 @@ from handrail.events import (
     ToolInvoked,
     ToolStarted,
 )
+from handrail.messages import ModelPart, ModelRequest
 from handrail.question import Answer, Question
 from handrail.session import Dispatcher
 from rig import Note
@@ -201,6 +204,39 @@ async def test_everything_is_heard_once_of_a_run_that_was_parked(tmp_path: Path)
     ]
     assert both.count(("ModelResponded", "")) == 3
     assert both.count(("ToolStarted", "ask")) == 2
+
+
+async def test_a_run_cut_while_its_model_was_asked_says_what_the_model_says_then(tmp_path: Path):
+    """All of its calls were over: what is new begins with the next answer."""
+    asked = asyncio.Event()
+
+    class Stopping(LaterEnvironment):
+        def begins(self, parking: Parking) -> None:
+            self.parking = parking
+
+    class Slow(ScriptedModel):
+        async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
+            if len(request.messages) > 1:
+                asked.set()
+                await asyncio.get_running_loop().create_future()
+            async for part in super().stream(request):
+                yield part
+
+    there, recorded = Stopping(), Recorded(tmp_path, "done")
+    recorded.adapter()
+    slow = Adapter(Slow([ToolCall("note", {"text": "a"})]), journal=recorded.journal, environment=there)
+    run = asyncio.ensure_future(slow.evaluate(PROMPT, "go", run_id="run"))
+    await asked.wait()
+    there.parking.park(by_force=True)
+    with pytest.raises(RunParked):
+        await run
+    events = [event async for event in recorded.adapter().resume_stream("run", PROMPT)]
+    assert said(events) == [
+        ("PromptRendered", "p"),
+        ("ModelResponded", ""),
+        ("root", "AssistantMessage"),
+        ("PromptExecuted", "p"),
+    ]
 
 
 async def test_a_bus_and_a_session_of_ones_own_hear_the_same(tmp_path: Path):

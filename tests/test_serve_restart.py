@@ -162,6 +162,21 @@ async def test_runs_of_other_apps_are_left_alone(tmp_path: Path) -> None:
         assert (await app.journal.run(run_id)).status == "done"
 
 
+async def test_an_answer_to_another_apps_question_is_left_to_that_app(tmp_path: Path) -> None:
+    async with served(tmp_path, app_name="recorded:PROMPT") as app:
+        run_id = await app.thread().say(plan([["choose", {}]], "ok"))
+        await settle(app.thread())
+        app.app_name = "rig:PROMPT"
+        await app.restart()
+        [question] = await app.thread().questions()
+        assert await give(app.thread(), question, {"n": 1}) == ""
+        assert (await app.journal.run(run_id)).status == "parked"
+        app.app_name = "recorded:PROMPT"
+        await app.restart()
+        await over(app.thread())
+        assert texts(await app.thread().messages())[2:] == ["choose: got 1", "ok"]
+
+
 async def test_files_are_finished_before_runs_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:

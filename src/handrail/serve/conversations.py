@@ -16,7 +16,6 @@ from handrail.records import RunRow
 from handrail.serve import bodies, seen
 from handrail.serve.agui.legs import begin
 from handrail.serve.agui.reading import read
-from handrail.serve.agui.showing import caught_up
 from handrail.serve.asked import before_of, limit_of, thread_of
 from handrail.serve.feed import Event
 from handrail.serve.guarding import PRINCIPAL
@@ -64,7 +63,7 @@ class Conversations:
             elif begun.leg == asked.run_id:
                 chunks = lines(thread.feed, number, leg=begun.leg, nested=nested)
             else:  # it was answered before: how things stand, and what comes of it
-                number, leg, before = await caught_up(thread, self._journal)
+                before, number, leg = await seen.joining(self._journal, thread)
                 chunks = (
                     lines(thread.feed, number, before=before, leg=leg, nested=nested)
                     if leg
@@ -120,7 +119,7 @@ class Conversations:
             leg = thread.live.leg if thread.live is not None else ""
             if number is None:
                 await thread.check_known()
-                number, leg, before = await caught_up(thread, self._journal)
+                before, number, leg = await seen.joining(self._journal, thread)
             follow = query.get("follow", "") not in ("", "0")
             if follow:
                 chunks = lines(thread.feed, number, before=before, nested=nested)

@@ -8,6 +8,7 @@ from typing import Any
 from handrail.adapter.conversation import ROOT
 from handrail.events import MessageAdded
 from handrail.messages import AssistantMessage, Message, UserMessage
+from handrail.serve.agui.events import Event
 from handrail.serve.agui.pen import call_json, result_id
 from handrail.session import Session
 
@@ -61,3 +62,37 @@ def _shown(message: Message, id: str, run_id: str, turns: dict[str, int]) -> Ite
                 "toolCallId": result.id,
                 "content": result.text,
             }
+
+
+def open_messages(events: Iterable[Event]) -> list[dict[str, Any]]:
+    """What is being said, out of the events that somebody is told who joins now."""
+    out: dict[str, dict[str, Any]] = {}
+    calls: dict[str, dict[str, Any]] = {}
+    for event in events:
+        data = event.data
+        tag = {"subagentRunId": data["subagentRunId"]} if data.get("subagentRunId") else {}
+        id = data.get("messageId") or data.get("parentMessageId") or ""
+        match data["type"]:
+            case "TEXT_MESSAGE_START":
+                out[id] = {"id": id, "role": "assistant", "content": "", **tag}
+            case "REASONING_MESSAGE_START":
+                out[id] = {"id": id, "role": "reasoning", "content": "", **tag}
+            case "TEXT_MESSAGE_CONTENT" | "REASONING_MESSAGE_CONTENT":
+                out[id]["content"] += data["delta"]
+            case "TOOL_CALL_START":
+                call = calls[data["toolCallId"]] = call_json(data["toolCallId"], data["toolCallName"], "")
+                message = out.setdefault(id, {"id": id, "role": "assistant", "content": "", **tag})
+                message.setdefault("toolCalls", []).append(call)
+            case "TOOL_CALL_ARGS":
+                calls[data["toolCallId"]]["function"]["arguments"] += data["delta"]
+            case "ACTIVITY_SNAPSHOT":
+                out[id] = {
+                    "id": id,
+                    "role": "activity",
+                    "activityType": data["activityType"],
+                    "content": data["content"],
+                    **tag,
+                }
+            case _:
+                pass
+    return list(out.values())

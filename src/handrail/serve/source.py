@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from handrail.adapter import Adapter
 from handrail.errors import DefinitionError
@@ -43,7 +43,7 @@ class Source(Protocol):
         ...
 
     @property
-    def shown(self) -> Sequence[type]:
+    def shown(self) -> Sequence[type[Any]]:
         """The slices that clients see as their state."""
         ...
 
@@ -86,7 +86,7 @@ class PromptSource:
         prompt: Prompt[Any],
         adapter: Adapter,
         *,
-        shown: Sequence[type] = (),
+        shown: Sequence[type[Any]] = (),
         approvals: Any = None,
         files: Any = None,
         app: str = "",
@@ -131,7 +131,7 @@ class PromptSource:
             history=history,
             approvals=self._approvals,
             app=self.app,
-            **({"tools": tools} if tools else {}),
+            tools=tools,
         )
 
     def resume(
@@ -150,14 +150,14 @@ class PromptSource:
             environment=environment,
             filesystem=self.files,
             approvals=self._approvals,
-            **({"tools": tools} if tools else {}),
+            tools=tools,
         )
 
 
 class WorkersSource:
     """A worker of a folder, with those it may call."""
 
-    shown: Sequence[type] = ()
+    shown: Sequence[type[Any]] = ()
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class WorkersSource:
             history=history,
             approvals=self._approvals,
             filesystem=self.files,
-            **({"tools": tools} if tools else {}),
+            tools=tools,
         )
 
     def resume(
@@ -227,7 +227,7 @@ class WorkersSource:
             journal=journal,
             approvals=self._approvals,
             filesystem=self.files,
-            **({"tools": tools} if tools else {}),
+            tools=tools,
         )
 
     def _models(self) -> dict[str, Any]:
@@ -262,6 +262,7 @@ def load(app: str, *, model: Model | None = None, approvals: Any = None, files: 
         raise DefinitionError(
             f"{named} has no Prompt called {attribute!r}. Name the one to serve: {named}:NAME."
         )
+    served = cast("Prompt[Any]", prompt)
     adapter: Any = getattr(module, "adapter", None)
     if model is not None:
         adapter = Adapter(model) if adapter is None else copy.copy(adapter)
@@ -272,7 +273,7 @@ def load(app: str, *, model: Model | None = None, approvals: Any = None, files: 
             "model: --model provider:name."
         )
     source = PromptSource(
-        prompt,
+        served,
         adapter,
         shown=getattr(module, "state", ()),
         approvals=approvals,

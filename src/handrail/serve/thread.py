@@ -217,7 +217,7 @@ class Thread:
         """Keep nothing of it any more. `ThreadBusy` while a run of it goes."""
         async with self._lock:
             rows = await self.rows()
-            if await self._settled() is not None or any(self._is_elsewhere(row) for row in rows):
+            if await self._settled() is not None or any(self._is_had(row) for row in rows):
                 raise ThreadBusy(self.id)
             if not rows:
                 raise ThreadUnknown(self.id)
@@ -259,9 +259,9 @@ class Thread:
                 self._session = Session(id=self.session_id, principal=self.principal)
         return self._session
 
-    async def questions(self) -> Sequence[Question]:
-        """What waits for an answer."""
-        row = await self.newest()
+    async def questions(self, rows: Sequence[RunRow] | None = None) -> Sequence[Question]:
+        """What waits for an answer. Here and below, `rows` are its runs where somebody has just read them."""
+        row = await self.newest(rows)
         return () if row is None or row.status in OVER else await self._journal.questions(row.record.id)
 
     def state(self) -> Any:
@@ -270,11 +270,11 @@ class Thread:
         session = live.session if live is not None and live.has_begun else self._session
         return None if session is None else self._shown(session)
 
-    async def seen_state(self) -> Any:
+    async def seen_state(self, rows: Sequence[RunRow] | None = None) -> Any:
         """The same, also where the thread is not in memory: what calls committed, also of a parked run."""
         if not self._source.shown or (self.live is not None and self.live.has_begun):
             return self.state()
-        row = await self.newest()
+        row = await self.newest(rows)
         if row is None or row.status in OVER:
             return self._shown(await self.session())
         return self._shown(await self._session_with(row))
@@ -283,13 +283,13 @@ class Thread:
         """What was said, oldest first, also in a run that is parked."""
         return [message for _, message in await self.said()]
 
-    async def said(self) -> Sequence[Said]:
+    async def said(self, rows: Sequence[RunRow] | None = None) -> Sequence[Said]:
         """The same, each with the run in which it was said."""
         live = self.live
         if live is not None and live.has_begun:
             return said_in(live.session)
         said = said_in(await self.session())
-        row = await self.newest()
+        row = await self.newest(rows)
         if row is None or row.status in OVER:
             return said
         return [*said, *((row.record.id, each) for each in await runs.said(self._journal, row.record.id))]
@@ -299,8 +299,9 @@ class Thread:
         found = await self._journal.runs(session_id=self.session_id)
         return [row for row in found if row.record.principal == self.principal]
 
-    async def newest(self) -> RunRow | None:
-        rows = await self.rows()
+    async def newest(self, rows: Sequence[RunRow] | None = None) -> RunRow | None:
+        """The run that was begun last."""
+        rows = await self.rows() if rows is None else rows
         return rows[-1] if rows else None
 
     async def check_known(self) -> None:
@@ -346,7 +347,10 @@ class Thread:
         return found
 
     def _is_elsewhere(self, row: RunRow) -> bool:
-        """Does another process have this run, and live?"""
+        """Does another process have this run, and live? One of another app is never gone on with here."""
+        return not self._source.owns(row.record) or self._is_had(row)
+
+    def _is_had(self, row: RunRow) -> bool:
         now = self._setup.clock.now().timestamp()
         return not is_free(row.owner, row.leased_until, now, getattr(self._journal, "owner", ""))
 

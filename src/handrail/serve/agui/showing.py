@@ -1,4 +1,4 @@
-"""How a thread stands, for somebody who comes to it: its messages, nested ones too, its state, what is open."""
+"""What was said in a thread, nested runs too, as messages: out of a session in memory, and out of the record."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-from ag_ui.core import StateSnapshotEvent
 
 from handrail.adapter.answer import RecordedAnswer
 from handrail.adapter.conversation import ROOT, Conversation
@@ -16,14 +15,13 @@ from handrail.messages import AssistantMessage, CallAnswered, Message, ToolMessa
 from handrail.records import Entry, Journal, RunRow
 from handrail.runs.places import call_number
 from handrail.runs.tree import text_of
-from handrail.serve.agui.events import Event, clean, sent
+from handrail.serve.agui.events import clean
 from handrail.serve.agui.pen import call_json, result_id
-from handrail.serve.agui.translate import Translator, messages_snapshot
 from handrail.serve.said import messages
 from handrail.session import Session
 
 if TYPE_CHECKING:
-    from handrail.serve.thread import Thread
+    pass
 
 
 class Nested(NamedTuple):
@@ -32,42 +30,6 @@ class Nested(NamedTuple):
     run_id: str
     """Of the nested run: the id of the run around all, and a place."""
     message: Message
-
-
-class CaughtUp(NamedTuple):
-    """What somebody is told who comes to a thread, and where in its feed they go on."""
-
-    number: int
-    leg: str
-    """The leg that is open; "" where there is none, and then what is told ends."""
-    events: list[Event]
-
-
-async def caught_up(thread: Thread, journal: Journal) -> CaughtUp:
-    """How a thread stands now."""
-    rows = await thread.rows()
-    nested = await said_nested(journal, rows)
-    state = await thread.seen_state()
-    waits = await thread.questions()
-    said = await thread.said()
-    # From here on nothing is awaited, so what is told is of one moment.
-    number, live = thread.feed.last, thread.live
-    if live is not None and live.has_begun:
-        nested, state = merged(nested, nested_in(live.session)), thread.state()
-    leg = "" if live is None else live.leg
-    run_id = rows[-1].record.id if rows else ""
-    told = Translator(thread.id, run_id)
-    events = [told.started(leg or f"{run_id or thread.id}-now"), messages_snapshot(told_in(said, nested))]
-    if state is not None:
-        events.append(sent(StateSnapshotEvent(snapshot=state)))
-    if leg and live is not None:
-        return CaughtUp(number, leg, [*events, *live.open()])
-    told.recall(run_id, [message for run, message in said if run == run_id])
-    for nested_run in dict.fromkeys(each.run_id for each in nested):
-        if nested_run.startswith(f"{run_id}."):
-            told.recall(nested_run, [each.message for each in nested if each.run_id == nested_run])
-    told.begin_leg(events[0].data["runId"])
-    return CaughtUp(number, "", [*events, *(told.interrupt(waits) if waits else told.finish())])
 
 
 # --- messages ---------------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ import msgspec
 from handrail.adapter.conversation import Conversation
 from handrail.adapter.durable import decode_outcome
 from handrail.dispatch.gate import Gate
+from handrail.dispatch.parking import Parking
+from handrail.environment.later import LaterEnvironment
 from handrail.errors import AnswerRefused, RunParked, RunUnknown
 from handrail.events import ToolInvoked
 from handrail.journal.sqlite import SqliteJournal
@@ -24,7 +26,7 @@ from handrail.records import Check
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.session import Session
 from handrail.session.saving import encode_item
-from handrail.testing.simulation.points import Points, SimulatedLoop
+from handrail.testing.simulation.points import Points, SimulatedLoop, crash
 from handrail.testing.simulation.scenario import RUN, Play, Scenario, Stage
 from handrail.testing.simulation.world import World
 from handrail.testing.virtual_time import VirtualClock
@@ -44,19 +46,31 @@ def live(
     *,
     measuring: bool = False,
     connected: bool = False,
+    stops: bool = False,
 ) -> None:
     """Play the scenario in this process, from wherever its journal is. What comes of it is in the world.
 
-    With `connected` the person is there and answers at once, so that the run is never parked.
+    With `connected` the person is there and answers at once, so that the run is never parked. One that
+    `stops` parks its run by force at its point, and ends when that is done.
     """
     world = World(folder / WORLD, process)
+    stopping = _Stopping() if stops else None
+    if stopping is not None:
+        points.reached = stopping.stop
     if measuring:
         points.on_write = _noting_commits(world, folder / FILES)
     with asyncio.Runner(loop_factory=lambda: SimulatedLoop(points, start)) as runner:
-        runner.run(_live(scenario, folder, world, points, connected))
+        runner.run(_live(scenario, folder, world, points, connected, stopping))
 
 
-async def _live(scenario: Scenario, folder: Path, world: World, points: Points, connected: bool) -> None:
+async def _live(
+    scenario: Scenario,
+    folder: Path,
+    world: World,
+    points: Points,
+    connected: bool,
+    stopping: _Stopping | None,
+) -> None:
     clock = VirtualClock()
     journal = SimulatedJournal(world, folder / JOURNAL, clock, points)
     files = DirectoryFilesystem(folder / FILES)
@@ -70,7 +84,7 @@ async def _live(scenario: Scenario, folder: Path, world: World, points: Points, 
     points.arm()
     try:
         await _contradict(journal, folder)
-        response = await _until_over(journal, play, play.person if connected else None)
+        response = await _until_over(journal, play, play.person if connected else stopping)
     except Exception as error:
         points.disarm()
         world.happened("failed", error=type(error).__name__, message=str(error))
@@ -118,10 +132,30 @@ async def _until_over(journal: SimulatedJournal, play: Play, person: Environment
         try:
             return await going
         except RunParked as parked:
+            if isinstance(person, _Stopping) and person.stopped:
+                crash()
             if play.person is None:
                 raise
             await _answer(journal, play, parked.questions)
     raise AssertionError(f"the run was parked {_PARKS} times and is not over")
+
+
+class _Stopping(LaterEnvironment):
+    """What a server has that is told to stop: it parks by force what runs, and ends."""
+
+    def __init__(self) -> None:
+        self._parking: Parking | None = None
+        self.stopped = False
+
+    def begins(self, parking: Parking) -> None:
+        self._parking = parking
+
+    def stop(self) -> None:
+        self.stopped = True
+        if self._parking is None or self._parking.parked:
+            crash()  # nothing runs
+        else:
+            self._parking.park(by_force=True)
 
 
 def _noting_commits(world: World, files: Path) -> Callable[[sqlite3.Connection], None]:
