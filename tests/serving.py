@@ -56,7 +56,7 @@ async def look(context: ToolContext) -> str:
     return "seen"
 
 
-@tool(effect="idempotent")
+@tool(effect="read")
 async def order(context: ToolContext) -> str:
     """Ask what to order."""
     assert context.wait_for is not None
@@ -180,7 +180,7 @@ class Client:
             said = await self.ask("GET", f"/threads/{thread}", headers=headers)
             if said.status == 200 and ready(said.json):
                 return said.json
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
         raise AssertionError(f"never: {said.body[:500]!r}")
 
     async def idle(self, thread: str, headers: dict[str, str] | None = None) -> Any:

@@ -14,14 +14,15 @@ from handrail.errors import RequestRefused
 from handrail.question import Answer
 from handrail.records import RunRow
 from handrail.serve import bodies, seen
-from handrail.serve.agui.translate import Translator
-from handrail.serve.asked import before_of, checked_id, limit_of, thread_of
+from handrail.serve.agui.legs import begin
+from handrail.serve.agui.reading import read
+from handrail.serve.asked import before_of, limit_of, thread_of
 from handrail.serve.feed import Event
 from handrail.serve.guarding import PRINCIPAL
 from handrail.serve.limits import Limits, Places
 from handrail.serve.metrics import Metrics
 from handrail.serve.streams import EventStream, Streams, lines, only
-from handrail.serve.thread import Thread, answer_to
+from handrail.serve.thread import Thread
 from handrail.serve.threads import Threads
 
 
@@ -44,22 +45,30 @@ class Conversations:
     # AG-UI.
 
     async def agent(self, request: Request) -> Any:
-        """One leg of a run, as AG-UI asks for it. Placeholder of the skeleton: plain messages and resume."""
+        """One leg of a run, as AG-UI asks for it."""
         principal = request.scope[PRINCIPAL]
-        body = bodies.read_json(await request.body())
-        if not isinstance(body, dict):
-            raise RequestRefused(422, "BodyUnfit", "the body is no RunAgentInput")
-        asked: dict[str, Any] = body  # pyright: ignore[reportUnknownVariableType]  # plain JSON
-        thread = self._threads.thread(principal, checked_id(asked.get("threadId")))
-        leg = checked_id(asked.get("runId"))
+        asked = read(bodies.read_json(await request.body()))
+        thread = self._threads.thread(principal, asked.thread_id)
+        nested = asked.sees_nested
         place = self._streams.take(principal)
         try:
             number = thread.feed.last
-            if asked.get("resume"):
-                await thread.answer(await _resumed(thread, principal, asked["resume"]), leg=leg)
-            else:
-                await self._begin(thread, _newest(asked.get("messages")), leg=leg)
-            chunks = lines(thread.feed, number, leg=leg, nested="protocolVersion" in asked)
+            row = await thread.newest()
+            recorded = [] if row is None else await self._journal.asked(row.record.id)
+            begun = await begin(
+                thread, asked, recorded, lambda text, **more: self._begin(thread, text, **more)
+            )
+            if begun.refused:
+                chunks = only(begun.refused, nested=nested)
+            elif begun.leg == asked.run_id:
+                chunks = lines(thread.feed, number, leg=begun.leg, nested=nested)
+            else:  # it was answered before: how things stand, and what comes of it
+                before, number, leg = await seen.joining(self._journal, thread)
+                chunks = (
+                    lines(thread.feed, number, before=before, leg=leg, nested=nested)
+                    if leg
+                    else only(before, nested=nested)
+                )
             return EventStream(self._streams, place, chunks)
         except BaseException:
             place.give_back()
@@ -110,11 +119,7 @@ class Conversations:
             leg = thread.live.leg if thread.live is not None else ""
             if number is None:
                 await thread.check_known()
-                said = seen.messages(await thread.said())
-                waits = await thread.questions()
-                leg = thread.live.leg if thread.live is not None else ""
-                number = thread.feed.last  # nothing happens between this and what is told of the run
-                before = _caught_up(thread, said, leg, waits)
+                before, number, leg = await seen.joining(self._journal, thread)
             follow = query.get("follow", "") not in ("", "0")
             if follow:
                 chunks = lines(thread.feed, number, before=before, nested=nested)
@@ -175,41 +180,3 @@ class Conversations:
             yield
         finally:
             self._beginning.give_back(principal)
-
-
-def _newest(messages: Any) -> str:
-    try:
-        text: Any = messages[-1]["content"]
-    except (LookupError, TypeError):
-        text = None
-    if not isinstance(text, str):
-        raise RequestRefused(422, "BodyUnfit", "the last message is no text of a user")
-    return text
-
-
-async def _resumed(thread: Thread, principal: str, resume: Any) -> list[Answer]:
-    waits = {f"{each.id}#{each.digest[:16]}": each for each in await thread.questions()}
-    try:
-        return [
-            answer_to(
-                waits[each["interruptId"]],
-                principal,
-                "answered" if each["status"] == "resolved" else "cancelled",
-                each.get("payload"),
-            )
-            for each in resume
-        ]
-    except (LookupError, TypeError, AttributeError):
-        raise RequestRefused(422, "BodyUnfit", "`resume` answers an interrupt that is not open") from None
-
-
-def _caught_up(thread: Thread, said: Any, leg: str, waits: Any) -> list[Event]:
-    shown = Translator(thread.id, thread.live.run_id if thread.live is not None else "")
-    before = shown.begin_leg(leg or "snapshot")
-    before.append(Event({"type": "MESSAGES_SNAPSHOT", "messages": said}))
-    state = thread.state()
-    if state is not None:
-        before.append(Event({"type": "STATE_SNAPSHOT", "snapshot": state}))
-    if leg and thread.live is not None:
-        return [*before, *thread.live.open()]
-    return [*before, *(shown.interrupt(waits) if waits else shown.finish())]

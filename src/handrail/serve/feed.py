@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -59,6 +59,7 @@ class Feed:
         most_items: int = _MOST_ITEMS,
         most_bytes: int = _MOST_BYTES,
         pause: float = _PAUSE,
+        ended: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         self._boot = boot
         self._items: deque[Item] = deque()
@@ -66,6 +67,7 @@ class Feed:
         self._last = 0
         self._most_items, self._most_bytes = most_items, most_bytes
         self._pause = pause
+        self._ended = ended  # told of every event that ends a leg
         self._changed: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._told_at = float("-inf")
@@ -102,6 +104,8 @@ class Feed:
             ends = str(data.get("runId", "")) if data["type"] == "RUN_FINISHED" else ""
             if data["type"] == "RUN_ERROR":
                 ends = "*"
+            if ends and self._ended is not None:
+                self._ended(data)
             plain = None if event.plain is None else msgspec.json.encode(event.plain)
             item = Item(self._last, msgspec.json.encode(data), event.nested, ends, plain)
             self._items.append(item)

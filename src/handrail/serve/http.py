@@ -54,7 +54,7 @@ class ServedApp:
 
         self.limits = limits or Limits()
         self.metrics = Metrics()
-        self.threads = Threads(source, journal, park_after=park_after)
+        self.threads = Threads(source, journal, park_after=park_after, ended=self.metrics.leg_ended)
         self.streams = Streams(self.limits, self.metrics)
         self._grace = grace
         principals = Principals(journal.key, token=token, authenticate=authenticate, limits=self.limits)

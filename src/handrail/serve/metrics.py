@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 _BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -50,8 +51,14 @@ class Metrics:
     def refuse(self, kind: str) -> None:
         self.refused[(("reason", kind),)] += 1
 
-    def run_over(self, outcome: str) -> None:
-        self.runs_over[(("outcome", outcome),)] += 1
+    def leg_ended(self, event: Mapping[str, Any]) -> None:
+        """Count the run as over, unless it waits for somebody or is parked, by the event that ends its leg."""
+        if event["type"] == "RUN_ERROR":
+            outcome = "parked" if event.get("code") == "ServerStopping" else "error"
+        else:
+            outcome = str((event.get("outcome") or {}).get("type", "success"))
+        if outcome not in ("interrupt", "parked"):
+            self.runs_over[(("outcome", outcome),)] += 1
 
     def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
         """All of it, with what stands right now."""

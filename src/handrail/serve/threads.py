@@ -7,7 +7,8 @@ import contextlib
 import itertools
 import logging
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 from weakref import WeakValueDictionary
 
 from handrail.clock import SYSTEM_CLOCK, Clock
@@ -40,10 +41,12 @@ class Threads:
         most_kept: int = _MOST_KEPT,
         clock: Clock = SYSTEM_CLOCK,
         new_id: NewId = random_id,
+        ended: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         self.source = source
         self.journal = journal
         self._setup = Setup(source, journal, park_after, new_id, clock, parked=self._was_parked)
+        self._ended = ended  # told of every event that ends a leg of a run
         self._most_kept = most_kept
         self._look_every = look_every
         self._boot = new_id()[:8]
@@ -71,7 +74,7 @@ class Threads:
         thread = self._known.get(key)
         if thread is None:
             session_id_of(principal, id)
-            feed = Feed(f"{self._boot}{next(self._feeds)}")
+            feed = Feed(f"{self._boot}{next(self._feeds)}", ended=self._ended)
             thread = self._known[key] = Thread(id, principal, self._setup, feed)
         self._kept[key] = thread
         self._kept.move_to_end(key)

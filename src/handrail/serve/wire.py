@@ -17,7 +17,6 @@ from handrail.serve.limits import Limits
 from handrail.serve.metrics import Metrics
 from handrail.serve.refusals import body
 
-_LEAST_SECONDS = 2.0
 _HEALTH = b"GET /health "
 
 
@@ -79,8 +78,7 @@ class _Wire(H11Protocol):
             transport.abort()
             return
         self._first = b"" if self._over else None
-        seconds = self.limits.header_seconds
-        self._await_request(min(seconds, _LEAST_SECONDS) if self._over else seconds)
+        self._await_request(self.limits.header_seconds)
 
     def data_received(self, data: bytes) -> None:
         if self._first is not None:
