@@ -17,7 +17,7 @@ from handrail.messages import AssistantMessage, Usage
 from handrail.question import Question
 from handrail.records import OVER, Journal, RunRow
 from handrail.runs import CallNode, RunTree, Turn, show
-from handrail.runs.tree import Nested
+from handrail.runs.tree import Nested as NestedRun
 from handrail.serve.agui.asking import question_json
 from handrail.serve.agui.showing import Nested, merged, nested_in, said_nested, told_in
 from handrail.serve.agui.translate import Translator, messages_snapshot
@@ -33,6 +33,7 @@ __all__ = [
 
 _MOST_CACHED = 4096
 """Of how many runs that are over what is shown of them is kept."""
+_MOST_THREADS_CACHED = 64
 _TRIES = 5
 
 
@@ -140,7 +141,7 @@ async def _gathered(journal: Journal, seen: Thread) -> _Gathered:
             await seen.questions(rows),
         )
         shown = [await _run(journal, row, said) for row in rows]
-        nested = await said_nested(journal, rows)
+        nested = await _nested_said(journal, rows) if any(run.subagents for run in shown) else ()
         marks = await journal.marks(seen.session_id)
         undone = {entry.key for _, entry in marks if entry.kind == "undone"}
         if live is not seen.live and tries < _TRIES - 1:
@@ -223,6 +224,22 @@ _caches: WeakKeyDictionary[Journal, OrderedDict[tuple[str, float], _RunShown]] =
 """By journal: what is shown of runs that are over. Which calls were undone since is asked each time."""
 
 
+_nested_caches: WeakKeyDictionary[Journal, OrderedDict[object, Sequence[Nested]]] = WeakKeyDictionary()
+"""By journal: what was said in nested runs of threads that rest. All runs have to be read for it."""
+
+
+async def _nested_said(journal: Journal, rows: Sequence[RunRow]) -> Sequence[Nested]:
+    if rows[-1].status not in OVER:
+        return await said_nested(journal, rows)
+    cache = _nested_caches.setdefault(journal, OrderedDict())
+    key = tuple((row.record.id, row.changed_at) for row in rows)
+    if key not in cache:
+        cache[key] = await said_nested(journal, rows)
+        if len(cache) > _MOST_THREADS_CACHED:
+            cache.popitem(last=False)
+    return cache[key]
+
+
 async def _run(journal: Journal, row: RunRow, said: Sequence[Said]) -> _RunShown:
     cache = _caches.setdefault(journal, OrderedDict())
     key = (row.record.id, row.changed_at)
@@ -287,7 +304,7 @@ def call_facts(call: CallNode, run_id: str) -> dict[str, Any]:
         "undone": call.undone,
         "run_id": run_id,
     }
-    turns = [turn for nested in _nested(call) for turn in nested.turns]
+    turns = [turn for nested in _runs_inside(call) for turn in nested.turns]
     if turns:
         usage, cost = Usage(), Decimal(0)
         for turn in turns:
@@ -298,14 +315,14 @@ def call_facts(call: CallNode, run_id: str) -> dict[str, Any]:
     return facts
 
 
-def _nested(call: CallNode) -> Iterable[Nested]:
+def _runs_inside(call: CallNode) -> Iterable[NestedRun]:
     """The runs inside a call, at any depth."""
     for run in call.runs:
         yield run
         for inner in (*(each for turn in run.turns for each in turn.calls), *run.calls):
-            yield from _nested(inner)
+            yield from _runs_inside(inner)
     for inner in call.calls:
-        yield from _nested(inner)
+        yield from _runs_inside(inner)
 
 
 def _subagents(
