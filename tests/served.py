@@ -33,7 +33,16 @@ from handrail import (
     gather,
     tool,
 )
-from handrail.messages import AssistantMessage, ModelPart, ModelRequest, Price, TextPart, Traits, Usage, UserMessage
+from handrail.messages import (
+    AssistantMessage,
+    ModelPart,
+    ModelRequest,
+    Price,
+    TextPart,
+    Traits,
+    Usage,
+    UserMessage,
+)
 from handrail.models.scripted import Reply, Scripted
 from handrail.serve.http import asgi
 from handrail.serve.source import PromptSource, Source

@@ -17,6 +17,7 @@ from handrail import SqliteJournal, ToolContext, tool
 from handrail.clock import SystemClock
 from handrail.errors import ServerStopping
 from handrail.resources.directory import DirectoryFilesystem
+from handrail.serve.agui.frontend import frontend_tool
 from handrail.serve.thread import answer_to
 from programs import HANDRAIL
 from recorded import Pick
@@ -223,6 +224,26 @@ async def test_a_run_that_can_not_go_on_is_named_and_can_be_cancelled(
         assert app.thread().live is None
         await app.thread().cancel()
         assert (await app.journal.run(run_id)).status == "cancelled"
+
+
+async def test_a_clients_own_tools_are_made_again_from_the_record(tmp_path: Path) -> None:
+    """The run goes on without the client that brought them, under the schema that the model was shown."""
+    schema = {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]}
+    async with served(tmp_path) as app:
+        await app.thread().say(
+            plan([["paint", {"colour": 1}]], [["paint", {"colour": "red"}]], "ok"),
+            tools=[frontend_tool("paint", "Paint it.", schema)],
+        )
+        await settle(app.thread())
+        await app.restart()
+        thread = app.thread()
+        [question] = await thread.questions()
+        assert (question.name, question.payload["arguments"]) == ("frontend_tool", {"colour": "red"})
+        await give(thread, question, {"content": "painted"})
+        await over(thread)
+        said = texts(await thread.messages())
+        assert "colour" in said[2], "what does not fit the client's schema is refused"
+        assert said[4:] == ["paint: painted", "ok"]
 
 
 # --- answered from elsewhere ---------------------------------------------------------------------------

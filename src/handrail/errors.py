@@ -69,6 +69,12 @@ Each is ours *and* the builtin a caller would expect; each carries data beside i
     │   ├── RunBusy                                .owner: another process has it
     │   ├── RunParked                              .questions: it waits for answers, and can be resumed
     │   └── Diverged                               .place: it is not gone through as it was recorded
+    ├── ServeError                               .thread: a server refuses it
+    │   ├── ThreadNameRefused (ValueError)         it can't be called that
+    │   ├── ThreadUnknown (LookupError)            there is none of theirs with this id
+    │   ├── ThreadBusy (RuntimeError)              a run of it is under way
+    │   ├── QuestionsOpen (RuntimeError)           .count: it waits for answers
+    │   └── ServerStopping (RuntimeError)          nothing is begun any more
     ├── SimulationError (RuntimeError)           .status: the process that crashes a scenario came to nothing
     └── VisibilityExpansionRequired              .sections: show these in full and evaluate again
 

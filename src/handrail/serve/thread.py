@@ -129,9 +129,7 @@ class Thread:
             await self._start(live, stream, leg)
             return run_id
 
-    async def answer(
-        self, answers: Sequence[Answer], *, leg: str = "", tools: Sequence[Tool[Any, Any]] = ()
-    ) -> str:
+    async def answer(self, answers: Sequence[Answer], *, leg: str = "") -> str:
         """Take answers to questions of this thread, and go on with the run; the leg it goes on in.
 
         `AnswerRefused` says what does not fit, and then none of them is taken, unless only whoever asked
@@ -145,7 +143,7 @@ class Thread:
                 if asked[each.question_id].answer is None:
                     check_answer(asked[each.question_id].question, each, now)
             if live is None and any(each.outcome == "cancelled" for each in answers):
-                live = await self._asking_again(answers, asked, leg, tools)
+                live = await self._asking_again(answers, asked, leg)
             taken = ""
             try:
                 for each in answers:
@@ -159,7 +157,7 @@ class Thread:
                 return leg if taken else ""
             if self._setup.stopping or self._is_elsewhere(await self._journal.run(taken)):
                 return ""  # it is recorded, and whoever has the run next hears it
-            return await self._go_on(taken, leg, tools)
+            return await self._go_on(taken, leg)
 
     async def cancel(self) -> None:
         """End the run that goes or waits; harmless where there is none."""
@@ -235,7 +233,7 @@ class Thread:
             row = await self.newest()
             if self.live is not None or row is None or row.status in OVER or self._is_elsewhere(row):
                 return
-            await self._go_on(row.record.id, "", (), stays=stays)
+            await self._go_on(row.record.id, stays=stays)
 
     async def park(self, grace: float) -> None:
         """Leave the run that goes to the journal."""
@@ -381,10 +379,11 @@ class Thread:
             for kind in self._source.shown
         }
 
-    async def _go_on(
-        self, run_id: str, leg: str, tools: Sequence[Tool[Any, Any]], *, stays: bool = False
-    ) -> str:
-        """Resume a run that this process does not have; the leg that it goes on in."""
+    async def _go_on(self, run_id: str, leg: str = "", *, stays: bool = False) -> str:
+        """Resume a run that this process does not have; the leg that it goes on in.
+
+        Tools that a client added to it are made again as they were offered: no client needs to be there.
+        """
         self._check_goes_on()
         said = await self.said()
         tree = await runs.show(self._journal, run_id, clock=self._setup.clock)
@@ -407,19 +406,19 @@ class Thread:
             session=session,
             environment=live.environment,
             journal=self._journal,
-            tools=frontend_tools_of(tree.begin.offered, tree.begin.added),  # whatever the client brings now
+            tools=frontend_tools_of(tree.begin.offered, tree.begin.added),
         )
         await self._start(live, stream, leg)
         return live.leg or leg
 
     async def _asking_again(
-        self, answers: Sequence[Answer], asked: Mapping[str, Asked], leg: str, tools: Sequence[Tool[Any, Any]]
+        self, answers: Sequence[Answer], asked: Mapping[str, Asked], leg: str
     ) -> LiveRun | None:
         """Let a parked run ask again what is withdrawn: that is nothing a journal keeps, so it must be there."""
         withdrawn = [asked[each.question_id] for each in answers if each.outcome == "cancelled"]
         left = [each.question for each in withdrawn if each.answer is None]
         if left:
-            await self._go_on(left[0].run_id, leg, tools, stays=True)
+            await self._go_on(left[0].run_id, leg, stays=True)
             for question in left:
                 if self.live is not None:
                     await self.live.asks(question.id)

@@ -53,7 +53,7 @@ async def _begin(thread: Thread, asked: Asked, recorded: Sequence[Recorded], say
     new = tuple(asked.said[len(_said_before(await thread.said(), asked.said)) :])
     if answers:
         _check_all_answered(thread.id, open, answers)
-        return await thread.answer(answers, leg=asked.run_id, tools=asked.tools)
+        return await thread.answer(answers, leg=asked.run_id)
     if not new and not open:
         raise RequestRefused(
             422,
