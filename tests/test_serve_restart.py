@@ -21,7 +21,7 @@ from handrail.serve.agui.frontend import frontend_tool
 from handrail.serve.thread import answer_to
 from programs import HANDRAIL
 from recorded import Pick
-from served_threads import App, Held, by, give, kinds, over, plan, served, settle, texts
+from served_threads import App, Held, by, events, give, kinds, over, plan, served, settle, texts
 
 WRITE = ["write", {"path": "a.txt", "text": "a"}]
 
@@ -55,6 +55,8 @@ async def test_a_run_at_rest_is_parked_and_its_question_stands(tmp_path: Path) -
             "ok",
         ]
         assert kinds(thread.feed) == ["started", "success"]
+        told = [each for each in events(thread.feed) if each["type"] == "TEXT_MESSAGE_START"]
+        assert [each["messageId"] for each in told] == [f"{run_id}/3"], "as it is called in what was said"
         assert [unit.tool for unit in await app.journal.load(run_id)] == ["write", "choose"]
 
 
@@ -169,6 +171,7 @@ async def test_an_answer_to_another_apps_question_is_left_to_that_app(tmp_path: 
         await settle(app.thread())
         app.app_name = "rig:PROMPT"
         await app.restart()
+        assert app.threads.parked == 0
         [question] = await app.thread().questions()
         assert await give(app.thread(), question, {"n": 1}) == ""
         assert (await app.journal.run(run_id)).status == "parked"

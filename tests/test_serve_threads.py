@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -529,6 +530,7 @@ async def test_idle_threads_are_dropped_and_those_that_are_read_are_found(tmp_pa
             await app.thread(f"t{number}").say(plan(f"answer {number}"))
             await over(app.thread(f"t{number}"))
         assert app.threads.kept() <= 3
+        gc.collect()
         reader = asyncio.ensure_future(feed.after(feed.last))
         await app.thread("t0").say(plan("news"))
         assert await asyncio.wait_for(reader, 5), "whoever reads hears what is said later"

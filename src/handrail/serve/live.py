@@ -183,8 +183,7 @@ class LiveRun:
             self.questions = waits
             if self.leg and self._is_stopping:
                 return lambda: translator.fail(_STOPPING, "ServerStopping")
-            self.rest()
-            return None
+            return None  # it rested before, and said so
         except asyncio.CancelledError:
             if self._is_stopping and not self._is_cancelled:
                 return lambda: translator.fail(_STOPPING, "ServerStopping")
