@@ -19,7 +19,7 @@ from handrail.records import OVER, Journal, RunRow
 from handrail.runs import CallNode, RunTree, Turn, show
 from handrail.runs.tree import Nested
 from handrail.serve.agui.asking import question_json
-from handrail.serve.agui.showing import Nested, merged, nested_in, said_nested, told_in
+from handrail.serve.agui.showing import Inside, merged, nested_in, said_nested, told_in
 from handrail.serve.agui.translate import Translator, messages_snapshot
 from handrail.serve.feed import Event, FellBehind, Item
 from handrail.serve.live import LiveRun
@@ -62,7 +62,7 @@ class _Gathered(NamedTuple):
     runs: Sequence[_RunShown]
     undone: Container[str]
     said: Sequence[Said]
-    nested: Sequence[Nested]
+    nested: Sequence[Inside]
     state: Any
     questions: Sequence[Question]
     live: LiveRun | None

@@ -50,7 +50,7 @@ class FrontendTool(Tool[Any, Any]):
             raise ToolValidationError("the arguments are no JSON object. Give one: {...}.")
         wrong = misfits(self.json_schema, cast("object", value))
         if wrong:
-            raise ToolValidationError("; ".join(wrong))
+            raise ToolValidationError("; ".join(map(str, wrong)))
         return cast("dict[str, Any]", value)
 
     def parse_again(self, params: Any, arguments: str | bytes | Mapping[str, Any]) -> Any:
