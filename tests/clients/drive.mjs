@@ -7,6 +7,7 @@
 //   {do: "run", resume, tools}   run with what there is
 //   {do: "answer", call, content, error}   add a tool message, then run
 //   {do: "connect"}              GET /threads/THREAD/events, by an agent that has nothing yet
+//                                with `joined`, a line says so as soon as it has the messages
 //   {do: "leave", after}         run with the text given, and hang up after that many events
 // Each answers {messages, state, interrupts, events, warnings, error}.
 import { createRequire } from "node:module";
@@ -19,9 +20,8 @@ const require = createRequire(pathToFileURL(join(resolve(folder), "here.js")));
 const { HttpAgent, runHttpRequest, transformHttpEventStream } = require("@ag-ui/client");
 
 let warnings = [];
-for (const level of ["warn", "error"]) {
-  console[level] = (...said) => warnings.push(said.map(String).join(" "));
-}
+console.warn = (...said) => warnings.push(said.map(String).join(" "));
+console.error = () => {}; // it says what is in `error` too
 
 class Agent extends HttpAgent {
   // The client leaves to each server how a conversation is joined that goes on already.
@@ -57,6 +57,7 @@ async function done(told) {
   const seen = {
     onEvent: ({ event }) => {
       events.push(JSON.parse(JSON.stringify(event)));
+      if (told.joined && event.type === "MESSAGES_SNAPSHOT") process.stdout.write('{"joined": true}\n');
       if (told.after && events.length === told.after) {
         left = true;
         agent.abortRun();

@@ -91,7 +91,7 @@ async def thread(journal: Journal, seen: Thread) -> dict[str, Any]:
         "id": seen.id,
         "title": title(found.rows),
         "status": status(found.rows, seen),
-        "messages": [*told_in(found.said, found.nested), *open_messages(found.open)],
+        "messages": [*told_in(found.said, found.nested, seen.named), *open_messages(found.open)],
         "state": found.state,
         "calls": calls,
         "subagents": [each for run in found.runs for each in run.subagents],
@@ -113,7 +113,10 @@ async def joining(journal: Journal, seen: Thread) -> tuple[list[Event], int, str
     shown.recall(run_id, [each for run, each in found.said if run == run_id])
     for inner in dict.fromkeys(each.run_id for each in found.nested if each.run_id.startswith(f"{run_id}.")):
         shown.recall(inner, [each.message for each in found.nested if each.run_id == inner])
-    told = [*shown.begin_leg(leg or f"{run_id}-seen"), messages_snapshot(told_in(found.said, found.nested))]
+    told = [
+        *shown.begin_leg(leg or f"{run_id}-seen"),
+        messages_snapshot(told_in(found.said, found.nested, seen.named)),
+    ]
     if found.state is not None:
         told.append(Event({"type": "STATE_SNAPSHOT", "snapshot": found.state}))
     if leg:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -35,9 +35,16 @@ class Inside(NamedTuple):
 # --- messages ---------------------------------------------------------------------------------------------
 
 
-def told_in(said: Sequence[tuple[str, Message]], nested: Sequence[Inside]) -> list[dict[str, Any]]:
-    """A thread's messages: each run's own, and after an answer that led to nested runs, what was said in those."""
-    own = messages(said)
+def told_in(
+    said: Sequence[tuple[str, Message]], nested: Sequence[Inside], named: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """A thread's messages: each run's own, and after an answer that led to nested runs, what was said in those.
+
+    `named` has the ids that a client gave to what the person said, by the runs these began. Under another id
+    a client that has such a message would take it for a new one, and put it last.
+    """
+    ids = {f"{run_id}/user": id for run_id, id in named.items()}
+    own = [{**each, "id": ids.get(each["id"], each["id"])} for each in messages(said)]
     calls: dict[str, list[str]] = {}
     for run_id, message in said:
         if isinstance(message, AssistantMessage):
