@@ -206,10 +206,17 @@ class Checker:
         if results - calls.keys():
             raise Wrong(f"results of calls nobody made: {results - calls.keys()}")
         self.texts = {id: text for id, text in self.texts.items() if id in ids}
-        self.results = {id: text for id, text in self.results.items() if id in results}
+        self.results = {each["toolCallId"]: each["content"] for each in messages if each["role"] == "tool"}
         for id, call in calls.items():
             self.calls.setdefault(id, call["function"]["arguments"])
         self.calls = {id: text for id, text in self.calls.items() if id in calls}
+        for message in messages:
+            tag = message.get("subagentRunId")
+            if self.older and tag is not None:
+                raise Wrong(f"an older client was sent {message}")
+            self._owners["message", message["id"]] = tag
+            for call in message.get("toolCalls", ()):
+                self._owners["call", call["id"]] = tag
         for kind, known in (("message", ids), ("call", calls)):
             if lost := [id for id in self._open.get(kind, {}) if id not in known]:
                 raise Wrong(f"{lost} is open and not among the messages")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -54,10 +55,8 @@ class Conversations:
         try:
             number = thread.feed.last
             row = await thread.newest()
-            recorded = [] if row is None else await self._journal.asked(row.record.id)
-            begun = await begin(
-                thread, asked, recorded, lambda text, **more: self._begin(thread, text, **more)
-            )
+            recorded = () if row is None else await self._journal.asked(row.record.id)
+            begun = await begin(thread, asked, recorded, partial(self._begin, thread))
             if begun.refused:
                 chunks = only(begun.refused, nested=nested)
             elif begun.leg == asked.run_id:

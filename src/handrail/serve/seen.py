@@ -19,7 +19,7 @@ from handrail.records import OVER, Journal, RunRow
 from handrail.runs import CallNode, RunTree, Turn, show
 from handrail.runs.tree import Nested as NestedRun
 from handrail.serve.agui.asking import question_json
-from handrail.serve.agui.showing import Nested, merged, nested_in, said_nested, told_in
+from handrail.serve.agui.showing import Inside, merged, nested_in, said_nested, told_in
 from handrail.serve.agui.translate import Translator, messages_snapshot
 from handrail.serve.feed import Event, FellBehind, Item
 from handrail.serve.live import LiveRun
@@ -63,7 +63,7 @@ class _Gathered(NamedTuple):
     runs: Sequence[_RunShown]
     undone: Container[str]
     said: Sequence[Said]
-    nested: Sequence[Nested]
+    nested: Sequence[Inside]
     state: Any
     questions: Sequence[Question]
     live: LiveRun | None
@@ -92,7 +92,7 @@ async def thread(journal: Journal, seen: Thread) -> dict[str, Any]:
         "id": seen.id,
         "title": title(found.rows),
         "status": status(found.rows, seen),
-        "messages": [*told_in(found.said, found.nested), *open_messages(found.open)],
+        "messages": [*told_in(found.said, found.nested, seen.named), *open_messages(found.open)],
         "state": found.state,
         "calls": calls,
         "subagents": [each for run in found.runs for each in run.subagents],
@@ -114,7 +114,10 @@ async def joining(journal: Journal, seen: Thread) -> tuple[list[Event], int, str
     shown.recall(run_id, [each for run, each in found.said if run == run_id])
     for inner in dict.fromkeys(each.run_id for each in found.nested if each.run_id.startswith(f"{run_id}.")):
         shown.recall(inner, [each.message for each in found.nested if each.run_id == inner])
-    told = [*shown.begin_leg(leg or f"{run_id}-seen"), messages_snapshot(told_in(found.said, found.nested))]
+    told = [
+        *shown.begin_leg(leg or f"{run_id}-seen"),
+        messages_snapshot(told_in(found.said, found.nested, seen.named)),
+    ]
     if found.state is not None:
         told.append(Event({"type": "STATE_SNAPSHOT", "snapshot": found.state}))
     if leg:

@@ -79,6 +79,8 @@ class Thread:
         self.session_id = session_id_of(principal, id)
         self.feed = feed
         feed.owner = self
+        self.named: dict[str, str] = {}
+        """The ids that a client gave to what was said, by the runs it began."""
         self.live: LiveRun | None = None
         self._setup = setup
         self._source = setup.source
@@ -113,7 +115,7 @@ class Thread:
             told = Translator(
                 self.id,
                 run_id,
-                history=lambda: told_in(said_in(session), nested_in(session)),
+                history=lambda: told_in(said_in(session), nested_in(session), self.named),
                 clock=self._setup.clock,
             )
             live = self._live(run_id, session, told)
@@ -392,7 +394,7 @@ class Thread:
             self.id,
             run_id,
             known=Known.of(messages(said)),
-            history=lambda: told_in(said_in(session), nested_in(session)),
+            history=lambda: told_in(said_in(session), nested_in(session), self.named),
             said=lambda nested: [each.message for each in nested_in(session) if each.run_id == nested],
             usage=tree.usage,
             cost=tree.cost,

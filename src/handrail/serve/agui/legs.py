@@ -7,7 +7,7 @@ the body of a refused request. The same input again does nothing a second time: 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from handrail.errors import AnswerRefused, HandrailError, QuestionsOpen, RequestRefused
@@ -50,7 +50,9 @@ async def _begin(thread: Thread, asked: Asked, recorded: Sequence[Recorded], say
     open = [each.question for each in recorded if each.answer is None]
     answers = [_answer(thread.principal, given, recorded) for given in asked.answers]
     answers += _of_tools(thread.principal, asked, open)
-    new = tuple(asked.said[len(_said_before(await thread.said(), asked.said)) :])
+    said = await thread.said()
+    new = tuple(asked.said[len(_said_before(said, asked.said)) :])
+    thread.named.update(_names(said, asked.named))
     if answers:
         _check_all_answered(thread.id, open, answers)
         return await thread.answer(answers, leg=asked.run_id)
@@ -64,8 +66,25 @@ async def _begin(thread: Thread, asked: Asked, recorded: Sequence[Recorded], say
     if open:
         raise QuestionsOpen(thread.id, len(open))
     history = () if await thread.newest() is not None else asked.history
-    await say("\n\n".join(new), leg=asked.run_id, tools=asked.tools, history=history)
+    run_id: str = await say("\n\n".join(new), leg=asked.run_id, tools=asked.tools, history=history)
+    thread.named.update(_names([*said, (run_id, UserMessage(new[-1]))], asked.named))
     return asked.run_id
+
+
+def _names(said: Sequence[tuple[str, Any]], named: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """What a client calls the messages that began runs: the same words in the same order are the same."""
+    at = 0
+    taken: set[str] = set()
+    for run_id, message in said:
+        if not isinstance(message, UserMessage) or message.by_run:
+            continue
+        for number in range(at, len(named)):
+            id, text = named[number]
+            if text == message.text and id not in taken:
+                taken.add(id)
+                at = number + 1
+                yield run_id, id
+                break
 
 
 def _said_before(said: Sequence[tuple[str, Any]], now: Sequence[str]) -> list[str]:

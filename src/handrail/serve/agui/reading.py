@@ -21,6 +21,7 @@ from handrail.messages import UserMessage as SaidByUser
 from handrail.serve.agui.frontend import FrontendTool, Outcome, frontend_tool
 
 _ID = re.compile(r"[A-Za-z0-9._:~-]{1,128}")
+_LONGEST_ID = 200
 _MOST_TOOLS = 128
 
 
@@ -43,6 +44,8 @@ class Asked(NamedTuple):
     """Of the leg that this is to be told in."""
     said: tuple[str, ...]
     """What the person said after everything that was said to them."""
+    named: tuple[tuple[str, str], ...]
+    """All that the person said in words, each with the id that the client has for it."""
     answers: tuple[Given, ...]
     outcomes: Mapping[str, Outcome]
     """What came of calls of the client's own tools, by the calls' ids."""
@@ -65,6 +68,7 @@ def read(value: Any) -> Asked:
         thread_id=_id("threadId", given.thread_id),
         run_id=_id("runId", given.run_id),
         said=tuple(_said(given.messages)),
+        named=tuple(_named(given.messages)),
         answers=tuple(_answers(given.resume or ())),
         outcomes=dict(_outcomes(given.messages)),
         tools=_tools(given),
@@ -94,6 +98,16 @@ def _said(messages: Sequence[Message]) -> Iterator[str]:
     for at, message in enumerate(messages[news:], news):
         if isinstance(message, UserMessage):
             yield _text(f"/messages/{at}/content", message.content)
+
+
+def _named(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
+    for message in messages:
+        if (
+            isinstance(message, UserMessage)
+            and isinstance(message.content, str)
+            and len(message.id) <= _LONGEST_ID
+        ):
+            yield message.id, message.content
 
 
 def _text(place: str, content: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     pass
 
 
-class Nested(NamedTuple):
+class Inside(NamedTuple):
     """Something said in a nested run."""
 
     run_id: str
@@ -35,21 +35,28 @@ class Nested(NamedTuple):
 # --- messages ---------------------------------------------------------------------------------------------
 
 
-def told_in(said: Sequence[tuple[str, Message]], nested: Sequence[Nested]) -> list[dict[str, Any]]:
-    """A thread's messages: each run's own, and after an answer that led to nested runs, what was said in those."""
-    own = messages(said)
+def told_in(
+    said: Sequence[tuple[str, Message]], nested: Sequence[Inside], named: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """A thread's messages: each run's own, and after an answer that led to nested runs, what was said in those.
+
+    `named` has the ids that a client gave to what the person said, by the runs these began. Under another id
+    a client that has such a message would take it for a new one, and put it last.
+    """
+    ids = {f"{run_id}/user": id for run_id, id in named.items()}
+    own = [{**each, "id": ids.get(each["id"], each["id"])} for each in messages(said)]
     calls: dict[str, list[str]] = {}
     for run_id, message in said:
         if isinstance(message, AssistantMessage):
             calls.setdefault(run_id, []).extend(call.id for call in message.calls)
-    inside: dict[str, list[Nested]] = {}
+    inside: dict[str, list[Inside]] = {}
     for each in nested:
         root, _, place = each.run_id.partition(".")
         number = call_number(f".{place}") or 0
         if 0 < number <= len(calls.get(root, ())):
             inside.setdefault(calls[root][number - 1], []).append(each)
     out: list[dict[str, Any]] = []
-    waiting: list[Nested] = []
+    waiting: list[Inside] = []
     for message in own:
         if message["role"] != "tool" and waiting:
             out += shown_nested(waiting)
@@ -60,7 +67,7 @@ def told_in(said: Sequence[tuple[str, Message]], nested: Sequence[Nested]) -> li
     return [*out, *shown_nested(waiting)]
 
 
-def shown_nested(said: Iterable[Nested]) -> Iterator[dict[str, Any]]:
+def shown_nested(said: Iterable[Inside]) -> Iterator[dict[str, Any]]:
     """What was said in nested runs, as messages that say so."""
     turns: dict[str, int] = {}
     for run_id, message in said:
@@ -84,24 +91,24 @@ def shown_nested(said: Iterable[Nested]) -> Iterator[dict[str, Any]]:
                 }
 
 
-def merged(recorded: Sequence[Nested], heard: Sequence[Nested]) -> list[Nested]:
+def merged(recorded: Sequence[Inside], heard: Sequence[Inside]) -> list[Inside]:
     """What a session has heard goes before what is recorded: of a run it has, it has all."""
     there = {each.run_id for each in heard}
     return [*(each for each in recorded if each.run_id not in there), *heard]
 
 
-def nested_in(session: Session) -> list[Nested]:
+def nested_in(session: Session) -> list[Inside]:
     """What a session in memory has heard of nested runs."""
     return [
-        Nested(fact.conversation, fact.message)
+        Inside(fact.conversation, fact.message)
         for fact in session[MessageAdded].all()
         if fact.conversation != ROOT
     ]
 
 
-async def said_nested(journal: Journal, rows: Sequence[RunRow]) -> list[Nested]:
+async def said_nested(journal: Journal, rows: Sequence[RunRow]) -> list[Inside]:
     """What the record has of nested runs. Calls get the ids they had: these follow from the order of answers."""
-    found: list[Nested] = []
+    found: list[Inside] = []
     session = Session(id=rows[0].record.session_id) if rows else Session()
     talks: dict[str, Conversation] = {}
     for row in rows:
@@ -118,7 +125,7 @@ async def said_nested(journal: Journal, rows: Sequence[RunRow]) -> list[Nested]:
             answer = msgspec.msgpack.decode(entry.body, type=RecordedAnswer)
             calls = talk.fresh_ids(answer.calls)
             if place:
-                found.append(Nested(key, AssistantMessage(answer.text, calls)))
+                found.append(Inside(key, AssistantMessage(answer.text, calls)))
                 began = made.get(place, 0)
                 ended = (ends.get(f"{place}.{at}") for at in range(began + 1, began + len(calls) + 1))
                 results = [
@@ -127,7 +134,7 @@ async def said_nested(journal: Journal, rows: Sequence[RunRow]) -> list[Nested]:
                     if end is not None
                 ]
                 if results:
-                    found.append(Nested(key, ToolMessage(tuple(results))))
+                    found.append(Inside(key, ToolMessage(tuple(results))))
                 made[place] = began + len(calls)
     return found
 
