@@ -14,12 +14,13 @@ from handrail.errors import RequestRefused
 from handrail.question import Answer
 from handrail.records import RunRow
 from handrail.serve import bodies, seen
-from handrail.serve.agui.translate import Translator
 from handrail.serve.asked import before_of, checked_id, limit_of, thread_of
 from handrail.serve.feed import Event
 from handrail.serve.guarding import PRINCIPAL
 from handrail.serve.limits import Limits, Places
 from handrail.serve.metrics import Metrics
+from handrail.serve.naming import named_by
+from handrail.serve.spending import Spending
 from handrail.serve.streams import EventStream, Streams, lines, only
 from handrail.serve.thread import Thread, answer_to
 from handrail.serve.threads import Threads
@@ -34,6 +35,7 @@ class Conversations:
         self._streams = streams
         self._metrics = metrics
         self._limits = limits
+        self._spending = Spending(threads.journal)
         self._beginning = Places(
             limits.runs_per_principal,
             "TooManyRuns",
@@ -75,18 +77,20 @@ class Conversations:
         )
         found: list[dict[str, Any]] = []
         for row in rows:
-            owner, slash, id = row.session_id.rpartition("/")
-            if slash and owner == principal:
-                thread = self._threads.thread(principal, id)
+            named = named_by(row.session_id)
+            if named is not None and named[0] == principal:
+                usage, cost = await self._spending.of(row.session_id)
                 found.append(
                     {
-                        "id": id,
+                        "id": named[1],
                         "title": seen.title([RunRow(record=row.first, status="done")]),
-                        "status": seen.status([row.newest], thread),
+                        "status": seen.status([row.newest], self._threads.find(*named)),
                         "began_at": seen.iso(row.first.began_at),
                         "updated_at": seen.iso(row.changed_at),
                         "questions": row.questions,
                         "runs": row.runs,
+                        "usage": seen.usage_of(usage),
+                        "cost": seen.money(cost),
                     }
                 )
         return JSONResponse({"threads": found})
@@ -109,12 +113,7 @@ class Conversations:
             before: list[Event] = []
             leg = thread.live.leg if thread.live is not None else ""
             if number is None:
-                await thread.check_known()
-                said = seen.messages(await thread.messages())
-                waits = await thread.questions()
-                leg = thread.live.leg if thread.live is not None else ""
-                number = thread.feed.last  # nothing happens between this and what is told of the run
-                before = _caught_up(thread, said, leg, waits)
+                before, number, leg = await seen.joining(self._journal, thread)
             follow = query.get("follow", "") not in ("", "0")
             if follow:
                 chunks = lines(thread.feed, number, before=before, nested=nested)
@@ -201,15 +200,3 @@ async def _resumed(thread: Thread, principal: str, resume: Any) -> list[Answer]:
         ]
     except (LookupError, TypeError, AttributeError):
         raise RequestRefused(422, "BodyUnfit", "`resume` answers an interrupt that is not open") from None
-
-
-def _caught_up(thread: Thread, said: Any, leg: str, waits: Any) -> list[Event]:
-    shown = Translator(thread.id, thread.live.run_id if thread.live is not None else "")
-    before = shown.begin_leg(leg or "snapshot")
-    before.append(Event({"type": "MESSAGES_SNAPSHOT", "messages": said}))
-    state = thread.state()
-    if state is not None:
-        before.append(Event({"type": "STATE_SNAPSHOT", "snapshot": state}))
-    if leg and thread.live is not None:
-        return [*before, *thread.live.open()]
-    return [*before, *(shown.interrupt(waits) if waits else shown.finish())]
