@@ -25,7 +25,11 @@ settings.register_profile(
 settings.register_profile(
     "deep", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile("deep" if os.environ.get("HANDRAIL_DEEP") else "quick")
+settings.register_profile("brief", settings.get_profile("quick"), max_examples=20)
+"""For the interpreters after the first: the laws are the same, and only Python may differ."""
+settings.load_profile(
+    os.environ.get("HANDRAIL_EXAMPLES") or ("deep" if os.environ.get("HANDRAIL_DEEP") else "quick")
+)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from agui_grammar import Checker
 from handrail import Adapter, Prompt, ScriptedModel, Session, Tool, ToolCall, ToolContext, ToolResult, tool
 from handrail.errors import ModelUnavailable, PromptEvaluationError, RunParked
+from handrail.events import MessageAdded
 from handrail.journal import MemoryJournal
-from handrail.messages import AssistantMessage, Price, Traits, Usage
+from handrail.messages import AssistantMessage, Message, Price, Traits, Usage
 from handrail.models.scripted import Reply
 from handrail.protocols import PolicyDecision
 from handrail.question import Answer, Question
@@ -318,12 +319,14 @@ class Small:
                 await asyncio.wait([self.task])
                 assert isinstance(self.task.exception(), RunParked), self.task
                 self.letting_go = asyncio.Event()
-                self.translator = self.translator_of(key, session)  # another process goes on
+                session = self.session()
+                self.translator = self.translator_of(
+                    key, session, said_in(session)
+                )  # another process goes on
             self.tell(self.now.begin_leg(self.next_leg()))
             for question in asked:
                 self.journal.answer(says(question))
             if parks:
-                session = self.session()
                 resumed = adapter.resume(f"run-{key}", self.stage.prompt, session=session)
                 self.task = asyncio.ensure_future(resumed)
         return self.end()
@@ -364,8 +367,26 @@ class Small:
             self.stage.model, environment=self, journal=self.journal, retry=Retry(attempts=3, first_wait=0.0)
         )
 
-    def translator_of(self, key: str, session: Session) -> Translator:
-        return Translator("thread", f"run-{key}", known=self.known, history=lambda: self.messages(session))
+    def translator_of(
+        self, key: str, session: Session, said: Callable[[str], Sequence[Message]] | None = None
+    ) -> Translator:
+        return Translator(
+            "thread", f"run-{key}", known=self.known, history=lambda: self.messages(session), said=said
+        )
+
+
+def said_in(session: Session) -> Callable[[str], list[Message]]:
+    """What a session has heard of a run by now."""
+
+    def said(run_id: str) -> list[Message]:
+        facts = session[MessageAdded].all()
+        return [
+            each.message
+            for each in facts
+            if run_id == (each.run_id if each.conversation == "root" else each.conversation)
+        ]
+
+    return said
 
 
 def _tag(checker: Checker, kind: str, id: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ from filesystems import fill
 from handrail import DirectoryFilesystem, SqliteJournal
 from handrail.resources.directory import Recovered
 
+pytestmark = pytest.mark.once  # processes, kills and programs of others: what they try is not Python's
 DEEP = bool(os.environ.get("HANDRAIL_DEEP"))
 KILLED = -9
 

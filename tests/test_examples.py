@@ -11,6 +11,9 @@ import pytest
 FOLDER = Path(__file__).parent.parent / "examples"
 EXAMPLES = sorted(path for path in FOLDER.rglob("*.py") if path.name != "tools.py")
 
+ON_ONE_PYTHON = {FOLDER / "local_model.py"}
+"""Those that try what is not Python's: the embedded model takes its time."""
+
 SHOWN = {
     "hello.py": [
         "2 x bread added\n   files: list.txt   lines: 1   (kept)",
@@ -74,7 +77,15 @@ SHOWN = {
 
 
 @pytest.mark.timeout(120)  # a real model is at work in one of them
-@pytest.mark.parametrize("example", EXAMPLES, ids=[str(path.relative_to(FOLDER)) for path in EXAMPLES])
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(
+            path, id=str(path.relative_to(FOLDER)), marks=[pytest.mark.once] * (path in ON_ONE_PYTHON)
+        )
+        for path in EXAMPLES
+    ],
+)
 def test_example_runs_and_shows_it(example: Path, tmp_path: Path) -> None:
     """It ends by itself, without a complaint, and what it promises is on the screen."""
     run = subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True, timeout=110)

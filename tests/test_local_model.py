@@ -41,6 +41,8 @@ from handrail.models.local import LocalModel
 from handrail.schema import Schema
 from handrail.session import Session
 
+pytestmark = pytest.mark.once  # processes, kills and programs of others: what they try is not Python's
+
 
 def on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     @functools.wraps(test)

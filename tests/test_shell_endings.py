@@ -19,6 +19,8 @@ from handrail.resources.shell import Allow, Finished, Layers, Support, launcher,
 from handrail.resources.shell import run as run_module
 from handrail.testing import FakeShell, run_virtual
 
+pytestmark = pytest.mark.once  # processes, kills and programs of others: what they try is not Python's
+
 # Says it is there on a connection, then does all it can to stay.
 STUBBORN = """
 import os, signal, socket, sys, time
@@ -268,7 +270,8 @@ def test_shells_on_one_layer_take_turns(tmp_path: Path, line: Line):
 
 
 US = """
-import asyncio, sys, threading
+import asyncio, signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell began us in the background
 from pathlib import Path
 from handrail.resources.shell import Allow, Layers, Shell, Support, run as module
 base = Path(sys.argv[1])

@@ -52,6 +52,8 @@ from handrail.question import Answer
 from handrail.records import RunRecord
 from rig import Note
 
+pytestmark = pytest.mark.once  # processes, kills and programs of others: what they try is not Python's
+
 APP = Path(__file__).with_name("ticket_app.py")
 Body = Callable[[ToolContext], Awaitable[str]]
 

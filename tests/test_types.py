@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.once  # processes, kills and programs of others: what they try is not Python's
 ROOT = Path(__file__).parents[1]
 FOLDER = Path(__file__).with_name("types")
 FILES = sorted(file.name for file in FOLDER.glob("*.py"))

@@ -14,7 +14,9 @@ from handrail.errors import RequestRefused
 from handrail.question import Answer
 from handrail.records import RunRow
 from handrail.serve import bodies, seen
-from handrail.serve.asked import before_of, checked_id, limit_of, thread_of
+from handrail.serve.agui.legs import begin
+from handrail.serve.agui.reading import read
+from handrail.serve.asked import before_of, limit_of, thread_of
 from handrail.serve.feed import Event
 from handrail.serve.guarding import PRINCIPAL
 from handrail.serve.limits import Limits, Places
@@ -22,7 +24,7 @@ from handrail.serve.metrics import Metrics
 from handrail.serve.naming import named_by
 from handrail.serve.spending import Spending
 from handrail.serve.streams import EventStream, Streams, lines, only
-from handrail.serve.thread import Thread, answer_to
+from handrail.serve.thread import Thread
 from handrail.serve.threads import Threads
 
 
@@ -46,22 +48,30 @@ class Conversations:
     # AG-UI.
 
     async def agent(self, request: Request) -> Any:
-        """One leg of a run, as AG-UI asks for it. Placeholder of the skeleton: plain messages and resume."""
+        """One leg of a run, as AG-UI asks for it."""
         principal = request.scope[PRINCIPAL]
-        body = bodies.read_json(await request.body())
-        if not isinstance(body, dict):
-            raise RequestRefused(422, "BodyUnfit", "the body is no RunAgentInput")
-        asked: dict[str, Any] = body  # pyright: ignore[reportUnknownVariableType]  # plain JSON
-        thread = self._threads.thread(principal, checked_id(asked.get("threadId")))
-        leg = checked_id(asked.get("runId"))
+        asked = read(bodies.read_json(await request.body()))
+        thread = self._threads.thread(principal, asked.thread_id)
+        nested = asked.sees_nested
         place = self._streams.take(principal)
         try:
             number = thread.feed.last
-            if asked.get("resume"):
-                await thread.answer(await _resumed(thread, principal, asked["resume"]), leg=leg)
-            else:
-                await self._begin(thread, _newest(asked.get("messages")), leg=leg)
-            chunks = lines(thread.feed, number, leg=leg, nested="protocolVersion" in asked)
+            row = await thread.newest()
+            recorded = [] if row is None else await self._journal.asked(row.record.id)
+            begun = await begin(
+                thread, asked, recorded, lambda text, **more: self._begin(thread, text, **more)
+            )
+            if begun.refused:
+                chunks = only(begun.refused, nested=nested)
+            elif begun.leg == asked.run_id:
+                chunks = lines(thread.feed, number, leg=begun.leg, nested=nested)
+            else:  # it was answered before: how things stand, and what comes of it
+                before, number, leg = await seen.joining(self._journal, thread)
+                chunks = (
+                    lines(thread.feed, number, before=before, leg=leg, nested=nested)
+                    if leg
+                    else only(before, nested=nested)
+                )
             return EventStream(self._streams, place, chunks)
         except BaseException:
             place.give_back()
@@ -113,6 +123,7 @@ class Conversations:
             before: list[Event] = []
             leg = thread.live.leg if thread.live is not None else ""
             if number is None:
+                await thread.check_known()
                 before, number, leg = await seen.joining(self._journal, thread)
             follow = query.get("follow", "") not in ("", "0")
             if follow:
@@ -174,29 +185,3 @@ class Conversations:
             yield
         finally:
             self._beginning.give_back(principal)
-
-
-def _newest(messages: Any) -> str:
-    try:
-        text: Any = messages[-1]["content"]
-    except (LookupError, TypeError):
-        text = None
-    if not isinstance(text, str):
-        raise RequestRefused(422, "BodyUnfit", "the last message is no text of a user")
-    return text
-
-
-async def _resumed(thread: Thread, principal: str, resume: Any) -> list[Answer]:
-    waits = {f"{each.id}#{each.digest[:16]}": each for each in await thread.questions()}
-    try:
-        return [
-            answer_to(
-                waits[each["interruptId"]],
-                principal,
-                "answered" if each["status"] == "resolved" else "cancelled",
-                each.get("payload"),
-            )
-            for each in resume
-        ]
-    except (LookupError, TypeError, AttributeError):
-        raise RequestRefused(422, "BodyUnfit", "`resume` answers an interrupt that is not open") from None

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from handrail.adapter.conversation import ROOT
-from handrail.context.facts import RunContext
 from handrail.errors import HandrailError, JournalError, PromptEvaluationError, RunParked
-from handrail.events import ApprovalDecided, MessageAdded, PromptRendered, QuestionAnswered, ToolInvoked
+from handrail.events import ApprovalDecided, PromptRendered, QuestionAnswered, ToolInvoked
 from handrail.messages import Message
 from handrail.question import Question
 from handrail.records import CommitUnit
@@ -91,10 +89,10 @@ class LiveRun:
 
     # What its thread does with it.
 
-    def recall(self, prompt: str, said: Sequence[Message]) -> None:
+    def recall(self, said: Sequence[Message]) -> None:
         """Let it be known what a run that is resumed here has said: nobody says it again."""
         self._is_resumed = True
-        recalled(self._translator, prompt, said)
+        self._translator.recall(self.run_id, said)
 
     async def start(self, stream: RunStream[Any], leg: str, over: Callable[[LiveRun], None]) -> None:
         """Carry it out. It is recorded when this returns; what kept it from that is raised.
@@ -270,12 +268,3 @@ class LiveRun:
         changed, self._changed = self._changed, None
         if changed is not None:
             changed.set_result(None)
-
-
-def recalled(translator: Translator, prompt: str, said: Iterable[Message]) -> Translator:
-    """A translator that knows what its run has said, and tells none of it."""
-    context = RunContext(translator.run_id, "", "", 1, "", "", "")
-    translator.take(PromptRendered(prompt, "", (), context))
-    for message in said:
-        translator.take(MessageAdded(ROOT, message, translator.run_id))
-    return translator

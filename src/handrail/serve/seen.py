@@ -19,9 +19,10 @@ from handrail.records import OVER, Journal, RunRow
 from handrail.runs import CallNode, RunTree, Turn, show
 from handrail.runs.tree import Nested
 from handrail.serve.agui.asking import question_json
+from handrail.serve.agui.showing import Nested, merged, nested_in, said_nested, told_in
 from handrail.serve.agui.translate import Translator, messages_snapshot
 from handrail.serve.feed import Event, FellBehind, Item
-from handrail.serve.live import LiveRun, recalled
+from handrail.serve.live import LiveRun
 from handrail.serve.said import Said, messages, open_messages, said_in
 from handrail.serve.thread import Thread
 
@@ -61,6 +62,7 @@ class _Gathered(NamedTuple):
     runs: Sequence[_RunShown]
     undone: Container[str]
     said: Sequence[Said]
+    nested: Sequence[Nested]
     state: Any
     questions: Sequence[Question]
     live: LiveRun | None
@@ -89,7 +91,7 @@ async def thread(journal: Journal, seen: Thread) -> dict[str, Any]:
         "id": seen.id,
         "title": title(found.rows),
         "status": status(found.rows, seen),
-        "messages": [*messages(found.said), *open_messages(found.open)],
+        "messages": [*told_in(found.said, found.nested), *open_messages(found.open)],
         "state": found.state,
         "calls": calls,
         "subagents": [each for run in found.runs for each in run.subagents],
@@ -107,8 +109,11 @@ async def joining(journal: Journal, seen: Thread) -> tuple[list[Event], int, str
     newest = found.rows[-1] if found.rows else None
     run_id = found.live.run_id if found.live is not None else newest.record.id if newest is not None else ""
     leg = "" if found.live is None else found.live.leg
-    shown = recalled(Translator(seen.id, run_id), "", [each for run, each in found.said if run == run_id])
-    told = [*shown.begin_leg(leg or f"{run_id}-seen"), messages_snapshot(messages(found.said))]
+    shown = Translator(seen.id, run_id)
+    shown.recall(run_id, [each for run, each in found.said if run == run_id])
+    for inner in dict.fromkeys(each.run_id for each in found.nested if each.run_id.startswith(f"{run_id}.")):
+        shown.recall(inner, [each.message for each in found.nested if each.run_id == inner])
+    told = [*shown.begin_leg(leg or f"{run_id}-seen"), messages_snapshot(told_in(found.said, found.nested))]
     if found.state is not None:
         told.append(Event({"type": "STATE_SNAPSHOT", "snapshot": found.state}))
     if leg:
@@ -135,6 +140,7 @@ async def _gathered(journal: Journal, seen: Thread) -> _Gathered:
             await seen.questions(rows),
         )
         shown = [await _run(journal, row, said) for row in rows]
+        nested = await said_nested(journal, rows)
         marks = await journal.marks(seen.session_id)
         undone = {entry.key for _, entry in marks if entry.kind == "undone"}
         if live is not seen.live and tries < _TRIES - 1:
@@ -147,10 +153,11 @@ async def _gathered(journal: Journal, seen: Thread) -> _Gathered:
             except FellBehind:
                 continue
             said, state, questions = said_in(live.session), seen.state(), list(live.questions.values())
+            nested = merged(nested, nested_in(live.session))
             open, last = live.open(), seen.feed.last
         elif seen.feed.last != last and tries < _TRIES - 1:
             continue
-        return _Gathered(rows, shown, undone, said, state, questions, live, open, since, last)
+        return _Gathered(rows, shown, undone, said, nested, state, questions, live, open, since, last)
     raise AssertionError("the last try is taken as it is")
 
 

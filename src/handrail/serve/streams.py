@@ -43,7 +43,7 @@ async def lines(
 
     A reader that has fallen out of what is kept is sent away: it comes again, and gets a snapshot.
     """
-    told = [encoded(msgspec.json.encode(event.data)) for event in before if nested or not event.nested]
+    told = _of(before, nested)
     if told:
         yield b"".join(told)
     while True:
@@ -56,8 +56,9 @@ async def lines(
         out: list[bytes] = []
         for item in items:
             number = item.number
-            if nested or not item.nested:
-                out.append(encoded(item.data, feed.id_of(number)))
+            data = item.data if nested else item.older
+            if data is not None:
+                out.append(encoded(data, feed.id_of(number)))
             if leg and item.ends in (leg, "*"):
                 yield b"".join(out)
                 return
@@ -67,8 +68,13 @@ async def lines(
 
 async def only(events: Sequence[Event], *, nested: bool = True) -> AsyncGenerator[bytes]:
     """These events, and the end."""
-    shown = [encoded(msgspec.json.encode(each.data)) for each in events if nested or not each.nested]
-    yield b"".join(shown)
+    yield b"".join(_of(events, nested))
+
+
+def _of(events: Sequence[Event], nested: bool) -> list[bytes]:
+    """What a client gets of these: one from before protocol 1.0 sees no nested runs."""
+    told = [each.data if nested else each.older for each in events]
+    return [encoded(msgspec.json.encode(data)) for data in told if data is not None]
 
 
 class Streams:

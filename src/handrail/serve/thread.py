@@ -33,6 +33,8 @@ from handrail.runs import Undoing
 from handrail.schema import to_json
 from handrail.serve.agui.book import Known
 from handrail.serve.agui.events import custom
+from handrail.serve.agui.frontend import frontend_tools_of
+from handrail.serve.agui.showing import nested_in, told_in
 from handrail.serve.agui.translate import Translator
 from handrail.serve.feed import Event, Feed
 from handrail.serve.live import LiveRun
@@ -109,7 +111,10 @@ class Thread:
             session = await self.session()
             run_id = self._setup.new_id()
             told = Translator(
-                self.id, run_id, history=lambda: messages(said_in(session)), clock=self._setup.clock
+                self.id,
+                run_id,
+                history=lambda: told_in(said_in(session), nested_in(session)),
+                clock=self._setup.clock,
             )
             live = self._live(run_id, session, told)
             stream = self._source.begin(
@@ -388,16 +393,21 @@ class Thread:
             self.id,
             run_id,
             known=Known.of(messages(said)),
-            history=lambda: messages(said_in(session)),
+            history=lambda: told_in(said_in(session), nested_in(session)),
+            said=lambda nested: [each.message for each in nested_in(session) if each.run_id == nested],
             usage=tree.usage,
             cost=tree.cost,
             clock=self._setup.clock,
         )
         live = self._live(run_id, session, told)
         live.environment.stays = stays
-        live.recall(tree.row.record.prompt, [message for run, message in said if run == run_id])
+        live.recall([message for run, message in said if run == run_id])
         stream = self._source.resume(
-            run_id, session=session, environment=live.environment, journal=self._journal, tools=tools
+            run_id,
+            session=session,
+            environment=live.environment,
+            journal=self._journal,
+            tools=frontend_tools_of(tree.begin.offered, tree.begin.added),  # whatever the client brings now
         )
         await self._start(live, stream, leg)
         return live.leg or leg

@@ -46,7 +46,7 @@ from handrail.events import (
     ToolRolledBack,
     ToolStarted,
 )
-from handrail.messages import AssistantMessage, ToolMessage, Usage, UserMessage
+from handrail.messages import AssistantMessage, Message, ToolMessage, Usage, UserMessage
 from handrail.question import Question
 from handrail.serve.agui.asking import question_json, rest
 from handrail.serve.agui.book import Known, RunUnderWay
@@ -63,7 +63,8 @@ class Translator:
     """Tells one run. It is fed with the run's events in the order they were published.
 
     `known` is what the thread has shown before, shared by its runs; `history` gives the thread's messages
-    as they stand, nested ones too; `usage` and `cost` are what the run had spent when it was resumed.
+    as they stand, nested ones too. For a run that is resumed, `said` gives what was said in it, or in one
+    nested in it, before it came past its record; `usage` and `cost` are what it had spent.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Translator:
         *,
         known: Known | None = None,
         history: Callable[[], list[dict[str, Any]]] | None = None,
+        said: Callable[[str], Sequence[Message]] | None = None,
         usage: Usage | None = None,
         cost: Decimal | None = Decimal(0),
         clock: Clock = SYSTEM_CLOCK,
@@ -81,6 +83,7 @@ class Translator:
         self.run_id = run_id
         self._known = Known() if known is None else known
         self._history = history
+        self._said_before = said
         self._leg: str | None = None
         self._legs = 0
         self._resting = False
@@ -255,6 +258,19 @@ class Translator:
         """What a call that is over did to files, which the record knows."""
         return [self._calls.committed(call_id, diff, list(paths))] if diff or paths else []
 
+    def recall(self, run_id: str, said: Sequence[Message]) -> None:
+        """Let it be known what was said in a run, or in one nested in it: it is not told again."""
+        run = self._nested.run(run_id)
+        run.begun, run.turn, run.calls = True, 0, 0
+        for message in said:
+            if isinstance(message, AssistantMessage):
+                self._calls.asked_for(run, message)
+                self._known.messages.add(run.message_id)
+                self._known.calls.update(call.id for call in message.calls)
+                run.turn += 1
+            elif isinstance(message, ToolMessage):
+                self._known.results.update(result.id for result in message.results)
+
     # --- what happens in the run --------------------------------------------------------------------
 
     def take(self, event: object) -> list[Event]:
@@ -286,8 +302,9 @@ class Translator:
 
     def _rendered(self, event: PromptRendered, run: RunUnderWay) -> list[Event]:
         """A run begins, or is gone through again from its record."""
-        run.begun, run.name, run.turn, run.calls = True, event.prompt, 0, 0
+        run.name = event.prompt
         run.forget_answer()
+        self.recall(run.id, () if self._said_before is None else self._said_before(run.id))
         return [] if run.tag is None else self._nested.enter(run)
 
     def _added(self, event: MessageAdded, run: RunUnderWay) -> list[Event]:

@@ -1,0 +1,152 @@
+// The page: who is served, which thread is open, and the frame around it.
+
+import { Approvals } from "./approvals.js";
+import { ChatPane } from "./chat.js";
+import { Conversation } from "./conversation.js";
+import { FilesPane, TimelinePane } from "./panes.js";
+import { Header, Tabs } from "./header.js";
+import { useMedia } from "./hooks.js";
+import { loadRenderers } from "./renderers.js";
+import { toQuestion } from "./question.js";
+import { address, takeToken, useRoute } from "./route.js";
+import * as server from "./server.js";
+import { Sheet } from "./sheet.js";
+import { Broken, Loading, SignIn } from "./states.js";
+import { ThreadList } from "./threads.js";
+import { html, useCallback, useEffect, useReducer, useRef, useState } from "./vendor/standalone.js";
+
+const LISTED = new Set(["RUN_STARTED", "RUN_FINISHED", "RUN_ERROR"]);
+
+export function App() {
+  const [entry, setEntry] = useState({ phase: "loading" });
+  const enter = useCallback(async (token) => {
+    try {
+      if (token) await server.login(token);
+      const about = await server.about();
+      if (about.renderers) await loadRenderers(new URL(about.renderers, location.href).href);
+      setEntry({ phase: "ready", about });
+    } catch (error) {
+      if (error.status === 401) setEntry({ phase: "signin", refused: Boolean(token), problem: error.message });
+      else setEntry({ phase: "broken", problem: error });
+    }
+  }, []);
+  useEffect(() => void enter(takeToken()), []);
+
+  if (entry.phase === "loading") return html`<${Loading} words="Opening…" whole />`;
+  if (entry.phase === "signin") return html`<${SignIn} enter=${enter} refused=${entry.refused} problem=${entry.problem} />`;
+  if (entry.phase === "broken") return html`<${Broken} problem=${entry.problem} again=${() => enter(null)} whole />`;
+  return html`<${Frame} about=${entry.about} signedOut=${() => setEntry({ phase: "signin" })} />`;
+}
+
+function Frame({ about, signedOut }) {
+  const route = useRoute();
+  const narrow = useMedia("(max-width: 760px)");
+  const [menu, setMenu] = useState(false);
+  const [remembered, setRemembered] = useState(false);
+  const list = useThreads(signedOut);
+  const conversation = useConversation(route, signedOut, (event) => {
+    if (LISTED.has(event.type) || event.name?.startsWith("handrail.question")) list.reload();
+  });
+  const { view } = conversation;
+  const waiting = Object.keys(view.questions).length;
+
+  const title = view.title || list.threads?.find((thread) => thread.id === route.id)?.title || about.name;
+  useEffect(() => {
+    document.title = `${waiting ? `(${waiting}) ` : ""}${title}`;
+  }, [waiting, title]);
+  useEffect(() => setMenu(false), [route.id, narrow]);
+  useEffect(() => {
+    // Alt+Q goes to the next open question, from wherever one is.
+    const pressed = (event) => {
+      if (event.altKey && event.code === "KeyQ") toQuestion();
+    };
+    addEventListener("keydown", pressed);
+    return () => removeEventListener("keydown", pressed);
+  }, []);
+
+  const say = async (text) => {
+    await conversation.say(text);
+    // A new thread gets its address once it is one.
+    if (route.unsaid) history.replaceState(null, "", address(route.id));
+    list.reload();
+  };
+  const threads = html`<${ThreadList} list=${list} current=${route.id} live=${view} onForgotten=${(id) => id === route.id && (location.hash = "#/")} />`;
+
+  return html`<div class="frame">
+    <a class="skip" href="#composer" onClick=${skip}>Skip to the message field</a>
+    ${narrow
+      ? html`<${Sheet} open=${menu} onClose=${() => setMenu(false)} label="Threads" side="left">${threads}<//>`
+      : html`<nav class="sidebar" aria-label="Threads">${threads}</nav>`}
+    <div class="main">
+      <${Header}
+        about=${about}
+        conversation=${conversation}
+        onMenu=${narrow ? () => setMenu(true) : null}
+        waitingElsewhere=${list.waiting - (view.status === "waiting" ? 1 : 0)}
+        onRemembered=${() => setRemembered(true)}
+      />
+      <${Tabs} id=${route.id} tab=${route.tab} conversation=${conversation} />
+      <main id="panel" role="tabpanel" aria-labelledby=${`tab-${route.tab}`} class="panel">
+        ${route.tab === "chat" && html`<${ChatPane} key=${route.id} about=${about} conversation=${conversation} say=${say} />`}
+        ${route.tab === "files" && html`<${FilesPane} key=${route.id} conversation=${conversation} />`}
+        ${route.tab === "timeline" && html`<${TimelinePane} key=${route.id} conversation=${conversation} />`}
+      </main>
+    </div>
+    <${Sheet} open=${remembered} onClose=${() => setRemembered(false)} label="Remembered approvals" side="right">
+      ${remembered && html`<${Approvals} id=${route.id} unsaid=${conversation.phase === "new"} />`}
+    <//>
+  </div>`;
+}
+
+function skip(event) {
+  event.preventDefault();
+  document.getElementById("composer")?.focus();
+}
+
+/** The thread with this id, open as long as it is shown. */
+function useConversation({ id, unsaid }, signedOut, told) {
+  const [, draw] = useReducer((number) => number + 1, 0);
+  const latest = useRef(null);
+  latest.current = { signedOut, told };
+  const held = useRef(null);
+  if (held.current?.id !== id) {
+    held.current?.close();
+    held.current = new Conversation(id, {
+      unsaid,
+      changed: () => draw(0),
+      signedOut: () => latest.current.signedOut(),
+      told: (event) => latest.current.told(event),
+    });
+  }
+  useEffect(() => void (unsaid || held.current.open()), [id]);
+  useEffect(() => () => held.current.close(), []);
+  return held.current;
+}
+
+/** The list of threads, asked for again when something happens and now and then while the page is seen. */
+function useThreads(signedOut) {
+  const [state, setState] = useState({ threads: null, problem: null });
+  const timer = useRef(null);
+  const load = useCallback(async () => {
+    try {
+      setState({ threads: await server.threads(), problem: null });
+    } catch (error) {
+      if (error.status === 401) signedOut();
+      else setState((before) => ({ ...before, problem: error }));
+    }
+  }, []);
+  const reload = useCallback(() => {
+    clearTimeout(timer.current);
+    timer.current = setTimeout(load, 120);
+  }, []);
+  useEffect(() => {
+    load();
+    const now = setInterval(() => document.hidden || load(), 20_000);
+    return () => {
+      clearInterval(now);
+      clearTimeout(timer.current);
+    };
+  }, []);
+  const waiting = (state.threads ?? []).filter((thread) => thread.status === "waiting").length;
+  return { ...state, waiting, reload, load };
+}

@@ -1,0 +1,49 @@
+// May this call run? What it would do, why it is asked, and the answers, each with its key.
+
+import { Values } from "./arguments.js";
+import { Diff } from "./changes.js";
+import { Icon } from "./icons.js";
+import { Reason } from "./reason.js";
+import { html, useState } from "./vendor/standalone.js";
+
+export function Approval({ question, give, busy, keys, inCard }) {
+  const { tool, arguments: given, reason, scopes, diff } = question.payload ?? {};
+  const [reasoning, setReasoning] = useState(false);
+  const allow = (more) => give({ outcome: "answered", value: { approved: true, ...more } });
+  const deny = (why) => give({ outcome: "answered", value: { approved: false, ...(why ? { reason: why } : {}) } });
+
+  const choices = [{ key: "a", words: "Allow once", style: "primary", act: () => allow({ remember: "once" }) }];
+  if (scopes) {
+    choices.push({ key: "e", words: "Allow this exact call for the session", act: () => allow({ remember: "exact" }) });
+    scopes.slice(0, 9).forEach((scope, place) =>
+      choices.push({ key: String(place + 1), words: html`Allow <q>${scope}</q> for the session`, act: () => allow({ remember: "scope", scope }) }),
+    );
+  }
+  choices.push({ key: "d", words: "Deny", style: "danger", act: () => deny("") });
+  choices.push({ key: "r", words: "Deny with a reason", act: () => setReasoning(true) });
+
+  // Keys count only while the keyboard is in this question and not in a field: nothing is allowed by accident.
+  keys.current = (event) => {
+    if (busy || event.altKey || event.ctrlKey || event.metaKey || event.target.closest("input, textarea, select")) return;
+    const choice = choices.find((each) => each.key === event.key.toLowerCase());
+    if (choice) {
+      event.preventDefault();
+      choice.act();
+    }
+  };
+  return html`<div class="approval-body">
+    <h3><${Icon} name="shield" /> Allow <code>${tool ?? question.name}</code>?</h3>
+    ${(reason || question.message) && html`<p class="why">${reason || question.message}</p>`}
+    ${given && typeof given === "object" && !diff && !inCard && html`<${Values} value=${given} />`}
+    ${diff && html`<${Diff} diff=${diff} />`}
+    ${reasoning
+      ? html`<${Reason} label="Reason, told to the model" action="Deny" give=${deny} back=${() => setReasoning(false)} busy=${busy} />`
+      : html`<div class="choices">
+          ${choices.map(
+            (choice) => html`<button key=${choice.key} type="button" class=${choice.style ?? ""} disabled=${busy} aria-keyshortcuts=${choice.key.toUpperCase()} onClick=${choice.act}>
+              <span>${choice.words}</span> <kbd aria-hidden="true">${choice.key.toUpperCase()}</kbd>
+            </button>`,
+          )}
+        </div>`}
+  </div>`;
+}

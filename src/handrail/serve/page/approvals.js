@@ -1,0 +1,46 @@
+// The decisions that are remembered in a thread: what was allowed or denied for good, and taking it back.
+
+import { useEffect, useState, html } from "./vendor/standalone.js";
+import * as server from "./server.js";
+import { Loading } from "./states.js";
+import { ago } from "./words.js";
+
+export function Approvals({ id, unsaid }) {
+  const [kept, setKept] = useState(unsaid ? [] : null);
+  const [problem, setProblem] = useState(null);
+  const load = async () => {
+    try {
+      setKept(await server.approvals(id));
+      setProblem(null);
+    } catch (error) {
+      setProblem(error.message);
+    }
+  };
+  useEffect(() => void (unsaid || load()), [id]);
+  const revoke = async (approval) => {
+    try {
+      await server.revoke(id, approval.id);
+    } catch (error) {
+      return setProblem(error.message);
+    }
+    return load();
+  };
+  return html`<div class="approvals">
+    <p class="soft">What you allowed for the whole session is not asked again. Revoke it, and it is.</p>
+    ${problem && html`<p class="problem" role="alert">${problem}</p>`}
+    ${kept === null && !problem && html`<${Loading} words="Loading…" />`}
+    ${kept?.length === 0 && html`<p class="nothing">Nothing is remembered in this thread.</p>`}
+    <ul>
+      ${(kept ?? []).map(
+        (approval) => html`<li key=${approval.id}>
+          <p>
+            <strong>${approval.approved ? "Allowed" : "Denied"}</strong> <code>${approval.tool}</code>
+            ${approval.scope ? html` for <q>${approval.scope}</q>` : html` exactly as it was called`}
+          </p>
+          <p class="soft">${[approval.by && `by ${approval.by}`, approval.at && ago(approval.at), approval.reason].filter(Boolean).join(" · ")}</p>
+          <button type="button" class="small" aria-label=${`Revoke ${approval.tool}`} onClick=${() => revoke(approval)}>Revoke</button>
+        </li>`,
+      )}
+    </ul>
+  </div>`;
+}

@@ -1,0 +1,63 @@
+// The conversation: the log, what is waiting, and the field to write in.
+
+import { Composer } from "./composer.js";
+import { Entries } from "./entries.js";
+import { useStickyEnd } from "./hooks.js";
+import { Icon } from "./icons.js";
+import { Question, toQuestion } from "./question.js";
+import { Broken, Loading } from "./states.js";
+import { questionsOf } from "./store.js";
+import { html } from "./vendor/standalone.js";
+import { many } from "./words.js";
+
+export function ChatPane({ about, conversation, say }) {
+  const { view, phase } = conversation;
+  const { ref, atEnd, toEnd } = useStickyEnd();
+  const open = Object.keys(view.questions).length;
+  const said = async (text) => {
+    await say(text);
+    toEnd();
+  };
+  return html`<div class="chat">
+    <div class="log" ref=${ref} role="log" aria-live="polite" aria-label="Conversation" tabindex="0">
+      <div class="column">
+        ${phase === "loading" && html`<${Loading} words="Opening the thread…" />`}
+        ${phase === "broken" && html`<${Broken} problem=${conversation.problem} again=${() => conversation.open()} />`}
+        ${phase === "new" && html`<${Welcome} about=${about} />`}
+        <${Entries} scope="" view=${view} conversation=${conversation} />
+        ${questionsOf(view, null).map((question) => html`<${Question} key=${question.id} question=${question} conversation=${conversation} />`)}
+        <${Thinking} view=${view} />
+      </div>
+    </div>
+    <div class="foot">
+      ${!atEnd && html`<button type="button" class="newest" onClick=${toEnd}><${Icon} name="down" /> Newest</button>`}
+      ${open > 0 &&
+      html`<p class="waiting-bar" role="status">
+        <span>${many(open, "question is", "questions are")} waiting for you.</span>
+        <button type="button" class="small" aria-keyshortcuts="Alt+Q" onClick=${toQuestion}>Go to it <kbd>Alt Q</kbd></button>
+      </p>`}
+      <${Composer} id=${view.id} status=${view.status} loading=${phase === "loading"} open=${open} say=${said} cancel=${() => conversation.cancel()} />
+    </div>
+  </div>`;
+}
+
+function Welcome({ about }) {
+  return html`<div class="welcome">
+    <h2>${about.name}</h2>
+    ${about.description && html`<p>${about.description}</p>`}
+    <p class="soft">${about.files ? "It can read and change files; what it changes is listed under Files and can be undone." : "Write below to begin."}</p>
+  </div>`;
+}
+
+/** The model has been asked and has not said anything yet. Its room is kept, so that nothing moves when it does. */
+function Thinking({ view }) {
+  const last = view.entries[""].at(-1);
+  const quiet = view.status === "running" && !busy(view, last);
+  return html`<p class="thinking" role="status">${quiet && html`<span class="dots" aria-hidden="true"><i></i><i></i><i></i></span><span class="unseen">Thinking</span>`}</p>`;
+}
+
+function busy(view, entry) {
+  if (!entry) return false;
+  if (entry.kind === "call") return ["running", "waiting"].includes(view.calls[entry.id]?.facts?.status) || view.calls[entry.id]?.writing;
+  return Boolean(view.messages[entry.id]?.open);
+}

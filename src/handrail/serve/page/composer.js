@@ -1,0 +1,78 @@
+// The field to write in. Enter sends, Shift+Enter begins a line, Escape stops the run. What is typed is kept.
+
+import { Icon } from "./icons.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/standalone.js";
+
+// What was typed and not sent, by thread.
+const typed = new Map();
+
+export function Composer({ id, status, loading, open, say, cancel }) {
+  const [text, setText] = useState(typed.get(id) ?? "");
+  const [busy, setBusy] = useState(false);
+  const [stopping, setStopping] = useState(false);
+  const [problem, setProblem] = useState(null);
+  const field = useRef(null);
+  const running = status === "running" || status === "waiting";
+  typed.set(id, text);
+
+  useEffect(() => {
+    if (!matchMedia("(pointer: coarse)").matches) field.current?.focus({ preventScroll: true });
+  }, []);
+  useEffect(() => {
+    if (!running) setStopping(false);
+  }, [running]);
+  useLayoutEffect(() => {
+    // The field grows with what is in it, up to a third of the window.
+    field.current.style.height = "auto";
+    field.current.style.height = `${Math.min(field.current.scrollHeight, innerHeight / 3)}px`;
+  }, [text]);
+
+  const send = async (event) => {
+    event?.preventDefault();
+    if (!text.trim() || busy || running || loading) return;
+    setBusy(true);
+    setProblem(null);
+    try {
+      await say(text.trim());
+      setText("");
+    } catch (error) {
+      setProblem(error.message);
+    }
+    setBusy(false);
+  };
+  const stop = async () => {
+    setStopping(true);
+    try {
+      await cancel();
+    } catch (error) {
+      setProblem(error.message);
+      setStopping(false);
+    }
+  };
+  const pressed = (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
+    else if (event.key === "Escape" && status === "running" && !stopping) stop();
+  };
+  return html`<form class="composer" onSubmit=${send}>
+    ${problem && html`<p class="problem" role="alert">${problem}</p>`}
+    <div class="field">
+      <label class="unseen" for="composer">Message</label>
+      <textarea
+        id="composer"
+        ref=${field}
+        rows="1"
+        value=${text}
+        placeholder=${open ? "Answer what is asked first" : running ? "It is at work; Escape stops it" : "Write a message"}
+        aria-describedby="composer-help"
+        onInput=${(event) => setText(event.target.value)}
+        onKeyDown=${pressed}
+      ></textarea>
+      ${running
+        ? html`<button type="button" class="send stop" disabled=${stopping} aria-label=${stopping ? "Stopping…" : "Stop"} title="Stop, and undo what is under way" onClick=${stop}>
+            ${stopping ? html`<span class="spinner"></span>` : html`<${Icon} name="stop" />`}
+          </button>`
+        : html`<button type="submit" class="send" disabled=${!text.trim() || busy || loading} aria-label="Send" title="Send (Enter)"><${Icon} name="send" /></button>`}
+    </div>
+    <p id="composer-help" class="help">Enter sends, Shift+Enter begins a new line</p>
+  </form>`;
+}

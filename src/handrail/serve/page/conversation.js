@@ -1,0 +1,194 @@
+// One thread that is open in the page: its view kept up to date, and what a person can do in it.
+
+import * as server from "./server.js";
+import { blank, fromSnapshot, reduce, withRun, withSaid } from "./store.js";
+
+const QUIET = 40_000; // Milliseconds without a byte after which a connection counts as dead: the server pings every 15 s.
+const LONGEST = 15_000; // The longest pause between two tries.
+
+/**
+ * `phase`: "loading", "new" (nothing said yet), "ready" or "broken" (with `problem`).
+ * `connection`: "none", "live" or "reconnecting". `changed()` is called at most once a frame.
+ */
+export class Conversation {
+  constructor(id, { unsaid, changed, signedOut, told }) {
+    this.id = id;
+    this.view = blank(id);
+    this.phase = unsaid ? "new" : "loading"; // An id made here is known to nobody: there is nothing to ask for.
+    this.connection = "none";
+    this.problem = null;
+    this.changed = changed;
+    this.signedOut = signedOut;
+    this.told = told; // Called with each event, for those who keep lists of threads.
+    this.queue = [];
+    this.following = null;
+    this.closed = false;
+  }
+
+  /** Load the thread and follow it; `begun` is a run that goes in it, and may be too new to be recorded. */
+  async open(begun = null) {
+    this.following?.abort();
+    this.following = null;
+    this.queue = [];
+    try {
+      const snapshot = await server.snapshot(this.id);
+      if (this.closed) return;
+      this.view = fromSnapshot(snapshot);
+      if (begun) this.view = withRun(this.view, begun);
+      this.phase = "ready";
+      this.problem = null;
+    } catch (error) {
+      if (this.closed) return;
+      if (error.status === 401) return this.signedOut();
+      if (error.kind === "ThreadUnknown") {
+        this.phase = "new";
+      } else if (this.phase === "ready") {
+        // It was shown before: what is read stays, and we try again.
+        this.connected("reconnecting");
+        await pause(1000 + Math.random() * 1000);
+        return this.closed ? undefined : this.open();
+      } else {
+        this.phase = "broken";
+        this.problem = error;
+      }
+    }
+    this.changed();
+    if (this.phase === "ready") this.follow();
+  }
+
+  close() {
+    this.closed = true;
+    this.following?.abort();
+  }
+
+  async follow() {
+    const stop = new AbortController();
+    this.following = stop;
+    let tries = 0;
+    while (!stop.signal.aborted) {
+      const known = this.view.lastEventId;
+      let heard = 0;
+      try {
+        for await (const { id, event } of watched(this.id, known, stop.signal)) {
+          tries = 0;
+          this.connected("live");
+          if (!event) continue;
+          heard += 1;
+          if (event.type === "MESSAGES_SNAPSHOT" && known && heard <= 2) {
+            // We were away for longer than the server remembers: it has more to tell than this event holds.
+            return void this.open();
+          }
+          this.take(id, event);
+        }
+      } catch (error) {
+        if (stop.signal.aborted) return;
+        if (error.status === 401) return this.signedOut();
+        if (error.status === 404) return void this.open();
+      }
+      if (stop.signal.aborted) return;
+      this.connected("reconnecting");
+      await pause(Math.min(LONGEST, 300 * 2 ** tries++) * (0.5 + Math.random()), stop.signal);
+    }
+  }
+
+  connected(connection) {
+    if (this.connection === connection) return;
+    this.connection = connection;
+    this.changed();
+  }
+
+  take(id, event) {
+    this.queue.push([id, event]);
+    if (this.queue.length === 1) frame(() => this.drain());
+  }
+
+  drain() {
+    if (this.closed) return;
+    const taken = this.queue;
+    this.queue = [];
+    let view = this.view;
+    for (const [id, event] of taken) {
+      view = reduce(view, event);
+      if (id) view = { ...view, lastEventId: id };
+    }
+    this.view = view;
+    this.changed();
+    for (const [, event] of taken) this.told(event);
+  }
+
+  /** Say something; the thread is made where it is new. */
+  async say(text) {
+    const before = this.view;
+    if (this.phase === "ready") {
+      // Shown at once: the first events may be here before the server's word that it took it.
+      this.view = { ...withSaid(before, `said-${Date.now()}`, text), status: "running" };
+      this.changed();
+    }
+    let begun;
+    try {
+      begun = await this.guarded(server.say(this.id, text));
+    } catch (error) {
+      this.view = before;
+      this.changed();
+      throw error;
+    }
+    if (this.phase !== "ready") await this.open(begun.run_id);
+  }
+
+  answer(question, given) {
+    return this.guarded(server.answer(this.id, { question_id: question.id, digest: question.digest, ...given }));
+  }
+
+  cancel() {
+    return this.guarded(server.cancel(this.id));
+  }
+
+  undo(callId) {
+    return this.guarded(server.undo(this.id, callId));
+  }
+
+  async guarded(promise) {
+    try {
+      return await promise;
+    } catch (error) {
+      if (error.status === 401) this.signedOut();
+      throw error;
+    }
+  }
+}
+
+/** The events of a thread; a connection from which nothing is heard for long is ended. */
+async function* watched(id, after, signal) {
+  const dead = new AbortController();
+  let timer = setTimeout(() => dead.abort(), QUIET);
+  try {
+    for await (const item of server.events(id, after, AbortSignal.any([signal, dead.signal]))) {
+      clearTimeout(timer);
+      timer = setTimeout(() => dead.abort(), QUIET);
+      yield item;
+    }
+  } finally {
+    clearTimeout(timer);
+    dead.abort();
+  }
+}
+
+/** Once before the page is drawn next; a page nobody sees is not drawn, so there after a moment. */
+function frame(act) {
+  if (document.hidden) setTimeout(act, 200);
+  else requestAnimationFrame(act);
+}
+
+/** Wait, but not after the network is back. */
+function pause(milliseconds, signal) {
+  return new Promise((resolve) => {
+    const done = () => {
+      clearTimeout(timer);
+      removeEventListener("online", done);
+      resolve();
+    };
+    const timer = setTimeout(done, milliseconds);
+    addEventListener("online", done);
+    signal?.addEventListener("abort", done, { once: true });
+  });
+}

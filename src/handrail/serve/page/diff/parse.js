@@ -1,0 +1,128 @@
+// Reads unified diffs as handrail's filesystems write them. No DOM: node can test it.
+//
+// A hunk is read by the counts in its header, never by how a line looks, so that a file that holds
+// "--- a/x" or "diff --git" can't pass for another file.
+
+/**
+ * @typedef {{type: "same"|"added"|"removed", text: string, old: number|null, new: number|null, bare: boolean}} Line
+ *   `bare`: no newline at its end.
+ * @typedef {{header: string, lines: Line[]}} Hunk
+ * @typedef {{path: string, from: string|null, change: "new"|"deleted"|"renamed"|"changed", notes: string[],
+ *   hunks: Hunk[], added: number, removed: number, lines: number}} FileDiff
+ * @typedef {{files: FileDiff[], remarks: string[]}} Diff  `remarks`: what is said of no file, such as state.
+ */
+
+const HUNK = /^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(.*)$/;
+const NOTE = /^(new|deleted) (file|folder|link)( mode \d+)?$|^(file|folder|link) becomes |^(old|new) mode \d+$|^(Large|Binary|Long) files .* differ|^.* differ, and what is in them can't be shown$/;
+
+/** @returns {Diff} */
+export function parseDiff(text) {
+  const lines = String(text ?? "").split("\n");
+  if (lines.at(-1) === "") lines.pop();
+  const files = [];
+  const remarks = [];
+  let file = null;
+  for (let at = 0; at < lines.length; ) {
+    const line = lines[at];
+    const hunk = HUNK.exec(line);
+    if (line.startsWith("diff --git ")) {
+      file = newFile(namesIn(line.slice("diff --git ".length)));
+      files.push(file);
+      at += 1;
+    } else if (line.startsWith("--- ") && lines[at + 1]?.startsWith("+++ ")) {
+      file = headed(files, file, line.slice(4), lines[at + 1].slice(4));
+      at += 2;
+    } else if (hunk && file) {
+      at = readHunk(file, hunk, lines, at + 1);
+    } else {
+      if (!takeNote(file, line)) remarks.push(line);
+      at += 1;
+    }
+  }
+  return { files, remarks };
+}
+
+function newFile({ old, path }) {
+  return {
+    path, from: old !== path ? old : null, change: "changed", notes: [], hunks: [], added: 0, removed: 0, lines: 0,
+  };
+}
+
+/** Where the names are plain, the two halves are as long as each other unless it was renamed. */
+function namesIn(text) {
+  const half = (text.length - 1) / 2;
+  if (text[half] === " " && text.slice(2, half) === text.slice(half + 3)) {
+    const path = text.slice(2, half);
+    return { old: path, path };
+  }
+  const at = text.indexOf(" b/");
+  if (at < 0) return { old: text, path: text };
+  return { old: text.slice(2, at), path: text.slice(at + 3) };
+}
+
+/** The file that `---` and `+++` speak of: the one begun by `diff --git`, or one of a plain diff. */
+function headed(files, file, old, path) {
+  if (!file || file.hunks.length) {
+    const named = path === "/dev/null" ? old : path;
+    file = newFile({ old: bare(named), path: bare(named) });
+    files.push(file);
+  }
+  if (old === "/dev/null") file.change = "new";
+  else if (path === "/dev/null") file.change = "deleted";
+  return file;
+}
+
+function bare(name) {
+  return name.replace(/^[ab]\//, "").replace(/\t.*$/, "");
+}
+
+function readHunk(file, match, lines, at) {
+  let old = Number(match[1]);
+  let now = Number(match[3]);
+  let oldLeft = match[2] === undefined ? 1 : Number(match[2]);
+  let newLeft = match[4] === undefined ? 1 : Number(match[4]);
+  const hunk = { header: match[0], lines: [] };
+  file.hunks.push(hunk);
+  for (; at < lines.length; at += 1) {
+    const line = lines[at];
+    const sign = line[0] ?? " ";
+    if (sign === "\\" && hunk.lines.length) {
+      hunk.lines.at(-1).bare = true;
+    } else if (sign === "-" && oldLeft > 0) {
+      hunk.lines.push({ type: "removed", text: line.slice(1), old: old++, new: null, bare: false });
+      oldLeft -= 1;
+      file.removed += 1;
+    } else if (sign === "+" && newLeft > 0) {
+      hunk.lines.push({ type: "added", text: line.slice(1), old: null, new: now++, bare: false });
+      newLeft -= 1;
+      file.added += 1;
+    } else if (sign === " " && oldLeft > 0 && newLeft > 0) {
+      hunk.lines.push({ type: "same", text: line.slice(1), old: old++, new: now++, bare: false });
+      oldLeft -= 1;
+      newLeft -= 1;
+    } else {
+      break; // the hunk is over
+    }
+  }
+  file.lines += hunk.lines.length;
+  return at;
+}
+
+/** Whether this line is about the file; then it is kept with it. */
+function takeNote(file, line) {
+  if (!file || file.hunks.length) return false;
+  if (line.startsWith("rename from ")) {
+    file.from = line.slice("rename from ".length);
+    file.change = "renamed";
+    return true;
+  }
+  if (line.startsWith("rename to ")) {
+    file.path = line.slice("rename to ".length);
+    return true;
+  }
+  if (!NOTE.test(line)) return false;
+  if (line.startsWith("new ") && !line.startsWith("new mode")) file.change = "new";
+  if (line.startsWith("deleted ")) file.change = "deleted";
+  file.notes.push(line);
+  return true;
+}

@@ -1,0 +1,95 @@
+// What changed in files, by call, newest first; each can be looked at and undone.
+
+import { html, useEffect, useRef, useState } from "./vendor/standalone.js";
+import { DiffView, summary } from "./diff.js";
+import { parseDiff } from "./diff/parse.js";
+
+/**
+ * @param {{changes: object[], onUndo: (callId: string) => any, busy?: boolean|string}} props
+ *   `changes` as `GET /threads/{id}/files` gives them, oldest first. Where `onUndo` gives a promise that
+ *   fails, its words are shown at the call. `busy`: nothing can be undone now; the id of a call: it is.
+ */
+export function FilesPanel({ changes, onUndo, busy }) {
+  if (!changes?.length) {
+    return html`<div class="state">
+      <h2>No files changed</h2>
+      <p>What tools write in this conversation is listed here, with its diff, and can be undone.</p>
+    </div>`;
+  }
+  return html`<ol class="file-changes" aria-label="Changes, newest first">
+    ${changes.toReversed().map((change) => html`<${Change} key=${change.call_id} change=${change} onUndo=${onUndo} busy=${busy} />`)}
+  </ol>`;
+}
+
+function Change({ change, onUndo, busy }) {
+  const { tool, at, paths = [], diff, undone } = change;
+  const [open, setOpen] = useState(false);
+  return html`<li class=${`change ${undone ? "is-undone" : ""}`}>
+    <article aria-label=${`${tool}: ${paths.join(", ") || "no paths"}`}>
+      <header class="change-head">
+        <span class="change-tool">${tool}</span>
+        ${at && html`<time datetime=${at} title=${new Date(at).toLocaleString()}>${clock(at)}</time>`}
+        ${undone && html`<span class="undone-mark">Undone</span>`}
+      </header>
+      <ul class="change-paths" aria-label="Paths">${paths.map((path) => html`<li>${path}</li>`)}</ul>
+      <div class="change-actions">
+        ${diff && html`<button type="button" class="quiet small" aria-expanded=${open ? "true" : "false"} onClick=${() => setOpen(!open)}>
+          <span class="chevron" aria-hidden="true"></span>${summary(parseDiff(diff).files)}
+        </button>`}
+        <${Undo} change=${change} onUndo=${onUndo} busy=${busy} />
+      </div>
+      ${open && html`<${DiffView} diff=${diff} />`}
+    </article>
+  </li>`;
+}
+
+/** Undo, asked once more in the same place. */
+export function Undo({ change, onUndo, busy }) {
+  const { call_id: id, tool, paths = [], undone, undoable } = change;
+  const [asking, setAsking] = useState(false);
+  const [refused, setRefused] = useState("");
+  const [under, setUnder] = useState(false);
+  const first = useRef(null);
+  const button = useRef(null);
+  const was = useRef(false);
+  useEffect(() => {
+    if (asking) first.current?.focus();
+    else if (was.current) button.current?.focus();
+    was.current = asking;
+  }, [asking]);
+  if (undone) return html`<span class="change-word">What it wrote was taken back.</span>`;
+  if (!undoable) return html`<span class="change-word">It can’t be undone: what came later builds on it, or what was there before is not kept.</span>`;
+  const undo = async () => {
+    setAsking(false);
+    setRefused("");
+    setUnder(true);
+    try {
+      await onUndo(id);
+    } catch (error) {
+      setRefused(error?.message ?? String(error));
+    }
+    setUnder(false);
+  };
+  const words = refused && html`<p class="field-error" role="alert">${refused}</p>`;
+  if (under || busy === id) return html`<span class="change-word" role="status">Undoing…</span>`;
+  if (!asking) {
+    return html`<button type="button" class="quiet small" ref=${button} disabled=${Boolean(busy)} aria-label=${`Undo ${tool}`}
+      onClick=${() => setAsking(true)}>Undo</button>${words}`;
+  }
+  const escape = (event) => {
+    if (event.key !== "Escape") return;
+    event.stopPropagation();
+    setAsking(false);
+  };
+  return html`<span class="confirm" role="group" aria-label=${`Undo ${tool}?`} onKeyDown=${escape}>
+    <span>Put ${paths.length === 1 ? "this path" : `these ${paths.length} paths`} back as before?</span>
+    <button type="button" class="danger small" ref=${first} onClick=${undo}>Undo</button>
+    <button type="button" class="quiet small" onClick=${() => setAsking(false)}>Keep</button>
+  </span>`;
+}
+
+function clock(at) {
+  const time = new Date(at);
+  const today = time.toDateString() === new Date().toDateString();
+  return time.toLocaleString([], today ? { hour: "2-digit", minute: "2-digit" } : { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+}

@@ -1,0 +1,141 @@
+// A form made from a JSON Schema, as pydantic writes them.
+//
+// What is typed is held as the JSON value it stands for; text that is no number yet stays text, so that
+// nothing typed is lost and the checks can speak of it.
+
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/standalone.js";
+import { Field } from "./form/field.js";
+import { initial, isObject, kindsOf, resolved, shapeOf } from "./form/schema.js";
+import { validate } from "./validate.js";
+
+const MISSING = "it needs a value";
+let forms = 0;
+
+/**
+ * @param {{
+ *   schema: object, value?: any, errors?: {path: string, message: string}[],
+ *   onSubmit: (value: any) => void, onChange?: (value: any) => void,
+ *   submitLabel?: string, secondary?: any, label?: string, disabled?: boolean,
+ * }} props
+ *   `value` is what the form begins with, a draft for one. `errors` are the server's: they stand beside
+ *   their fields until those are edited. `secondary` stands beside the button that sends.
+ *   `label` names a form that is a single field.
+ */
+export function SchemaForm({ schema, value, errors = [], onSubmit, onChange, submitLabel = "Send", secondary, label, disabled }) {
+  const root = useRef(null);
+  const [uid] = useState(() => `form${(forms += 1)}`);
+  const [held, setHeld] = useState(() => (value === undefined ? initial(schema, schema) : value));
+  const [submitted, setSubmitted] = useState(false);
+  const [touched, setTouched] = useState(() => new Set());
+  const blocks = useRef(new Map()).current;
+  const server = useServerErrors(errors);
+  const toFocus = useRef(false);
+  const inner = useRef({ changing: false }).current;
+
+  const problems = submitted || touched.size ? validate(schema, held) : [];
+  const form = {
+    root: schema,
+    uid,
+    blocks,
+    showing: (path) => submitted || touched.has(path),
+    touch: (path) => touched.has(path) || setTouched(new Set(touched).add(path)),
+    edited: server.edited,
+    inner,
+    errorsAt: (path) => {
+      const own = form.showing(path) ? problems.filter((one) => one.path === path && (submitted || one.message !== MISSING)) : [];
+      return [...own, ...server.open.filter((one) => one.path === path)].map((one) => one.message);
+    },
+  };
+  const change = (next) => {
+    setHeld(() => next);
+    onChange?.(next);
+  };
+  const submit = (event) => {
+    event.preventDefault();
+    if (disabled) return;
+    const sent = held === undefined ? undefined : JSON.parse(JSON.stringify(held));
+    if (validate(schema, held).length || blocks.size) {
+      toFocus.current = !submitted; // then it waits until the errors stand there
+      setSubmitted(true);
+      if (submitted) focusFirst(root.current);
+    } else {
+      server.forget();
+      onSubmit(sent);
+    }
+  };
+  useEffect(() => {
+    if (toFocus.current || server.arrived()) focusFirst(root.current);
+    toFocus.current = false;
+  });
+  const stray = useStray(root, server.open);
+  const wrong = submitted ? new Set([...problems.map((one) => one.path), ...blocks.keys()]).size : 0;
+  return html`<form class="schema-form" ref=${root} onSubmit=${submit} novalidate>
+    <div role="alert" class="form-alerts">
+      ${wrong > 0 && html`<p class="form-alert">${wrong === 1 ? "One field needs another look." : `${wrong} fields need another look.`}</p>`}
+      ${stray.map((one) => html`<p class="form-alert">${one.path && html`<span class="form-where">${inWords(one.path)}: </span>`}${one.message}</p>`)}
+    </div>
+    <${Field} form=${form} schema=${schema} path="" label=${label ?? topLabel(schema)} required=${true} value=${held} onChange=${change} top=${true} />
+    <div class="form-actions">
+      <button type="submit" class="primary" disabled=${disabled}>${submitLabel}</button>
+      ${secondary}
+    </div>
+  </form>`;
+}
+
+/** The server's errors, each until its field, or what holds or is in it, was edited. */
+function useServerErrors(errors) {
+  const key = JSON.stringify(errors);
+  const seen = useRef({ key: "[]", edited: new Set(), focused: "[]" }).current;
+  if (seen.key !== key) {
+    seen.key = key;
+    seen.edited = new Set();
+  }
+  const near = (path) => [...seen.edited].some((one) => path === one || path.startsWith(`${one}/`) || (path && one.startsWith(`${path}/`)));
+  return {
+    open: errors.filter((one) => !near(one.path)),
+    edited: (path) => seen.edited.add(path),
+    forget: () => {
+      seen.focused = "[]"; // the same errors again are news again
+    },
+    arrived: () => {
+      const news = seen.focused !== key && errors.length > 0;
+      seen.focused = key;
+      return news;
+    },
+  };
+}
+
+/** Errors whose path no field of the form has: they are said above it. */
+function useStray(root, errors) {
+  const [stray, setStray] = useState([]);
+  const key = JSON.stringify(errors);
+  useLayoutEffect(() => {
+    const paths = new Set([...root.current.querySelectorAll("[data-path]")].map((one) => one.dataset.path));
+    const found = errors.filter((one) => !paths.has(one.path));
+    if (JSON.stringify(found) !== JSON.stringify(stray)) setStray(found);
+  });
+  return key === "[]" ? [] : stray;
+}
+
+function focusFirst(root) {
+  const bad = root?.querySelector('[aria-invalid="true"]');
+  if (!bad) return;
+  const into = bad.matches("input, select, textarea") ? bad : (bad.querySelector("input, select, textarea, button") ?? bad);
+  into.focus();
+}
+
+function topLabel(schema) {
+  const found = resolved(schema, schema);
+  const { kinds } = kindsOf(found, schema);
+  const shape = kinds.length === 1 ? shapeOf(kinds[0]) : "";
+  return found.title ?? (shape === "object" && isObject(found.properties) ? "" : "Answer");
+}
+
+/** "/to/0/street" as a person says it: to, 1, street. */
+function inWords(path) {
+  return path
+    .split("/")
+    .slice(1)
+    .map((step) => (/^\d+$/.test(step) ? String(Number(step) + 1) : step.replaceAll("~1", "/").replaceAll("~0", "~")))
+    .join(", ");
+}

@@ -1,0 +1,82 @@
+// Markdown written by a model: untrusted. marked reads it, DOMPurify lets through what is harmless, block by
+// block, so that only the block being written is made anew and a selection elsewhere stays.
+
+import { drawnFor } from "./hooks.js";
+import purify from "./vendor/dompurify.js";
+import { Marked } from "./vendor/marked.js";
+import { html, useState } from "./vendor/standalone.js";
+
+const marked = new Marked({
+  gfm: true,
+  renderer: {
+    checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
+    // An image from elsewhere would tell its server who reads this. Its words and its address are shown.
+    image: ({ href, text }) => `<a href="${escaped(href)}">${escaped(text || href)}</a>`,
+  },
+});
+
+const ALLOWED = {
+  ALLOWED_TAGS: [
+    "a", "b", "blockquote", "br", "code", "del", "details", "div", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr",
+    "i", "kbd", "li", "ol", "p", "pre", "s", "span", "strong", "sub", "summary", "sup", "table", "tbody", "td", "th", "thead", "tr", "ul",
+  ],
+  ALLOWED_ATTR: ["href", "title", "start", "align", "colspan", "rowspan"],
+  ALLOW_DATA_ATTR: false,
+  ALLOW_ARIA_ATTR: false,
+  ALLOWED_URI_REGEXP: /^(?:https?:|mailto:|#)/i,
+};
+
+purify.addHook("afterSanitizeAttributes", (node) => {
+  if (node.tagName === "A") {
+    node.setAttribute("target", "_blank");
+    node.setAttribute("rel", "noopener noreferrer nofollow");
+  }
+});
+
+function escaped(text) {
+  return String(text ?? "").replace(/[&<>"']/g, (character) => `&#${character.charCodeAt(0)};`);
+}
+
+/** Safe HTML of one block. */
+export function safe(unsafe) {
+  return purify.sanitize(unsafe, ALLOWED);
+}
+
+/** Markdown as the page shows it. */
+export const Markdown = drawnFor(
+  ({ text }) => [text],
+  ({ text }) => {
+    const blocks = marked.lexer(text).filter((token) => token.type !== "space");
+    return html`<div class="prose">
+      ${blocks.map((block, place) =>
+        block.type === "code"
+          ? html`<${Code} key=${place} text=${block.text} language=${block.lang} />`
+          : html`<${Block} key=${place} raw=${block.raw} block=${block} />`,
+      )}
+    </div>`;
+  },
+);
+
+const Block = drawnFor(
+  ({ raw }) => [raw],
+  ({ block }) => html`<div class="block" dangerouslySetInnerHTML=${{ __html: safe(marked.parser([block])) }}></div>`,
+);
+
+const Code = drawnFor(
+  ({ text, language }) => [text, language],
+  ({ text, language }) => {
+    const [copied, setCopied] = useState(false);
+    const copy = async () => {
+      await navigator.clipboard?.writeText(text);
+      setCopied(true);
+      setTimeout(() => setCopied(false), 1500);
+    };
+    return html`<figure class="code">
+      <figcaption>
+        <span>${language ?? ""}</span>
+        <button type="button" class="quiet small" onClick=${copy}>${copied ? "Copied" : "Copy"}</button>
+      </figcaption>
+      <pre tabindex="0"><code>${text}</code></pre>
+    </figure>`;
+  },
+);

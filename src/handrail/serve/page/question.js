@@ -1,0 +1,104 @@
+// A question that waits for a person, in the place where it was asked. Each is answered by itself.
+
+import { Approval } from "./approval.js";
+import { Values } from "./arguments.js";
+import { Icon } from "./icons.js";
+import { Markdown } from "./markdown.js";
+import { QuestionForm, rendererFor } from "./renderers.js";
+import { html, useRef, useState } from "./vendor/standalone.js";
+
+// What was typed and not sent yet, by question: it outlives the component, so that answering one leaves the others alone.
+const drafts = new Map();
+
+/** Bring the next open question into view and give it the keyboard. */
+export function toQuestion() {
+  const all = [...document.querySelectorAll("[data-question]")];
+  const place = all.findIndex((each) => each.contains(document.activeElement));
+  const next = all[(place + 1) % all.length];
+  next?.scrollIntoView({ block: "center" });
+  next?.focus({ preventScroll: true });
+}
+
+/** What had the keyboard goes: go on at the next question, else where one writes. */
+function goOn(gone) {
+  const now = document.activeElement;
+  if (now !== document.body && !gone?.contains(now)) return;
+  const others = [...document.querySelectorAll("[data-question]")].filter((each) => each !== gone);
+  (others[0] ?? document.getElementById("composer"))?.focus({ preventScroll: others.length === 0 });
+}
+
+export function Question({ question, conversation, inCard = false }) {
+  const [busy, setBusy] = useState(false);
+  const [problem, setProblem] = useState(null);
+  const group = useRef(null);
+  const keys = useRef(null); // The body's own keys; they are heard wherever in the question the keyboard is.
+  const give = async (given) => {
+    const here = group.current.contains(document.activeElement);
+    setBusy(true);
+    setProblem(null);
+    try {
+      await conversation.answer(question, given);
+      drafts.delete(question.id);
+      if (here) goOn(group.current);
+    } catch (error) {
+      setProblem(error);
+      setBusy(false);
+    }
+  };
+  const draft = {
+    value: drafts.get(question.id),
+    keep: (value) => drafts.set(question.id, value),
+  };
+  const Body = question.kind === "approval" ? Approval : Asked;
+  const label = question.kind === "approval" ? `Approval of ${question.payload?.tool ?? question.name}` : `Question: ${question.message || question.name}`;
+  return html`<section
+    class=${`question ${question.kind}${busy ? " busy" : ""}`}
+    role="group"
+    aria-label=${label}
+    aria-busy=${busy ? "true" : undefined}
+    tabindex="-1"
+    data-question=${question.id}
+    ref=${group}
+    onKeyDown=${(event) => keys.current?.(event)}
+  >
+    <p class="unseen" role="alert">${label}</p>
+    ${question.asked_by?.length > 1 && html`<p class="asked-by soft">asked by ${question.asked_by.join(" › ")}</p>`}
+    <${Expiry} at=${question.expires_at} />
+    <${Body} question=${question} give=${give} busy=${busy} draft=${draft} fields=${problem?.fields ?? []} keys=${keys} inCard=${inCard} />
+    ${problem && html`<p class="problem" role="alert">${problem.message}</p>`}
+  </section>`;
+}
+
+function Expiry({ at }) {
+  if (!at) return null;
+  const when = new Date(at);
+  return html`<p class="soft expiry">open until <time datetime=${at}>${when.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" })}</time></p>`;
+}
+
+/** Something only a person can say: by the app's own renderer for this kind of question, else in a form. */
+function Asked({ question, give, busy, draft, fields }) {
+  const own = rendererFor(question.name);
+  const Renderer = own ?? QuestionForm;
+  const payload = question.payload;
+  const plain = payload && typeof payload === "object" && !Array.isArray(payload) ? payload : payload ? { given: payload } : {};
+  return html`<div class="asked">
+    <div class="asking"><${Icon} name="waiting" /><${Markdown} text=${question.message || question.name} /></div>
+    ${!own && html`<${Values} value=${plain} />`}
+    <${Renderer}
+      question=${question}
+      submit=${(value) => give({ outcome: "answered", value })}
+      decline=${(reason) => give({ outcome: "declined", ...(reason ? { reason } : {}) })}
+      errors=${fields}
+      draft=${draft.value}
+      onDraft=${draft.keep}
+      busy=${busy}
+    />
+  </div>`;
+}
+
+const OUTCOMES = { answered: "Answered", approved: "Allowed", denied: "Denied", declined: "Declined", cancelled: "Withdrawn", expired: "Expired unanswered" };
+
+/** A question that is over: one line, with who answered it. */
+export function Closed({ closed }) {
+  return html`<p class="closed soft">${OUTCOMES[closed.outcome] ?? closed.outcome}${closed.by ? ` by ${closed.by}` : ""}: ${closed.question.message || closed.question.name}</p>`;
+}

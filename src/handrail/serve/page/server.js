@@ -1,0 +1,92 @@
+// The server, as the page calls it: JSON in and out, errors that carry the server's words, and streams of events.
+
+/** A refusal of the server, or none at all: `status` 0 means that it could not be reached. */
+export class ServerError extends Error {
+  constructor(status, kind, message, fields = []) {
+    super(message);
+    this.status = status;
+    this.kind = kind;
+    this.fields = fields;
+  }
+}
+
+async function called(path, options) {
+  let response;
+  try {
+    response = await fetch(path, { credentials: "same-origin", ...options });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ServerError(0, "Unreachable", "The server does not answer. It may have been stopped, or the network is gone.");
+  }
+  if (response.ok) return response;
+  let told = null;
+  try {
+    told = (await response.json()).error;
+  } catch {
+    // Not JSON: something in between answered.
+  }
+  throw new ServerError(
+    response.status,
+    told?.kind ?? "Refused",
+    told?.message ?? `The server refused this (${response.status} ${response.statusText}).`,
+    told?.fields ?? [],
+  );
+}
+
+async function json(path, options) {
+  const response = await called(path, options);
+  return response.status === 204 ? {} : response.json();
+}
+
+const sent = (method, value) => ({
+  method,
+  headers: { "Content-Type": "application/json" },
+  body: JSON.stringify(value ?? {}),
+});
+
+const thread = (id) => `threads/${encodeURIComponent(id)}`;
+
+export const about = () => json("about");
+export const login = (token) => json("login", sent("POST", { token }));
+export const threads = async () => (await json("threads?limit=200")).threads;
+export const snapshot = (id) => json(thread(id));
+export const say = (id, text) => json(`${thread(id)}/messages`, sent("POST", { text }));
+export const answer = (id, given) => json(`${thread(id)}/answers`, sent("POST", given));
+export const cancel = (id) => json(`${thread(id)}/cancel`, sent("POST"));
+export const runTree = (id, run) => json(`${thread(id)}/runs/${encodeURIComponent(run)}`);
+export const files = async (id) => (await json(`${thread(id)}/files`)).changes;
+export const undo = (id, call) => json(`${thread(id)}/calls/${encodeURIComponent(call)}/undo`, sent("POST"));
+export const approvals = async (id) => (await json(`${thread(id)}/approvals`)).approvals;
+export const revoke = (id, approval) => json(`${thread(id)}/approvals/${encodeURIComponent(approval)}`, sent("DELETE"));
+export const forget = (id) => json(thread(id), sent("DELETE"));
+
+/**
+ * The events of a thread after the one with the id `after`, as they come: `{id, event}`, and `{}` for a sign of life.
+ * Ends when the server ends it.
+ */
+export async function* events(id, after, signal) {
+  const headers = { Accept: "text/event-stream" };
+  if (after) headers["Last-Event-ID"] = after;
+  const response = await called(`${thread(id)}/events?follow=1`, { headers, signal });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  yield {};
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const blocks = (rest + value).split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) yield message(block);
+  }
+}
+
+/** One block of an event stream. Lines that are no `id:` or `data:` (comments, pings) say nothing. */
+export function message(block) {
+  let id;
+  const data = [];
+  for (const line of block.split("\n")) {
+    if (line.startsWith("id:")) id = line.slice(3).trim();
+    else if (line.startsWith("data:")) data.push(line.slice(5).trimStart());
+  }
+  return data.length ? { id, event: JSON.parse(data.join("\n")) } : {};
+}

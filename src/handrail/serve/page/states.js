@@ -1,0 +1,54 @@
+// The page when it has nothing to show yet, or nothing at all: loading, broken, signed out.
+
+import { html, useEffect, useRef, useState } from "./vendor/standalone.js";
+
+export function Loading({ words, whole = false }) {
+  return html`<div class=${whole ? "state whole" : "state"} role="status">
+    <span class="spinner large" aria-hidden="true"></span>
+    <p>${words}</p>
+  </div>`;
+}
+
+export function Broken({ problem, again, whole = false }) {
+  return html`<div class=${whole ? "state whole" : "state"} role="alert">
+    <h2>${problem.status === 0 ? "The server does not answer" : "This could not be shown"}</h2>
+    <p>${problem.message}</p>
+    ${again && html`<button type="button" class="primary" onClick=${again}>Try again</button>`}
+  </div>`;
+}
+
+export function SignIn({ enter, refused, problem }) {
+  const [token, setToken] = useState("");
+  const [busy, setBusy] = useState(false);
+  const field = useRef(null);
+  useEffect(() => {
+    setBusy(false);
+    field.current?.focus();
+  }, [refused, problem]);
+  const submit = (event) => {
+    event.preventDefault();
+    if (!token.trim()) return field.current.focus();
+    setBusy(true);
+    enter(token.trim()).finally(() => setBusy(false));
+  };
+  return html`<div class="state whole">
+    <form class="signin" onSubmit=${submit}>
+      <h1>Sign in</h1>
+      <p>This server wants a token. It was given to the one who started it with <code>handrail serve --token</code>.</p>
+      <label for="token">Token</label>
+      <input
+        id="token"
+        ref=${field}
+        type="password"
+        autocomplete="current-password"
+        spellcheck=${false}
+        value=${token}
+        aria-invalid=${refused ? "true" : undefined}
+        aria-describedby=${refused ? "token-problem" : undefined}
+        onInput=${(event) => setToken(event.target.value)}
+      />
+      ${refused && html`<p id="token-problem" class="problem" role="alert">${problem || "This token is not the one."}</p>`}
+      <button type="submit" class="primary" disabled=${busy}>${busy ? "Signing in…" : "Sign in"}</button>
+    </form>
+  </div>`;
+}

@@ -1,0 +1,328 @@
+// What the page shows of one thread: a snapshot, and then every AG-UI event on top of it.
+// Pure, and free of the DOM: the same snapshot and events always give the same view (tests/page/store.test.mjs).
+// What did not change keeps its identity, so that a component can see that it need not be drawn again.
+
+import { patched } from "./patch.js";
+
+/**
+ * @typedef {{kind: "user"|"text"|"reasoning"|"call"|"agent"|"activity"|"note", id: string}} Entry
+ * `entries[""]` is the conversation; `entries[AGENT_ID]` what a nested agent did, in the order it came.
+ */
+
+/** The view of a thread about which nothing is known yet. */
+export function blank(id) {
+  return {
+    id,
+    title: "",
+    status: "idle",
+    runId: null,
+    entries: { "": [] },
+    messages: {},
+    calls: {},
+    agents: {},
+    activities: {},
+    notes: {},
+    questions: {},
+    closed: {},
+    runs: [],
+    state: null,
+    lastEventId: null,
+    changes: 0,
+  };
+}
+
+/** The view of a thread as `GET /threads/{id}` gives it. */
+export function fromSnapshot(snapshot) {
+  let view = {
+    ...blank(snapshot.id),
+    title: snapshot.title ?? "",
+    status: snapshot.status,
+    state: snapshot.state ?? null,
+    runs: snapshot.runs ?? [],
+    lastEventId: snapshot.last_event_id ?? null,
+  };
+  const running = view.runs.filter((run) => ["running", "waiting", "parked"].includes(run.status));
+  view.runId = (running.at(-1) ?? view.runs.at(-1))?.id ?? null;
+  for (const agent of snapshot.subagents ?? []) {
+    view = withAgent(view, agent.id, {
+      name: agent.name,
+      callId: agent.parent_call_id ?? null,
+      parent: agent.parent_subagent_id ?? "",
+      status: agent.status,
+    });
+  }
+  view = withMessages(view, snapshot.messages ?? []);
+  for (const [id, facts] of Object.entries(snapshot.calls ?? {})) view = withFacts(view, id, facts);
+  for (const question of snapshot.questions ?? []) view = withQuestion(view, question);
+  const last = view.runs.at(-1);
+  if (last && (last.status === "failed" || last.status === "cancelled")) {
+    view = withNote(view, `end-${last.id}`, last.status, last.error?.message ?? last.error ?? "");
+  }
+  return view;
+}
+
+/** The view after one event. An event the page does not know changes nothing. */
+export function reduce(view, event) {
+  const change = CHANGES[event.type];
+  return change ? change(view, event) : view;
+}
+
+const CHANGES = {
+  RUN_STARTED(view, event) {
+    const runId = event.metadata?.handrail?.run_id ?? event.runId;
+    return { ...withRun(view, runId), status: "running", runId };
+  },
+  RUN_FINISHED(view, event) {
+    const outcome = event.outcome?.type ?? "success";
+    if (outcome === "interrupt") {
+      let next = { ...view, status: "waiting" };
+      for (const interrupt of event.outcome.interrupts ?? []) {
+        const question = interrupt.metadata?.handrail;
+        if (question) next = withQuestion(next, question);
+      }
+      return next;
+    }
+    const cancelled = outcome === "cancelled";
+    const next = ended(view, cancelled ? "cancelled" : "idle");
+    return cancelled ? withNote(next, `end-${view.runId}`, "cancelled", "") : next;
+  },
+  RUN_ERROR(view, event) {
+    return withNote(ended(view, "failed"), `end-${view.runId}`, "failed", event.message ?? "");
+  },
+
+  TEXT_MESSAGE_START: (view, event) =>
+    withMessage(view, scopeOf(event), event.messageId, event.role === "user" ? "user" : "text", { text: "", open: true }),
+  TEXT_MESSAGE_CONTENT: (view, event) => withText(view, event, "text"),
+  TEXT_MESSAGE_END: (view, event) => closed(view, event.messageId),
+  REASONING_MESSAGE_START: (view, event) =>
+    withMessage(view, scopeOf(event), event.messageId, "reasoning", { text: "", open: true }),
+  REASONING_MESSAGE_CONTENT: (view, event) => withText(view, event, "reasoning"),
+  REASONING_MESSAGE_END: (view, event) => closed(view, event.messageId),
+
+  TOOL_CALL_START(view, event) {
+    const scope = scopeOf(event);
+    const call = { ...(view.calls[event.toolCallId] ?? {}), name: event.toolCallName, arguments: "", writing: true, scope };
+    return withEntry(withCall(view, event.toolCallId, call), scope, "call", event.toolCallId);
+  },
+  TOOL_CALL_ARGS(view, event) {
+    const call = view.calls[event.toolCallId];
+    return call ? withCall(view, event.toolCallId, { arguments: (call.arguments ?? "") + event.delta }) : view;
+  },
+  TOOL_CALL_END: (view, event) =>
+    view.calls[event.toolCallId] ? withCall(view, event.toolCallId, { writing: false }) : view,
+  TOOL_CALL_RESULT: (view, event) =>
+    view.calls[event.toolCallId]
+      ? withCall(view, event.toolCallId, { result: textOf(event.content), writing: false })
+      : view,
+
+  ACTIVITY_SNAPSHOT(view, event) {
+    const next = { ...view, activities: { ...view.activities, [event.messageId]: { type: event.activityType, content: event.content } } };
+    return shownInCall(next, event.messageId) ? next : withEntry(next, scopeOf(event), "activity", event.messageId);
+  },
+  ACTIVITY_DELTA(view, event) {
+    const activity = view.activities[event.messageId];
+    if (!activity) return view;
+    const content = patched(activity.content, event.patch);
+    return { ...view, activities: { ...view.activities, [event.messageId]: { ...activity, content } } };
+  },
+
+  STATE_SNAPSHOT: (view, event) => ({ ...view, state: event.snapshot }),
+  STATE_DELTA: (view, event) => ({ ...view, state: patched(view.state ?? {}, event.delta) }),
+  MESSAGES_SNAPSHOT: (view, event) =>
+    withMessages({ ...view, entries: { "": [] }, messages: {} }, event.messages ?? []),
+
+  SUBAGENT_STARTED: (view, event) =>
+    withAgent(view, event.subagentRunId, {
+      name: event.name ?? event.subagentName ?? "agent",
+      callId: event.parentToolCallId ?? null,
+      parent: event.parentSubagentRunId ?? "",
+      status: "running",
+    }),
+  SUBAGENT_FINISHED: (view, event) =>
+    agentEnded(view, event.subagentRunId, event.outcome?.type === "suspended" ? "waiting" : "ok"),
+  SUBAGENT_ERROR: (view, event) => agentEnded(view, event.subagentRunId, "error"),
+
+  CUSTOM: (view, event) => CUSTOM[event.name]?.(view, event.value ?? {}, event) ?? view,
+};
+
+const CUSTOM = {
+  "handrail.call": (view, { call_id: id, ...facts }) => {
+    const next = withFacts(view, id, facts);
+    return isOver(facts.status) ? { ...next, changes: next.changes + 1 } : next;
+  },
+  // What a person said, for the windows it was not said in.
+  "handrail.message": (view, { id, role, content }) =>
+    role === "user" ? withMessage(view, "", id, "user", { text: textOf(content), open: false }) : view,
+  "handrail.question": (view, question) => withQuestion(view, question),
+  "handrail.question.closed": (view, { question_id: id, outcome, by }) => {
+    const { [id]: question, ...questions } = view.questions;
+    if (!question) return view;
+    return { ...view, questions, closed: { ...view.closed, [id]: { question, outcome, by } } };
+  },
+  "handrail.usage": (view, { usage, cost }) => ({
+    ...view,
+    runs: view.runs.map((run) => (run.id === view.runId ? { ...run, usage, cost } : run)),
+  }),
+  "handrail.undone": (view, { call_id: id }) => ({ ...withFacts(view, id, { undone: true }), changes: view.changes + 1 }),
+};
+
+/** Whether a call in this status will not change any more, but for being undone. */
+export function isOver(status) {
+  return status !== undefined && status !== "running" && status !== "waiting";
+}
+
+/** The nested agents that run in a call. */
+export function agentsOf(view, callId) {
+  return Object.values(view.agents).filter((agent) => agent.callId === callId);
+}
+
+/** The open questions of a call, or of the thread where they belong to no call that is shown. */
+export function questionsOf(view, callId) {
+  const all = Object.values(view.questions);
+  return callId === null
+    ? all.filter((question) => !view.calls[question.call_id]?.name)
+    : all.filter((question) => question.call_id === callId);
+}
+
+/** Whether something that is to be answered stands inside a call: its own question or one of its agents'. */
+export function isAsked(view, callId, seen = new Set()) {
+  if (seen.has(callId)) return false;
+  seen.add(callId);
+  if (questionsOf(view, callId).length) return true;
+  return agentsOf(view, callId).some((agent) =>
+    (view.entries[agent.id] ?? []).some((entry) => entry.kind === "call" && isAsked(view, entry.id, seen)),
+  );
+}
+
+/** Tokens and dollars of the whole thread: the sum of its runs. */
+export function spent(view) {
+  let input = 0;
+  let output = 0;
+  let cost = null;
+  for (const run of view.runs) {
+    input += run.usage?.input ?? 0;
+    output += run.usage?.output ?? 0;
+    if (run.cost !== null && run.cost !== undefined) cost = (cost ?? 0) + Number(run.cost);
+  }
+  return { input, output, cost };
+}
+
+/** The view with a run that has just begun, where it does not have it yet. */
+export function withRun(view, id) {
+  if (view.runs.some((run) => run.id === id)) return view;
+  return { ...view, runId: id, runs: [...view.runs, { id, status: "running" }] };
+}
+
+/** What a person has just said, shown before the server's own word of it comes. */
+export function withSaid(view, id, text) {
+  return withMessage(view, "", id, "user", { text, open: false, local: true });
+}
+
+// -- the parts ------------------------------------------------------------------------------------------
+
+const scopeOf = (event) => event.subagentRunId ?? "";
+
+const shownInCall = (view, activityId) => activityId.startsWith("progress-");
+
+function textOf(content) {
+  if (typeof content === "string") return content;
+  if (Array.isArray(content)) return content.map((part) => part.text ?? "").join("");
+  return content === undefined || content === null ? "" : JSON.stringify(content);
+}
+
+function withEntry(view, scope, kind, id) {
+  const entries = view.entries[scope] ?? [];
+  if (entries.some((entry) => entry.id === id && entry.kind === kind)) return view;
+  return { ...view, entries: { ...view.entries, [scope]: [...entries, { kind, id }] } };
+}
+
+function withMessage(view, scope, id, kind, message) {
+  let entries = view.entries;
+  if (kind === "user" && !message.local) {
+    // The server's own word of what was said takes the place of ours.
+    const mine = (entries[scope] ?? []).filter((entry) => view.messages[entry.id]?.local);
+    if (mine.length) {
+      entries = { ...entries, [scope]: entries[scope].filter((entry) => !mine.includes(entry)) };
+    }
+  }
+  const next = { ...view, entries, messages: { ...view.messages, [id]: message } };
+  return withEntry(next, scope, kind, id);
+}
+
+function withText(view, event, kind) {
+  const message = view.messages[event.messageId];
+  if (!message) return withMessage(view, scopeOf(event), event.messageId, kind, { text: event.delta, open: true });
+  return { ...view, messages: { ...view.messages, [event.messageId]: { ...message, text: message.text + event.delta, open: true } } };
+}
+
+function closed(view, id) {
+  const message = view.messages[id];
+  return message?.open ? { ...view, messages: { ...view.messages, [id]: { ...message, open: false } } } : view;
+}
+
+function withCall(view, id, part) {
+  return { ...view, calls: { ...view.calls, [id]: { ...(view.calls[id] ?? { id }), id, ...part } } };
+}
+
+function withFacts(view, id, facts) {
+  const call = view.calls[id] ?? { id };
+  return withCall(view, id, { facts: { ...(call.facts ?? {}), ...facts } });
+}
+
+function withQuestion(view, question) {
+  if (view.closed[question.id]) return view;
+  return { ...view, questions: { ...view.questions, [question.id]: question } };
+}
+
+function withNote(view, id, status, text) {
+  return withEntry({ ...view, notes: { ...view.notes, [id]: { status, text } } }, "", "note", id);
+}
+
+function withAgent(view, id, part) {
+  const agents = { ...view.agents, [id]: { ...(view.agents[id] ?? { id }), ...part } };
+  const next = { ...view, agents, entries: { [id]: [], ...view.entries } };
+  return part.callId ? next : withEntry(next, part.parent ?? "", "agent", id);
+}
+
+function agentEnded(view, id, status) {
+  return view.agents[id] ? { ...view, agents: { ...view.agents, [id]: { ...view.agents[id], status } } } : view;
+}
+
+/** Nothing goes on any more: what the server left unsaid about calls and agents under way is said here. */
+function ended(view, status) {
+  const halted = status === "idle" ? "ok" : "cancelled";
+  const calls = {};
+  for (const [id, call] of Object.entries(view.calls)) {
+    const going = call.writing || call.facts?.status === "running" || call.facts?.status === "waiting";
+    calls[id] = going ? { ...call, writing: false, facts: { ...call.facts, status: halted } } : call;
+  }
+  const agents = {};
+  for (const [id, agent] of Object.entries(view.agents)) {
+    agents[id] = agent.status === "running" || agent.status === "waiting" ? { ...agent, status: halted } : agent;
+  }
+  const runs = view.runs.map((run) => (run.id === view.runId ? { ...run, status: status === "idle" ? "done" : status } : run));
+  return { ...view, status, calls, agents, runs, questions: {}, changes: view.changes + 1 };
+}
+
+function withMessages(view, messages) {
+  let next = view;
+  for (const message of messages) {
+    const scope = message.subagentRunId ?? "";
+    if (message.role === "tool") {
+      if (next.calls[message.toolCallId]) {
+        next = withCall(next, message.toolCallId, { result: textOf(message.content) });
+      }
+    } else if (message.role === "activity") {
+      next = CHANGES.ACTIVITY_SNAPSHOT(next, { ...message, messageId: message.id });
+    } else if (message.role === "user" || message.role === "assistant" || message.role === "reasoning") {
+      const kind = { user: "user", assistant: "text", reasoning: "reasoning" }[message.role];
+      const text = textOf(message.content);
+      if (text) next = withMessage(next, scope, message.id, kind, { text, open: false });
+      for (const call of message.toolCalls ?? []) {
+        next = withCall(next, call.id, { name: call.function.name, arguments: call.function.arguments, writing: false, scope });
+        next = withEntry(next, scope, "call", call.id);
+      }
+    }
+  }
+  return next;
+}

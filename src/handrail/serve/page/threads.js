@@ -1,0 +1,81 @@
+// The threads of a person: newest first, with how they stand; a new one; and the end of one.
+
+import { drawnFor } from "./hooks.js";
+import { Icon } from "./icons.js";
+import { address } from "./route.js";
+import * as server from "./server.js";
+import { html, useState } from "./vendor/standalone.js";
+import { ago, many, THREAD_STATUS } from "./words.js";
+
+export const ThreadList = drawnFor(
+  ({ list, current, live }) => [list.threads, list.problem, current, live.status, live.questions],
+  Threads,
+);
+
+function Threads({ list, current, live, onForgotten }) {
+  const walk = (event) => {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!step) return;
+    const links = [...event.currentTarget.querySelectorAll("a")];
+    const place = links.indexOf(document.activeElement);
+    if (place < 0) return;
+    event.preventDefault();
+    links[Math.min(links.length - 1, Math.max(0, place + step))].focus();
+  };
+  return html`<div class="threads">
+    <a class="new" href="#/" onClick=${begun}><${Icon} name="plus" /> New thread</a>
+    ${list.problem && html`<p class="problem" role="alert">${list.problem.message} <button type="button" class="link" onClick=${list.load}>Try again</button></p>`}
+    ${list.threads === null && !list.problem && html`<p class="soft" role="status">Loading…</p>`}
+    ${list.threads?.length === 0 && html`<p class="soft">What you talk about is kept here.</p>`}
+    <ul onKeyDown=${walk}>
+      ${(list.threads ?? []).map(
+        (thread) => html`<${Thread}
+          key=${thread.id}
+          thread=${thread.id === current && live.runs.length ? { ...thread, status: live.status, questions: Object.keys(live.questions).length } : thread}
+          chosen=${thread.id === current}
+          forgotten=${() => (list.load(), onForgotten(thread.id))}
+        />`,
+      )}
+    </ul>
+  </div>`;
+}
+
+/** A new thread, also where the address is that of one already. */
+function begun(event) {
+  event.preventDefault();
+  if (location.hash === "#/") dispatchEvent(new HashChangeEvent("hashchange"));
+  else location.hash = "#/";
+  setTimeout(() => document.getElementById("composer")?.focus());
+}
+
+function Thread({ thread, chosen, forgotten }) {
+  const [asked, setAsked] = useState(false);
+  const [problem, setProblem] = useState(null);
+  const forget = async () => {
+    try {
+      await server.forget(thread.id);
+      forgotten();
+    } catch (error) {
+      setProblem(error.message);
+      setAsked(false);
+    }
+  };
+  const title = thread.title || "Untitled";
+  const status = THREAD_STATUS[thread.status] ?? thread.status;
+  return html`<li class=${chosen ? "chosen" : ""}>
+    <a href=${address(thread.id)} aria-current=${chosen ? "page" : undefined}>
+      <span class="title">${title}</span>
+      <span class="about">
+        ${status && html`<span class=${`dot ${thread.status}`}>${thread.status === "waiting" ? many(thread.questions || 1, "question") : status}</span>`}
+        <time datetime=${thread.updated_at}>${ago(thread.updated_at)}</time>
+      </span>
+    </a>
+    ${asked
+      ? html`<span class="confirm" role="group" aria-label=${`Delete ${title}?`} onKeyDown=${(event) => event.key === "Escape" && setAsked(false)}>
+          <button type="button" class="danger small" ref=${(button) => button?.focus()} onClick=${forget}>Delete</button>
+          <button type="button" class="quiet small" onClick=${() => setAsked(false)}>Keep</button>
+        </span>`
+      : html`<button type="button" class="quiet icon-button forget" aria-label=${`Delete ${title}`} onClick=${() => setAsked(true)}><${Icon} name="bin" /></button>`}
+    ${problem && html`<p class="problem" role="alert">${problem}</p>`}
+  </li>`;
+}

@@ -1,0 +1,126 @@
+// A time axis on which long quiet stretches are short, and the words for times. No DOM.
+
+import { workOf } from "./spans.js";
+
+const BREAK_OVER = 5; // seconds a stretch is quiet at least before it is shortened
+const BREAK_TIMES = 2; // ... and how many times as long as all the work of the run
+const BREAK_SHARE = 0.07; // of the width, for each shortened stretch
+
+/**
+ * @typedef {{start: number, end: number, x: number, width: number, broken: boolean}} Stretch  x and width in 0..1
+ * @typedef {{start: number, end: number, stretches: Stretch[], at: (time: number) => number}} Axis
+ * @returns {Axis}
+ */
+export function axisOf(spans) {
+  const start = Math.min(...spans.map((span) => span.start));
+  const end = Math.max(...spans.map((span) => span.end), start + 1e-3);
+  const stretches = laidOut(cut(spans, start, end));
+  return { start, end, stretches, at: (time) => placed(stretches, time) };
+}
+
+/** The run's time in stretches, those that nothing worked in marked where they are long. */
+function cut(spans, start, end) {
+  const work = workOf(spans);
+  const worked = work.reduce((sum, [from, to]) => sum + to - from, 0);
+  const least = Math.max(BREAK_OVER, BREAK_TIMES * worked);
+  const stretches = [];
+  let from = start;
+  const quiet = (a, b) => {
+    if (b - a <= least) return;
+    if (a > from) stretches.push({ start: from, end: a, broken: false });
+    stretches.push({ start: a, end: b, broken: true });
+    from = b;
+  };
+  let last = start;
+  for (const [a, b] of work) {
+    quiet(last, a);
+    last = Math.max(last, b);
+  }
+  quiet(last, end);
+  if (end > from || !stretches.length) stretches.push({ start: from, end, broken: false });
+  return stretches;
+}
+
+function laidOut(stretches) {
+  const breaks = stretches.filter((one) => one.broken).length;
+  const share = breaks ? Math.min(BREAK_SHARE, 0.5 / breaks) : 0;
+  const whole = breaks === stretches.length; // then there is nothing else to make room for
+  const drawn = stretches.reduce((sum, one) => sum + (one.broken ? 0 : one.end - one.start), 0);
+  let x = 0;
+  return stretches.map((one) => {
+    const plain = drawn ? ((one.end - one.start) / drawn) * (1 - share * breaks) : 0;
+    const width = whole ? 1 / breaks : one.broken ? share : plain;
+    const made = { ...one, x, width };
+    x += width;
+    return made;
+  });
+}
+
+function placed(stretches, time) {
+  for (const one of stretches) {
+    if (time <= one.end) {
+      const part = one.end > one.start ? (time - one.start) / (one.end - one.start) : 0;
+      return one.x + one.width * Math.min(1, Math.max(0, part));
+    }
+  }
+  return 1;
+}
+
+const STEPS = [
+  0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200,
+  86400, 172800, 604800, 2592000,
+];
+
+/**
+ * Marks on the axis, at least `gap` of the width apart. Each says the time since the run began; after a
+ * break, with a plus, the time since the break.
+ * @returns {{x: number, words: string}[]}
+ */
+export function ticksOf(axis, gap) {
+  const room = gap * 0.6; // what the words of a mark take
+  const breaks = axis.stretches.filter((one) => one.broken).map((one) => one.x + one.width / 2);
+  const marks = [];
+  for (const one of axis.stretches) {
+    const lasted = one.end - one.start;
+    if (one.broken || lasted <= 0) continue;
+    const step = STEPS.find((size) => (size / lasted) * one.width >= gap) ?? Infinity;
+    const sign = one.x > 0 ? "+" : "";
+    for (let at = 0; at * step <= lasted || at === 0; at += 1) {
+      const time = at ? at * step : 0;
+      const x = one.x + (time / lasted) * one.width;
+      const free = x + room <= 1 && breaks.every((middle) => x > middle + room * 0.7 || x + room < middle - room * 0.7);
+      if (free || x === 0) marks.push({ x, words: sign + tickWords(time, step) });
+    }
+  }
+  return marks;
+}
+
+/** A time on the axis, no finer than its step. */
+function tickWords(time, step) {
+  if (time < 1e-9) return "0 s";
+  if (step < 1) return time < 1 ? `${Math.round(time * 1000)} ms` : `${trim(time)} s`;
+  return lasting(time);
+}
+
+function trim(number) {
+  return String(Math.round(number * 1000) / 1000);
+}
+
+/** How long something lasted, in the units a person would say: 84 ms, 2.5 s, 1 min 20 s, 3 h, 2 d 4 h. */
+export function lasting(time) {
+  if (time < 0.9995) return `${Math.round(time * 1000)} ms`;
+  if (time < 9.95) return `${trim(Math.round(time * 10) / 10)} s`;
+  if (time < 59.5) return `${Math.round(time)} s`;
+  const units = [
+    ["d", 86400],
+    ["h", 3600],
+    ["min", 60],
+    ["s", 1],
+  ];
+  const at = Math.max(0, units.findIndex(([, size]) => Math.round(time) >= size));
+  const [name, size] = units[at];
+  const [small, smallSize] = units[Math.min(at + 1, 3)];
+  const whole = Math.floor(Math.round(time / smallSize) * smallSize / size);
+  const rest = Math.round(time / smallSize) - (whole * size) / smallSize;
+  return rest > 0 && smallSize < size ? `${whole} ${name} ${rest} ${small}` : `${whole} ${name}`;
+}

@@ -1,0 +1,160 @@
+// The spans of a run tree: what went on, when, under what. No DOM.
+
+/**
+ * @typedef {{
+ *   id: string, kind: "turn"|"call"|"run", label: string, status: string, depth: number, parent: string|null,
+ *   start: number, end: number, open: boolean, waits: {start: number, end: number, name: string, open: boolean}[],
+ *   usage: {input: number, output: number}|null, cost: string|null, message: string, children: boolean,
+ *   model?: string|null, callId?: string,
+ * }} Span  Times are seconds since 1970.
+ */
+
+/**
+ * Every span of the tree, parents before what is in them, in order of time.
+ * @param {object} tree a run, as `GET /threads/{id}/runs/{run_id}` gives it
+ * @param {number} now seconds since 1970: the end of what still goes
+ * @returns {Span[]}
+ */
+export function spansOf(tree, now) {
+  const goes = ["running", "waiting"].includes(tree?.status);
+  const made = { spans: [], now: goes ? now : lastTime(tree), goes };
+  turnsInto(made, tree?.turns ?? [], "t", 0, null);
+  return made.spans;
+}
+
+function turnsInto(made, turns, prefix, depth, parent) {
+  turns.forEach((turn, at) => {
+    const id = `${prefix}${turn.number ?? at + 1}`;
+    const start = seconds(turn.at);
+    if (start === null) return;
+    const calls = turn.calls ?? [];
+    // Where a turn's time holds its calls too, its bar is the model's part of it.
+    const first = Math.min(...calls.map((call) => seconds(call.at) ?? Infinity));
+    const end = Math.min(endOf(made, start, turn.seconds), Math.max(first, start));
+    made.spans.push({
+      id, parent, depth, kind: "turn", label: `Turn ${turn.number ?? at + 1}`, model: turn.model ?? null, status: "ok", start, end,
+      open: made.goes && isOpen(turn) && !calls.length, waits: [], usage: turn.usage ?? null, cost: turn.cost ?? null,
+      message: turn.text ?? "", children: false,
+    });
+    callsInto(made, calls, `${id}.`, depth, parent);
+  });
+}
+
+function callsInto(made, calls, prefix, depth, parent) {
+  calls.forEach((call, at) => {
+    const id = `${prefix}c${at + 1}`;
+    const start = seconds(call.at);
+    if (start === null) return;
+    const end = endOf(made, start, call.seconds);
+    const inner = [...(call.calls ?? []), ...(call.runs ?? []).flatMap((run) => [...(run.turns ?? []), ...(run.calls ?? [])])];
+    made.spans.push({
+      id, parent, depth, kind: "call", label: call.tool, status: call.status ?? "running", start, end,
+      open: made.goes && isOpen(call), waits: waitsOf(call, start, end, inner), usage: null, cost: call.cost ?? null,
+      message: call.message ?? "", callId: call.id, children: inner.length > 0,
+    });
+    callsInto(made, call.calls ?? [], `${id}.`, depth + 1, id);
+    (call.runs ?? []).forEach((run, place) => runInto(made, run, `${id}.r${place + 1}`, depth + 1, id));
+  });
+}
+
+/** A nested run: a span over all that is in it, then what is in it. */
+function runInto(made, run, id, depth, parent) {
+  const at = made.spans.length;
+  made.spans.push(null);
+  turnsInto(made, run.turns ?? [], `${id}.t`, depth + 1, id);
+  callsInto(made, run.calls ?? [], `${id}.`, depth + 1, id);
+  const inner = made.spans.slice(at + 1);
+  if (!inner.length) {
+    made.spans.pop();
+    return;
+  }
+  made.spans[at] = {
+    id, parent, depth, kind: "run", label: run.name ?? "run", status: inner.some((span) => span.open) ? "running" : "ok",
+    start: Math.min(...inner.map((span) => span.start)), end: Math.max(...inner.map((span) => span.end)),
+    open: inner.some((span) => span.open), waits: [], usage: sum(run.turns ?? []), cost: run.cost ?? null, message: "", children: true,
+  };
+}
+
+function sum(turns) {
+  const used = turns.map((turn) => turn.usage).filter(Boolean);
+  if (!used.length) return null;
+  return { input: used.reduce((all, one) => all + (one.input ?? 0), 0), output: used.reduce((all, one) => all + (one.output ?? 0), 0) };
+}
+
+/**
+ * When a call waited for a person. Where it is not said when the answer came, the wait is taken to last until
+ * the next thing began in the call, or to its end.
+ */
+function waitsOf(call, start, end, inner) {
+  const asked = (call.questions ?? []).map((question) => ({ ...question, from: seconds(question.asked_at) ?? start })).sort((a, b) => a.from - b.from);
+  const begun = [...inner.map((one) => seconds(one.at)), ...asked.map((one) => one.from)].filter((time) => time !== null);
+  return asked.map((question) => {
+    const next = Math.min(end, ...begun.filter((time) => time > question.from));
+    const until = question.answered ? (seconds(question.answered_at) ?? next) : end;
+    const from = Math.max(start, Math.min(question.from, end));
+    return { start: from, end: Math.max(from, Math.min(until, end)), name: question.name ?? question.kind ?? "question", open: !question.answered };
+  });
+}
+
+function endOf(made, start, lasted) {
+  return typeof lasted === "number" ? start + Math.max(0, lasted) : Math.max(start, made.now);
+}
+
+function isOpen(one) {
+  return typeof one.seconds !== "number";
+}
+
+function lastTime(tree) {
+  let last = 0;
+  const see = (one) => {
+    const start = seconds(one.at);
+    if (start !== null) last = Math.max(last, start + (one.seconds ?? 0));
+    // A run's own line has their number, a call has them all.
+    for (const question of Array.isArray(one.questions) ? one.questions : []) last = Math.max(last, seconds(question.asked_at) ?? 0);
+    for (const inner of [...(one.turns ?? []), ...(one.calls ?? []), ...(one.runs ?? [])]) see(inner);
+  };
+  see(tree ?? {});
+  return last;
+}
+
+/** A time of the wire, a number or ISO 8601 text, in seconds since 1970; null where it is none. */
+export function seconds(time) {
+  if (typeof time === "number" && Number.isFinite(time)) return time;
+  const parsed = typeof time === "string" ? Date.parse(time) / 1000 : NaN;
+  return Number.isFinite(parsed) ? parsed : null;
+}
+
+/** The times in which something worked: a model, or code, not only a person who thinks. */
+export function workOf(spans) {
+  const inside = Map.groupBy(spans, (span) => span.parent);
+  const found = [];
+  for (const span of spans) {
+    if (span.kind === "run") continue;
+    const apart = [...span.waits, ...(inside.get(span.id) ?? [])];
+    found.push(...without([span.start, span.end], apart.map((one) => [one.start, one.end])));
+  }
+  return merged(found);
+}
+
+/** An interval less others. */
+function without([start, end], others) {
+  const left = [];
+  let from = start;
+  for (const [a, b] of merged(others)) {
+    if (a > from) left.push([from, Math.min(a, end)]);
+    from = Math.max(from, b);
+    if (from >= end) return left.filter(([x, y]) => y >= x);
+  }
+  left.push([from, end]);
+  return left;
+}
+
+function merged(intervals) {
+  const all = [];
+  for (const [start, end] of [...intervals].sort((a, b) => a[0] - b[0])) {
+    const last = all.at(-1);
+    if (last && start <= last[1]) last[1] = Math.max(last[1], end);
+    else all.push([start, end]);
+  }
+  return all;
+}

@@ -1,0 +1,66 @@
+// How the page says times, sizes and states.
+
+export const STATUS = {
+  writing: "writing",
+  running: "running",
+  waiting: "waiting for you",
+  ok: "done",
+  error: "failed",
+  denied: "denied",
+  cancelled: "cancelled",
+  "timed out": "timed out",
+  invalid: "not understood",
+  conflict: "conflict",
+};
+
+export const THREAD_STATUS = {
+  idle: "",
+  running: "running",
+  waiting: "waiting for you",
+  failed: "failed",
+  cancelled: "stopped",
+};
+
+/** 850 ms, 4.2 s, 3 min 12 s, 2 h 5 min. */
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined || Number.isNaN(seconds)) return "";
+  if (seconds < 1) return `${Math.max(0, Math.round(seconds * 1000))} ms`;
+  if (seconds < 10) return `${seconds.toFixed(1)} s`;
+  if (seconds < 60) return `${Math.floor(seconds)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s`;
+  return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
+}
+
+/** 940, 12.4k, 1.2M. */
+export function count(number) {
+  if (number < 1000) return String(number);
+  if (number < 1_000_000) return `${trimmed(number / 1000)}k`;
+  return `${trimmed(number / 1_000_000)}M`;
+}
+
+const trimmed = (number) => (number < 100 ? number.toFixed(1).replace(/\.0$/, "") : String(Math.round(number)));
+
+/** A price in US dollars, with as many digits as it takes to say more than nothing. */
+export function dollars(cost) {
+  const value = Number(cost);
+  if (value === 0) return "$0";
+  if (value < 0.0001) return "<$0.0001";
+  return `$${value < 0.1 ? value.toFixed(4) : value.toFixed(2)}`;
+}
+
+/** How long ago, in the fewest words; older than a week, the date. */
+export function ago(iso, now = Date.now()) {
+  const then = Date.parse(iso);
+  if (Number.isNaN(then)) return "";
+  const seconds = Math.max(0, (now - then) / 1000);
+  if (seconds < 60) return "now";
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
+  if (seconds < 86_400) return `${Math.floor(seconds / 3600)} h`;
+  if (seconds < 7 * 86_400) return `${Math.floor(seconds / 86_400)} d`;
+  return new Date(then).toLocaleDateString(undefined, { day: "numeric", month: "short" });
+}
+
+/** One question, 3 questions. */
+export function many(number, one, several = `${one}s`) {
+  return number === 1 ? `1 ${one}` : `${number} ${several}`;
+}

@@ -1,0 +1,29 @@
+"""A real browser: Debian's chromium, driven by playwright."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Playwright, sync_playwright
+
+CHROMIUM = Path("/usr/bin/chromium")
+
+
+def launched(playwright: Playwright) -> Browser:
+    """The browser. As root it has no sandbox: chromium refuses one there."""
+    if not CHROMIUM.exists():
+        raise AssertionError(f"the tests of the page need {CHROMIUM}: scripts/components installs it")
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    return playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One browser for all tests of a worker; each test opens a context of its own in it."""
+    with sync_playwright() as playwright:
+        found = launched(playwright)
+        yield found
+        found.close()
