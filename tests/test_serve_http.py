@@ -49,6 +49,7 @@ async def test_a_thread_is_begun_followed_listed_and_forgotten(tmp_path: Path):
         assert said_by(seen["messages"]) == ["You said: hello"]
         [line] = (await client.ask("GET", "/threads?limit=5")).json["threads"]
         assert (line["id"], line["title"], line["status"], line["runs"]) == ("a", "hello", "idle", 1)
+        assert line["usage"]["requests"] == 1
         assert (await client.ask("GET", f"/threads/a/runs/{run_id}")).json["turns"][0]["text"]
         [run] = (await client.ask("GET", "/runs")).json["runs"]
         assert (run["id"], run["thread_id"]) == (run_id, "a")

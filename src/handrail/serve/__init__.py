@@ -12,14 +12,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from handrail.serve.http import asgi
+    from handrail.serve.http import ServedApp, asgi
+    from handrail.serve.limits import Limits
     from handrail.serve.source import PromptSource, Source, WorkersSource, load
     from handrail.serve.threads import Threads
 
-__all__ = ["PromptSource", "Source", "Threads", "WorkersSource", "asgi", "load"]
+__all__ = ["Limits", "PromptSource", "ServedApp", "Source", "Threads", "WorkersSource", "asgi", "load"]
 
 _HOMES = {
+    "Limits": "limits",
     "PromptSource": "source",
+    "ServedApp": "http",
     "Source": "source",
     "Threads": "threads",
     "WorkersSource": "source",

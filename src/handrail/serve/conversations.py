@@ -22,6 +22,8 @@ from handrail.serve.feed import Event
 from handrail.serve.guarding import PRINCIPAL
 from handrail.serve.limits import Limits, Places
 from handrail.serve.metrics import Metrics
+from handrail.serve.naming import named_by
+from handrail.serve.spending import Spending
 from handrail.serve.streams import EventStream, Streams, lines, only
 from handrail.serve.thread import Thread
 from handrail.serve.threads import Threads
@@ -36,6 +38,7 @@ class Conversations:
         self._streams = streams
         self._metrics = metrics
         self._limits = limits
+        self._spending = Spending(threads.journal)
         self._beginning = Places(
             limits.runs_per_principal,
             "TooManyRuns",
@@ -83,18 +86,20 @@ class Conversations:
         )
         found: list[dict[str, Any]] = []
         for row in rows:
-            owner, slash, id = row.session_id.rpartition("/")
-            if slash and owner == principal:
-                thread = self._threads.thread(principal, id)
+            named = named_by(row.session_id)
+            if named is not None and named[0] == principal:
+                usage, cost = await self._spending.of(row.session_id)
                 found.append(
                     {
-                        "id": id,
+                        "id": named[1],
                         "title": seen.title([RunRow(record=row.first, status="done")]),
-                        "status": seen.status([row.newest], thread),
+                        "status": seen.status([row.newest], self._threads.find(*named)),
                         "began_at": seen.iso(row.first.began_at),
                         "updated_at": seen.iso(row.changed_at),
                         "questions": row.questions,
                         "runs": row.runs,
+                        "usage": seen.usage_of(usage),
+                        "cost": seen.money(cost),
                     }
                 )
         return JSONResponse({"threads": found})

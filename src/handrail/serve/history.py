@@ -40,24 +40,7 @@ class History:
     async def files(self, request: Request) -> Response:
         thread = thread_of(self._threads, request)
         await thread.check_known()
-        changes: list[dict[str, Any]] = []
-        for row in await self._journal.runs(session_id=thread.session_id):
-            for call in (await runs.show(self._journal, row.record.id)).calls:
-                paths = [place[5:] for place in call.writes if place.startswith("file ")]
-                if paths and call.status == "ok":
-                    changes.append(
-                        {
-                            "run_id": row.record.id,
-                            "call_id": call.id,
-                            "tool": call.tool,
-                            "at": None if call.at is None else seen.iso(call.at),
-                            "paths": paths,
-                            "diff": call.diff,
-                            "undone": call.undone,
-                            "undoable": bool(call.id) and not call.undone,
-                        }
-                    )
-        return JSONResponse({"changes": changes})
+        return JSONResponse({"changes": await seen.changes(self._journal, thread)})
 
     async def undo(self, request: Request) -> Response:
         thread = thread_of(self._threads, request)

@@ -56,7 +56,8 @@ class Metrics:
         if event["type"] == "RUN_ERROR":
             outcome = "parked" if event.get("code") == "ServerStopping" else "error"
         else:
-            outcome = str((event.get("outcome") or {}).get("type", "success"))
+            told: Mapping[str, Any] = event.get("outcome") or {}
+            outcome = str(told.get("type", "success"))
         if outcome not in ("interrupt", "parked"):
             self.runs_over[(("outcome", outcome),)] += 1
 
