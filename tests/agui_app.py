@@ -6,16 +6,19 @@ python agui_app.py FOLDER PORT
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 
 import uvicorn
 
-from handrail import SqliteJournal, ToolCall
+from handrail import Adapter, DirectoryFilesystem, SqliteJournal, ToolCall
+from handrail.adapter.pacing import Retry
 from handrail.errors import ModelUnavailable
+from handrail.messages import CallPart, ModelPart, ModelRequest, TextPart, UserMessage
 from handrail.models.scripted import Reply, Scripted
 from handrail.serve.http import asgi
-from served import PLAYS, said, source_in
+from handrail.serve.source import PromptSource
+from served import PLAYS, PROMPT, Booking, PlayedModel, said, source_in
 
 PLANS: Mapping[str, Sequence[Scripted]] = {
     **PLAYS,
@@ -29,12 +32,36 @@ PLANS: Mapping[str, Sequence[Scripted]] = {
         said("Both paid."),
     ],
     "think": [Reply("So it is.", thinking="Let me think about it.", usage=said("").usage)],
-    "down": [ModelUnavailable("scripted:played", "it is down")],
+    "flaky": [said("Now it is whole.")],
 }
 
 
+class FlakyModel(PlayedModel):
+    """The same model, whose connection is lost once in the middle of an answer."""
+
+    lost = False
+
+    async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
+        if request.messages[-1] == UserMessage("flaky") and not self.lost:
+            self.lost = True
+            yield TextPart("This is not to ")
+            yield CallPart(0, "lost-1", "pay", '{"amo')
+            raise ModelUnavailable(self.name, "the connection was lost")
+        async for part in super().stream(request):
+            yield part
+
+
+def source_of(folder: Path) -> PromptSource:
+    """The app of the tests of the page, with more plays, and a model that fails now and then."""
+    source_in(folder)
+    adapter = Adapter(
+        FlakyModel(PLANS), filesystem=DirectoryFilesystem(folder / "work"), retry=Retry(first_wait=0.0)
+    )
+    return PromptSource(PROMPT, adapter, shown=(Booking,))
+
+
 def main(folder: Path, port: int) -> None:
-    app = asgi(source_in(folder, PLANS), journal=SqliteJournal(folder / "runs.db"))
+    app = asgi(source_of(folder), journal=SqliteJournal(folder / "runs.db"))
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
 
 

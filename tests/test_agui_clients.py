@@ -23,9 +23,9 @@ from typing import Any
 
 import pytest
 
-from agui_app import PLANS
+from agui_app import source_of
 from agui_grammar import Checker
-from served import GATES, serving, source_in
+from served import GATES, serving
 
 pytestmark = pytest.mark.once
 
@@ -178,7 +178,7 @@ class Place:
 
 @contextlib.contextmanager
 def place(version: str, folder: Path) -> Generator[Place]:
-    with serving(folder, source=source_in(folder, PLANS)) as server:
+    with serving(folder, source=source_of(folder)) as server:
         found = Place(version, folder, server.url)
         try:
             yield found
@@ -216,6 +216,17 @@ def streamed_arguments(place: Place) -> None:
     assert len(came.of("TOOL_CALL_ARGS")) > 1
     (call,) = came.messages[1]["toolCalls"]
     assert json.loads(call["function"]["arguments"]) == {"place": "Oslo"}
+
+
+def taken_back(place: Place) -> None:
+    """What a model wrote before its connection was lost does not stand, neither words nor calls."""
+    came = place.client().say("flaky")
+    assert came.outcome == "success"
+    assert "This is not to " in [event["delta"] for event in came.of("TEXT_MESSAGE_CONTENT")]
+    assert [(each["role"], each["content"]) for each in came.messages] == [
+        ("user", "flaky"),
+        ("assistant", "Now it is whole."),
+    ]
 
 
 def progress(place: Place) -> None:
@@ -459,6 +470,7 @@ SCENARIOS: Mapping[str, Callable[[Place], None]] = {
         text,
         thinking,
         streamed_arguments,
+        taken_back,
         progress,
         state,
         approve,
