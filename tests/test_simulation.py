@@ -29,7 +29,7 @@ def crashed(scenario: Scenario, **sampled: Any) -> Report:
         return simulate(scenario, **sampled)
     simulate(scenario, jobs=2, overtaken_every=0, again=True).assert_kept()
     simulate(scenario, jobs=2, connected=True).assert_kept()
-    return simulate(scenario, jobs=2)
+    return simulate(scenario, jobs=2, parked_every=1)
 
 
 @pytest.mark.timeout(900 if DEEP else 240)  # hundreds of processes, on a machine that may be busy
@@ -47,6 +47,16 @@ def test_several_at_once_retries_threads_and_previews_survive_it_too():
     report = crashed(ERRANDS, write_every=4, step_every=30, overtaken_every=25)
     report.assert_kept()
     assert report.tried["step"] > 4
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("scenario", [SHOPPING, ERRANDS], ids=lambda scenario: scenario.name)
+def test_a_run_parked_by_force_at_any_step_is_as_one_that_crashed_there(scenario: Scenario):
+    """A server that is stopped undoes nothing, ends nothing, and loses nothing."""
+    sampled: dict[str, Any] = {"write_every": 1000, "step_every": 1000, "overtaken_every": 0}
+    report = simulate(scenario, **sampled, parked_every=17, jobs=2)
+    report.assert_kept()
+    assert report.tried["parked at step"] > 5
 
 
 # --- it can fail -------------------------------------------------------------------------------------

@@ -321,7 +321,12 @@ class ApprovalBroker(Protocol):
 
 
 class Environment(Protocol):
-    """Who is on the other side: browser, terminal, MCP client, model, nobody."""
+    """Who is on the other side: browser, terminal, MCP client, model, nobody.
+
+    One with `parks` true leaves questions open: its `ask` awaits `wait_for_later`, and a run in which
+    everything waits is parked. By `begins(parking)` and `rests(parking)`, where it has them, it is told of
+    runs that begin and come to rest, and decides itself when one is parked.
+    """
 
     @property
     def run_mode(self) -> RunMode: ...

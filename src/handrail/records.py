@@ -43,6 +43,10 @@ EntryKind = Literal[
 """
 
 
+Mark = tuple[float, str]
+"""Where a page ended: when its last row began, or was changed, and its id, since several may be as old."""
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """How a run began. It never changes."""
 
@@ -62,6 +66,11 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A digest of the code that app was, to say when it has changed."""
     forked_from: str = ""
 
+    @property
+    def mark(self) -> Mark:
+        """Where it stands among other runs."""
+        return self.began_at, self.id
+
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """A run as it stands."""
@@ -78,6 +87,28 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """How many questions of it wait for an answer."""
     stopping: bool = False
     """Has somebody asked the process that has it to cancel it?"""
+
+
+class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A session of somebody, by its runs."""
+
+    session_id: str
+    runs: int
+    changed_at: float
+    """When a run of it last began, was taken or was let go of."""
+    first: RunRecord
+    newest: RunRow
+    questions: int = 0
+    """How many questions of all its runs wait for an answer."""
+
+    @property
+    def began_at(self) -> float:
+        return self.first.began_at
+
+    @property
+    def mark(self) -> Mark:
+        """Where it stands among other sessions."""
+        return self.changed_at, self.session_id
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -227,9 +258,23 @@ class Journal(Protocol):
         ...
 
     async def runs(
-        self, *, session_id: str | None = None, limit: int = 100, before: float | None = None
+        self,
+        *,
+        session_id: str | None = None,
+        principal: str | None = None,
+        limit: int = 100,
+        before: Mark | None = None,
     ) -> Sequence[RunRow]:
-        """Runs, the newest first; of a session all of them, the oldest first."""
+        """Runs, of everybody or of one, the newest first; of a session all of them, the oldest first.
+
+        The next page is what is `before` the mark of the last one's record.
+        """
+        ...
+
+    async def sessions(
+        self, principal: str, /, *, limit: int = 100, before: Mark | None = None
+    ) -> Sequence[SessionRow]:
+        """The sessions somebody has runs in, those first that were changed last; paged as runs are."""
         ...
 
     async def note(self, run_id: str, entry: Entry, /, *, from_outside: bool = False) -> None:
@@ -284,8 +329,10 @@ class Journal(Protocol):
         """Take an answer. The first wins, a repeat is harmless, anything else is `AnswerRefused`."""
         ...
 
-    async def questions(self, run_id: str | None = None, /) -> Sequence[Question]:
-        """What waits for an answer, of one run or of all, oldest first."""
+    async def questions(
+        self, run_id: str | None = None, /, *, principal: str | None = None
+    ) -> Sequence[Question]:
+        """What waits for an answer, of one run or of all, from everybody or from one, oldest first."""
         ...
 
     async def asked(self, run_id: str, /) -> Sequence[Asked]:

@@ -22,6 +22,15 @@ from handrail.adapter.durable import (
     prompt_of,
     session_after,
 )
+from handrail.adapter.given import (
+    check_added,
+    check_files,
+    checked_model,
+    checked_workers,
+    forwarding,
+    given_to_evaluate,
+    given_to_resume,
+)
 from handrail.adapter.holding import held, taken
 from handrail.adapter.loop import run_until_done
 from handrail.adapter.output import Output
@@ -33,10 +42,9 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.context.verbs import PromptModel
 from handrail.deadline import Deadline
 from handrail.dispatch.frame import DEPTH_LIMIT, Frame
-from handrail.dispatch.opening import check_kinds, open_frame
+from handrail.dispatch.opening import open_frame
 from handrail.dispatch.parking import Parking
 from handrail.errors import DefinitionError, RunError
-from handrail.events import PromptExecuted, PromptRendered
 from handrail.guard.approval import ApprovalMode
 from handrail.ids import NewId, random_id
 from handrail.journal.runlog import RunLog
@@ -45,11 +53,11 @@ from handrail.messages import Message, Model, UserMessage
 from handrail.models import model_named
 from handrail.operation import Operation
 from handrail.prompt import Prompt, RenderedPrompt
-from handrail.prompt.section import walk
 from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, WorkerSource
 from handrail.records import OVER, Journal
 from handrail.resources.registry import Binding
 from handrail.session import Dispatcher, Session
+from handrail.tools import Tool
 
 if TYPE_CHECKING:
     from handrail.dispatch.call import LiveCall
@@ -87,7 +95,7 @@ class Adapter:
         clock: Clock = SYSTEM_CLOCK,
         new_id: NewId = random_id,
     ) -> None:
-        self.model = model_named(model) if isinstance(model, str) else _checked_model(model)
+        self.model = model_named(model) if isinstance(model, str) else checked_model(model)
         self._environment = environment
         self._approvals: ApprovalMode | ApprovalBroker | None = approvals
         self._approval_seconds = approval_seconds
@@ -105,7 +113,7 @@ class Adapter:
         self.opens_in_place = opens_in_place
         self._depth_limit = depth_limit
         self._lease = lease
-        self._workers = _checked_workers(workers)
+        self._workers = checked_workers(workers)
         self._clock = clock
         self._new_id = new_id
 
@@ -146,6 +154,7 @@ class Adapter:
         temperature: float | None = None,
         max_tokens: int | None = None,
         opened: Sequence[str] = (),
+        tools: Sequence[Tool[Any, Any]] = (),
         run_id: str | None = None,
         app: str = "",
     ) -> Operation[PromptResponse[OutputT]]:
@@ -153,9 +162,10 @@ class Adapter:
 
         `params` fills the prompt's templates; a plain string is the user's message. Evaluated again on
         the same session, the conversation goes on. What is given here goes before what the adapter has.
+        `tools` are added to the prompt's for this run alone, under its policies.
         A failing tool never ends a run; what does is raised as `PromptEvaluationError`.
         """
-        given = _given(locals())
+        given = given_to_evaluate(locals())
         return Operation(lambda: self._evaluate(prompt, given), f"evaluate({prompt.name!r})")
 
     def stream(
@@ -177,6 +187,7 @@ class Adapter:
         temperature: float | None = None,
         max_tokens: int | None = None,
         opened: Sequence[str] = (),
+        tools: Sequence[Tool[Any, Any]] = (),
         run_id: str | None = None,
         app: str = "",
     ) -> RunStream[OutputT]:
@@ -185,11 +196,14 @@ class Adapter:
         `.response` is the operation that ends in the response. A stream that is left early, or whose
         response is cancelled, cancels the run.
         """
-        given = _given(locals())
+        given = given_to_evaluate(locals())
         given["session"] = session = session or Session(new_id=self._new_id)
         given["run_id"] = run_id or self._new_id()
         return RunStream(
-            lambda: self._evaluate(prompt, given, streaming=True), session, given["run_id"], prompt.name
+            lambda: self._evaluate(prompt, given, streaming=True),
+            session.dispatcher,
+            given["run_id"],
+            prompt.name,
         )
 
     def resume(
@@ -204,23 +218,44 @@ class Adapter:
         resources: Iterable[Binding[Any]] = (),
         environment: Environment | None = None,
         approvals: ApprovalMode | ApprovalBroker | None = None,
+        tools: Sequence[Tool[Any, Any]] = (),
     ) -> Operation[PromptResponse[OutputT]]:
         """Go on with a recorded run where it was: parked, or its process ended.
 
         What is recorded is not done again: answers of the model, calls that are over, effects that
         were settled, answers of people. A run that is over gives what came of it. `prompt` may be left
         out where the run was begun with `app="module:name"`. `session` is an empty one under the old
-        id, for slices that have rules of their own.
+        id, for slices that have rules of their own. Tools that were added to the run are given again.
         """
-        given = {
-            "session": session,
-            "bus": bus,
-            "filesystem": filesystem,
-            "resources": resources,
-            "environment": environment,
-            "approvals": approvals,
-        }
+        given = given_to_resume(locals())
         return Operation(lambda: self._resume(run_id, prompt, given), f"resume({run_id!r})")
+
+    def resume_stream(
+        self,
+        run_id: str,
+        prompt: Prompt[OutputT] | None = None,
+        /,
+        *,
+        session: Session | None = None,
+        bus: EventBus | None = None,
+        filesystem: Filesystem | None = None,
+        resources: Iterable[Binding[Any]] = (),
+        environment: Environment | None = None,
+        approvals: ApprovalMode | ApprovalBroker | None = None,
+        tools: Sequence[Tool[Any, Any]] = (),
+    ) -> RunStream[OutputT]:
+        """The same as a stream of events, from where the record ends.
+
+        Whoever listens to a resumed run, in whatever way, hears nothing of what is recorded: messages,
+        answers of the model, calls and nested runs that are over. They are kept in the session. What was
+        under way is entered again and says so again, under the same ids: `ToolStarted`, `QuestionAsked`,
+        `ApprovalRequested`, and `PromptRendered` when a run comes past its record.
+        """
+        given = given_to_resume(locals())
+        heard = given["heard"] = Dispatcher()
+        return RunStream(
+            lambda: self._resume(run_id, prompt, given, streaming=True), heard, run_id, f"resume {run_id}"
+        )
 
     async def _evaluate(
         self, prompt: Prompt[OutputT], given: dict[str, Any], streaming: bool = False
@@ -240,7 +275,7 @@ class Adapter:
             return await self._go(prompt, given, streaming, log)
 
     async def _resume(
-        self, run_id: str, prompt: Prompt[Any] | None, given: dict[str, Any]
+        self, run_id: str, prompt: Prompt[Any] | None, given: dict[str, Any], streaming: bool = False
     ) -> PromptResponse[Any]:
         journal = self._journal
         if journal is None:
@@ -251,7 +286,7 @@ class Adapter:
         prompt = prompt or prompt_of(run_id, row.record.app)
         if row.status in OVER:
             return answer_of(row, prompt, await session_after(journal, row, given["session"]))
-        check_resumed(row, prompt, given["filesystem"] or self._filesystem)
+        check_resumed(row, prompt, given["filesystem"] or self._filesystem, given["tools"])
         async with taken(journal, run_id) as row:
             if row.status in OVER:  # since it was looked at
                 return answer_of(row, prompt, await session_after(journal, row, given["session"]))
@@ -273,7 +308,7 @@ class Adapter:
                 "run_id": run_id,
                 "app": row.record.app,
             }
-            return await self._go(prompt, given, False, resumed.log, resumed)
+            return await self._go(prompt, given, streaming, resumed.log, resumed)
 
     async def _go(
         self,
@@ -287,9 +322,12 @@ class Adapter:
         session: Session = given["session"]
         settings = self._settings(given["temperature"], given["max_tokens"], streaming)
         frame = self._frame(prompt, given, settings, log)
-        _check_files(prompt, frame)
+        check_files(prompt, frame)
+        check_added(prompt, given["tools"])
+        if frame.parking is not None:
+            frame.parking.begin()
         conversation = root_conversation(session)
-        forward = _forwarding(session, given["bus"])
+        forward = forwarding(session, given["bus"], given.get("heard"))
         run_id = frame.run_context.run_id
         try:
             with conversation, nullcontext() if self._workers is None else self._workers.enter(frame):
@@ -302,20 +340,20 @@ class Adapter:
                     resumed.catch_up()
                 if resumed is None or not len(conversation.messages):
                     conversation.begin_with(given["history"], run_id)  # else the session was saved with it
-                if log is None or self._journal is None:
-                    outcome = await self.run_in(
-                        frame, settings, conversation, prompt, rendered, given["message"]
-                    )
-                else:
-                    if resumed is None:
-                        await begin_run(
-                            self._journal, frame, prompt, rendered, given, self.model.name, given["app"]
-                        )
-                    system = None if resumed is None else resumed.begin.system
-                    work = self.run_in(
-                        frame, settings, conversation, prompt, rendered, given["message"], system=system
-                    )
-                    outcome = await carry_out(self._journal, frame, conversation, work)
+                journal = None if log is None else self._journal
+                if journal is not None and resumed is None:
+                    await begin_run(journal, frame, prompt, rendered, given, self.model.name, given["app"])
+                work = self.run_in(
+                    frame,
+                    settings,
+                    conversation,
+                    prompt,
+                    rendered,
+                    given["message"],
+                    system=None if resumed is None else resumed.begin.system,
+                    tools=given["tools"],
+                )
+                outcome = await (work if journal is None else carry_out(journal, frame, conversation, work))
         finally:
             forward()
             await frame.resources.close()
@@ -354,7 +392,7 @@ class Adapter:
                     f"{type(environment).__name__} parks runs, and that needs a journal. "
                     "Give the adapter one: journal=SqliteJournal('runs.db')."
                 )
-            frame.parking = Parking(frame)
+            frame.parking = Parking(frame, environment)
         return frame
 
     def _settings(
@@ -389,9 +427,9 @@ class Adapter:
         output: Output | None = None,
         on_text: Callable[[str], None] | None = None,
         system: str | None = None,
+        tools: Sequence[Tool[Any, Any]] = (),
     ) -> Outcome:
         """One run, root or nested, from its rendered prompt to its end."""
-        run_id = frame.run_context.run_id
         if rendered.output_schema is not None:
             output = Output(rendered.output_schema)
         run: Run
@@ -404,6 +442,7 @@ class Adapter:
             rendered,
             prompt_name=prompt.name,
             output=output,
+            added=[tool for tool in tools if frame.offers(tool)],
             extra_tools=extra,
             feedback=prompt.feedback,
             completion=prompt.completion,
@@ -415,10 +454,8 @@ class Adapter:
             if path not in run.rendered.opened and any(each.path == path for each in closed):
                 run.open([path])
         frame.task = asyncio.current_task()
-        if frame.told.get(PromptRendered, True):
-            names = tuple(tool.name for tool in rendered.tools)
-            frame.publish(PromptRendered(prompt.name, rendered.text, names, frame.run_context))
-        conversation.add(UserMessage(NO_MESSAGE if message is None else message), run_id)
+        run.begin()
+        run.say(UserMessage(NO_MESSAGE if message is None else message))
         ended = "cancelled"
         try:
             outcome = await run_until_done(run)
@@ -430,54 +467,5 @@ class Adapter:
         finally:
             frame.task = None
             frame.cancellation.close()
-            spending = frame.spending
-            frame.session.record(
-                PromptExecuted(prompt.name, ended, spending.usage, spending.cost, frame.run_context)
-            )
-
-
-def _given(arguments: dict[str, Any]) -> dict[str, Any]:
-    """What an evaluation was given, checked where it can be before it begins."""
-    del arguments["self"]
-    prompt, params, message = arguments.pop("prompt"), arguments["params"], arguments["message"]
-    if not isinstance(prompt, Prompt):
-        raise DefinitionError(
-            f"evaluate takes a Prompt, not a {type(prompt).__name__}. "
-            'Write `evaluate(Prompt("guide", "Answer briefly."), "the message")`.'
-        )
-    if isinstance(params, str):
-        one_message(params, message)
-    check_kinds(session=(arguments["session"], Session, "a Session"))
-    return arguments
-
-
-def _check_files(prompt: Prompt[Any], frame: Frame) -> None:
-    """Sections whose tools work on files want a run that has some."""
-    wanting = [type(section).__name__ for _, section in walk(prompt.sections) if section.needs_files]
-    if wanting and frame.filesystem is None and not frame.resources.binds(Filesystem):
-        raise DefinitionError(
-            f"prompt {prompt.name!r} has {wanting[0]}, and the run has no files. Give it some: "
-            "evaluate(..., filesystem=DirectoryFilesystem('folder'))."
-        )
-
-
-def _checked_model(model: Any) -> Model:
-    if isinstance(model, type) or not all(hasattr(model, member) for member in ("name", "traits", "stream")):
-        raise DefinitionError(
-            f"{model!r} is not a model. Give one, such as OpenAIModel('gpt-5') or ScriptedModel([...]), "
-            "or a name like 'openai:gpt-5'."
-        )
-    return model
-
-
-def _checked_workers(workers: Any) -> WorkerSource | None:
-    if workers is None or callable(getattr(workers, "enter", None)):
-        return workers
-    raise DefinitionError(f"workers is a {type(workers).__name__}. Give WorkerRegistry(folder).")
-
-
-def _forwarding(session: Session, bus: EventBus | None) -> Callable[[], None]:
-    """While this lasts, whoever listens on `bus` hears of the run as well."""
-    if bus is None or bus is session.dispatcher:
-        return lambda: None
-    return session.dispatcher.subscribe(object, bus.publish)
+            if not frame.parked:
+                run.end(ended)

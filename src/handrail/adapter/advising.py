@@ -58,6 +58,7 @@ class Advisers:
             for said in before.said or ():
                 self._tell(said)
             return
+        self._run.goes_on()
         given: list[str] = []
         for provider in self._run.feedback:
             if self._is_due(provider, seen) and self._given.get(id(provider), 0) < provider.cap:
@@ -70,7 +71,7 @@ class Advisers:
             self._tell(said)
 
     def _tell(self, said: str) -> None:
-        self._run.conversation.add(UserMessage(said, True), self._run.frame.run_context.run_id)
+        self._run.say(UserMessage(said, True))
 
     def _advice(self, who: Sequence[Any], said: list[str]) -> _Advice:
         return _Advice(said, [self._given.get(id(each), 0) for each in who])
@@ -88,6 +89,7 @@ class Advisers:
         if log is not None and (before := log.find("advice", place, _Advice)) is not None:
             self._recall(self._run.completion, before)
             return before.said[0] if before.said else None
+        self._run.goes_on()
         held = await self._hold(text, output)
         if log is not None:
             await log.note(

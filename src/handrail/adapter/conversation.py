@@ -57,16 +57,21 @@ class Conversation:
         for opened in session[SectionOpened].where(lambda fact: fact.conversation == self.key):
             self.opened.append(opened.path)
 
-    def add(self, message: Message, run_id: str) -> None:
-        """Say one more thing. Half a character in it, which no provider takes, becomes a whole one."""
+    def add(self, message: Message, run_id: str, *, again: bool = False) -> None:
+        """Say one more thing. Half a character in it, which no provider takes, becomes a whole one.
+
+        What is said `again`, because a run is gone through again, is kept and not published.
+        """
         message = _sendable(message)
         self.messages.append(message)
-        self._of().record(MessageAdded(self.key, message, run_id))
+        session = self._of()
+        (session.keep if again else session.record)(MessageAdded(self.key, message, run_id))
 
-    def open_section(self, path: str, run_id: str) -> None:
+    def open_section(self, path: str, run_id: str, *, again: bool = False) -> None:
         """Remember that a section is shown in full from here on."""
         self.opened.append(path)
-        self._of().record(SectionOpened(self.key, path, run_id))
+        session = self._of()
+        (session.keep if again else session.record)(SectionOpened(self.key, path, run_id))
 
     def _of(self) -> Session:
         session = self._session()

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import importlib
-from collections.abc import Container, Coroutine, Iterable
+from collections.abc import Container, Coroutine, Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
@@ -62,6 +62,8 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     """Where its files are, where that is a folder of the machine."""
     offered: dict[str, str] = {}
     """What was said of each tool: its description and its schema, as JSON."""
+    added: list[str] = []
+    """The tools that were added to the prompt's for this run."""
     events: list[bytes] = []
     """What was committed in the session since `base`, where that was in runs that this one was parted from."""
     said: list[Message] = []
@@ -124,7 +126,8 @@ async def begin_run(
         budget=None if budget is None else dict(budget.left()),
         base=await _base(journal, session),
         folder=folder_of(frame.filesystem),
-        offered={tool.name: offer_of(tool) for tool in rendered.tools},
+        offered={tool.name: offer_of(tool) for tool in (*rendered.tools, *given["tools"])},
+        added=[tool.name for tool in given["tools"]],
     )
     await journal.begin(
         RunRecord(
@@ -173,9 +176,10 @@ def folder_of(files: object) -> str:
     return str(root) if isinstance(root, Path) else ""
 
 
-def check_resumed(row: RunRow, prompt: Prompt[Any], files: object) -> None:
-    """Refuse to go on with another prompt, or without the files, before anything is taken."""
-    record, folder = row.record, decode_begin(row.record).folder
+def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequence[Tool[Any, Any]]) -> None:
+    """Refuse to go on with another prompt, or without files or tools, before anything is taken."""
+    record, begin = row.record, decode_begin(row.record)
+    folder = begin.folder
     if prompt.name != record.prompt:
         raise RunError(
             record.id,
@@ -187,6 +191,14 @@ def check_resumed(row: RunRow, prompt: Prompt[Any], files: object) -> None:
             record.id,
             f"it works on the files in {folder!r}, and was given none",
             "Give them: filesystem=DirectoryFilesystem(...); on the command line, --files FOLDER.",
+        )
+    given = {tool.name for tool in tools}
+    missing = [name for name in begin.added if name not in given]
+    if missing:
+        raise RunError(
+            record.id,
+            f"it was begun with tools of its own, and was not given {', '.join(missing)}",
+            "Give them again: resume(..., tools=[...]).",
         )
 
 
@@ -238,16 +250,14 @@ async def carry_out(
     outcome = RunOutcome(stop_reason="cancelled")
     try:
         async with leased(journal, frame):
-            ended = await work
+            ended = await _unless_parked(journal, frame, task, work)
         status = "done"
         outcome = RunOutcome(text=ended.text, output=to_json(ended.output), stop_reason=ended.stop_reason)
         return ended
+    except RunParked:
+        status = "parked"
+        raise
     except asyncio.CancelledError:
-        if frame.parking is not None and frame.parking.parked:
-            while task.cancelling() > cancels:
-                task.uncancel()
-            status = "parked"
-            raise RunParked(run_id, await journal.questions(run_id)) from None
         if frame.log is not None and frame.log.closed:
             while task.cancelling() > cancels:
                 task.uncancel()
@@ -280,6 +290,26 @@ async def carry_out(
                     await note_deadline(journal, run_id, frame.deadline, frame.clock, paused=True)
                 encoded = b"" if status == "parked" else msgspec.msgpack.encode(outcome)
                 await asyncio.shield(asyncio.ensure_future(journal.leave(run_id, status, encoded)))
+
+
+async def _unless_parked(
+    journal: Journal, frame: Frame, task: asyncio.Task[Any], work: Coroutine[Any, Any, Outcome]
+) -> Outcome:
+    """What comes of the work. However it ends once the run is parked, it has not ended: `RunParked`."""
+    cancels = task.cancelling()
+    try:
+        ended = await work
+        if not frame.parked:
+            return ended
+    except RunBusy:
+        raise
+    except (Exception, asyncio.CancelledError):
+        if not frame.parked:
+            raise
+    while task.cancelling() > cancels:
+        task.uncancel()
+    run_id = frame.run_context.run_id
+    raise RunParked(run_id, await journal.questions(run_id))
 
 
 # --- going on ------------------------------------------------------------------------------------------
@@ -349,6 +379,11 @@ async def session_after(journal: Journal, row: RunRow, session: Session | None) 
         if each.record.id == record.id:
             break
     return session
+
+
+async def session_before(journal: Journal, row: RunRow, session: Session | None) -> Session:
+    """The session as the first of its runs found it."""
+    return _fresh(row.record, await journal.runs(session_id=row.record.session_id), session)
 
 
 def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone: Container[str]) -> None:

@@ -33,7 +33,7 @@ async def run_until_done(run: Run) -> Outcome:
             answer = await ask(run)
             turns += 1
             calls = conversation.fresh_ids(answer.calls())
-            conversation.add(answer.message(calls), run_id)
+            run.say(answer.message(calls))
             taken: Any = None
             if calls:
                 frame.provider = answer
@@ -54,7 +54,7 @@ async def run_until_done(run: Run) -> Outcome:
                     repairs += 1
                     if repairs > REPAIRS:
                         raise _no_answer(run, str(error)) from error
-                    conversation.add(UserMessage(what_to_correct(error, run.answers_by_call), True), run_id)
+                    run.say(UserMessage(what_to_correct(error, run.answers_by_call), True))
                     continue
             if advisers is None:
                 return outcome
@@ -63,7 +63,7 @@ async def run_until_done(run: Run) -> Outcome:
                 return outcome
             if not held:
                 return Outcome(outcome.text, outcome.output, "incomplete")
-            conversation.add(UserMessage(held, True), run_id)
+            run.say(UserMessage(held, True))
     finally:
         if advisers is not None:
             advisers.close()
@@ -73,6 +73,8 @@ async def _run_calls(run: Run, calls: tuple[CallAsked, ...], message_id: str) ->
     """Run a turn's calls through the gate and give each its result, also when the turn is cut short."""
     turn = OpenTurn(run.gate, [ToolCall(call.name, call.arguments, call.id) for call in calls], message_id)
     run.calls += len(calls)
+    if run.again and not turn.is_recorded():
+        run.goes_on()
     ending: BaseException | None = None
     results: tuple[ToolResult[Any], ...] = ()
     try:
@@ -88,7 +90,7 @@ async def _run_calls(run: Run, calls: tuple[CallAsked, ...], message_id: str) ->
             ]
         )
         if not run.frame.left_to_the_record:  # parked: these calls have no results yet
-            run.conversation.add(ToolMessage(answered), run.frame.run_context.run_id)
+            run.say(ToolMessage(answered))
     if ending is not None:
         raise ending
     return results
@@ -102,7 +104,7 @@ def _opened(run: Run, call: CallAsked, result: ToolResult[Any]) -> tuple[str, ..
     if not paths:
         return ()  # another call of the same turn has opened them
     for path in paths:
-        run.conversation.open_section(path, run.frame.run_context.run_id)
+        run.conversation.open_section(path, run.frame.run_context.run_id, again=run.again)
     return run.open(paths)
 
 

@@ -50,12 +50,15 @@ _PER_MESSAGE = 16
 async def ask(run: Run) -> Answer:
     """The model's next answer, whole. Anything else is a `PromptEvaluationError`."""
     frame = run.frame
+    if frame.parked:
+        raise asyncio.CancelledError  # it came while something was shielded from it
     if frame.log is not None:
         place = run.next_place()
         await tell_undone(run, place)
         recorded = frame.log.find("model answer", place, RecordedAnswer)
         if recorded is not None:
             return _heard_before(run, recorded)
+        run.goes_on()
     deadline = frame.deadline
     if deadline is None:
         return await _ask_until_answered(run)

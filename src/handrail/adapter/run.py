@@ -12,8 +12,9 @@ from handrail.adapter.pacing import Retry, Throttle
 from handrail.dispatch import Gate
 from handrail.dispatch.frame import Frame
 from handrail.errors import DeadlineExceededError, LimitError, PromptEvaluationError
+from handrail.events import PromptExecuted, PromptRendered
 from handrail.guard.scope import within_scope
-from handrail.messages import Model, ModelRequest, Offered, Sent, Usage
+from handrail.messages import Message, Model, ModelRequest, Offered, Sent, Usage
 from handrail.models.prices import Tariff, tariff_of
 from handrail.prompt import RenderedPrompt
 from handrail.protocols import Filesystem, SessionView
@@ -56,6 +57,7 @@ class Run:
         *,
         prompt_name: str,
         output: Output | None,
+        added: Sequence[Tool[Any, Any]] = (),
         extra_tools: Sequence[Tool[Any, Any]] = (),
         feedback: Sequence[Any] = (),
         completion: Sequence[Any] = (),
@@ -79,16 +81,60 @@ class Run:
         self.completion = completion
         self.on_text = on_text
         self.answers_by_call = output is not None and not settings.model.traits.native_output
-        self._extra_tools = [*extra_tools, *([output.tool()] if output and self.answers_by_call else [])]
+        self._extra_tools = [
+            *added,
+            *extra_tools,
+            *([output.tool()] if output and self.answers_by_call else []),
+        ]
         self.counted: tuple[int, int] = (0, 0)
         """How many messages have been counted, and how many tokens they are at most, or by the provider's count."""
         self.calls = 0
         self.answers = 0
         """How many answers of the model this run has had, or is waiting for."""
+        self.again = False
+        """Is it gone through again, and has not come past its record yet?"""
+        self._began_with = rendered
         self._request: ModelRequest | None = None
         shown = [tool for tool in rendered.tools if frame.offers(tool)]
         self.tools: Sent[Offered] = Sent(Offered(tool) for tool in (*shown, *self._extra_tools))
         self._allow(rendered)
+
+    # What is said of it.
+
+    def begin(self) -> None:
+        """It begins; where it is gone through again, whoever listens hears so once it comes past its record."""
+        frame = self.frame
+        self.again = frame.log is not None and frame.log.has_begun(frame.place)
+        if not self.again:
+            self._tell()
+
+    def goes_on(self) -> None:
+        """What comes now is not in the record."""
+        if self.again:
+            self.again = False
+            self._tell()
+
+    def _tell(self) -> None:
+        frame, rendered = self.frame, self._began_with
+        if frame.told.get(PromptRendered, True):
+            names = tuple(tool.name for tool in rendered.tools)
+            frame.publish(PromptRendered(self.prompt_name, rendered.text, names, frame.run_context))
+
+    def end(self, ended: str) -> None:
+        """It is over. A nested run that is over in the record has said so before."""
+        frame, spending = self.frame, self.frame.spending
+        fact = PromptExecuted(self.prompt_name, ended, spending.usage, spending.cost, frame.run_context)
+        if self.again and frame.outer is not None and ended != "cancelled":
+            frame.session.keep(fact)
+        else:
+            self.goes_on()
+            frame.session.record(fact)
+        if frame.parking is not None and frame.outer is not None:
+            frame.parking.let_go_on(frame.outer)
+
+    def say(self, message: Message) -> None:
+        """Add to the conversation; what is recorded has been heard before."""
+        self.conversation.add(message, self.frame.run_context.run_id, again=self.again)
 
     # What is asked of the model.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 from handrail.adapter.response import PromptResponse
 from handrail.errors import OperationUsedTwice
 from handrail.operation import Operation, cancel_and_await
-from handrail.session import Session
+from handrail.protocols import EventBus
 from handrail.threads import background_loop, run_on
 
 OutputT = TypeVar("OutputT")
@@ -29,12 +29,12 @@ class RunStream(Generic[OutputT]):
     def __init__(
         self,
         begin: Callable[[], Coroutine[Any, Any, PromptResponse[OutputT]]],
-        session: Session,
+        bus: EventBus,
         run_id: str,
         name: str,
     ) -> None:
         self._begin = begin
-        self._session = session
+        self._bus = bus
         self._run_id = run_id
         self._name = name
         self._task: asyncio.Task[PromptResponse[OutputT]] | None = None
@@ -101,7 +101,7 @@ class RunStream(Generic[OutputT]):
                 else:
                     loop.call_soon_threadsafe(queue.put_nowait, event)
 
-        stop = self._session.dispatcher.subscribe(object, put)
+        stop = self._bus.subscribe(object, put)
         task = self._start()
         task.add_done_callback(lambda _: queue.put_nowait(_END))
         try:

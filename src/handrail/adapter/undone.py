@@ -62,10 +62,11 @@ async def tell_undone(run: Run, place: str) -> None:
     if told is None:
         if not log.untold or log.has("model answer", place):
             return
+        run.goes_on()
         told = _Told(list(log.untold), _words(log.untold))
         log.untold = {}
         await log.note("told", place, told)
-    run.conversation.add(UserMessage(told.text, True), run.frame.run_context.run_id)
+    run.say(UserMessage(told.text, True))
 
 
 def _words(undone: Mapping[str, UndoneCall]) -> str:

@@ -83,7 +83,8 @@ async def ask_value(
             answer = await put(call, question, wanted.parse_value)
         outcome, by = answer.outcome, answer.by
     finally:
-        call.frame.session.record(QuestionAnswered(question.id, call.id, outcome, by, call.run_context))
+        if not call.frame.parked or outcome != "cancelled":  # else it stays open
+            call.frame.session.record(QuestionAnswered(question.id, call.id, outcome, by, call.run_context))
     return wanted.parse_value(_value_of(answer, kind))
 
 
@@ -175,17 +176,18 @@ async def ask_approval(
             approval = await frame.broker.decide(asked)
         how = _how(approval, recall, getattr(frame.broker, "mode", None))
     finally:
-        session.record(
-            ApprovalDecided(
-                question.id,
-                call.id,
-                call.name,
-                approval,
-                call.run_context,
-                how,
-                None if recall.used is None else recall.used.id,
+        if not frame.parked or approval.outcome != "cancelled":  # else it stays open
+            session.record(
+                ApprovalDecided(
+                    question.id,
+                    call.id,
+                    call.name,
+                    approval,
+                    call.run_context,
+                    how,
+                    None if recall.used is None else recall.used.id,
+                )
             )
-        )
     return approval, how
 
 

@@ -193,6 +193,11 @@ class Frame:
         return self.log is not None and self.log.closed
 
     @property
+    def parked(self) -> bool:
+        """Is it being parked? Then nothing begins any more, and nothing that looks like an end is said."""
+        return self.parking is not None and self.parking.parked
+
+    @property
     def tracker(self) -> BudgetTracker:
         """What is spent here; without a budget, a tracker without bounds."""
         if self.budget is not None:

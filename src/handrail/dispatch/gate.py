@@ -338,8 +338,7 @@ class Gate:
             inner = None if log is None else inner_call(call, result)
             done = self._commit(call, result)
             if done and log is not None:
-                await shielded(log.note("inner call", call.place, inner))
-                call.recorded = True
+                call.recorded = await shielded(log.note("inner call", call.place, inner))
             return done
         async with commit_lock_of(self.frame.session):
             if self._must_run_again(call, transaction):
@@ -466,25 +465,27 @@ class Gate:
             call.first.result = result
         seconds = frame.monotonic() - frame.began - call.started
         shown = call.tool.shown
-        frame.record(
-            ToolInvoked(
-                call.id,
-                call.name,
-                call.path,
-                call.status,
-                result if shown is None else shown(result),
-                call.params,
-                seconds,
-                call.attempt,
-                call.stale,
-                call.error,
-                frame.run_context,
+        parking = frame.parking
+        if parking is None or not parking.parked or call.recorded:  # else it has not ended: it is left
+            frame.record(
+                ToolInvoked(
+                    call.id,
+                    call.name,
+                    call.path,
+                    call.status,
+                    result if shown is None else shown(result),
+                    call.params,
+                    seconds,
+                    call.attempt,
+                    call.stale,
+                    call.error,
+                    frame.run_context,
+                )
             )
-        )
         if call.error is not None and call.status != "cancelled":
             forget_locals(call.error)
-        if frame.parking is not None:
-            frame.parking.consider()
+        if parking is not None:
+            parking.ended(call)
         return result
 
     async def _close_resources(self, call: LiveCall) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+import logging
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
@@ -16,8 +17,10 @@ if TYPE_CHECKING:
     from handrail.dispatch.watchdog import Timer
 
 
+log = logging.getLogger("handrail.dispatch")
+
 _GRACE = 0.1
-"""How many seconds a handler that was given one of several answers has before its run is parked for the others."""
+"""How many seconds a handler has to go on, with one of several answers or after a call of its own, before it rests."""
 
 asker: ContextVar[LiveCall | None] = ContextVar("the call that asks", default=None)
 """For an environment that leaves a question open: who waits for it."""
@@ -26,6 +29,9 @@ asker: ContextVar[LiveCall | None] = ContextVar("the call that asks", default=No
 @contextmanager
 def waiting_for_a_person(asks: LiveCall) -> Generator[None]:
     """Time a person takes counts neither towards the timeout nor, where it pauses, the deadline."""
+    parking = asks.frame.parking
+    if parking is not None:
+        parking.asks()
     timers: list[Timer] = []
     deadlines: list[Deadline] = []
     call: LiveCall | None = asks
@@ -48,8 +54,8 @@ def waiting_for_a_person(asks: LiveCall) -> Generator[None]:
     finally:
         asks.asking -= 1
         asker.reset(token)
-        if asks.frame.parking is not None:
-            asks.frame.parking.let_go_on(asks)
+        if parking is not None:
+            parking.let_go_on(asks)
         for deadline in deadlines:
             deadline.resume()
         for timer in timers:
@@ -60,6 +66,7 @@ async def wait_for_later() -> bool:
     """In an environment's `ask`: the question is recorded, and its answer will come some other time.
 
     It ends with the question, and the run may be parked meanwhile. False: there is no record to leave it in.
+    Whoever else waits, in a way of its own, keeps its run from coming to rest.
     """
     call = asker.get()
     if call is None or call.frame.parking is None:
@@ -75,48 +82,117 @@ async def wait_for_later() -> bool:
 class Parking:
     """Watches one run and what is nested in it.
 
-    The run is parked once nothing in it is at work: every call waits for an answer, or for a call
-    inside it that does, and can be entered again. It then ends as if its process had: nothing is
-    undone, nothing is recorded, and whoever resumes it goes on from the record.
+    The run is *quiet* once nothing in it is at work: every call waits for an answer, or for a call
+    inside it that does. It *may be parked* where each of them can be entered again besides. A parked run
+    ends as if its process had: nothing is undone, nothing is recorded, nothing that looks like an end is
+    published, and whoever resumes it goes on from the record.
+
+    What happens to a quiet run is the environment's to say, by methods it may have, each called on the
+    run's loop: `begins(parking)` when the run begins here, and `rests(parking)` whenever it has become
+    quiet, again after each question that was asked or is over. Without `rests` it is parked as soon as
+    it may be.
     """
 
-    __slots__ = ("_frames", "_root", "parked")
+    __slots__ = ("_begins", "_frames", "_rests", "_root", "_told", "parked")
 
-    def __init__(self, root: Frame) -> None:
+    def __init__(self, root: Frame, environment: object = None) -> None:
         self._root = root
+        self._begins: Callable[[Parking], object] | None = getattr(environment, "begins", None)
+        self._rests: Callable[[Parking], object] | None = getattr(environment, "rests", None)
         self._frames: WeakSet[Frame] = WeakSet((root,))
+        self._told = False
+        """Has the environment been told of this rest?"""
         self.parked = False
+
+    @property
+    def run_id(self) -> str:
+        return self._root.run_context.run_id
+
+    @property
+    def quiet(self) -> bool:
+        """Does everything in the run wait for answers?"""
+        live, around = self._at_work()
+        return bool(live) and not self._asks_a_model() and all(_rests(call, call in around) for call in live)
+
+    @property
+    def may_park(self) -> bool:
+        """Is it quiet, and can all of it be entered again?"""
+        return self.quiet and all(_enters_again(call) for call in self._at_work()[0])
+
+    def park(self, *, by_force: bool = False) -> bool:
+        """Park the run now, if it may be. True: it is parked. On the run's loop.
+
+        By force it is parked whatever is at work in it, as if its process had ended at this moment:
+        whoever resumes it follows the effects of what was cut.
+        """
+        if self.parked:
+            return True
+        if not by_force and not self.may_park:
+            return False
+        run_log = self._root.log
+        assert run_log is not None, "only a run with a record is parked"
+        self.parked = run_log.closed = True
+        self._root.cancellation.cancel("parked")
+        return True
+
+    # What the run says of itself.
+
+    def begin(self) -> None:
+        """The run is about to begin, or to go on."""
+        if self._begins is not None:
+            self._begins(self)
 
     def add(self, frame: Frame) -> None:
         """A run was nested in this one."""
         self._frames.add(frame)
 
+    def asks(self) -> None:
+        """Somebody is about to be asked. A parked run asks nobody."""
+        if self.parked:
+            raise asyncio.CancelledError
+        self._told = False
+
     def consider(self) -> None:
         """Something began to wait, or is over: is anything still at work?"""
-        if self.parked:
+        if self.parked or not self.quiet:
             return
-        live = [call for frame in self._frames for call in frame.live]
-        around = {call.parent for call in live if call.parent is not None}
-        if live and all(_rests(call, call in around) for call in live):
-            self._park()
+        if self._rests is None:
+            self.park()
+        elif not self._told:
+            self._told = True
+            try:
+                self._rests(self)
+            except Exception:
+                log.exception("an environment that was told of a run at rest raised; the run is parked")
+                self.park()
+
+    def ended(self, call: LiveCall) -> None:
+        """A call is over: what is around it may go on."""
+        if call.parent is None:
+            self.consider()
+        else:
+            self.let_go_on(call.parent)
 
     def let_go_on(self, call: LiveCall) -> None:
-        """A question of this call is over: its handler may go on without the others, and has time to."""
+        """Something this call waited for is over: its handler may go on without the rest, and has time to."""
 
         def over() -> None:
             call.grace = None
             self.consider()
 
+        self._told = False
         _has_gone_on(call)
         with suppress(RuntimeError):  # closed from outside, with no loop to go on in
             call.grace = asyncio.get_running_loop().call_later(_GRACE, over)
 
-    def _park(self) -> None:
-        self.parked = True
-        log = self._root.log
-        assert log is not None, "only a run with a record is parked"
-        log.closed = True
-        self._root.cancellation.cancel("parked")
+    def _at_work(self) -> tuple[list[LiveCall], set[LiveCall]]:
+        """The calls that are not over, and those that are around others of them."""
+        live = [call for frame in self._frames for call in frame.live]
+        return live, {call.parent for call in live if call.parent is not None}
+
+    def _asks_a_model(self) -> bool:
+        """Is there a run, beside the calls that wait, that has none at work itself?"""
+        return any(frame.task is not None and not frame.live for frame in self._frames)
 
 
 def _has_gone_on(call: LiveCall) -> None:
@@ -127,11 +203,13 @@ def _has_gone_on(call: LiveCall) -> None:
 
 
 def _rests(call: LiveCall, is_around: bool) -> bool:
-    """Does this call wait, and can it be entered again?"""
+    """Does this call wait, and for nothing that may come by itself?"""
     if not call.waiting and not is_around:
         return False
-    if call.asking > call.waiting or call.grace is not None:
-        return False  # another of its questions has an answer or may have one, and that may be enough
-    if call.token is None:
-        return True  # its handler has not begun: it is being approved
-    return call.tool.enters_again
+    # Another of its questions has an answer or may have one, and that may be enough.
+    return call.asking <= call.waiting and call.grace is None
+
+
+def _enters_again(call: LiveCall) -> bool:
+    """Can this call be gone through again? Where its handler has not begun, it is being approved."""
+    return call.token is None or call.tool.enters_again

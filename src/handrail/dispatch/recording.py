@@ -74,8 +74,9 @@ async def record_end(call: LiveCall) -> Exception | None:
     try:
         if call.parent is None:
             await shielded(log.journal.commit(commit_unit(call, result)))
+            call.recorded = True
         else:
-            await shielded(log.note("inner call", call.place, inner_call(call, result)))
+            call.recorded = await shielded(log.note("inner call", call.place, inner_call(call, result)))
     except Exception as error:
         return error
     return None

@@ -50,6 +50,11 @@ class OpenTurn:
                 return ending
         return None
 
+    def is_recorded(self) -> bool:
+        """Are all of them over in the record of a run that is gone through again?"""
+        log = self._gate.frame.log
+        return log is not None and all(log.is_over(call.place) for call, _ in self._live)
+
     def results(self) -> tuple[ToolResult[Any], ...]:
         """A result for every call, in the order they were asked for."""
         return tuple([_result_of(call) for call, _ in self._live])

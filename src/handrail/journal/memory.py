@@ -28,10 +28,12 @@ from handrail.records import (
     Check,
     CommitUnit,
     Entry,
+    Mark,
     RunCopy,
     RunRecord,
     RunRow,
     RunStatus,
+    SessionRow,
     TicketBox,
 )
 
@@ -118,15 +120,45 @@ class MemoryJournal:
         return msgspec.structs.replace(row, questions=waiting)
 
     async def runs(
-        self, *, session_id: str | None = None, limit: int = 100, before: float | None = None
+        self,
+        *,
+        session_id: str | None = None,
+        principal: str | None = None,
+        limit: int = 100,
+        before: Mark | None = None,
     ) -> Sequence[RunRow]:
-        """Runs, the newest first; of a session all of them, the oldest first."""
-        found = sorted((row.record for row in self._runs.values()), key=lambda record: record.began_at)
+        """Runs, of everybody or of one, the newest first; of a session all of them, the oldest first."""
+        records = (row.record for row in self._runs.values())
+        found = sorted(
+            (each for each in records if principal is None or each.principal == principal),
+            key=lambda record: record.mark,
+        )
         if session_id is not None:
             found = [each for each in found if each.session_id == session_id]
         else:
-            found = [each for each in found if before is None or each.began_at < before][::-1][:limit]
+            found = [each for each in found if before is None or each.mark < before][::-1][:limit]
         return tuple([await self.run(each.id) for each in found])
+
+    async def sessions(
+        self, principal: str, /, *, limit: int = 100, before: Mark | None = None
+    ) -> Sequence[SessionRow]:
+        """The sessions somebody has runs in, those first that were changed last."""
+        of: dict[str, list[RunRow]] = {}
+        for run in (await self.runs(principal=principal, limit=len(self._runs)))[::-1]:
+            of.setdefault(run.record.session_id, []).append(run)
+        found = [
+            SessionRow(
+                session_id=session_id,
+                runs=len(runs),
+                changed_at=max(run.changed_at for run in runs),
+                first=runs[0].record,
+                newest=runs[-1],
+                questions=sum(run.questions for run in runs),
+            )
+            for session_id, runs in of.items()
+        ]
+        found.sort(key=lambda session: session.mark, reverse=True)
+        return tuple([each for each in found if before is None or each.mark < before][:limit])
 
     async def note(self, run_id: str, entry: Entry, /, *, from_outside: bool = False) -> None:
         """Record something that happened in a run this process has; from outside, in one that nobody has."""
@@ -255,10 +287,15 @@ class MemoryJournal:
     def answer(self, answer: Answer, /) -> None:
         self.desk.answer(answer)
 
-    async def questions(self, run_id: str | None = None, /) -> Sequence[Question]:
-        """What waits for an answer, of one run or of all, oldest first."""
-        found = self.desk.open_questions()
-        return tuple(each for each in found if run_id is None or each.run_id == run_id)
+    async def questions(
+        self, run_id: str | None = None, /, *, principal: str | None = None
+    ) -> Sequence[Question]:
+        """What waits for an answer, of one run or of all, from everybody or from one, oldest first."""
+        return tuple(
+            each
+            for each in self.desk.open_questions()
+            if run_id in (None, each.run_id) and principal in (None, each.principal)
+        )
 
     async def asked(self, run_id: str, /) -> Sequence[Asked]:
         """The questions of a run that wait or were answered, oldest first."""

@@ -94,6 +94,15 @@ class RunLog:
         """Was something recorded there?"""
         return (kind, key) in self._found
 
+    def has_begun(self, place: str) -> bool:
+        """Had the run nested at this place begun, or the run itself, when the record was loaded?"""
+        around, slash, number = place.rpartition("/")
+        return self.resumed and (not slash or self.has("verb", f"{around}.{number}"))
+
+    def is_over(self, place: str) -> bool:
+        """Was the call at this place over when the record was loaded?"""
+        return place in self._finished or ("inner call", place) in self._found
+
     def finished(self, place: str) -> CommitUnit | None:
         """The call that is over, at this place of the run."""
         return self._finished.get(place)
@@ -110,10 +119,12 @@ class RunLog:
         """Where the call at this place, and what is nested in it, gave out tickets before."""
         return [each for each in self._tickets if each.startswith(f"{place}~")]
 
-    async def note(self, kind: EntryKind, key: str, value: Any) -> None:
-        """Record something. When this returns, it is there for whoever resumes."""
-        if not self.closed:
-            await self._add(kind, key, msgspec.msgpack.encode(value))
+    async def note(self, kind: EntryKind, key: str, value: Any) -> bool:
+        """Record something. When this returns, it is there for whoever resumes; False: nothing is any more."""
+        if self.closed:
+            return False
+        await self._add(kind, key, msgspec.msgpack.encode(value))
+        return True
 
     def check_verb(self, place: str, verb: str) -> None:
         """A verb that is used at a place where the record has another is not the same run any more."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
+import msgspec
+
 from handrail.errors import JournalError
 
-SCHEMA = 2
+SCHEMA = 3
 """Which shape the file has. A newer one is refused, never guessed at."""
 
 _FIRST: Sequence[str] = (
@@ -50,12 +52,22 @@ _TO_SECOND: Sequence[str] = (
         holder TEXT NOT NULL, held_until REAL NOT NULL, deposit BLOB NOT NULL, PRIMARY KEY (run_id, place)
     ) WITHOUT ROWID""",
 )
-MIGRATIONS: Sequence[Sequence[str]] = (_FIRST, _TO_SECOND)
+_TO_THIRD: Sequence[str] = (
+    "ALTER TABLE runs ADD COLUMN principal TEXT NOT NULL DEFAULT ''",
+    "UPDATE runs SET principal = principal_in(record)",
+    "CREATE INDEX runs_of_a_principal ON runs (principal, began_at)",
+    "CREATE INDEX sessions_of_a_principal ON runs (principal, session_id, began_at, changed_at)",
+    "ALTER TABLE questions ADD COLUMN principal TEXT NOT NULL DEFAULT ''",
+    "UPDATE questions SET principal = principal_in(question)",
+    "CREATE INDEX open_questions_to_a_principal ON questions (principal, asked_at) WHERE answer IS NULL",
+)
+MIGRATIONS: Sequence[Sequence[str]] = (_FIRST, _TO_SECOND, _TO_THIRD)
 """What makes a file of each shape out of one of the shape before, the first out of nothing."""
 
 
 def bring_up(connection: sqlite3.Connection, path: str, new_id: str) -> None:
     """Make a new file a journal, and an older journal one of today, in one transaction."""
+    connection.create_function("principal_in", 1, _principal_in)
     connection.execute("BEGIN IMMEDIATE")
     try:
         empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
@@ -72,6 +84,15 @@ def bring_up(connection: sqlite3.Connection, path: str, new_id: str) -> None:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+class _Whose(msgspec.Struct):
+    principal: str = ""
+
+
+def _principal_in(recorded: bytes) -> str:
+    """Whose a recorded run or question is."""
+    return msgspec.msgpack.decode(recorded, type=_Whose).principal
 
 
 def _schema_of(connection: sqlite3.Connection, path: str) -> int:

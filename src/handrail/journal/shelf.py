@@ -10,7 +10,7 @@ import msgspec
 
 from handrail.errors import RunUnknown
 from handrail.question import Answer, Question
-from handrail.records import Asked, CommitUnit, Entry, RunCopy, RunRecord, RunRow
+from handrail.records import Asked, CommitUnit, Entry, Mark, RunCopy, RunRecord, RunRow, SessionRow
 
 ROW = """record, status, owner, leased_until, changed_at, outcome, stopping,
     (SELECT count(*) FROM questions WHERE run_id = runs.id AND answer IS NULL)"""
@@ -42,6 +42,80 @@ def run_row(row: Sequence[Any]) -> RunRow:
     )
 
 
+def runs(
+    connection: sqlite3.Connection,
+    session_id: str | None,
+    principal: str | None,
+    limit: int,
+    before: Mark | None,
+) -> tuple[RunRow, ...]:
+    """Runs, the newest first; of a session all of them, the oldest first."""
+    where, values = ["TRUE"], list[Any]()
+    for column, value in (("session_id", session_id), ("principal", principal)):
+        if value is not None:
+            where.append(f"{column} = ?")
+            values.append(value)
+    if session_id is not None:
+        order = f"began_at, id{' LIMIT 1' if limit == 1 else ''}"
+    else:
+        if before is not None:
+            where.append("(began_at, id) < (?, ?)")
+            values += before
+        order = "began_at DESC, id DESC LIMIT ?"
+        values.append(limit)
+    query = f"SELECT {ROW} FROM runs WHERE {' AND '.join(where)} ORDER BY {order}"
+    return tuple(run_row(row) for row in connection.execute(query, values))
+
+
+_SESSIONS = f"""WITH found AS (
+        SELECT session_id AS session, count(*) AS number, max(changed_at) AS changed
+        FROM runs WHERE principal = :principal GROUP BY session_id
+        HAVING :mark IS NULL OR (changed, session) < (:mark, :id)
+        ORDER BY changed DESC, session DESC LIMIT :limit
+    )
+    SELECT session, number, changed,
+        (SELECT record FROM runs WHERE principal = :principal AND session_id = session ORDER BY began_at, id LIMIT 1),
+        (SELECT count(*) FROM questions JOIN runs ON runs.id = questions.run_id
+            WHERE runs.principal = :principal AND session_id = session AND answer IS NULL),
+        {ROW}
+    FROM found JOIN runs ON runs.id = (
+        SELECT id FROM runs WHERE principal = :principal AND session_id = session
+        ORDER BY began_at DESC, id DESC LIMIT 1
+    ) ORDER BY changed DESC, session DESC"""
+
+
+def sessions(
+    connection: sqlite3.Connection, principal: str, limit: int, before: Mark | None
+) -> tuple[SessionRow, ...]:
+    """The sessions somebody has runs in, those first that were changed last."""
+    at, id = before or (None, None)
+    rows = connection.execute(_SESSIONS, {"principal": principal, "limit": limit, "mark": at, "id": id})
+    return tuple(
+        SessionRow(
+            session_id=session_id,
+            runs=number,
+            changed_at=changed,
+            first=msgspec.msgpack.decode(first, type=RunRecord),
+            questions=waiting,
+            newest=run_row(newest),
+        )
+        for session_id, number, changed, first, waiting, *newest in rows
+    )
+
+
+def questions(
+    connection: sqlite3.Connection, run_id: str | None, principal: str | None
+) -> tuple[Question, ...]:
+    """What waits for an answer, oldest first."""
+    where, values = ["answer IS NULL"], list[Any]()
+    for column, value in (("run_id", run_id), ("principal", principal)):
+        if value is not None:
+            where.append(f"{column} = ?")
+            values.append(value)
+    query = f"SELECT question FROM questions WHERE {' AND '.join(where)} ORDER BY asked_at, id"
+    return tuple(msgspec.msgpack.decode(row[0], type=Question) for row in connection.execute(query, values))
+
+
 def put_entries(connection: sqlite3.Connection, run_id: str, entries: Iterable[Entry]) -> None:
     """Add to what happened in a run; the same thing again takes the place of the first."""
     connection.executemany(
@@ -54,10 +128,20 @@ def put(connection: sqlite3.Connection, copy: RunCopy, record: bytes) -> None:
     """Bring a run in, as one. Its files are not this journal's to change."""
     row = copy.row
     run = row.record
-    values = (run.id, run.session_id, row.status, run.began_at, row.changed_at, record, row.outcome)
+    values = (
+        run.id,
+        run.session_id,
+        run.principal,
+        row.status,
+        run.began_at,
+        row.changed_at,
+        record,
+        row.outcome,
+    )
     connection.execute(
-        "INSERT INTO runs (id, session_id, status, owner, leased_until, began_at, changed_at, record, outcome) "
-        "VALUES (?, ?, ?, '', 0, ?, ?, ?, ?)",
+        "INSERT INTO runs "
+        "(id, session_id, principal, status, owner, leased_until, began_at, changed_at, record, outcome) "
+        "VALUES (?, ?, ?, ?, '', 0, ?, ?, ?, ?)",
         values,
     )
     put_entries(connection, run.id, copy.entries)

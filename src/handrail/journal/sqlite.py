@@ -30,7 +30,19 @@ from handrail.journal.watching import Watch
 from handrail.journal.writer import Moments, Work, Writer
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
-from handrail.records import OVER, Asked, Check, CommitUnit, Entry, RunCopy, RunRecord, RunRow, RunStatus
+from handrail.records import (
+    OVER,
+    Asked,
+    Check,
+    CommitUnit,
+    Entry,
+    Mark,
+    RunCopy,
+    RunRecord,
+    RunRow,
+    RunStatus,
+    SessionRow,
+)
 
 __all__ = ["SCHEMA", "Durability", "SqliteJournal"]
 
@@ -102,16 +114,14 @@ class SqliteJournal(MemoryJournal):
             query = "SELECT max(began_at) FROM runs WHERE session_id = ?"
             placed = after_last(run, connection.execute(query, (run.session_id,)).fetchone()[0])
             encoded = encode(placed, f"run {run.id!r} began with")
-            values = (
-                run.id,
-                run.session_id,
-                "running",
-                self.owner,
-                now + LEASE_SECONDS,
-                placed.began_at,
-                now,
+            until = now + LEASE_SECONDS
+            values = (run.id, run.session_id, run.principal, self.owner, until, placed.began_at, now, encoded)
+            connection.execute(
+                "INSERT INTO runs "
+                "(id, session_id, principal, status, owner, leased_until, began_at, changed_at, record, outcome) "
+                "VALUES (?, ?, ?, 'running', ?, ?, ?, ?, ?, x'')",
+                values,
             )
-            connection.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, x'', 0)", (*values, encoded))
 
         await self._do(begin)
 
@@ -173,20 +183,20 @@ class SqliteJournal(MemoryJournal):
         return await self._do(lambda connection: shelf.row_of(connection, run_id))
 
     async def runs(
-        self, *, session_id: str | None = None, limit: int = 100, before: float | None = None
+        self,
+        *,
+        session_id: str | None = None,
+        principal: str | None = None,
+        limit: int = 100,
+        before: Mark | None = None,
     ) -> Sequence[RunRow]:
-        """Runs, the newest first; of a session all of them, the oldest first."""
-        if session_id is not None:
-            query, values = (
-                f"WHERE session_id = ? ORDER BY began_at{' LIMIT 1' if limit == 1 else ''}",
-                (session_id,),
-            )
-        else:
-            query = "WHERE began_at < ? ORDER BY began_at DESC LIMIT ?"
-            values = (float("inf") if before is None else before, limit)
-        query = f"SELECT {shelf.ROW} FROM runs {query}"
-        rows = await self._do(lambda connection: connection.execute(query, values).fetchall())
-        return tuple(shelf.run_row(row) for row in rows)
+        """Runs, of everybody or of one, the newest first; of a session all of them, the oldest first."""
+        return await self._do(lambda connection: shelf.runs(connection, session_id, principal, limit, before))
+
+    async def sessions(
+        self, principal: str, /, *, limit: int = 100, before: Mark | None = None
+    ) -> Sequence[SessionRow]:
+        return await self._do(lambda connection: shelf.sessions(connection, principal, limit, before))
 
     async def note(self, run_id: str, entry: Entry, /, *, from_outside: bool = False) -> None:
         """Record something that happened in a run this process has; from outside, in one that nobody has."""
@@ -321,8 +331,9 @@ class SqliteJournal(MemoryJournal):
                 await self._do(
                     self._of_mine(
                         question.run_id,
-                        "UPDATE questions SET question = ?, answer = NULL WHERE id = ?",
+                        "UPDATE questions SET question = ?, principal = ?, answer = NULL WHERE id = ?",
                         encode(question, "asking"),
+                        question.principal,
                         question.id,
                     )
                 )
@@ -330,11 +341,12 @@ class SqliteJournal(MemoryJournal):
             await self._do(
                 self._of_mine(
                     question.run_id,
-                    "INSERT INTO questions (id, question, answer, run_id, asked_at) VALUES (?, ?, NULL, ?, ?)",
+                    "INSERT INTO questions (id, question, run_id, asked_at, principal) VALUES (?, ?, ?, ?, ?)",
                     question.id,
                     encode(question, "asking"),
                     question.run_id,
                     question.asked_at.timestamp(),
+                    question.principal,
                 )
             )
         with self._watch.on(question.id):
@@ -357,12 +369,10 @@ class SqliteJournal(MemoryJournal):
         check_answer(msgspec.msgpack.decode(row[0], type=Question), answer, self._clock.now())
         self._keep_answer(answer)
 
-    async def questions(self, run_id: str | None = None, /) -> Sequence[Question]:
-        """What waits for an answer, of one run or of all, oldest first."""
-        where, values = ("", ()) if run_id is None else ("AND run_id = ?", (run_id,))
-        query = f"SELECT question FROM questions WHERE answer IS NULL {where} ORDER BY asked_at, id"
-        rows = await self._do(lambda connection: connection.execute(query, values).fetchall())
-        return tuple(msgspec.msgpack.decode(row[0], type=Question) for row in rows)
+    async def questions(
+        self, run_id: str | None = None, /, *, principal: str | None = None
+    ) -> Sequence[Question]:
+        return await self._do(lambda connection: shelf.questions(connection, run_id, principal))
 
     async def withdraw(self, prefix: str, /) -> None:
         await super().withdraw(prefix)

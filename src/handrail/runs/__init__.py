@@ -9,6 +9,7 @@ from handrail.runs.forking import fork
 from handrail.runs.listing import RunLine, list_runs
 from handrail.runs.replaying import Divergence, replay
 from handrail.runs.retention import forget
+from handrail.runs.saying import said, session
 from handrail.runs.tree import CallNode, RunTree, Turn, show
 from handrail.runs.undoing import Undoing, undo
 
@@ -26,6 +27,8 @@ __all__ = [
     "import_",
     "list_runs",
     "replay",
+    "said",
+    "session",
     "show",
     "undo",
 ]

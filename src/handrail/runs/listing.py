@@ -9,7 +9,7 @@ import msgspec
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.journal.lease import is_free
-from handrail.records import Journal, RunRow
+from handrail.records import Journal, Mark, RunRow
 
 Standing = Literal["running", "parked", "interrupted", "done", "failed", "cancelled"]
 """As a run's status, but for one that is said to be running and that nobody has: `interrupted`."""
@@ -39,22 +39,26 @@ async def list_runs(
     journal: Journal,
     *,
     session_id: str | None = None,
+    principal: str | None = None,
     standing: Collection[Standing] = (),
     limit: int = 100,
+    before: Mark | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Sequence[RunLine]:
-    """Runs, the newest first, at most `limit`; `standing` names which are wanted, all if it is empty."""
+    """Runs, the newest first, at most `limit`; `standing` names which are wanted, all if it is empty.
+
+    With `principal` only that one's. The next page is what is `before` the mark of the last one's record.
+    """
     now = clock.now().timestamp()
     found: list[RunLine] = []
-    before: float | None = None
     while len(found) < limit:
         if session_id is None:
-            page = await journal.runs(limit=_PAGE if standing else limit, before=before)
+            page = await journal.runs(principal=principal, limit=_PAGE if standing else limit, before=before)
         else:
-            page = tuple(reversed(await journal.runs(session_id=session_id)))
+            page = tuple(reversed(await journal.runs(session_id=session_id, principal=principal)))
         lines = (RunLine(row, standing_of(row, now)) for row in page)
         found += [line for line in lines if not standing or line.standing in standing]
         if session_id is not None or len(page) < _PAGE:
             break
-        before = page[-1].record.began_at
+        before = page[-1].record.mark
     return tuple(found[:limit])

@@ -128,7 +128,7 @@ async def replay(
     units = await journal.load(run_id)
     changed = await _changed_since(journal, units, filesystem)
     frame = _frame(prompt, resumed, filesystem, resources, clock)
-    walk = _Walk(frame, prompt, rendered, units, asking, changed, tally or Tally())
+    walk = _Walk(frame, prompt, rendered, units, asking, changed, begin.added, tally or Tally())
     try:
         return await walk.go([answers[f"#{number}"] for number in range(1, len(answers) + 1)])
     finally:
@@ -215,6 +215,7 @@ class _Walk:
         units: Sequence[CommitUnit],
         asking: Sequence[str],
         changed: Iterable[str],
+        added: Iterable[str],
         tally: Tally,
     ) -> None:
         self._frame = frame
@@ -224,6 +225,7 @@ class _Walk:
         self._units = {unit.place: unit for unit in units}
         self._asking = asking
         self._unknown = {place[5:] for place in changed}
+        self._added = frozenset(added)
         self._tally = tally
         self._found: Divergence | None = None
         self._output = None if rendered.output_schema is None else Output(rendered.output_schema)
@@ -280,6 +282,9 @@ class _Walk:
         if asked.name == OPENER:
             return self._open(step, unit)
         tool = self._frame.tools.get(asked.name)
+        if tool is None and asked.name in self._added:
+            self._take(outer, unit)  # whoever began the run had it, and nobody has it here
+            return None
         if tool is None:
             return self._missing(step, unit)
         found, params = self._parse(step, tool, asked, unit)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from handrail.errors import DefinitionError
-from handrail.records import OVER, Journal, RunRow
+from handrail.records import OVER, Journal, Mark, RunRow
 
 _PAGE = 1000
 
@@ -42,10 +42,10 @@ async def forget(
 async def _all(journal: Journal) -> list[RunRow]:
     """Every run, the newest first."""
     found: dict[str, RunRow] = {}
-    before: float | None = None
+    before: Mark | None = None
     while True:
         page = await journal.runs(limit=_PAGE, before=before)
         found.update((row.record.id, row) for row in page)
         if len(page) < _PAGE:
             return list(found.values())
-        before = page[-1].record.began_at
+        before = page[-1].record.mark

@@ -52,6 +52,7 @@ class ResumeOptions(TypedDict, total=False):
     resources: Sequence[Binding[Any]]
     environment: Environment | None
     approvals: ApprovalMode | ApprovalBroker | None
+    tools: Sequence[Tool[Any, Any]]
 
 
 class EvaluateOptions(TypedDict, total=False):
@@ -68,6 +69,7 @@ class EvaluateOptions(TypedDict, total=False):
     approvals: ApprovalMode | ApprovalBroker | None
     temperature: float | None
     max_tokens: int | None
+    tools: Sequence[Tool[Any, Any]]
     run_id: str | None
 
 
@@ -352,6 +354,26 @@ class WorkerRegistry:
         limits: EvaluateOptions = {"filesystem": options.get("filesystem")}
         runner, _ = self._prepared(worker, given, attachments, model, adapter, journal, limits)
         return runner.resume(run_id, worker.prompt, **options)
+
+    def resume_stream(
+        self,
+        name: str,
+        run_id: str,
+        *,
+        journal: Journal,
+        attachments: Sequence[Attachment | Path | str] = (),
+        model: Model | str | None = None,
+        adapter: Adapter | None = None,
+        models: Mapping[str, Model | str] | None = None,
+        message_callback: MessageCallback | None = None,
+        **options: Unpack[ResumeOptions],
+    ) -> RunStream[Any]:
+        """The same as a stream of events, from where the record ends."""
+        worker = self[name]
+        given = Given(name, models or {}, message_callback)
+        limits: EvaluateOptions = {"filesystem": options.get("filesystem")}
+        runner, _ = self._prepared(worker, given, attachments, model, adapter, journal, limits)
+        return runner.resume_stream(run_id, worker.prompt, **options)
 
     def _prepared(
         self,

@@ -45,6 +45,7 @@ def simulate(
     write_every: int = 1,
     step_every: int = 1,
     overtaken_every: int = 1,
+    parked_every: int = 0,
     again: bool = False,
     connected: bool = False,
     at: str | None = None,
@@ -55,6 +56,7 @@ def simulate(
     - `write_every`, `step_every`: only each so-manieth write, or step of the loop.
     - `overtaken_every`: at each so-manieth write the process does not die: it stops, another takes its
       run, and then it goes on; 0 leaves that out.
+    - `parked_every`: at each so-manieth step the process is told to stop, parks its run by force, and ends.
     - `again`: the restarted process crashes as well, at some later point.
     - `connected`: the person is there and answers at once, so that the run is never parked.
     - `at`: only this point, as a report names it.
@@ -62,7 +64,9 @@ def simulate(
     """
     began = time.perf_counter()
     parts = [
-        Wanted(write_every, step_every, overtaken_every, again, connected, at, part, max(1, jobs))
+        Wanted(
+            write_every, step_every, overtaken_every, parked_every, again, connected, at, part, max(1, jobs)
+        )
         for part in range(max(1, jobs))
     ]
     # A new interpreter each: this one may have threads, and then a fork of it is not safe.

@@ -37,6 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--overtaken-every", type=int, default=1, help="the same for overtaken processes; 0: none"
     )
+    parser.add_argument(
+        "--parked-every", type=int, default=0, help="the same for runs that are parked by force; 0: none"
+    )
     parser.add_argument("--again", action="store_true", help="crash the restarted process as well")
     parser.add_argument(
         "--connected", action="store_true", help="somebody answers at once, nothing is parked"
@@ -49,6 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         write_every=given.write_every,
         step_every=given.step_every,
         overtaken_every=given.overtaken_every,
+        parked_every=given.parked_every,
         again=given.again,
         connected=given.connected,
         at=given.at,

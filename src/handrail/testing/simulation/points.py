@@ -15,9 +15,12 @@ from handrail.errors import DefinitionError
 from handrail.testing.virtual_time import VirtualTimeLoop
 from handrail.threads import threads_at_work
 
-PointKind = Literal["before write", "after write", "step", "overtaken before write", "overtaken at step"]
+PointKind = Literal[
+    "before write", "after write", "step", "overtaken before write", "overtaken at step", "parked at step"
+]
 """The process ends just before a write, or when it is durable but nobody has heard of it, or before a
-step of its event loop; or it stops there so long that another process takes its run, and then goes on."""
+step of its event loop; or it stops there so long that another process takes its run, and then goes on; or
+it is told to stop there, parks its run by force, and ends."""
 
 CRASHED = 137
 """The exit status of a process that ended at its point: as after `kill -9`."""
@@ -37,9 +40,13 @@ class Point(NamedTuple):
         return self.kind.startswith("overtaken")
 
     @property
+    def is_parked(self) -> bool:
+        return self.kind.startswith("parked")
+
+    @property
     def moment(self) -> str:
         """The moment itself, whatever is to happen there."""
-        return self.kind.removeprefix("overtaken ").removeprefix("at ")
+        return self.kind.removeprefix("overtaken ").removeprefix("parked ").removeprefix("at ")
 
     @classmethod
     def parse(cls, text: str) -> Point:
@@ -56,7 +63,7 @@ class Points:
 
     def __init__(self, at: Point | None, reached: Callable[[], None]) -> None:
         self._at = None if at is None else (at.moment, at.number)
-        self._reached = reached
+        self.reached = reached
         self._armed = False
         self._changes = 0
         self.transactions = 0
@@ -96,7 +103,7 @@ class Points:
     def _reach(self, moment: str, number: int) -> None:
         if self._at == (moment, number):
             self._at = None
-            self._reached()
+            self.reached()
 
 
 def crash() -> None:

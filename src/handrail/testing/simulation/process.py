@@ -12,18 +12,21 @@ from typing import Any
 
 import msgspec
 
+from handrail.adapter.conversation import Conversation
 from handrail.adapter.durable import decode_outcome
 from handrail.dispatch.gate import Gate
+from handrail.dispatch.parking import Parking
+from handrail.environment.later import LaterEnvironment
 from handrail.errors import AnswerRefused, RunParked, RunUnknown
-from handrail.events import MessageAdded, ToolInvoked
+from handrail.events import ToolInvoked
 from handrail.journal.sqlite import SqliteJournal
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.records import Check
 from handrail.resources.directory import DirectoryFilesystem
-from handrail.session import Dispatcher, Session
+from handrail.session import Session
 from handrail.session.saving import encode_item
-from handrail.testing.simulation.points import Points, SimulatedLoop
+from handrail.testing.simulation.points import Points, SimulatedLoop, crash
 from handrail.testing.simulation.scenario import RUN, Play, Scenario, Stage
 from handrail.testing.simulation.world import World
 from handrail.testing.virtual_time import VirtualClock
@@ -43,19 +46,31 @@ def live(
     *,
     measuring: bool = False,
     connected: bool = False,
+    stops: bool = False,
 ) -> None:
     """Play the scenario in this process, from wherever its journal is. What comes of it is in the world.
 
-    With `connected` the person is there and answers at once, so that the run is never parked.
+    With `connected` the person is there and answers at once, so that the run is never parked. One that
+    `stops` parks its run by force at its point, and ends when that is done.
     """
     world = World(folder / WORLD, process)
+    stopping = _Stopping() if stops else None
+    if stopping is not None:
+        points.reached = stopping.stop
     if measuring:
         points.on_write = _noting_commits(world, folder / FILES)
     with asyncio.Runner(loop_factory=lambda: SimulatedLoop(points, start)) as runner:
-        runner.run(_live(scenario, folder, world, points, connected))
+        runner.run(_live(scenario, folder, world, points, connected, stopping))
 
 
-async def _live(scenario: Scenario, folder: Path, world: World, points: Points, connected: bool) -> None:
+async def _live(
+    scenario: Scenario,
+    folder: Path,
+    world: World,
+    points: Points,
+    connected: bool,
+    stopping: _Stopping | None,
+) -> None:
     clock = VirtualClock()
     journal = SimulatedJournal(world, folder / JOURNAL, clock, points)
     files = DirectoryFilesystem(folder / FILES)
@@ -63,12 +78,13 @@ async def _live(scenario: Scenario, folder: Path, world: World, points: Points, 
     stage = Stage(world, files, folder / REST, journal, clock, world.process)
     play = scenario.play(stage)
     _watch_handlers(world)
+    _watch_conversations(journal)
     await files.recover(journal)
     world.happened("began", files=snapshot(folder / FILES), **recorded(folder / JOURNAL))
     points.arm()
     try:
         await _contradict(journal, folder)
-        response = await _until_over(journal, play, play.person if connected else None)
+        response = await _until_over(journal, play, play.person if connected else stopping)
     except Exception as error:
         points.disarm()
         world.happened("failed", error=type(error).__name__, message=str(error))
@@ -103,25 +119,43 @@ async def _until_over(journal: SimulatedJournal, play: Play, person: Environment
     """Begin the run or go on with it, answer what it waits for, and again, until it is over."""
     adapter, prompt = play.adapter, play.prompt
     for attempt in range(_PARKS):
-        bus = _listening(journal.world, attempt)
+        journal.attempt = attempt
         try:
             row = await journal.run(RUN)
         except RunUnknown:
             session = _session(play) or Session(id="session")
-            going = adapter.evaluate(
-                prompt, play.params, session=session, run_id=RUN, bus=bus, environment=person
-            )
+            going = adapter.evaluate(prompt, play.params, session=session, run_id=RUN, environment=person)
         else:
             if row.status == "parked":
                 await _answer(journal, play, await journal.questions(RUN))
-            going = adapter.resume(RUN, prompt, session=_session(play), bus=bus, environment=person)
+            going = adapter.resume(RUN, prompt, session=_session(play), environment=person)
         try:
             return await going
         except RunParked as parked:
+            if isinstance(person, _Stopping) and person.stopped:
+                crash()
             if play.person is None:
                 raise
             await _answer(journal, play, parked.questions)
     raise AssertionError(f"the run was parked {_PARKS} times and is not over")
+
+
+class _Stopping(LaterEnvironment):
+    """What a server has that is told to stop: it parks by force what runs, and ends."""
+
+    def __init__(self) -> None:
+        self._parking: Parking | None = None
+        self.stopped = False
+
+    def begins(self, parking: Parking) -> None:
+        self._parking = parking
+
+    def stop(self) -> None:
+        self.stopped = True
+        if self._parking is None or self._parking.parked:
+            crash()  # nothing runs
+        else:
+            self._parking.park(by_force=True)
 
 
 def _noting_commits(world: World, files: Path) -> Callable[[sqlite3.Connection], None]:
@@ -139,16 +173,19 @@ def _noting_commits(world: World, files: Path) -> Callable[[sqlite3.Connection],
     return note
 
 
-def _listening(world: World, attempt: int) -> Dispatcher:
-    """Notes what is said in every conversation as it is said, also what a crash cuts off."""
-    bus = Dispatcher()
+def _watch_conversations(journal: SimulatedJournal) -> None:
+    """Note what is said in every conversation as it is said, also again, and what a crash cuts off."""
+    name = "add"
+    add = getattr(Conversation, name)
 
-    def hear(fact: MessageAdded) -> None:
-        message = msgspec.to_builtins(fact.message)
-        world.happened("said", attempt=attempt, conversation=fact.conversation, message=message)
+    def watched(conversation: Any, *said: Any, **options: Any) -> None:
+        add(conversation, *said, **options)
+        message = msgspec.to_builtins(conversation.messages[-1])
+        journal.world.happened(
+            "said", attempt=journal.attempt, conversation=conversation.key, message=message
+        )
 
-    bus.subscribe(MessageAdded, hear)
-    return bus
+    setattr(Conversation, name, watched)
 
 
 def _session(play: Play) -> Session | None:
@@ -188,6 +225,8 @@ class SimulatedJournal(SqliteJournal):
 
     def __init__(self, world: World, path: Path, clock: VirtualClock, points: Points) -> None:
         self.world = world
+        self.attempt = 0
+        """How often this process has gone through the run before."""
         super().__init__(
             path, clock=clock, new_id=lambda: "journal", watch=None, inline=True, moments=points.transaction
         )

@@ -37,6 +37,7 @@ class Wanted(NamedTuple):
     write_every: int = 1
     step_every: int = 1
     overtaken_every: int = 1
+    parked_every: int = 0
     again: bool = False
     """Crash the restarted process as well, at some later point."""
     connected: bool = False
@@ -118,6 +119,10 @@ class Trials:
         if wanted.overtaken_every:
             points += [
                 Point("overtaken before write", each) for each in self._writes[:: wanted.overtaken_every]
+            ]
+        if wanted.parked_every:
+            points += [
+                Point("parked at step", each) for each in range(1, self._steps + 1, wanted.parked_every)
             ]
         return points[wanted.part :: wanted.parts]
 
@@ -215,7 +220,16 @@ class Trials:
             later = _LATER * process if start is None else start
             connected = self._wanted.connected if connected is None else connected
             points = Points(at, reached)
-            live(self._scenario, folder, process, points, later, measuring=measuring, connected=connected)
+            live(
+                self._scenario,
+                folder,
+                process,
+                points,
+                later,
+                measuring=measuring,
+                connected=connected,
+                stops=at is not None and at.is_parked,
+            )
         except BaseException:
             traceback.print_exc()
             os._exit(1)

@@ -1,0 +1,134 @@
+"""What was said in a run, and the session it was said in, from the record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from handrail.adapter.adapter import NO_MESSAGE
+from handrail.adapter.answer import RecordedAnswer
+from handrail.adapter.conversation import Conversation, root_conversation
+from handrail.adapter.durable import decode_begin, decode_outcome, session_after, session_before
+from handrail.dispatch.replaying import InnerCall
+from handrail.errors import RunUnknown
+from handrail.events import MessageAdded
+from handrail.messages import AssistantMessage, CallAnswered, CallAsked, Message, ToolMessage, UserMessage
+from handrail.records import OVER, CommitUnit, Entry, Journal, RunRow
+from handrail.runs.lineage import lineage_of
+from handrail.runs.tree import text_of
+from handrail.session import Session
+from handrail.session.saving import said_in
+
+
+class Unfinished(NamedTuple):
+    """What is said of calls that never came to an end."""
+
+    not_run: str
+    under_way: str
+
+
+async def session(
+    journal: Journal, session_id: str, *, principal: str, session: Session | None = None
+) -> Session:
+    """Somebody's session as the newest of its runs that is over left it.
+
+    Where none is over yet, as the first one found it. `RunUnknown` where this principal has no run in a
+    session of this id. `session` is an empty one under the id, for slices that have rules of their own.
+    """
+    rows = await journal.runs(session_id=session_id, principal=principal)
+    if not rows:
+        raise RunUnknown(session_id)
+    over = [row for row in rows if row.status in OVER]
+    if over:
+        return await session_after(journal, over[-1], session)
+    return await session_before(journal, rows[0], session)
+
+
+async def said(journal: Journal, run_id: str) -> list[Message]:
+    """What a run has added to the conversation of its session, so far.
+
+    Of one that is not over it is told from the record. Calls that are not over have no result in it, so
+    it can be shown, and is not fit to be sent to a model.
+    """
+    row = await journal.run(run_id)
+    return decode_outcome(row).messages if row.status in OVER else await retold(journal, row)
+
+
+async def retold(journal: Journal, row: RunRow, unfinished: Unfinished | None = None) -> list[Message]:
+    """What a run has added to its conversation; with `unfinished`, every call has an end."""
+    record = row.record
+    begin, lineage = decode_begin(record), await lineage_of(journal, row)
+    entries, units = await journal.entries(record.id), await journal.load(record.id)
+    session = Session(id=record.session_id)
+    for fact in said_in(lineage.base, MessageAdded) if lineage.base is not None else ():
+        session.keep(fact)
+    for message in lineage.said:
+        session.keep(MessageAdded("root", message, ""))
+    conversation = root_conversation(session)
+    if begin.history and not len(conversation.messages):
+        conversation.begin_with(begin.history, record.id)
+    began = len(conversation.messages)
+    conversation.add(UserMessage(NO_MESSAGE if begin.message is None else begin.message), record.id)
+    _Retold(record.id, conversation, entries, units, unfinished).tell()
+    return conversation.messages.since(began)
+
+
+class _Retold:
+    """Goes through a record and says again what was said."""
+
+    def __init__(
+        self,
+        run_id: str,
+        conversation: Conversation,
+        entries: Sequence[Entry],
+        units: Sequence[CommitUnit],
+        unfinished: Unfinished | None,
+    ) -> None:
+        self._unfinished = unfinished
+        self._run_id = run_id
+        self._conversation = conversation
+        self._found = {(entry.kind, entry.key): entry.body for entry in entries}
+        self._units = {unit.place: unit for unit in units}
+
+    def tell(self) -> None:
+        number = made = 0
+        while (body := self._found.get(("model answer", f"#{number + 1}"))) is not None:
+            number += 1
+            told: Any = self._found.get(("told", f"#{number}"))
+            if told is not None:
+                self._say(UserMessage(msgspec.msgpack.decode(told)["text"], True))
+            answer = msgspec.msgpack.decode(body, type=RecordedAnswer)
+            calls = self._conversation.fresh_ids(answer.calls)
+            self._say(AssistantMessage(answer.text, calls, answer.stop.kept))
+            found = (self._result(call, f".{made + at}") for at, call in enumerate(calls, 1))
+            results = tuple(result for result in found if result is not None)
+            if results:
+                self._say(ToolMessage(results))
+            made += len(calls)
+
+    def _say(self, message: Message) -> None:
+        self._conversation.add(message, self._run_id)
+
+    def _result(self, call: CallAsked, place: str) -> CallAnswered | None:
+        unit = self._units.get(place)
+        if unit is not None:
+            return CallAnswered(call.id, call.name, text_of(unit.result), unit.status != "ok")
+        if self._unfinished is None:
+            return None
+        begun = any(kind == "call begun" and key.startswith(f"{place}~") for kind, key in self._found)
+        done = _settled(self._found, place)
+        left = f" It had done: {', '.join(done)}." if done else ""
+        what = self._unfinished.under_way if begun or done else self._unfinished.not_run
+        return CallAnswered(call.id, call.name, f"{what}{left}", True)
+
+
+def _settled(found: Mapping[tuple[str, str], bytes], place: str) -> list[str]:
+    """What inner calls of an open call did to the world."""
+    return [
+        done.what
+        for (kind, key), body in found.items()
+        if kind == "inner call" and key.startswith(f"{place}~")
+        for done in msgspec.msgpack.decode(body, type=InnerCall).settled
+    ]

@@ -1,0 +1,227 @@
+"""What journals say of whose runs, sessions and questions there are, page by page."""
+
+import asyncio
+import sqlite3
+import tempfile
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from handrail.journal import MemoryJournal
+from handrail.journal.schema import MIGRATIONS
+from handrail.journal.sqlite import SqliteJournal
+from handrail.question import Question
+from handrail.records import Journal, Mark, RunCopy, RunRecord, RunRow, SessionRow
+from handrail.runs import list_runs
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+RUNS = st.lists(
+    st.tuples(
+        st.integers(0, 3),  # when it began: many at the same time
+        st.sampled_from(["ada", "bob", ""]),
+        st.sampled_from(["s", "t", "u", "v"]),
+        st.integers(0, 3),  # when it changed
+        st.integers(0, 2),  # how many questions wait
+    ),
+    max_size=12,
+)
+
+
+def question(run_id: str, number: int, principal: str, at: int) -> Question:
+    return Question(
+        id=f"{run_id}?{number}",
+        kind="input",
+        name="pick",
+        message="Which?",
+        payload={},
+        schema={},
+        digest="0" * 64,
+        principal=principal,
+        asked_by=(),
+        call_id="c",
+        asked_at=NOW + timedelta(seconds=at),
+        run_id=run_id,
+    )
+
+
+class Hands:
+    """A clock that stands where it is put."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self.at, UTC)
+
+    def monotonic(self) -> float:
+        return self.at
+
+
+async def fill(
+    journal: Journal, clock: Hands, runs: list[tuple[int, str, str, int, int]]
+) -> list[asyncio.Future[Any]]:
+    """Runs and questions; what is returned waits for their answers."""
+    asking: list[asyncio.Future[Any]] = []
+    for number, (began, principal, session, changed, waiting) in enumerate(runs):
+        record = RunRecord(
+            id=f"run-{number * 7 % 13:02}",
+            session_id=f"{principal}/{session}",
+            principal=principal,
+            prompt="p",
+            model="m",
+            began_at=float(began),
+        )
+        await journal.bring(
+            RunCopy(
+                row=RunRow(record=record, status="parked", changed_at=float(changed)), entries=(), units=()
+            )
+        )
+        if not waiting:
+            continue
+        clock.at = float(changed)
+        await journal.take(record.id)
+        for which in range(waiting):
+            asked = question(record.id, which, principal, len(asking))
+            asking.append(asyncio.ensure_future(journal.ask(asked)))
+            while not any(each.id == asked.id for each in await journal.questions(record.id)):
+                await asyncio.sleep(0)
+        await journal.leave(record.id, "parked")
+    return asking
+
+
+async def all_pages(journal: Journal, principal: str | None, limit: int) -> list[RunRow]:
+    found: list[RunRow] = []
+    before: Mark | None = None
+    while page := await journal.runs(principal=principal, limit=limit, before=before):
+        found += page
+        before = page[-1].record.mark
+    return found
+
+
+async def all_sessions(journal: Journal, principal: str, limit: int) -> list[SessionRow]:
+    found: list[SessionRow] = []
+    before: Mark | None = None
+    while page := await journal.sessions(principal, limit=limit, before=before):
+        assert len(page) <= limit
+        found += page
+        before = page[-1].mark
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(runs=RUNS, limit=st.integers(1, 5))
+def test_pages_have_everything_once_and_both_journals_say_the_same(
+    runs: list[tuple[int, str, str, int, int]], limit: int
+):
+    """Whoever asks sees their own, the newest first, also where many began at one time."""
+
+    async def look() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            clock = Hands()
+            on_disk = SqliteJournal(Path(folder) / "runs.db", watch=None, inline=True, clock=clock)
+            said: list[Any] = []
+            for journal in (MemoryJournal(clock), on_disk):
+                asking = await fill(journal, clock, runs)
+                every = [await all_pages(journal, who, limit) for who in (None, "ada", "bob", "", "eve")]
+                whole = sorted((row.record.mark for row in every[0]), reverse=True)
+                assert [row.record.mark for row in every[0]] == whole
+                assert len(set(whole)) == len(runs)
+                for who, rows in zip(("ada", "bob", "", "eve"), every[1:], strict=True):
+                    assert rows == [row for row in every[0] if row.record.principal == who]
+                    lines = await list_runs(journal, principal=who, limit=1000)
+                    assert [line.row for line in lines] == rows
+                sessions = [await all_sessions(journal, who, limit) for who in ("ada", "bob", "", "eve")]
+                for who, rows, found in zip(("ada", "bob", "", "eve"), every[1:], sessions, strict=True):
+                    check_sessions(rows, found)
+                    waiting = await journal.questions(principal=who)
+                    assert len(waiting) == sum(each.questions for each in found)
+                    assert {each.principal for each in waiting} <= {who}
+                said.append((every, sessions, await journal.questions()))
+                for each in asking:
+                    each.cancel()
+                await asyncio.gather(*asking, return_exceptions=True)
+            assert said[0] == said[1]
+            on_disk.close()
+
+    asyncio.run(look())
+
+
+def check_sessions(rows: list[RunRow], found: list[SessionRow]) -> None:
+    """Each session of the rows once, as its runs say it is."""
+    assert [each.mark for each in found] == sorted((each.mark for each in found), reverse=True)
+    assert {each.session_id for each in found} == {row.record.session_id for row in rows}
+    assert len(found) == len({each.session_id for each in found})
+    for each in found:
+        own = [row for row in rows if row.record.session_id == each.session_id]
+        assert (each.runs, each.newest, each.first) == (len(own), own[0], own[-1].record)
+        assert each.changed_at == max(row.changed_at for row in own)
+        assert each.questions == sum(row.questions for row in own)
+        assert each.began_at == own[-1].record.began_at
+
+
+async def test_a_journal_of_the_shape_before_is_brought_up(tmp_path: Path):
+    """Whose its runs and questions are is found in what was recorded of them."""
+    path = tmp_path / "runs.db"
+    old = sqlite3.connect(path)
+    for statement in (*MIGRATIONS[0], *MIGRATIONS[1]):
+        old.execute(statement)
+    old.execute("INSERT INTO about VALUES ('id', 'j'), ('schema', '2')")
+    record = RunRecord(id="run", session_id="s", principal="ada", prompt="p", model="m", began_at=1.0)
+    old.execute(
+        "INSERT INTO runs VALUES ('run', 's', 'parked', '', 0, 1, 2, ?, x'', 0)",
+        (msgspec.msgpack.encode(record),),
+    )
+    asked = question("run", 1, "ada", 0)
+    old.execute(
+        "INSERT INTO questions VALUES (?, ?, NULL, 'run', 0)", (asked.id, msgspec.msgpack.encode(asked))
+    )
+    old.commit()
+    old.close()
+    journal = SqliteJournal(path, watch=None)
+    assert [row.record for row in await journal.runs(principal="ada")] == [record]
+    assert await journal.runs(principal="") == ()
+    assert await journal.questions(principal="ada") == (asked,)
+    [session] = await journal.sessions("ada")
+    assert (session.first, session.questions, session.changed_at) == (record, 1, 2.0)
+    journal.close()
+    again = SqliteJournal(path, watch=None)
+    assert len(await again.sessions("ada")) == 1
+    again.close()
+
+
+async def test_somebodys_runs_sessions_and_questions_are_found_by_an_index(tmp_path: Path):
+    """Whatever others have in the same journal, nothing of theirs is looked through."""
+    from handrail.journal import shelf
+
+    journal = SqliteJournal(tmp_path / "runs.db", watch=None, inline=True)
+    seen: list[str] = []
+
+    class Explained:
+        """Says how each statement would be carried out."""
+
+        def __init__(self, connection: sqlite3.Connection) -> None:
+            self._connection = connection
+
+        def execute(self, query: str, values: Any = ()) -> Any:
+            plan = self._connection.execute(f"EXPLAIN QUERY PLAN {query}", values)
+            seen.extend(row[3] for row in plan)
+            return self._connection.execute(query, values)
+
+    def look(connection: Any) -> None:
+        explained: Any = Explained(connection)
+        shelf.runs(explained, None, "ada", 10, (1.0, "x"))
+        shelf.sessions(explained, "ada", 10, (1.0, "x"))
+        shelf.questions(explained, None, "ada")
+
+    await journal._do(look)
+    assert seen
+    assert [each for each in seen if each.startswith("SCAN") and "found" not in each] == []
+    assert any("runs_of_a_principal" in each for each in seen)
+    assert any("COVERING INDEX sessions_of_a_principal" in each for each in seen)
+    assert any("open_questions_to_a_principal" in each for each in seen)
+    journal.close()
