@@ -54,7 +54,8 @@ Each is ours *and* the builtin a caller would expect; each carries data beside i
     │       ├── PathRefused (ValueError)             a path that leads out or can't be one
     │       ├── EditRefused (ValueError)             the text to replace is not there, or not unique
     │       └── FileLimitReached                     too large, or too many
-    ├── AnswerRefused (ValueError)               .question: unknown, late, forged, or it does not fit
+    ├── AnswerRefused (ValueError)               .question, .problems: unknown, late, forged, or it does not fit
+    ├── RequestRefused (ValueError)              .status, .kind, .fields, .retry_after: a server does not serve it
     ├── ModelError (RuntimeError)                .model, .status, .retry_after, .transient
     │   ├── ModelRateLimited                       too much was asked of it
     │   ├── ModelUnavailable (ConnectionError)     it could not be reached, or could not answer
@@ -505,10 +506,32 @@ class FileLimitReached(FileError):
 class AnswerRefused(HandrailError, ValueError):
     """An answer was not taken: its question is unknown, over, another's, or asks for something else."""
 
-    def __init__(self, question: str, problem: str, mend: str) -> None:
+    def __init__(self, question: str, problem: str, mend: str, *, problems: Sequence[Problem] = ()) -> None:
         super().__init__(f"answer to {question!r} refused: {problem}. {mend}")
         self.question = question
         self.problem = problem
+        self.problems = tuple(problems)
+        """What of its value does not fit, each with its place; empty where it was refused for another reason."""
+
+
+class RequestRefused(HandrailError, ValueError):
+    """A request to a server that is not served, and why. `kind` is what programs tell it by."""
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        message: str,
+        *,
+        fields: Sequence[tuple[str, str]] = (),
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.fields = tuple(fields)
+        """What is wrong in its body: JSON pointers, each with the mend."""
+        self.retry_after = retry_after
 
 
 class ModelError(HandrailError, RuntimeError):
@@ -658,6 +681,17 @@ class ServeError(HandrailError):
     def __init__(self, thread: str, problem: str, mend: str) -> None:
         self.thread = thread
         super().__init__(f"thread {thread!r}: {problem}. {mend}")
+
+
+class ThreadNameRefused(ServeError, ValueError):
+    """It can't be called that."""
+
+
+class ServerStopping(ServeError, RuntimeError):
+    """The server begins nothing any more."""
+
+    def __init__(self, thread: str) -> None:
+        super().__init__(thread, "the server is stopping", "Try again when it is back.")
 
 
 class ThreadUnknown(ServeError, LookupError):

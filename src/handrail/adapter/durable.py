@@ -36,7 +36,7 @@ from handrail.prompt import Prompt, RenderedPrompt
 from handrail.records import OVER, CommitUnit, Journal, RunRecord, RunRow, RunStatus
 from handrail.schema import Schema, to_json
 from handrail.session import Session
-from handrail.session.saving import decode_item, encode_item, load_imported, save
+from handrail.session.saving import decode_item, encode_item, load_imported, said_in, save
 from handrail.tools import Tool
 
 
@@ -397,6 +397,7 @@ def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone
 
 def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -> Session:
     """An empty session under the old id, with what it began with."""
+    base = base_of(runs)
     if session is not None:
         if session.id != record.session_id or session.state or session.logs():
             raise RunError(
@@ -404,8 +405,9 @@ def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -
                 f"the session {session.id!r} that was given is not an empty one of its id",
                 f"Give a new one: Session(id={record.session_id!r}, ...), or none.",
             )
+        for fact in () if base is None else said_in(base, MessageAdded):
+            session.keep(fact)  # the history it began with
     else:
-        base = base_of(runs)
         session = (
             Session(id=record.session_id, principal=record.principal) if base is None else load_imported(base)
         )

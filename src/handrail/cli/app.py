@@ -192,4 +192,60 @@ def workers(
     raise typer.Exit(registry.workers(words))
 
 
+@app.command(epilog=_EPILOG)
+def serve(
+    served: Annotated[
+        str,
+        typer.Argument(
+            metavar="APP",
+            help="A module (pkg.mod, pkg.mod:prompt, app.py), a worker's file, or a folder with workers.",
+        ),
+    ],
+    host: Annotated[
+        str, typer.Option(help="Where to listen. Any address but this machine's own needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8600,
+    token: Annotated[
+        str | None,
+        typer.Option(help="What a client has to know. Better kept in $HANDRAIL_TOKEN, where nobody sees it."),
+    ] = None,
+    model: Model = None,
+    files: Files = None,
+    journal: JournalFile = None,
+    approve: Annotated[
+        str, typer.Option(help="What needs approval: ask on the page, all (yes), or strict (no).")
+    ] = "ask",
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Another name this server is reached by, as proxy.example; may be repeated."),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="A page elsewhere that may use it, as https://chat.example; may be repeated."),
+    ] = None,
+) -> None:
+    """Serve an app: a page for people, AG-UI for programs. Ctrl-C stops it and loses nothing."""
+    from handrail.cli import serving
+
+    if approve == "later":
+        raise typer.BadParameter(
+            "on the page everything is asked, now or later: use ask", param_hint="--approve"
+        )
+    asked = serving.Asked(
+        app=served,
+        host=host,
+        port=port,
+        token=token,
+        model=model,
+        files=files,
+        journal=journal,
+        approve=_approve(approve),
+        open=open_browser,
+        hosts=tuple(allow_host or ()),
+        origins=tuple(allow_origin or ()),
+    )
+    raise typer.Exit(serving.serve(asked))
+
+
 app.add_typer(recorded_runs)

@@ -18,6 +18,7 @@ from handrail.errors import AnswerRefused, Declined, NoAnswer, QuestionTimedOut,
 from handrail.protocols import Environment
 from handrail.question import Answer, AnswerOutcome, Question
 from handrail.records import Asked, Check
+from handrail.schema import Problem
 from handrail.schema.outline import misfits
 
 log = logging.getLogger("handrail.questions")
@@ -168,7 +169,10 @@ class QuestionDesk:
                 check(answer.value)
             except ToolValidationError as error:
                 raise AnswerRefused(
-                    question.id, f"it does not fit: {error}", "Give what the schema says."
+                    question.id,
+                    f"it does not fit: {error}",
+                    "Give what the schema says.",
+                    problems=error.problems or (Problem("", str(error)),),
                 ) from None
 
     def _settle(self, lying: _Lying, answer: Answer, recorded: bool = False) -> bool:
@@ -235,7 +239,12 @@ def check_answer(question: Question, answer: Answer, now: datetime) -> None:
     check_in_time(question, answer, now)
     wrong = misfits(question.schema, answer.value) if answer.outcome == "answered" else []
     if wrong:
-        raise AnswerRefused(question.id, f"it does not fit: {'; '.join(wrong)}", "Give what the schema says.")
+        raise AnswerRefused(
+            question.id,
+            f"it does not fit: {'; '.join(map(str, wrong))}",
+            "Give what the schema says.",
+            problems=[Problem(where, what) for where, what in wrong],
+        )
 
 
 def check_whose(question: Question, answer: Answer) -> None:

@@ -7,7 +7,9 @@ type: an answer is checked here when it is given in another process, and again, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
+
+from handrail.schema.wording import location_of
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -30,14 +32,25 @@ _WORDS = {
 _DEPTH = 40
 
 
-def misfits(schema: Mapping[str, Any], value: object) -> list[str]:
+class Misfit(NamedTuple):
+    """Something that is plainly wrong with a value."""
+
+    where: str
+    """`orders[2].price`; "" for the value itself."""
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where or 'the answer'} {self.what}"
+
+
+def misfits(schema: Mapping[str, Any], value: object) -> list[Misfit]:
     """What is plainly wrong with a value, each with its place; empty where nothing is."""
     return list(_misfits(schema, value, "", schema.get("$defs", {}), 0))
 
 
 def _misfits(
     schema: Mapping[str, Any], value: Any, at: str, defs: Mapping[str, Any], depth: int
-) -> Iterator[str]:
+) -> Iterator[Misfit]:
     if depth > _DEPTH:
         return
     named = schema.get("$ref")
@@ -47,19 +60,17 @@ def _misfits(
     if forms:
         tried = [list(_misfits(form, value, at, defs, depth + 1)) for form in forms]
         if all(tried):
-            here = f"{at or 'the answer'} is "
-            yield from min(tried, key=lambda wrong: (wrong[0].startswith(here), len(wrong)))
+            yield from min(tried, key=lambda wrong: (wrong[0].where == at, len(wrong)))
         return
-    place = at or "the answer"
     if "enum" in schema and value not in schema["enum"]:
-        yield f"{place} is {_shown(value)}; one of {', '.join(map(_shown, schema['enum']))} is wanted"
+        yield Misfit(at, f"is {_shown(value)}; one of {', '.join(map(_shown, schema['enum']))} is wanted")
     elif "const" in schema and value != schema["const"]:
-        yield f"{place} is {_shown(value)}; {_shown(schema['const'])} is wanted"
+        yield Misfit(at, f"is {_shown(value)}; {_shown(schema['const'])} is wanted")
     kind = schema.get("type")
     if "enum" in schema or "const" in schema:
         return
     if isinstance(kind, str) and not _is(kind, value):
-        yield f"{place} is {_shown(value)}; {_WORDS.get(kind, kind)} is wanted"
+        yield Misfit(at, f"is {_shown(value)}; {_WORDS.get(kind, kind)} is wanted")
     elif isinstance(value, dict):
         yield from _of_object(schema, cast("dict[str, Any]", value), at, defs, depth)
     elif isinstance(value, list | tuple) and isinstance(schema.get("items"), dict):
@@ -69,16 +80,16 @@ def _misfits(
 
 def _of_object(
     schema: Mapping[str, Any], value: Mapping[str, Any], at: str, defs: Mapping[str, Any], depth: int
-) -> Iterator[str]:
+) -> Iterator[Misfit]:
     fields: Mapping[str, Any] = schema.get("properties", {})
     for name in schema.get("required", ()):
         if name not in value:
-            yield f"{_field(at, name)} is missing"
+            yield Misfit(_field(at, name), "is missing")
     for name, part in value.items():
         if name in fields:
             yield from _misfits(fields[name], part, _field(at, name), defs, depth + 1)
         elif schema.get("additionalProperties") is False:
-            yield f"{_field(at, name)} is unknown; known are {', '.join(fields) or 'none'}"
+            yield Misfit(_field(at, name), f"is unknown; known are {', '.join(fields) or 'none'}")
 
 
 def _is(kind: str, value: object) -> bool:
@@ -91,7 +102,8 @@ def _is(kind: str, value: object) -> bool:
 
 
 def _field(at: str, name: str) -> str:
-    return f"{at}.{name}" if at else name
+    part = location_of((name,))
+    return f"{at}{part}" if part.startswith("[") else f"{at}.{part}" if at else part
 
 
 def _shown(value: object) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
-from handrail.dispatch.parking import wait_for_later
+from handrail.dispatch.parking import Parking, wait_for_later
 from handrail.errors import QuestionCancelled
 from handrail.question import Answer, Question
 from handrail.tools import RunMode
@@ -16,7 +15,8 @@ class BrowserEnvironment:
     """Whoever has the thread open. A question is shown at once, and answered through the journal.
 
     While somebody may answer soon the run stays in memory. After `park_after` seconds in which
-    everything in it waits, it is parked: the journal has it, and an answer goes on with it.
+    everything in it waits, it is parked: the journal has it, and an answer goes on with it. With None it
+    is parked only when the server stops.
     """
 
     run_mode: RunMode = "user"
@@ -28,13 +28,19 @@ class BrowserEnvironment:
         *,
         asked: Callable[[Question], None],
         rested: Callable[[], None],
-        park_after: float,
+        park_after: float | None,
     ) -> None:
         self._asked = asked
         self._rested = rested
         self._park_after = park_after
         self._timer: asyncio.TimerHandle | None = None
-        self.parking: Any = None
+        self._leaving = False
+        self._at_rest = False
+        self.stays = False
+        """Is it kept in memory at its next rest, because the end of a question is about to come?"""
+        self.was_cut = False
+        """Was it parked by force? Then there is something to do in it before anybody answers."""
+        self.parking: Parking | None = None
         """The run's way to be parked, once it has begun."""
 
     async def ask(self, question: Question, /) -> Answer:
@@ -44,19 +50,43 @@ class BrowserEnvironment:
         await wait_for_later()
         raise QuestionCancelled(question.name)
 
-    def begins(self, parking: Any) -> None:
+    def begins(self, parking: Parking) -> None:
         """The run has begun, and can be parked by this."""
         self.parking = parking
 
-    def rests(self, parking: Any) -> None:
+    def rests(self, parking: Parking) -> None:
         """Everything in the run waits for an answer."""
-        self.parking = parking
-        self._rested()
         self.go_on()
-        self._timer = asyncio.get_running_loop().call_later(self._park_after, parking.park)
+        self._at_rest = True
+        self._rested()
+        if self._leaving:
+            self._leave(parking)
+        elif self.stays:
+            self.stays = False
+        elif self._park_after is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._park_after, parking.park)
 
     def go_on(self) -> None:
         """Somebody answered, or the run is over: it is not parked for waiting."""
+        self._at_rest = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def leave(self) -> None:
+        """Nobody can answer here any more: the run is parked as soon as it rests, also if it does already."""
+        self._leaving = True
+        if self._at_rest and self.parking is not None:
+            self._leave(self.parking)
+
+    def cut(self) -> bool:
+        """Park the run whatever it does, as if the process had ended; False where it has not begun."""
+        if self.parking is None:
+            return False
+        self.was_cut = self.was_cut or not self.parking.parked
+        return self.parking.park(by_force=True)
+
+    def _leave(self, parking: Parking) -> None:
+        """Park a run at rest. One that can't be entered again is cut: waiting longer would not change that."""
+        if not parking.park():
+            self.cut()

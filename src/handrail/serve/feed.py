@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
+from handrail.serve.agui.events import Event
+
+__all__ = ["Event", "Feed", "FellBehind", "Item"]
+
 _MOST_ITEMS = 4096
 _MOST_BYTES = 4 * 2**20
-
-
-class Event(NamedTuple):
-    """One AG-UI event."""
-
-    data: dict[str, Any]
-    nested: bool = False
-    """Is it about an agent inside a call? Clients of before 1.0 can't read these."""
+_AT_ONCE = 256
+"""How many events a reader is given at a time: one that is far behind does not hold all of them again."""
+_PAUSE = 0.02
+"""Readers are woken at most this often, in seconds: a token each would cost every viewer a wake-up."""
 
 
 class Item(NamedTuple):
@@ -28,7 +28,16 @@ class Item(NamedTuple):
     data: bytes
     nested: bool
     ends: str
-    """The leg that ends with it; "" for none."""
+    """The leg that ends with it; "" for none, `*` for whichever is open."""
+    plain: bytes | None = None
+    """What clients of before protocol 1.0 get in its place, where it is to be something else."""
+
+    @property
+    def older(self) -> bytes | None:
+        """The event for a client of before 1.0; None where it gets nothing."""
+        if self.plain is not None:
+            return self.plain
+        return None if self.nested else self.data
 
 
 class FellBehind(Exception):
@@ -39,63 +48,111 @@ class Feed:
     """What happened in a thread, newest last, as far back as is kept.
 
     Each reader has a place of its own, and nobody waits for a reader: one that is slow falls out of what
-    is kept, and is told so. `boot` tells the numbers of this process from those of one before it.
+    is kept, and is told so. The first event after a silence is told at once, those that follow it closely
+    together. `boot` tells the numbers of this feed from those of any other, of this process or of one before it.
     """
 
-    def __init__(self, boot: str, *, most_items: int = _MOST_ITEMS, most_bytes: int = _MOST_BYTES) -> None:
+    def __init__(
+        self,
+        boot: str,
+        *,
+        most_items: int = _MOST_ITEMS,
+        most_bytes: int = _MOST_BYTES,
+        pause: float = _PAUSE,
+        ended: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
         self._boot = boot
         self._items: deque[Item] = deque()
         self._bytes = 0
         self._last = 0
         self._most_items, self._most_bytes = most_items, most_bytes
+        self._pause = pause
+        self._ended = ended  # told of every event that ends a leg
         self._changed: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._told_at = float("-inf")
+        self.owner: object = None
+        """Whose feed it is. A reader keeps it alive by this, and is found by whoever comes next."""
 
     @property
     def last(self) -> int:
         """The number of the newest event."""
         return self._last
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many events are kept, and how many bytes they take."""
+        return len(self._items), self._bytes
+
     def id_of(self, number: int) -> str:
         return f"{self._boot}-{number}"
 
     def number_of(self, id: str) -> int | None:
-        """The place an id stands for; None where it is not one of this process, or kept no more."""
+        """The place an id stands for; None where it is not one of this feed, or kept no more."""
         boot, _, number = id.rpartition("-")
-        if boot != self._boot or not number.isdecimal() or len(number) > 18:
+        if boot != self._boot or not (number.isascii() and number.isdecimal()) or len(number) > 18:
             return None
         found = int(number)
         return found if self._oldest() - 1 <= found <= self._last else None
 
     def append(self, events: Iterable[Event]) -> None:
         """Add events, and wake whoever waits for one."""
+        before = self._last
         for event in events:
             self._last += 1
             data = event.data
             ends = str(data.get("runId", "")) if data["type"] == "RUN_FINISHED" else ""
             if data["type"] == "RUN_ERROR":
                 ends = "*"
-            item = Item(self._last, msgspec.json.encode(data), event.nested, ends)
+            if ends and self._ended is not None:
+                self._ended(data)
+            plain = None if event.plain is None else msgspec.json.encode(event.plain)
+            item = Item(self._last, msgspec.json.encode(data), event.nested, ends, plain)
             self._items.append(item)
-            self._bytes += len(item.data)
+            self._bytes += _size(item)
         while len(self._items) > self._most_items or (
             self._bytes > self._most_bytes and len(self._items) > 1
         ):
-            self._bytes -= len(self._items.popleft().data)
-        if self._changed is not None:
-            if not self._changed.done():
-                self._changed.set_result(None)
-            self._changed = None
+            self._bytes -= _size(self._items.popleft())
+        if self._last > before and self._changed is not None:
+            self._tell_soon()
+
+    def since(self, number: int, most: int | None = None) -> Sequence[Item]:
+        """The events after a place, as far as they are there now, at most so many."""
+        skip = number - self._oldest() + 1
+        if skip < 0:
+            raise FellBehind
+        end = len(self._items) if most is None else min(len(self._items), skip + most)
+        return [self._items[at] for at in range(skip, end)]
 
     async def after(self, number: int, seconds: float | None = None) -> Sequence[Item]:
-        """The events after a place; waits for one, at most so long, and then has none."""
+        """The next events after a place; waits for one, at most so long, and then has none."""
         if number >= self._last:
             if self._changed is None:
                 self._changed = asyncio.get_running_loop().create_future()
             await asyncio.wait({self._changed}, timeout=seconds)
-        if number < self._oldest() - 1:
-            raise FellBehind
-        skip = number - self._oldest() + 1
-        return [self._items[at] for at in range(skip, len(self._items))]
+        return self.since(number, _AT_ONCE)
+
+    def _tell_soon(self) -> None:
+        loop = asyncio.get_running_loop()
+        next_at = self._told_at + self._pause
+        if loop.time() >= next_at:
+            self._tell()
+        elif self._timer is None:
+            self._timer = loop.call_at(next_at, self._tell)
+
+    def _tell(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._told_at = asyncio.get_running_loop().time()
+        waited, self._changed = self._changed, None
+        if waited is not None and not waited.done():
+            waited.set_result(None)
 
     def _oldest(self) -> int:
         return self._items[0].number if self._items else self._last + 1
+
+
+def _size(item: Item) -> int:
+    return len(item.data) + len(item.plain or b"")

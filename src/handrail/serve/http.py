@@ -2,58 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from handrail.errors import DefinitionError
 from handrail.records import Journal
+from handrail.serve.limits import Limits
+from handrail.serve.metrics import Metrics
+from handrail.serve.principals import Authenticate, Principals
 from handrail.serve.source import Source
 from handrail.serve.threads import Threads
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
-    from starlette.requests import Request
-
-Authenticate = Callable[["Request"], "str | None | Awaitable[str | None]"]
-"""Who a request is by: a principal, or None where it may not come in."""
 
 
-def asgi(
-    source: Source,
-    *,
-    journal: Journal,
-    authenticate: Authenticate | None = None,
-    token: str | None = None,
-    renderers: Path | None = None,
-    park_after: float = 300.0,
-    grace: float = 5.0,
-) -> Starlette:
-    """An ASGI app that serves `source`: AG-UI at `/agent`, the page at `/`.
+class ServedApp:
+    """An ASGI app that serves `source`: AG-UI at `/agent`, the page at `/`. Called `asgi` outside.
 
     Runs are recorded in `journal`; those that a process before this one left are gone on with at the
-    start, and at the end every run is parked.
+    start, and at the end every run is parked. `hosts` and `origins` are names it answers to, and pages it
+    takes requests from, beside its own.
     """
-    from starlette.applications import Starlette
 
-    from handrail.serve.routes import Routes
+    def __init__(
+        self,
+        source: Source,
+        *,
+        journal: Journal,
+        authenticate: Authenticate | None = None,
+        token: str | None = None,
+        renderers: Path | None = None,
+        hosts: Iterable[str] = (),
+        origins: Iterable[str] = (),
+        limits: Limits | None = None,
+        park_after: float = 300.0,
+        grace: float = 5.0,
+    ) -> None:
+        try:
+            from starlette.applications import Starlette
+        except ImportError:
+            raise missing_extra("starlette") from None
+        from handrail.serve import refusals
+        from handrail.serve.guarding import Guard
+        from handrail.serve.pages import Pages
+        from handrail.serve.routes import Routes
+        from handrail.serve.streams import Streams
 
-    threads = Threads(source, journal, park_after=park_after)
+        self.limits = limits or Limits()
+        self.metrics = Metrics()
+        self.threads = Threads(source, journal, park_after=park_after, ended=self.metrics.leg_ended)
+        self.streams = Streams(self.limits, self.metrics)
+        self._grace = grace
+        principals = Principals(journal.key, token=token, authenticate=authenticate, limits=self.limits)
+        self.is_open = principals.open
+        """May everybody come in who reaches it?"""
+        routes = Routes(
+            self.threads,
+            principals=principals,
+            streams=self.streams,
+            metrics=self.metrics,
+            limits=self.limits,
+            pages=Pages(),
+            renderers=renderers,
+        )
+        app = Starlette(
+            routes=routes.list(),
+            lifespan=self._lifespan,
+            exception_handlers=refusals.handlers(self.metrics),
+        )
+        app.router.redirect_slashes = False
+        self._guard = Guard(
+            app,
+            principals=principals,
+            metrics=self.metrics,
+            limits=self.limits,
+            hosts=hosts,
+            origins=origins,
+            stopping=lambda: self.threads.stopping,
+        )
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._guard(scope, receive, send)
+
+    async def stop(self) -> None:
+        """Begin nothing any more, leave every run to the journal, and end every stream. Once is enough."""
+        await self.threads.stop(self._grace)
+        await asyncio.sleep(0.05)  # readers are told in portions: the last one is on its way
+        self.streams.close()
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncGenerator[None]:
-        await threads.start()
+    async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:
+        await self.threads.start()
         yield
-        await threads.stop(grace)
-
-    made = Routes(threads, authenticate=authenticate, token=token, renderers=renderers)
-    app = Starlette(routes=made.list(), lifespan=lifespan, exception_handlers=made.errors())
-    app.state.threads = threads
-    return app
+        await self.stop()
 
 
-def serve(app: Any, host: str, port: int) -> None:
-    """Run an app until it is told to stop."""
-    import uvicorn
+asgi = ServedApp
 
-    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
+
+def missing_extra(name: str) -> DefinitionError:
+    return DefinitionError(
+        f"serving needs {name}, which is not installed. Install it with: pip install 'handrail[serve]'"
+    )

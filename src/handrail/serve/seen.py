@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import msgspec
 
 from handrail.adapter.durable import decode_begin, decode_outcome
-from handrail.messages import AssistantMessage, Message, ToolMessage, Usage, UserMessage
+from handrail.errors import ThreadUnknown
+from handrail.messages import AssistantMessage, Usage
 from handrail.question import Question
 from handrail.records import OVER, Journal, RunRow
 from handrail.runs import CallNode, RunTree, Turn, show
+from handrail.runs.tree import Nested
+from handrail.serve.agui.asking import question_json
+from handrail.serve.agui.showing import Nested, merged, nested_in, said_nested, told_in
+from handrail.serve.agui.translate import Translator, messages_snapshot
+from handrail.serve.feed import Event, FellBehind, Item
+from handrail.serve.live import LiveRun
+from handrail.serve.said import Said, messages, open_messages, said_in
 from handrail.serve.thread import Thread
+
+__all__ = [
+    "call_facts", "changes", "iso", "joining", "messages", "money", "question", "run_line", "status", "thread",
+    "title", "tree", "usage_of",
+]  # fmt: skip
+
+_MOST_CACHED = 4096
+"""Of how many runs that are over what is shown of them is kept."""
+_TRIES = 5
 
 
 def iso(at: float) -> str:
@@ -30,65 +49,116 @@ def money(cost: Decimal | None) -> str | None:
 
 
 def question(asked: Question) -> dict[str, Any]:
-    return msgspec.to_builtins(asked)
+    return question_json(asked)
 
 
-def messages(said: Sequence[Message]) -> list[dict[str, Any]]:
-    """A conversation as AG-UI messages."""
-    out: list[dict[str, Any]] = []
-    for number, message in enumerate(said):
-        if isinstance(message, UserMessage):
-            if not message.by_run:
-                out.append({"id": f"m{number}", "role": "user", "content": message.text})
-        elif isinstance(message, AssistantMessage):
-            told: dict[str, Any] = {"id": f"m{number}", "role": "assistant", "content": message.text}
-            if message.calls:
-                told["toolCalls"] = [
-                    {
-                        "id": call.id,
-                        "type": "function",
-                        "function": {"name": call.name, "arguments": call.arguments},
-                    }
-                    for call in message.calls
-                ]
-            out.append(told)
-        elif isinstance(message, ToolMessage):  # pyright: ignore[reportUnnecessaryIsInstance]  # said plainly
-            out += [
-                {"id": f"{result.id}-result", "role": "tool", "toolCallId": result.id, "content": result.text}
-                for result in message.results
-            ]
-    return out
+# --- a thread -----------------------------------------------------------------------------------------
+
+
+class _Gathered(NamedTuple):
+    """What is known of a thread, all of one moment."""
+
+    rows: Sequence[RunRow]
+    runs: Sequence[_RunShown]
+    undone: Container[str]
+    said: Sequence[Said]
+    nested: Sequence[Nested]
+    state: Any
+    questions: Sequence[Question]
+    live: LiveRun | None
+    open: Sequence[Event]
+    """What of the run that goes is told to whoever joins now."""
+    since: Sequence[Item]
+    """What happened while the record was read."""
+    last: int
 
 
 async def thread(journal: Journal, seen: Thread) -> dict[str, Any]:
-    """The snapshot of a thread."""
-    await seen.check_known()
-    last = seen.feed.last
-    rows = await journal.runs(session_id=seen.session_id)
+    """The snapshot of a thread: what there is to see of it up to the event `last_event_id`."""
+    found = await _gathered(journal, seen)
     calls: dict[str, Any] = {}
-    runs: list[dict[str, Any]] = []
     usage, cost = Usage(), Decimal(0)
-    for row in rows:
-        tree = await show(journal, row.record.id)
-        runs.append(run_line(row, tree))
-        usage += tree.usage
-        cost += tree.cost or 0
-        calls |= {each.id: call_facts(each, row.record.id) for each in tree.calls if each.id}
-    waits = [question(each) for each in await seen.questions()]
+    for run in found.runs:
+        usage += run.usage
+        cost += run.cost or 0
+        calls |= run.calls
+    calls = {id: {**facts, "undone": id in found.undone} for id, facts in calls.items()}
+    for told in (*(msgspec.json.decode(item.data) for item in found.since), *(e.data for e in found.open)):
+        if told.get("name") == "handrail.call":
+            facts = told["value"]
+            calls[facts["call_id"]] = {**calls.get(facts["call_id"], {}), **facts}
     return {
         "id": seen.id,
-        "title": title(rows),
-        "status": status(rows, seen),
-        "messages": messages(await seen.messages()),
-        "state": seen.state(),
+        "title": title(found.rows),
+        "status": status(found.rows, seen),
+        "messages": [*told_in(found.said, found.nested), *open_messages(found.open)],
+        "state": found.state,
         "calls": calls,
-        "subagents": [],
-        "questions": waits,
-        "runs": runs,
+        "subagents": [each for run in found.runs for each in run.subagents],
+        "questions": [question(each) for each in found.questions],
+        "runs": [run.line for run in found.runs],
         "usage": usage_of(usage),
         "cost": money(cost),
-        "last_event_id": seen.feed.id_of(last),
+        "last_event_id": seen.feed.id_of(found.last),
     }
+
+
+async def joining(journal: Journal, seen: Thread) -> tuple[list[Event], int, str]:
+    """What somebody is told who joins a thread, the place in its feed that this is of, and the leg that is open."""
+    found = await _gathered(journal, seen)
+    newest = found.rows[-1] if found.rows else None
+    run_id = found.live.run_id if found.live is not None else newest.record.id if newest is not None else ""
+    leg = "" if found.live is None else found.live.leg
+    shown = Translator(seen.id, run_id)
+    shown.recall(run_id, [each for run, each in found.said if run == run_id])
+    for inner in dict.fromkeys(each.run_id for each in found.nested if each.run_id.startswith(f"{run_id}.")):
+        shown.recall(inner, [each.message for each in found.nested if each.run_id == inner])
+    told = [*shown.begin_leg(leg or f"{run_id}-seen"), messages_snapshot(told_in(found.said, found.nested))]
+    if found.state is not None:
+        told.append(Event({"type": "STATE_SNAPSHOT", "snapshot": found.state}))
+    if leg:
+        return [*told, *found.open], found.last, leg
+    if found.questions:
+        return [*told, *shown.interrupt(found.questions)], found.last, ""
+    return [*told, *shown.finish()], found.last, ""
+
+
+async def _gathered(journal: Journal, seen: Thread) -> _Gathered:
+    """Read the record, and what is in memory, of one moment.
+
+    The record is read while the run goes on. What happened meanwhile is added from the feed; where the run
+    began or ended meanwhile, it is read again.
+    """
+    for tries in range(_TRIES):
+        last, live = seen.feed.last, seen.live
+        rows = await seen.rows()
+        if not rows and live is None:
+            raise ThreadUnknown(seen.id)
+        said, state, questions = (
+            await seen.said(rows),
+            await seen.seen_state(rows),
+            await seen.questions(rows),
+        )
+        shown = [await _run(journal, row, said) for row in rows]
+        nested = await said_nested(journal, rows)
+        marks = await journal.marks(seen.session_id)
+        undone = {entry.key for _, entry in marks if entry.kind == "undone"}
+        if live is not seen.live and tries < _TRIES - 1:
+            continue
+        open: Sequence[Event] = ()
+        since: Sequence[Item] = ()
+        if live is not None and live is seen.live and live.has_begun:  # nothing is awaited from here on
+            try:
+                since = seen.feed.since(last)
+            except FellBehind:
+                continue
+            said, state, questions = said_in(live.session), seen.state(), list(live.questions.values())
+            nested = merged(nested, nested_in(live.session))
+            open, last = live.open(), seen.feed.last
+        elif seen.feed.last != last and tries < _TRIES - 1:
+            continue
+        return _Gathered(rows, shown, undone, said, nested, state, questions, live, open, since, last)
+    raise AssertionError("the last try is taken as it is")
 
 
 def title(rows: Sequence[RunRow]) -> str:
@@ -96,15 +166,95 @@ def title(rows: Sequence[RunRow]) -> str:
     return " ".join(said.split())[:80]
 
 
-def status(rows: Sequence[RunRow], seen: Thread) -> str:
-    if seen.live is not None:
+def status(rows: Sequence[RunRow], seen: Thread | None) -> str:
+    """How a thread stands, by its newest run; `seen` is the thread where it is in memory."""
+    if seen is not None and seen.live is not None:
         return "running" if seen.live.leg else "waiting"
     if not rows:
         return "idle"
     newest = rows[-1]
     if newest.status in ("failed", "cancelled"):
         return newest.status
-    return "idle" if newest.status in OVER else "waiting"
+    if newest.status in OVER:
+        return "idle"
+    if newest.questions:
+        return "waiting"
+    return "running" if newest.owner else "failed"  # nobody has it: it could not be gone on with
+
+
+async def changes(journal: Journal, seen: Thread) -> list[dict[str, Any]]:
+    """What the calls of a thread did to files, oldest first."""
+    await seen.check_known()
+    marks = await journal.marks(seen.session_id)
+    undone = {entry.key for _, entry in marks if entry.kind == "undone"}
+    found: list[dict[str, Any]] = []
+    for unit in await journal.load_session(seen.session_id):
+        paths = _paths(unit.writes)
+        if paths and unit.status == "ok":
+            found.append(
+                {
+                    "run_id": unit.run_id,
+                    "call_id": unit.call_id,
+                    "tool": unit.tool,
+                    "at": iso(unit.at),
+                    "paths": paths,
+                    "diff": unit.diff,
+                    "undone": unit.call_id in undone,
+                    "undoable": bool(unit.files) and unit.call_id not in undone and seen.live is None,
+                }
+            )
+    return found
+
+
+# --- a run --------------------------------------------------------------------------------------------
+
+
+class _RunShown(NamedTuple):
+    """What a thread's snapshot has of one run."""
+
+    line: dict[str, Any]
+    calls: Mapping[str, dict[str, Any]]
+    subagents: Sequence[dict[str, Any]]
+    usage: Usage
+    cost: Decimal | None
+
+
+_caches: WeakKeyDictionary[Journal, OrderedDict[tuple[str, float], _RunShown]] = WeakKeyDictionary()
+"""By journal: what is shown of runs that are over. Which calls were undone since is asked each time."""
+
+
+async def _run(journal: Journal, row: RunRow, said: Sequence[Said]) -> _RunShown:
+    cache = _caches.setdefault(journal, OrderedDict())
+    key = (row.record.id, row.changed_at)
+    found = cache.get(key)
+    if found is None:
+        tree = await show(journal, row.record.id)
+        ids = _ids_by_place(row.record.id, said) if row.status not in OVER else {}
+        for each in tree.calls:
+            each.id = each.id or ids.get(
+                each.place, ""
+            )  # of one that is not over there is no record of its own
+        calls = {each.id: call_facts(each, row.record.id) for each in tree.calls if each.id}
+        subagents = list(_subagents(tree.calls, row.record.id))
+        found = _RunShown(run_line(row, tree), calls, subagents, tree.usage, tree.cost)
+        if row.status in OVER:
+            cache[key] = found
+            if len(cache) > _MOST_CACHED:
+                cache.popitem(last=False)
+    else:
+        cache.move_to_end(key)
+    return found
+
+
+def _ids_by_place(run_id: str, said: Iterable[Said]) -> Mapping[str, str]:
+    """The calls that a run's model asked for, by their places in it."""
+    calls = [
+        call
+        for run, message in said
+        if run == run_id and isinstance(message, AssistantMessage)
+        for call in message.calls
+    ]
+    return {f".{number}": call.id for number, call in enumerate(calls, 1)}
 
 
 def run_line(row: RunRow, tree: RunTree) -> dict[str, Any]:
@@ -126,15 +276,62 @@ def run_line(row: RunRow, tree: RunTree) -> dict[str, Any]:
 
 def call_facts(call: CallNode, run_id: str) -> dict[str, Any]:
     waits = any(asked.answer is None for asked in call.questions)
-    return {
+    facts: dict[str, Any] = {
+        "call_id": call.id,
+        "tool": call.tool,
         "status": ("waiting" if waits else "running") if call.status == "open" else call.status,
         "seconds": call.seconds,
         "began_at": None if call.at is None else iso(call.at),
         "diff": call.diff or None,
-        "paths": [place[5:] for place in call.writes if place.startswith("file ")],
+        "paths": _paths(call.writes),
         "undone": call.undone,
         "run_id": run_id,
     }
+    turns = [turn for nested in _nested(call) for turn in nested.turns]
+    if turns:
+        usage, cost = Usage(), Decimal(0)
+        for turn in turns:
+            usage += turn.usage or Usage(requests=1)
+            cost += turn.cost or 0
+        known = all(turn.cost is not None for turn in turns)
+        facts |= {"usage": usage_of(usage), "cost": money(cost) if known else None}
+    return facts
+
+
+def _nested(call: CallNode) -> Iterable[Nested]:
+    """The runs inside a call, at any depth."""
+    for run in call.runs:
+        yield run
+        for inner in (*(each for turn in run.turns for each in turn.calls), *run.calls):
+            yield from _nested(inner)
+    for inner in call.calls:
+        yield from _nested(inner)
+
+
+def _subagents(
+    calls: Iterable[CallNode], run_id: str, call_id: str = "", around: str | None = None
+) -> Iterable[dict[str, Any]]:
+    """The agents inside these calls, outer ones first."""
+    for call in calls:
+        if not call_id and "~" in call.place:
+            continue  # it is listed again under the call that it was made in
+        known = call.id or call_id
+        for run in call.runs:
+            id = f"{run_id}{run.place}"
+            yield {
+                "id": id,
+                "name": run.name,
+                "parent_call_id": known,
+                "parent_subagent_id": around,
+                "status": "running" if call.status == "open" else "ok" if call.status == "ok" else "error",
+            }
+            inner = [*(each for turn in run.turns for each in turn.calls), *run.calls]
+            yield from _subagents(inner, run_id, known or "?", id)
+        yield from _subagents(call.calls, run_id, known or "?", around)
+
+
+def _paths(writes: Iterable[str]) -> list[str]:
+    return [place[5:] for place in writes if place.startswith("file ")]
 
 
 def tree(found: RunTree) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from handrail.adapter import Adapter
 from handrail.errors import DefinitionError
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from handrail.adapter.stream import RunStream
     from handrail.messages import Message, Model
     from handrail.protocols import Environment
-    from handrail.records import Journal
+    from handrail.records import Journal, RunRecord
     from handrail.session import Session
     from handrail.tools import Tool
 
@@ -41,8 +43,12 @@ class Source(Protocol):
         ...
 
     @property
-    def shown(self) -> Sequence[type]:
+    def shown(self) -> Sequence[type[Any]]:
         """The slices that clients see as their state."""
+        ...
+
+    def owns(self, record: RunRecord) -> bool:
+        """Is this a run that it began, and can go on with? A journal may have those of other apps too."""
         ...
 
     def begin(
@@ -80,8 +86,9 @@ class PromptSource:
         prompt: Prompt[Any],
         adapter: Adapter,
         *,
-        shown: Sequence[type] = (),
+        shown: Sequence[type[Any]] = (),
         approvals: Any = None,
+        files: Any = None,
         app: str = "",
         description: str = "",
     ) -> None:
@@ -97,8 +104,11 @@ class PromptSource:
         self.name = prompt.name
         self.description = description
         self.model = adapter.model.name
-        self.files: Any = adapter.filesystem
+        self.files: Any = files or adapter.filesystem
         self.shown = tuple(shown)
+
+    def owns(self, record: RunRecord) -> bool:
+        return record.prompt == self.name and record.app == self.app
 
     def begin(
         self,
@@ -117,10 +127,11 @@ class PromptSource:
             run_id=run_id,
             session=session,
             environment=environment,
+            filesystem=self.files,
             history=history,
             approvals=self._approvals,
             app=self.app,
-            **({"tools": tools} if tools else {}),
+            tools=tools,
         )
 
     def resume(
@@ -137,15 +148,16 @@ class PromptSource:
             self._prompt,
             session=session,
             environment=environment,
+            filesystem=self.files,
             approvals=self._approvals,
-            **({"tools": tools} if tools else {}),
+            tools=tools,
         )
 
 
 class WorkersSource:
     """A worker of a folder, with those it may call."""
 
-    shown: Sequence[type] = ()
+    shown: Sequence[type[Any]] = ()
 
     def __init__(
         self,
@@ -165,6 +177,12 @@ class WorkersSource:
         chosen: Any = model or worker.model or ""
         self.model = str(getattr(chosen, "name", chosen))
         self.files = files
+
+        self._prompt: str = worker.prompt.name
+        self.app = str(worker.path.resolve())
+
+    def owns(self, record: RunRecord) -> bool:
+        return record.prompt == self._prompt and record.app == self.app
 
     def begin(
         self,
@@ -188,7 +206,7 @@ class WorkersSource:
             history=history,
             approvals=self._approvals,
             filesystem=self.files,
-            **({"tools": tools} if tools else {}),
+            tools=tools,
         )
 
     def resume(
@@ -209,19 +227,61 @@ class WorkersSource:
             journal=journal,
             approvals=self._approvals,
             filesystem=self.files,
-            **({"tools": tools} if tools else {}),
+            tools=tools,
         )
 
     def _models(self) -> dict[str, Any]:
         return {} if self._given is None else dict.fromkeys(self._registry.names, self._given)
 
 
-class Loaded(Protocol):
-    """What an app's module may give beside its source."""
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An app, and what it gives beside its source."""
 
     source: Source
-    authenticate: Callable[..., Any] | None
-    renderers: Path | None
+    authenticate: Callable[..., Any] | None = None
+    """Who a request is by."""
+    renderers: Path | None = None
+    """A script with renderers of its own, for the page."""
+
+
+def load(app: str, *, model: Model | None = None, approvals: Any = None, files: Any = None) -> Loaded:
+    """The app of a module (`pkg.mod`, `pkg.mod:prompt`, `file.py`), a worker's file, or a folder of workers.
+
+    A module gives its `prompt` and its `adapter`, and may give `state`, the types of the slices that
+    clients see, `authenticate`, and `renderers`, the path of a script beside it.
+    """
+    path = Path(app)
+    if path.is_dir() or path.suffix == ".md":
+        return Loaded(_worker_of(path, model, approvals, files))
+    named, _, attribute = app.partition(":")
+    module = load_module(named)
+    attribute = attribute or "prompt"
+    prompt: Any = getattr(module, attribute, None)
+    if not isinstance(prompt, Prompt):
+        raise DefinitionError(
+            f"{named} has no Prompt called {attribute!r}. Name the one to serve: {named}:NAME."
+        )
+    served = cast("Prompt[Any]", prompt)
+    adapter: Any = getattr(module, "adapter", None)
+    if model is not None:
+        adapter = Adapter(model) if adapter is None else copy.copy(adapter)
+        adapter.model = model
+    if not isinstance(adapter, Adapter):
+        raise DefinitionError(
+            f"nothing says which model runs {app}. Give the module an `adapter = Adapter(...)`, or name a "
+            "model: --model provider:name."
+        )
+    source = PromptSource(
+        served,
+        adapter,
+        shown=getattr(module, "state", ()),
+        approvals=approvals,
+        files=files,
+        app=f"{module.__name__}:{attribute}",
+        description=(module.__doc__ or "").strip().partition("\n")[0],
+    )
+    return Loaded(source, getattr(module, "authenticate", None), _renderers_of(module))
 
 
 def load_module(named: str) -> ModuleType:
@@ -245,29 +305,29 @@ def load_module(named: str) -> ModuleType:
         raise DefinitionError(f"there is no module {named!r}. Name a file, or a module as pkg.mod.") from None
 
 
-def load(app: str, *, model: Model | None = None, approvals: Any = None) -> PromptSource:
-    """The source of a module, `pkg.mod`, `pkg.mod:prompt` or `file.py`: its `prompt` and its `adapter`."""
-    named, _, attribute = app.partition(":")
-    module = load_module(named)
-    attribute = attribute or "prompt"
-    prompt: Any = getattr(module, attribute, None)
-    if not isinstance(prompt, Prompt):
-        raise DefinitionError(
-            f"{named} has no Prompt called {attribute!r}. Name the one to serve: {named}:NAME."
-        )
-    adapter: Any = getattr(module, "adapter", None)
-    if model is not None:
-        adapter = Adapter(model) if adapter is None else adapter.with_model(model)
-    if not isinstance(adapter, Adapter):
-        raise DefinitionError(
-            f"nothing says which model runs {app}. Give the module an `adapter = Adapter(...)`, or name a "
-            "model: --model provider:name."
-        )
-    return PromptSource(
-        prompt,
-        adapter,
-        shown=getattr(module, "state", ()),
-        approvals=approvals,
-        app=f"{module.__name__}:{attribute}",
-        description=(module.__doc__ or "").strip().partition("\n")[0],
-    )
+def _renderers_of(module: ModuleType) -> Path | None:
+    given: Any = getattr(module, "renderers", None)
+    if given is None:
+        return None
+    path = Path(module.__file__ or "").parent / given
+    if not path.is_file():
+        raise DefinitionError(f"{module.__name__}.renderers names {str(given)!r}, and there is no such file.")
+    return path
+
+
+def _worker_of(path: Path, model: Model | None, approvals: Any, files: Any) -> WorkersSource:
+    from handrail.workers import WorkerRegistry
+
+    if path.is_dir():
+        registry = WorkerRegistry(path)
+        names = registry.names
+        name = "main" if "main" in names else names[0] if len(names) == 1 else ""
+        if not name:
+            which = f"It has {', '.join(names)}: name {path / names[0]}.md." if names else "It has none."
+            raise DefinitionError(f"{path} does not say which worker is served. {which}")
+    elif path.is_file():
+        registry, worker = WorkerRegistry.of_file(path)
+        name = worker.name
+    else:
+        raise DefinitionError(f"there is no {path}. Name a worker's file, or a folder with workers.")
+    return WorkersSource(registry, name, model=model, files=files, approvals=approvals)

@@ -3,61 +3,93 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pydantic_core
 
-from handrail.adapter.conversation import root_conversation
-from handrail.errors import AnswerRefused, QuestionsOpen, RunUnknown, ThreadBusy, ThreadUnknown
-from handrail.ids import NewId
+from handrail import runs
+from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.errors import (
+    AnswerRefused,
+    QuestionsOpen,
+    RunBusy,
+    RunUnknown,
+    ServerStopping,
+    ThreadBusy,
+    ThreadUnknown,
+    UndoRefused,
+)
+from handrail.events import ApprovalRemembered
+from handrail.guard import approvals_of
+from handrail.ids import NewId, random_id
+from handrail.journal.desk import check_answer
+from handrail.journal.lease import is_free
 from handrail.messages import Message
 from handrail.question import Answer, Question
-from handrail.records import OVER, Journal, RunRow
-from handrail.runs import cancel
+from handrail.records import OVER, Asked, Journal, RunRow
+from handrail.runs import Undoing
 from handrail.schema import to_json
+from handrail.serve.agui.book import Known
+from handrail.serve.agui.events import custom
+from handrail.serve.agui.frontend import frontend_tools_of
+from handrail.serve.agui.showing import nested_in, told_in
 from handrail.serve.agui.translate import Translator
-from handrail.serve.feed import Feed
+from handrail.serve.feed import Event, Feed
 from handrail.serve.live import LiveRun
+from handrail.serve.naming import session_id_of
+from handrail.serve.said import Said, messages, said_in
 from handrail.serve.source import Source
 from handrail.session import Session
+from handrail.session.saving import decode_item
 
 if TYPE_CHECKING:
     from handrail.adapter.stream import RunStream
     from handrail.tools import Tool
 
+_ELSEWHERE = "of another program"
+_HERE = "of this server"
+
+
+@dataclass(slots=True)
+class Setup:
+    """What all threads of a server have in common."""
+
+    source: Source
+    journal: Journal
+    park_after: float | None = 300.0
+    new_id: NewId = random_id
+    clock: Clock = SYSTEM_CLOCK
+    stopping: bool = False
+    parked: Callable[[Thread, Sequence[Question], bool], None] = lambda thread, questions, answered: None
+    """Told of a run that was left to the journal, of what it waits for, and whether an answer came meanwhile."""
+
 
 class Thread:
     """A conversation: its session, its feed, and the run it is in.
 
-    The journal has all of it; what is here can be dropped whenever no run goes, and made again.
+    The journal has all of it; what is here can be dropped whenever no run goes, and made again. What
+    somebody does is done one at a time; what there is to see can be seen meanwhile.
     """
 
-    def __init__(
-        self,
-        id: str,
-        principal: str,
-        source: Source,
-        journal: Journal,
-        feed: Feed,
-        *,
-        park_after: float,
-        new_id: NewId,
-    ) -> None:
+    def __init__(self, id: str, principal: str, setup: Setup, feed: Feed) -> None:
         self.id = id
         self.principal = principal
+        self.session_id = session_id_of(principal, id)
         self.feed = feed
+        feed.owner = self
         self.live: LiveRun | None = None
-        self._source = source
-        self._journal = journal
+        self._setup = setup
+        self._source = setup.source
+        self._journal = setup.journal
         self._session: Session | None = None
-        self._park_after = park_after
-        self._new_id = new_id
         self._lock = asyncio.Lock()
 
     @property
-    def session_id(self) -> str:
-        return f"{self.principal}/{self.id}"
+    def is_idle(self) -> bool:
+        """Is nothing under way here, so that it can be dropped?"""
+        return self.live is None and not self._lock.locked()
 
     # What somebody does.
 
@@ -69,152 +101,352 @@ class Thread:
         history: Iterable[Message] = (),
         tools: Sequence[Tool[Any, Any]] = (),
     ) -> str:
-        """Begin a run with what was said; its id. `ThreadBusy`, or `QuestionsOpen`, where one is under way."""
+        """Begin a run with what was said; its id. It is recorded when this returns.
+
+        `ThreadBusy`, or `QuestionsOpen`, where one is under way.
+        """
         async with self._lock:
+            self._check_goes_on()
             await self._check_free()
             session = await self.session()
-            run_id = self._new_id()
-            self._start(
+            run_id = self._setup.new_id()
+            told = Translator(
+                self.id,
                 run_id,
-                session,
-                lambda environment: self._source.begin(
-                    text,
-                    run_id=run_id,
-                    session=session,
-                    environment=environment,
-                    journal=self._journal,
-                    history=history,
-                    tools=tools,
-                ),
-                leg,
+                history=lambda: told_in(said_in(session), nested_in(session)),
+                clock=self._setup.clock,
             )
+            live = self._live(run_id, session, told)
+            stream = self._source.begin(
+                text,
+                run_id=run_id,
+                session=session,
+                environment=live.environment,
+                journal=self._journal,
+                history=history,
+                tools=tools,
+            )
+            await self._start(live, stream, leg)
             return run_id
 
     async def answer(
         self, answers: Sequence[Answer], *, leg: str = "", tools: Sequence[Tool[Any, Any]] = ()
-    ) -> None:
-        """Take answers to open questions, and go on with the run. `AnswerRefused` says what does not fit."""
+    ) -> str:
+        """Take answers to questions of this thread, and go on with the run; the leg it goes on in.
+
+        `AnswerRefused` says what does not fit, and then none of them is taken, unless only whoever asked
+        could tell. The same answer again is harmless, also when the run is over: then there is no leg.
+        """
         async with self._lock:
-            live = self.live
-            open_now = {each.id: each for each in await self.questions()}
-            fresh = [each for each in answers if each.question_id in open_now]
-            if live is not None and fresh:
-                live.go_on(leg)
+            live = await self._settled()
+            asked = await self._asked([each.question_id for each in answers])
+            now = self._setup.clock.now()
             for each in answers:
-                self._journal.answer(each)
-            if live is None and fresh:
-                await self._go_on(open_now[fresh[0].question_id].run_id, leg, tools)
+                if asked[each.question_id].answer is None:
+                    check_answer(asked[each.question_id].question, each, now)
+            if live is None and any(each.outcome == "cancelled" for each in answers):
+                live = await self._asking_again(answers, asked, leg, tools)
+            taken = ""
+            try:
+                for each in answers:
+                    self._journal.answer(each)
+                    if asked[each.question_id].answer is None:
+                        taken = asked[each.question_id].question.run_id
+            finally:
+                if live is not None and taken:
+                    leg = live.go_on(leg)
+            if live is not None or not taken:
+                return leg if taken else ""
+            if self._setup.stopping or self._is_elsewhere(await self._journal.run(taken)):
+                return ""  # it is recorded, and whoever has the run next hears it
+            return await self._go_on(taken, leg, tools)
 
     async def cancel(self) -> None:
         """End the run that goes or waits; harmless where there is none."""
         async with self._lock:
-            if self.live is not None:
-                await self.live.cancel()
+            live = await self._settled()
+            if live is not None:
+                await live.cancel()
                 return
-            row = await self._newest()
-            if row is not None and row.status not in OVER:
-                await cancel(self._journal, row.record.id)
-                self._session = None  # the record has more to say than it
+            row = await self.newest()
+            if row is None or row.status in OVER:
+                return
+            ended = await runs.cancel(self._journal, row.record.id)
+            self._session = None  # the record has more to say than it
+            if ended.status in OVER:
+                told = Translator(self.id, row.record.id)
+                self.feed.append([*told.begin_leg(self._setup.new_id()), *told.cancel()])
 
-    async def go_on(self) -> None:
-        """Go on with a run whose process ended, or that was parked in the middle of its work."""
+    async def undo(self, call_id: str) -> Undoing:
+        """Take back what a call of this thread committed. `UndoRefused` or `RunBusy` say why not."""
         async with self._lock:
-            row = await self._newest()
-            if self.live is None and row is not None and row.status not in OVER:
-                await self._go_on(row.record.id, "", ())
+            live = await self._settled()
+            if live is not None:
+                raise RunBusy(live.run_id, _HERE)
+            units = await self._journal.load_session(self.session_id)
+            unit = next((unit for unit in units if unit.call_id == call_id), None)
+            if unit is None:
+                raise UndoRefused(call_id, (), "this thread has no such call that is over")
+            try:
+                done = await runs.undo(
+                    self._journal,
+                    unit.run_id,
+                    call_id,
+                    self._source.files,
+                    session=self._session,
+                    clock=self._setup.clock,
+                )
+            except RunBusy as busy:
+                raise RunBusy(busy.run_id, _ELSEWHERE) from None
+            told = {"call_id": call_id, "paths": list(done.paths)}
+            events = [custom("handrail.undone", told)]
+            if self._source.shown:
+                events.append(Event({"type": "STATE_SNAPSHOT", "snapshot": await self.seen_state()}))
+            self.feed.append(events)
+            return done
+
+    async def approvals(self) -> Sequence[ApprovalRemembered]:
+        """The decisions that hold for later calls, oldest first."""
+        return approvals_of(await self._session_now()).list()
+
+    async def revoke(self, approval_id: str) -> None:
+        """Let a decision count no more, also for the run that goes; `SessionError` where there is none."""
+        approvals_of(await self._session_now()).revoke(approval_id, self.principal)
+
+    async def forget(self) -> None:
+        """Keep nothing of it any more. `ThreadBusy` while a run of it goes."""
+        async with self._lock:
+            rows = await self.rows()
+            if await self._settled() is not None or any(self._is_had(row) for row in rows):
+                raise ThreadBusy(self.id)
+            if not rows:
+                raise ThreadUnknown(self.id)
+            await self._journal.forget([row.record.id for row in rows])
+            self._session = None
+
+    # What the server does.
+
+    async def go_on(self, *, stays: bool = False) -> None:
+        """Go on with a run whose process ended, or that was parked, where nobody has it.
+
+        With `stays` it is not parked again at its first rest: the end of a question is about to come.
+        """
+        async with self._lock:
+            row = await self.newest()
+            if self.live is not None or row is None or row.status in OVER or self._is_elsewhere(row):
+                return
+            await self._go_on(row.record.id, "", (), stays=stays)
+
+    async def park(self, grace: float) -> None:
+        """Leave the run that goes to the journal."""
+        live = self.live
+        if live is None:
+            return
+        await live.park(grace)
+        if live.environment.was_cut and live.parked:
+            # There is something to do in it: whoever starts next goes on with it, also if a question is open.
+            await self._journal.take(live.run_id)
+            await self._journal.leave(live.run_id, "running")
 
     # What there is to see.
 
     async def session(self) -> Session:
         """The session, as its runs that are over left it."""
         if self._session is None:
-            from handrail import runs
-
             try:
                 self._session = await runs.session(self._journal, self.session_id, principal=self.principal)
             except RunUnknown:
                 self._session = Session(id=self.session_id, principal=self.principal)
         return self._session
 
-    async def questions(self) -> Sequence[Question]:
-        """What waits for an answer."""
-        row = await self._newest()
+    async def questions(self, rows: Sequence[RunRow] | None = None) -> Sequence[Question]:
+        """What waits for an answer. Here and below, `rows` are its runs where somebody has just read them."""
+        row = await self.newest(rows)
         return () if row is None or row.status in OVER else await self._journal.questions(row.record.id)
 
     def state(self) -> Any:
-        """The slices that clients see; None where there are none to see."""
-        session = self.live.session if self.live is not None else self._session
-        if not self._source.shown or session is None:
+        """The slices that clients see, of the session in memory; None where there are none to see."""
+        live = self.live
+        session = live.session if live is not None and live.has_begun else self._session
+        return None if session is None else self._shown(session)
+
+    async def seen_state(self, rows: Sequence[RunRow] | None = None) -> Any:
+        """The same, also where the thread is not in memory: what calls committed, also of a parked run."""
+        if not self._source.shown or (self.live is not None and self.live.has_begun):
+            return self.state()
+        row = await self.newest(rows)
+        if row is None or row.status in OVER:
+            return self._shown(await self.session())
+        return self._shown(await self._session_with(row))
+
+    async def messages(self) -> Sequence[Message]:
+        """What was said, oldest first, also in a run that is parked."""
+        return [message for _, message in await self.said()]
+
+    async def said(self, rows: Sequence[RunRow] | None = None) -> Sequence[Said]:
+        """The same, each with the run in which it was said."""
+        live = self.live
+        if live is not None and live.has_begun:
+            return said_in(live.session)
+        said = said_in(await self.session())
+        row = await self.newest(rows)
+        if row is None or row.status in OVER:
+            return said
+        return [*said, *((row.record.id, each) for each in await runs.said(self._journal, row.record.id))]
+
+    async def rows(self) -> Sequence[RunRow]:
+        """Its runs, the oldest first."""
+        found = await self._journal.runs(session_id=self.session_id)
+        return [row for row in found if row.record.principal == self.principal]
+
+    async def newest(self, rows: Sequence[RunRow] | None = None) -> RunRow | None:
+        """The run that was begun last."""
+        rows = await self.rows() if rows is None else rows
+        return rows[-1] if rows else None
+
+    async def check_known(self) -> None:
+        """`ThreadUnknown` where nothing was ever said here."""
+        if self.live is None and await self.newest() is None:
+            raise ThreadUnknown(self.id)
+
+    # Carrying it out.
+
+    def _check_goes_on(self) -> None:
+        if self._setup.stopping:
+            raise ServerStopping(self.id)
+
+    async def _check_free(self) -> None:
+        live = await self._settled()
+        if live is not None:
+            if live.leg or not live.questions:
+                raise ThreadBusy(self.id)
+            raise QuestionsOpen(self.id, len(live.questions))
+        row = await self.newest()
+        if row is not None and row.status not in OVER:
+            if row.questions:
+                raise QuestionsOpen(self.id, row.questions)
+            raise ThreadBusy(self.id)
+
+    async def _settled(self) -> LiveRun | None:
+        """The run that this process has; one that is just being parked is waited for."""
+        if self.live is not None and self.live.leaves:
+            await self.live.over()
+        return self.live
+
+    async def _asked(self, ids: Iterable[str]) -> Mapping[str, Asked]:
+        """Questions of this thread by their ids; `AnswerRefused` where one is no question of it."""
+        wanted, found = set(ids), dict[str, Asked]()
+        for row in reversed(await self.rows()):
+            if not wanted:
+                break
+            if any(id.startswith(row.record.id) for id in wanted):
+                found |= {each.question.id: each for each in await self._journal.asked(row.record.id)}
+                wanted -= found.keys()
+        if wanted:
+            raise AnswerRefused(min(wanted), "no such question is open here", "Look at the thread again.")
+        return found
+
+    def _is_elsewhere(self, row: RunRow) -> bool:
+        """Does another process have this run, and live? One of another app is never gone on with here."""
+        return not self._source.owns(row.record) or self._is_had(row)
+
+    def _is_had(self, row: RunRow) -> bool:
+        now = self._setup.clock.now().timestamp()
+        return not is_free(row.owner, row.leased_until, now, getattr(self._journal, "owner", ""))
+
+    async def _session_with(self, row: RunRow) -> Session:
+        """The session with what a run has committed that is not over. It is for looking at only."""
+        try:
+            session = await runs.session(self._journal, self.session_id, principal=self.principal)
+        except RunUnknown:
+            session = Session(id=self.session_id, principal=self.principal)
+        undone = {
+            entry.key for _, entry in await self._journal.marks(self.session_id) if entry.kind == "undone"
+        }
+        for unit in await self._journal.load(row.record.id):
+            if unit.call_id not in undone:
+                for event in unit.events:
+                    session.redo(decode_item(bytes(event), session.id))
+        return session
+
+    async def _session_now(self) -> Session:
+        live = self.live
+        return live.session if live is not None and live.has_begun else await self.session()
+
+    def _shown(self, session: Session) -> Any:
+        if not self._source.shown:
             return None
         return {
             kind.__name__: pydantic_core.from_json(to_json(list(session[kind].all())))
             for kind in self._source.shown
         }
 
-    async def messages(self) -> Sequence[Message]:
-        """What was said, oldest first."""
-        session = self.live.session if self.live is not None else await self.session()
-        return list(root_conversation(session).messages)
-
-    async def check_known(self) -> None:
-        """`ThreadUnknown` where nothing was ever said here."""
-        if self.live is None and await self._newest() is None:
-            raise ThreadUnknown(self.id)
-
-    # Carrying it out.
-
-    async def _newest(self) -> RunRow | None:
-        rows = await self._journal.runs(session_id=self.session_id)
-        return rows[-1] if rows else None
-
-    async def _check_free(self) -> None:
-        if self.live is not None:
-            if self.live.leg or not self.live.questions:
-                raise ThreadBusy(self.id)
-            raise QuestionsOpen(self.id, len(self.live.questions))
-        row = await self._newest()
-        if row is not None and row.status not in OVER:
-            if row.questions:
-                raise QuestionsOpen(self.id, row.questions)
-            raise ThreadBusy(self.id)
-
-    async def _go_on(self, run_id: str, leg: str, tools: Sequence[Tool[Any, Any]]) -> None:
-        """Resume a run that this process does not have."""
-        session = self._session = Session(id=self.session_id, principal=self.principal)
-        self._start(
+    async def _go_on(
+        self, run_id: str, leg: str, tools: Sequence[Tool[Any, Any]], *, stays: bool = False
+    ) -> str:
+        """Resume a run that this process does not have; the leg that it goes on in."""
+        self._check_goes_on()
+        said = await self.said()
+        tree = await runs.show(self._journal, run_id, clock=self._setup.clock)
+        session = Session(id=self.session_id, principal=self.principal)
+        told = Translator(
+            self.id,
             run_id,
-            session,
-            lambda environment: self._source.resume(
-                run_id, session=session, environment=environment, journal=self._journal, tools=tools
-            ),
-            leg,
+            known=Known.of(messages(said)),
+            history=lambda: told_in(said_in(session), nested_in(session)),
+            said=lambda nested: [each.message for each in nested_in(session) if each.run_id == nested],
+            usage=tree.usage,
+            cost=tree.cost,
+            clock=self._setup.clock,
         )
+        live = self._live(run_id, session, told)
+        live.environment.stays = stays
+        live.recall([message for run, message in said if run == run_id])
+        stream = self._source.resume(
+            run_id,
+            session=session,
+            environment=live.environment,
+            journal=self._journal,
+            tools=frontend_tools_of(tree.begin.offered, tree.begin.added),  # whatever the client brings now
+        )
+        await self._start(live, stream, leg)
+        return live.leg or leg
 
-    def _start(
-        self,
-        run_id: str,
-        session: Session,
-        begin: Callable[[Any], RunStream[Any]],
-        leg: str,
-    ) -> None:
-        live = LiveRun(
+    async def _asking_again(
+        self, answers: Sequence[Answer], asked: Mapping[str, Asked], leg: str, tools: Sequence[Tool[Any, Any]]
+    ) -> LiveRun | None:
+        """Let a parked run ask again what is withdrawn: that is nothing a journal keeps, so it must be there."""
+        withdrawn = [asked[each.question_id] for each in answers if each.outcome == "cancelled"]
+        left = [each.question for each in withdrawn if each.answer is None]
+        if left:
+            await self._go_on(left[0].run_id, leg, tools, stays=True)
+            for question in left:
+                if self.live is not None:
+                    await self.live.asks(question.id)
+        return self.live
+
+    def _live(self, run_id: str, session: Session, told: Translator) -> LiveRun:
+        return LiveRun(
             run_id,
             session,
             self.feed,
-            Translator(self.id, run_id),
+            told,
             state=self.state,
-            new_leg=self._new_id,
-            park_after=self._park_after,
+            commits=lambda: self._journal.load(run_id),
+            new_leg=self._setup.new_id,
+            park_after=self._setup.park_after,
         )
-        stream = begin(live.environment)
+
+    async def _start(self, live: LiveRun, stream: RunStream[Any], leg: str) -> None:
         self.live = live
-        live.start(stream, leg, self._over)
+        await live.start(stream, leg, self._over)
 
     def _over(self, live: LiveRun) -> None:
         if self.live is live:
             self.live = None
-            if live.questions:
-                self._session = None  # it was parked: the record has what is said next
+            self._session = live.session if live.has_begun and not live.parked else None
+            if live.parked:
+                self._setup.parked(self, list(live.questions.values()), live.was_answered)
 
 
 def answer_to(question: Question, principal: str, outcome: Any, value: Any, reason: str = "") -> Answer:

@@ -1,1 +1,1 @@
-"""AG-UI: what Handrail's events are in its words, and what its requests ask for."""
+"""AG-UI: the events of a run as a client reads them, and what it sends as a run takes it."""

@@ -1,0 +1,239 @@
+"""A server under load: many runs streamed at once, viewers that only look, and a reader that never reads.
+
+    python bench/serving.py [RUNS] [VIEWERS] [SECONDS]
+
+The server is a process of its own, on loopback; the clients are this one. Each run has two turns of tool calls
+and a streamed answer, from a scripted model, and is recorded in a journal. It stops by itself, and its exit
+status is 1 where a run did not complete or idle viewers cost more than 1 % of a core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PIECES = 20
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+# --- the server ---------------------------------------------------------------------------------------
+
+
+def serve(folder: Path) -> None:
+    """Serve on a free port, and print it."""
+    from handrail import Adapter, Prompt, ScriptedModel, SqliteJournal, ToolCall, ToolContext, tool
+    from handrail.messages import AssistantMessage, ModelRequest
+    from handrail.models.scripted import Reply, Scripted
+    from handrail.serve.http import asgi
+    from handrail.serve.limits import Limits
+    from handrail.serve.process import listen, run
+    from handrail.serve.source import PromptSource
+
+    @tool(effect="read")
+    async def look(at: str, context: ToolContext) -> str:
+        """Look something up."""
+        return f"nothing at {at}"
+
+    def play(request: ModelRequest) -> Scripted:
+        turns = 0
+        for message in reversed(request.messages):
+            if isinstance(message, AssistantMessage):
+                turns += 1
+            elif getattr(message, "text", "").startswith("go"):
+                size = int(message.text.partition(" ")[2] or PIECES)
+                if turns < 2:
+                    return ToolCall("look", {"at": f"place {turns}"})
+                return Reply(pieces=["word " * 4] * size, text="word " * 4 * size)
+        return "nothing was said"
+
+    model = ScriptedModel(play)
+    model.requests = _Nothing()
+    source = PromptSource(Prompt("bench", "Do what is asked.", tools=[look]), Adapter(model))
+    limits = Limits(connections=4000, streams=4000, runs=4000, runs_per_principal=4000, burst=100_000,
+                    write_seconds=600.0)  # fmt: skip
+    app = asgi(source, journal=SqliteJournal(folder / "runs.db"), limits=limits)
+    listening = listen("127.0.0.1", 0, app)
+    port = listening.getsockname()[1]
+    asyncio.run(run(app, listening, ready=lambda: print(port, flush=True)))
+
+
+class _Nothing(list[Any]):
+    """Keeps nothing: the memory measured is the server's."""
+
+    def append(self, item: Any, /) -> None: ...
+
+
+class Server(NamedTuple):
+    port: int
+    pid: int
+
+    def cpu(self) -> float:
+        """Seconds of CPU so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+    def resident(self) -> float:
+        """MB of memory."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+
+
+@contextlib.contextmanager
+def server() -> Generator[Server]:
+    with tempfile.TemporaryDirectory() as folder:
+        process = subprocess.Popen(
+            [sys.executable, __file__, "serve", folder], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        try:
+            yield Server(int(process.stdout.readline()), process.pid)
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
+
+
+# --- the clients --------------------------------------------------------------------------------------
+
+
+class Took(NamedTuple):
+    """How long until the first event of a run, and until its last; both 0 where it did not complete."""
+
+    first: float
+    all: float
+
+
+def request(port: int, method: str, path: str, body: Any = None) -> bytes:
+    data = b"" if body is None else json.dumps(body).encode()
+    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+@contextlib.asynccontextmanager
+async def connected(port: int) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+def asked(port: int, thread: str, text: str) -> bytes:
+    message = {"id": "1", "role": "user", "content": text}
+    body = {"threadId": thread, "runId": f"r-{thread}", "messages": [message], "tools": [], "context": []}
+    return request(
+        port, "POST", "/agent", {**body, "state": {}, "forwardedProps": {}, "protocolVersion": "1.0"}
+    )
+
+
+async def stream(port: int, thread: str, text: str = "go") -> Took:
+    """One run, as an AG-UI client sees it."""
+    async with connected(port) as (reader, writer):
+        began = time.perf_counter()
+        writer.write(asked(port, thread, text))
+        await reader.readuntil(b"data: ")
+        first = time.perf_counter() - began
+        try:
+            await reader.readuntil(b'"RUN_FINISHED"')
+        except asyncio.IncompleteReadError:
+            return Took(0, 0)
+        return Took(first, time.perf_counter() - began)
+
+
+async def streams(port: int, runs: int, name: str) -> list[Took]:
+    return await asyncio.gather(*(stream(port, f"{name}-{number}") for number in range(runs)))
+
+
+# --- what is measured ---------------------------------------------------------------------------------
+
+
+def say(what: str, figure: str) -> None:
+    print(f"{what:<64}{figure:>20}", flush=True)
+
+
+def spread(values: list[float]) -> str:
+    at = sorted(values)
+    return f"{statistics.median(at) * 1000:.0f} / {at[int(len(at) * 0.99) - 1] * 1000:.0f} ms"
+
+
+async def load(at: Server, runs: int) -> bool:
+    await streams(at.port, 5, "warm")
+    before, cpu, began = at.resident(), at.cpu(), time.perf_counter()
+    took = await streams(at.port, runs, "load")
+    wall = time.perf_counter() - began
+    done = [each for each in took if each.all]
+    say(f"{runs} runs streamed at once: complete", f"{len(done)}")
+    say("  time to the first event, p50 / p99", spread([each.first for each in done]))
+    say("  time to the last event, p50 / p99", spread([each.all for each in done]))
+    say("  all of them; CPU of the server, a run", f"{wall:.1f} s; {(at.cpu() - cpu) / runs * 1000:.1f} ms")
+    say("  memory of the server before and after", f"{before:.0f} → {at.resident():.0f} MB")
+    return len(done) == runs
+
+
+async def idle(at: Server, viewers: int, seconds: float) -> bool:
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(viewers):
+            reader, writer = await stack.enter_async_context(connected(at.port))
+            writer.write(request(at.port, "GET", "/threads/warm-0/events?follow=1"))
+            await reader.readuntil(b"RUN_FINISHED")
+        await asyncio.sleep(1)
+        cpu = at.cpu()
+        await asyncio.sleep(seconds)
+        share = (at.cpu() - cpu) / seconds
+        say(f"{viewers} idle viewers for {seconds:g} s: of a core", f"{share:.2%}")
+        return share <= 0.01
+
+
+async def over(port: int, thread: str) -> None:
+    """Until no run of a thread goes any more."""
+    while True:
+        async with connected(port) as (reader, writer):
+            writer.write(request(port, "GET", f"/threads/{thread}"))
+            head = await reader.readuntil(b"\r\n\r\n")
+            size = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+            if b'"status":"idle"' in await reader.readexactly(size):
+                return
+        await asyncio.sleep(0.2)
+
+
+async def stalled(at: Server, runs: int, rounds: int = 3) -> None:
+    """Runs alone, and beside a reader of a long answer that never reads: in turn, since the machine varies."""
+    alone: list[Took] = []
+    beside: list[Took] = []
+    for number in range(rounds):
+        alone += await streams(at.port, runs, f"alone{number}")
+        with socket.socket() as lazy:
+            lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            lazy.connect(("127.0.0.1", at.port))
+            lazy.sendall(asked(at.port, f"lazy{number}", "go 30000"))
+            await asyncio.sleep(0.5)
+            await over(at.port, f"lazy{number}")
+            beside += await streams(at.port, runs, f"beside{number}")
+    say(f"{runs} runs alone: last event, p50 / p99", spread([each.all for each in alone]))
+    say(f"{runs} runs beside a reader that never reads", spread([each.all for each in beside]))
+
+
+async def main(runs: int, viewers: int, seconds: float) -> int:
+    with server() as at:
+        complete = await load(at, runs)
+        cheap = await idle(at, viewers, seconds)
+        await stalled(at, 50)
+    return 0 if complete and cheap else 1
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["serve"]:
+        serve(Path(sys.argv[2]))
+    else:
+        numbers = [float(each) for each in sys.argv[1:]] + [500, 200, 20][len(sys.argv) - 1 :]
+        sys.exit(asyncio.run(main(int(numbers[0]), int(numbers[1]), numbers[2])))

@@ -1,0 +1,94 @@
+"""What the addresses do that are about what has happened in a thread: its runs, its files, its decisions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from handrail import runs
+from handrail.errors import RunUnknown
+from handrail.serve import bodies, seen
+from handrail.serve.asked import limit_of, thread_of
+from handrail.serve.guarding import PRINCIPAL
+from handrail.serve.threads import Threads
+
+
+class History:
+    """Runs, files, undoing, and remembered decisions."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self._journal = threads.journal
+
+    async def run(self, request: Request) -> Response:
+        thread = thread_of(self._threads, request)
+        found = await runs.show(self._journal, request.path_params["run_id"])
+        if found.row.record.session_id != thread.session_id:
+            raise RunUnknown(request.path_params["run_id"])
+        return JSONResponse(seen.tree(found))
+
+    async def runs(self, request: Request) -> Response:
+        found = await self._journal.runs(principal=request.scope[PRINCIPAL], limit=limit_of(request))
+        lines: list[dict[str, Any]] = []
+        for row in found:
+            line = seen.run_line(row, await runs.show(self._journal, row.record.id))
+            lines.append({**line, "thread_id": row.record.session_id.rpartition("/")[2]})
+        return JSONResponse({"runs": lines})
+
+    async def files(self, request: Request) -> Response:
+        thread = thread_of(self._threads, request)
+        await thread.check_known()
+        changes: list[dict[str, Any]] = []
+        for row in await self._journal.runs(session_id=thread.session_id):
+            for call in (await runs.show(self._journal, row.record.id)).calls:
+                paths = [place[5:] for place in call.writes if place.startswith("file ")]
+                if paths and call.status == "ok":
+                    changes.append(
+                        {
+                            "run_id": row.record.id,
+                            "call_id": call.id,
+                            "tool": call.tool,
+                            "at": None if call.at is None else seen.iso(call.at),
+                            "paths": paths,
+                            "diff": call.diff,
+                            "undone": call.undone,
+                            "undoable": bool(call.id) and not call.undone,
+                        }
+                    )
+        return JSONResponse({"changes": changes})
+
+    async def undo(self, request: Request) -> Response:
+        thread = thread_of(self._threads, request)
+        bodies.read(await request.body(), bodies.Nothing)
+        done = await thread.undo(request.path_params["call_id"])
+        return JSONResponse(
+            {
+                "tool": done.tool,
+                "paths": list(done.paths),
+                "slices": list(done.slices),
+                "stands": list(done.stands),
+            }
+        )
+
+    async def approvals(self, request: Request) -> Response:
+        kept = await thread_of(self._threads, request).approvals()
+        told = [
+            {
+                "id": each.id,
+                "tool": each.tool,
+                "covers": each.covers,
+                "scope": each.scope,
+                "approved": each.approved,
+                "reason": each.reason,
+                "by": each.by,
+                "at": each.at.isoformat(),
+            }
+            for each in kept
+        ]
+        return JSONResponse({"approvals": told})
+
+    async def revoke(self, request: Request) -> Response:
+        await thread_of(self._threads, request).revoke(request.path_params["approval_id"])
+        return JSONResponse({})

@@ -1,0 +1,288 @@
+"""A served app on loopback, and clients that say exactly the bytes they are given."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from handrail import (
+    Adapter,
+    CapabilityPolicy,
+    DirectoryFilesystem,
+    Prompt,
+    ScriptedModel,
+    SqliteJournal,
+    ToolCall,
+    ToolContext,
+    tool,
+)
+from handrail.messages import AssistantMessage, ModelRequest, ToolMessage, UserMessage
+from handrail.models.scripted import Reply, Scripted
+from handrail.serve.http import ServedApp, asgi
+from handrail.serve.limits import Limits
+from handrail.serve.process import address_of, listen, server_for
+from handrail.serve.source import PromptSource
+
+TOKEN = "a-token-that-nobody-guesses"
+
+
+@dataclass
+class Order:
+    seats: int
+    name: str = ""
+
+
+@tool(effect="staged", capabilities=["fs.write"])
+async def write(path: str, text: str, context: ToolContext) -> str:
+    """Write a file."""
+    context.filesystem.write(path, text)
+    return f"wrote {path}"
+
+
+@tool
+async def pay(amount: int, context: ToolContext) -> str:
+    """Pay somebody."""
+    return f"paid {amount}"
+
+
+@tool(effect="read")
+async def look(context: ToolContext) -> str:
+    """Look."""
+    return "seen"
+
+
+@tool(effect="read")
+async def order(context: ToolContext) -> str:
+    """Ask what to order."""
+    assert context.wait_for is not None
+    wanted = await context.wait_for("order", {"menu": ["soup"]}, Order)
+    return f"{wanted.seats} for {wanted.name}"
+
+
+def play(request: ModelRequest) -> Scripted:
+    """What the model says: laid down by what was said last.
+
+    `call NAME JSON` calls a tool, `long N` says N pieces, `hold` thinks for a minute; the rest is echoed.
+    """
+    last = request.messages[-1]
+    if isinstance(last, ToolMessage):
+        return f"Done: {last.results[-1].text}"
+    assert isinstance(last, UserMessage)
+    word, _, rest = last.text.partition(" ")
+    if word == "call":
+        name, _, arguments = rest.partition(" ")
+        return ToolCall(name, json.loads(arguments or "{}"))
+    if word == "long":
+        return Reply(pieces=["word " * 20] * int(rest), text="word " * 20 * int(rest))
+    if word == "hold":
+        return Reply("held", delay=60.0)
+    return f"You said: {last.text}"
+
+
+def source(folder: Path | None = None, model: Any = None) -> PromptSource:
+    files = None if folder is None else DirectoryFilesystem(folder)
+    tools = [pay, look, order, *([write] if files is not None else [])]
+    prompt = Prompt("desk", "Help.", tools=tools, policies=[CapabilityPolicy()])
+    return PromptSource(
+        prompt, Adapter(model or ScriptedModel(play), filesystem=files), description="A desk."
+    )
+
+
+@dataclass
+class Said:
+    """What a server answered."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def kind(self) -> str:
+        """The kind of a refusal."""
+        return self.json["error"]["kind"]
+
+
+class Client:
+    """Speaks HTTP/1.1 by hand, so that nothing is mended on the way."""
+
+    def __init__(self, address: str, app: ServedApp) -> None:
+        self.address = address
+        self.app = app
+        self.host = address.removeprefix("http://").rstrip("/")
+        name, _, port = self.host.rpartition(":")
+        self.name, self.port = name.strip("[]"), int(port)
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(self.name, self.port)
+
+    def head(self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes = b"") -> bytes:
+        given = {"Host": self.host, **(headers or {})}
+        if body or method == "POST":
+            given = {"Content-Type": "application/json", "Content-Length": str(len(body)), **given}
+        lines = [f"{name}: {value}" for name, value in given.items() if value != "-"]
+        return "\r\n".join([f"{method} {path} HTTP/1.1", *lines, "", ""]).encode("latin-1")
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+        *,
+        raw: bytes | None = None,
+    ) -> Said:
+        data = raw if raw is not None else b"" if body is None else json.dumps(body).encode()
+        return await self.send(self.head(method, path, headers, data) + data)
+
+    async def send(self, data: bytes) -> Said:
+        """Send bytes, read one answer."""
+        reader, writer = await self.connect()
+        try:
+            writer.write(data)
+            return await answer(reader)
+        finally:
+            writer.close()
+
+    @asynccontextmanager
+    async def stream(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> AsyncGenerator[Stream]:
+        """An answer that goes on: its events as they come."""
+        data = b"" if body is None else json.dumps(body).encode()
+        reader, writer = await self.connect()
+        try:
+            writer.write(self.head(method, path, headers, data) + data)
+            status, found = await start(reader)
+            yield Stream(status, found, reader)
+        finally:
+            writer.close()
+
+    async def say(self, thread: str, text: str, headers: dict[str, str] | None = None) -> str:
+        said = await self.ask("POST", f"/threads/{thread}/messages", {"text": text}, headers)
+        assert said.status == 202, said.body
+        return said.json["run_id"]
+
+    async def until(
+        self, thread: str, ready: Callable[[Any], bool], headers: dict[str, str] | None = None
+    ) -> Any:
+        """The thread's snapshot, once it is so."""
+        said = Said(0, {}, b"")
+        for _ in range(400):
+            said = await self.ask("GET", f"/threads/{thread}", headers=headers)
+            if said.status == 200 and ready(said.json):
+                return said.json
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"never: {said.body[:500]!r}")
+
+    async def idle(self, thread: str, headers: dict[str, str] | None = None) -> Any:
+        return await self.until(
+            thread, lambda seen: seen["status"] in ("idle", "failed", "cancelled"), headers
+        )
+
+    async def asked(self, thread: str, headers: dict[str, str] | None = None) -> Any:
+        """The one question that is open."""
+        seen = await self.until(thread, lambda seen: bool(seen["questions"]), headers)
+        return seen["questions"][0]
+
+    async def serves(self, headers: dict[str, str] | None = None) -> None:
+        """It is as well as ever: a run comes to its end."""
+        thread = f"well-{id(object())}-{asyncio.get_running_loop().time()}"
+        await self.say(thread, "hello", headers)
+        assert (await self.idle(thread, headers))["status"] == "idle"
+
+
+class Stream:
+    """A stream of server-sent events."""
+
+    def __init__(self, status: int, headers: dict[str, str], reader: asyncio.StreamReader) -> None:
+        self.status, self.headers = status, headers
+        self._reader = reader
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        async for chunk in _chunks(self._reader):
+            yield chunk
+
+    async def events(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """Each event with its id."""
+        left = b""
+        async for chunk in self.chunks():
+            left += chunk
+            while b"\n\n" in left:
+                block, _, left = left.partition(b"\n\n")
+                fields = dict(
+                    line.split(b": ", 1) for line in block.split(b"\n") if not line.startswith(b":")
+                )
+                if b"data" in fields:
+                    yield fields.get(b"id", b"").decode(), json.loads(fields[b"data"])
+
+    async def all(self) -> list[dict[str, Any]]:
+        return [event async for _, event in self.events()]
+
+
+async def start(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    first, *rest = head.strip().split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in rest)}
+    return int(first.split()[1]), headers
+
+
+async def answer(reader: asyncio.StreamReader) -> Said:
+    status, headers = await start(reader)
+    if status == 100:
+        status, headers = await start(reader)
+    if headers.get("transfer-encoding") == "chunked":
+        return Said(status, headers, b"".join([chunk async for chunk in _chunks(reader)]))
+    return Said(status, headers, await reader.readexactly(int(headers.get("content-length", "0"))))
+
+
+async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while True:
+        size = int(await reader.readline(), 16)
+        chunk = await reader.readexactly(size + 2)
+        if not size:
+            return
+        yield chunk[:-2]
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path,
+    served: PromptSource | None = None,
+    *,
+    host: str = "127.0.0.1",
+    limits: Limits | None = None,
+    **options: Any,
+) -> AsyncGenerator[Client]:
+    """A server as `handrail serve` makes it, without the process around it."""
+    journal = SqliteJournal(folder / "runs.db")
+    app = asgi(served or source(), journal=journal, limits=limits, grace=0.2, **options)
+    listening = listen(host, 0, app)
+    server = server_for(app)
+    await app.threads.start()
+    task = asyncio.create_task(server.serve([listening]))
+    try:
+        while not server.started:
+            await asyncio.sleep(0.005)
+        yield Client(address_of(listening), app)
+    finally:
+        await app.stop()
+        server.should_exit = True
+        await task
+        journal.close()
+
+
+def said_by(messages: Any) -> list[str]:
+    """What the model said, of a snapshot's messages."""
+    return [each["content"] for each in messages if each["role"] == "assistant"]
+
+
+__all__ = ["AssistantMessage", "Client", "Limits", "Said", "Stream", "serving", "source"]
