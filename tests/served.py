@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import uvicorn
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 from handrail import (
     Adapter,
@@ -77,6 +77,14 @@ class Table(BaseModel):
     day: date = Field(description="When they come.")
     where: Literal["inside", "terrace"] = "inside"
     wishes: str | None = Field(None, description="Anything the kitchen should know.")
+
+    @field_validator("day")
+    @classmethod
+    def _open_then(cls, day: date) -> date:
+        # What only the server knows: no schema says it.
+        if day.weekday() == 0:
+            raise ValueError("we are closed on Mondays")
+        return day
 
 
 @tool(effect="staged")
@@ -209,6 +217,7 @@ PLAYS: Mapping[str, Sequence[Scripted]] = {
     "read umbrellas": [said("I read.", ToolCall("count_sheep", {"total": 3})), said("One says yes.")],
     "reread umbrellas": [said("I read again.", ToolCall("count_sheep", {"total": 4})), said("One says no.")],
     "show": [said(SHOWN)],
+    "long": [said("\n\n".join(f"Paragraph {number} of a long story." for number in range(1, 120)))],
     "fail": [RuntimeError("the model's provider is down")],
 }
 

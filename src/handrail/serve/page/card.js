@@ -23,12 +23,12 @@ export const Card = drawnFor(
     const questions = questionsOf(view, id);
     const status = statusOf(call, questions);
     return html`<section class=${`card ${status.replace(" ", "-")}`} role="group" aria-label=${`${call.name}, ${STATUS[status] ?? status}`}>
-      <header>
+      <div class="card-head">
         <span class=${`status ${status.replace(" ", "-")}`}><${Icon} name=${status} /><span>${STATUS[status] ?? status}</span></span>
         <code class="tool">${call.name}</code>
         ${facts.undone && html`<span class="undone"><${Icon} name="undo" /> undone</span>`}
         <${Facts} facts=${facts} status=${status} />
-      </header>
+      </div>
       <${Arguments} text=${call.arguments ?? ""} writing=${Boolean(call.writing)} />
       <${Progress} activity=${isOver(facts.status) ? null : view.activities[`progress-${id}`]} tool=${call.name} />
       ${agents.length > 0 &&

@@ -1,7 +1,7 @@
 // One thread that is open in the page: its view kept up to date, and what a person can do in it.
 
 import * as server from "./server.js";
-import { blank, fromSnapshot, reduce, withSaid } from "./store.js";
+import { blank, fromSnapshot, reduce, withRun, withSaid } from "./store.js";
 
 const QUIET = 40_000; // Milliseconds without a byte after which a connection counts as dead: the server pings every 15 s.
 const LONGEST = 15_000; // The longest pause between two tries.
@@ -25,8 +25,8 @@ export class Conversation {
     this.closed = false;
   }
 
-  /** Load the thread and follow it. */
-  async open() {
+  /** Load the thread and follow it; `begun` is a run that goes in it, and may be too new to be recorded. */
+  async open(begun = null) {
     this.following?.abort();
     this.following = null;
     this.queue = [];
@@ -34,6 +34,7 @@ export class Conversation {
       const snapshot = await server.snapshot(this.id);
       if (this.closed) return;
       this.view = fromSnapshot(snapshot);
+      if (begun) this.view = withRun(this.view, begun);
       this.phase = "ready";
       this.problem = null;
     } catch (error) {
@@ -123,14 +124,15 @@ export class Conversation {
       this.view = { ...withSaid(before, `said-${Date.now()}`, text), status: "running" };
       this.changed();
     }
+    let begun;
     try {
-      await this.guarded(server.say(this.id, text));
+      begun = await this.guarded(server.say(this.id, text));
     } catch (error) {
       this.view = before;
       this.changed();
       throw error;
     }
-    if (this.phase !== "ready") await this.open();
+    if (this.phase !== "ready") await this.open(begun.run_id);
   }
 
   answer(question, given) {

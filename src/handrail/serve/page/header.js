@@ -23,7 +23,7 @@ export function Header({ about, conversation, onMenu, waitingElsewhere, onRememb
       ${connection === "reconnecting" && html`<span class="spinner" aria-hidden="true"></span> Reconnecting…`}
     </p>
     ${input + output > 0 &&
-    html`<p class="spent" title="Tokens read and written, and what they cost, in this thread">
+    html`<p class=${cost === null ? "spent" : "spent priced"} title="Tokens read and written, and what they cost, in this thread">
       <span><abbr title="tokens read">↑</abbr> ${count(input)}</span>
       <span><abbr title="tokens written">↓</abbr> ${count(output)}</span>
       ${cost !== null && html`<span>${dollars(cost)}</span>`}

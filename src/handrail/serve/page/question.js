@@ -19,20 +19,27 @@ export function toQuestion() {
   next?.focus({ preventScroll: true });
 }
 
+/** What had the keyboard goes: go on at the next question, else where one writes. */
+function goOn(gone) {
+  const now = document.activeElement;
+  if (now !== document.body && !gone?.contains(now)) return;
+  const others = [...document.querySelectorAll("[data-question]")].filter((each) => each !== gone);
+  (others[0] ?? document.getElementById("composer"))?.focus({ preventScroll: others.length === 0 });
+}
+
 export function Question({ question, conversation, inCard = false }) {
   const [busy, setBusy] = useState(false);
   const [problem, setProblem] = useState(null);
   const group = useRef(null);
   const keys = useRef(null); // The body's own keys; they are heard wherever in the question the keyboard is.
   const give = async (given) => {
+    const here = group.current.contains(document.activeElement);
     setBusy(true);
     setProblem(null);
     try {
       await conversation.answer(question, given);
       drafts.delete(question.id);
-      // The card goes; whoever answered by keyboard goes on at the next question, else where they write.
-      const others = [...document.querySelectorAll("[data-question]")].filter((each) => each !== group.current);
-      if (group.current?.contains(document.activeElement)) (others[0] ?? document.getElementById("composer"))?.focus();
+      if (here) goOn(group.current);
     } catch (error) {
       setProblem(error);
       setBusy(false);

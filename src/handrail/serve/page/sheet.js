@@ -17,10 +17,10 @@ export function Sheet({ open, onClose, label, side, children }) {
     onClick=${(event) => event.target === dialog.current && onClose()}
   >
     <div class="sheet-body">
-      <header>
+      <div class="sheet-head">
         <h2>${label}</h2>
         <button type="button" class="quiet icon-button" aria-label="Close" onClick=${onClose}><${Icon} name="close" /></button>
-      </header>
+      </div>
       ${children}
     </div>
   </dialog>`;

@@ -70,11 +70,7 @@ export function reduce(view, event) {
 const CHANGES = {
   RUN_STARTED(view, event) {
     const runId = event.metadata?.handrail?.run_id ?? event.runId;
-    let next = { ...view, status: "running", runId };
-    if (!next.runs.some((run) => run.id === runId)) {
-      next.runs = [...next.runs, { id: runId, status: "running" }];
-    }
-    return next;
+    return { ...withRun(view, runId), status: "running", runId };
   },
   RUN_FINISHED(view, event) {
     const outcome = event.outcome?.type ?? "success";
@@ -209,6 +205,12 @@ export function spent(view) {
     if (run.cost !== null && run.cost !== undefined) cost = (cost ?? 0) + Number(run.cost);
   }
   return { input, output, cost };
+}
+
+/** The view with a run that has just begun, where it does not have it yet. */
+export function withRun(view, id) {
+  if (view.runs.some((run) => run.id === id)) return view;
+  return { ...view, runId: id, runs: [...view.runs, { id, status: "running" }] };
 }
 
 /** What a person has just said, shown before the server's own word of it comes. */
