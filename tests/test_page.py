@@ -11,18 +11,12 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
-from chromium import browser as launched
+from browsers import browser
 from served import GATES, Served, serving, source_in
 
 pytestmark = pytest.mark.once
+__all__ = ["browser"]
 expect.set_options(timeout=8000)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One browser for all tests here; each opens windows of its own in it."""
-    with launched() as started:
-        yield started
 
 
 class Desk:

@@ -1,0 +1,33 @@
+"""A real browser: Debian's chromium, driven by playwright."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Playwright, sync_playwright
+
+CHROMIUM = Path("/usr/bin/chromium")
+
+
+def launched(playwright: Playwright) -> Browser:
+    """The browser. As root it has no sandbox: chromium refuses one there."""
+    if not CHROMIUM.exists():
+        raise AssertionError(f"the tests of the page need {CHROMIUM}: scripts/components installs it")
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    return playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One browser for all tests of a module; each test opens a context of its own in it.
+
+    Playwright's loop runs in the thread of the tests as long as it is open. Past the end of the module it would be
+    in the way of every test that runs a loop of its own, and of the next module's browser.
+    """
+    with sync_playwright() as playwright:
+        found = launched(playwright)
+        yield found
+        found.close()
