@@ -20,9 +20,13 @@ def launched(playwright: Playwright) -> Browser:
     return playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One browser for all tests of a worker; each test opens a context of its own in it."""
+    """One browser for all tests of a module; each test opens a context of its own in it.
+
+    Playwright's loop runs in the thread of the tests as long as it is open. Past the end of the module it would be
+    in the way of every test that runs a loop of its own, and of the next module's browser.
+    """
     with sync_playwright() as playwright:
         found = launched(playwright)
         yield found

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
@@ -161,7 +161,9 @@ async def review(topic: str, context: ToolContext) -> str:
 
 POLICY = CapabilityPolicy({"fs.write": "ask"}, effects={"idempotent": "allow"})
 READER = Prompt("reader", "Read.", tools=[count_sheep, wait_at], policies=[POLICY])
-RESEARCHER = Prompt("researcher", "Look into it.", tools=[pay, book_table, count_sheep, review], policies=[POLICY])
+RESEARCHER = Prompt(
+    "researcher", "Look into it.", tools=[pay, book_table, count_sheep, review], policies=[POLICY]
+)
 PROMPT = Prompt(
     "assistant",
     [FileTools()],
@@ -246,7 +248,9 @@ class PlayedModel:
             if isinstance(message, AssistantMessage):
                 answered += 1
             elif isinstance(message, UserMessage) and not message.by_run:
-                play = self._plays.get(message.text, [said(f"I do not know what to do about: {message.text}")])
+                play = self._plays.get(
+                    message.text, [said(f"I do not know what to do about: {message.text}")]
+                )
                 break
         else:
             raise AssertionError("nothing was said")
@@ -301,7 +305,7 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, *, source: Source | None = None, port: int = 0, **options: Any) -> Iterator[Served]:
+def serving(folder: Path, *, source: Source | None = None, port: int = 0, **options: Any) -> Generator[Served]:
     """The app served from a folder, with its journal in it, until the block ends."""
     journal = SqliteJournal(folder / "runs.db")
     server = Served(asgi(source or source_in(folder), journal=journal, **options), port)

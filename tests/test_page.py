@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,6 @@ pytestmark = pytest.mark.once
 __all__ = ["browser"]
 expect.set_options(timeout=8000)
 
-Open = Callable[..., Page]
-
 
 class Desk:
     """A server and the windows that look at it. What goes wrong in a window fails the test."""
@@ -32,7 +30,7 @@ class Desk:
         self._contexts: list[BrowserContext] = []
 
     @contextmanager
-    def served(self, *, pace: float = 0.0, **options: Any) -> Iterator[Served]:
+    def served(self, *, pace: float = 0.0, **options: Any) -> Generator[Served]:
         with serving(self.folder, source=source_in(self.folder, pace=pace), **options) as self.server:
             yield self.server
 
@@ -85,6 +83,12 @@ def say(page: Page, text: str) -> None:
     page.keyboard.press("Enter")
 
 
+def begin(page: Page) -> None:
+    """Have a thread that is followed already, so that what comes next is seen as it happens."""
+    say(page, "hello")
+    expect(log(page)).to_contain_text("Hello to you.")
+
+
 def log(page: Page) -> Locator:
     return page.get_by_role("log", name="Conversation")
 
@@ -132,6 +136,7 @@ def test_markdown_is_shown_and_nothing_in_it_is_obeyed(page: Page, desk: Desk):
     expect(link).to_have_attribute("target", "_blank")
     expect(log(page).get_by_role("link", name="bad link")).to_have_count(0)
     assert log(page).locator("img, script, form, input, style, iframe").count() == 0
+    expect(log(page)).to_contain_text("<script>window.attacked")  # said, not done
     assert page.evaluate("window.attacked") is None
     assert [url for url in asked if "example.org" in url] == []
 
@@ -188,6 +193,7 @@ def test_a_run_is_stopped(page: Page):
 
 def test_a_call_is_a_card_with_what_it_was_given_and_what_came(page: Page):
     """Arguments, state and time, result."""
+    begin(page)
     say(page, "sheep")
     sheep = card(page, "count_sheep")
     expect(sheep.get_by_role("progressbar")).to_have_attribute("value", "4")
@@ -199,11 +205,12 @@ def test_a_call_is_a_card_with_what_it_was_given_and_what_came(page: Page):
     expect(sheep.get_by_role("progressbar")).to_have_count(0)
     expect(sheep.get_by_role("definition").first).to_have_text("8")
     expect(sheep.locator("time")).to_have_text(re.compile(r"\d"))
-    expect(page.get_by_role("banner")).to_contain_text("$0.0040")
+    expect(page.get_by_role("banner")).to_contain_text("$0.0060")
 
 
 def test_progress_without_an_end_is_shown_too(page: Page):
     """A bar that has no value, and the words."""
+    begin(page)
     say(page, "wait")
     bar = card(page, "wait_at").get_by_role("progressbar", name="Progress of wait_at")
     expect(bar).to_be_visible()
@@ -213,6 +220,7 @@ def test_progress_without_an_end_is_shown_too(page: Page):
 
 def test_what_was_rolled_back_is_told(page: Page, desk: Desk):
     """A call that failed half-way says what was undone."""
+    begin(page)
     say(page, "break")
     expect(log(page)).to_contain_text("It failed.")
     broken = card(page, "break_off")
@@ -223,6 +231,7 @@ def test_what_was_rolled_back_is_told(page: Page, desk: Desk):
 
 def test_nested_agents_are_a_tree_that_opens(page: Page):
     """What an agent in a call says and calls stands in the card; a question inside opens the way to it."""
+    begin(page)
     say(page, "research")
     outer = card(page, "research")
     did = outer.get_by_role("group", name="What researcher did")
@@ -238,6 +247,28 @@ def test_nested_agents_are_a_tree_that_opens(page: Page):
         readers.first.click()
     expect(did.get_by_text("I read.", exact=True)).to_be_visible()
     expect(outer).to_contain_text("$0.01")
+
+
+def test_whoever_comes_later_sees_the_same(page: Page):
+    """Loaded anew in the middle of a run: its progress, its agents and what they ask are there."""
+    begin(page)
+    say(page, "sheep")
+    expect(card(page, "count_sheep")).to_contain_text("4 of 8")
+    page.reload()
+    expect(card(page, "count_sheep")).to_contain_text("4 of 8")
+    expect(card(page, "count_sheep")).to_contain_text("running")
+    GATES["sheep"].set()
+    expect(log(page)).to_contain_text("All counted.")
+    expect(log(page).get_by_text("All counted.")).to_have_count(1)
+    say(page, "research")
+    expect(question(page, "Approval of pay")).to_be_visible()
+    page.reload()
+    did = card(page, "research").get_by_role("group", name="What researcher did")
+    expect(did).to_contain_text("I begin with the literature.")
+    did.get_by_role("button", name="Allow once").click()
+    expect(log(page)).to_contain_text("It is known now.")
+    expect(card(page, "research")).to_have_count(1)
+    expect(log(page).get_by_text("research", exact=True).first).to_be_visible()
 
 
 # --- approvals ----------------------------------------------------------------------------------------
@@ -483,6 +514,7 @@ def test_a_token_is_asked_for_and_taken_from_the_address(desk: Desk):
         linked = desk.window("#token=a-long-enough-token-for-this")
         expect(linked.get_by_label("Message", exact=True)).to_be_visible()
         assert "token" not in linked.url
+        expect(linked.get_by_role("navigation", name="Threads")).to_contain_text("hello")
         linked.context.clear_cookies()
         say(linked, "hello")
         expect(linked.get_by_label("Token")).to_be_visible()
@@ -542,7 +574,9 @@ def test_at_phone_width_threads_are_a_sheet_and_nothing_is_wider_than_the_screen
 
 def to_the_top(page: Page) -> None:
     """Have the keyboard where it is when a page was just opened."""
-    page.evaluate("document.body.tabIndex = -1; document.body.focus(); document.body.removeAttribute('tabindex')")
+    page.evaluate(
+        "document.body.tabIndex = -1; document.body.focus(); document.body.removeAttribute('tabindex')"
+    )
 
 
 def test_the_keyboard_reaches_everything_in_order(page: Page):

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from chromium import Widgets, opened, shown
-from filesystems import Folders, folders
+from browsers import browser
+from filesystems import Folders
 from handrail.resources.memory import MemoryFilesystem
+from widgets import Widgets, opened, shown
 
-__all__ = ["folders", "opened", "shown"]
+__all__ = ["browser", "opened", "shown"]
 
 pytestmark = pytest.mark.once
 

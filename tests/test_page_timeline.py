@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, expect
 
-from chromium import Widgets, opened, shown
+from browsers import browser
+from widgets import Widgets, opened, shown
 
-__all__ = ["opened", "shown"]
+__all__ = ["browser", "opened", "shown"]
 
 pytestmark = pytest.mark.once
 

@@ -10,10 +10,11 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 from pydantic import BaseModel, Field, SecretStr
 
-from chromium import Widgets, opened, shown
+from browsers import browser
 from handrail.schema import Schema
+from widgets import Widgets, opened, shown
 
-__all__ = ["opened", "shown"]
+__all__ = ["browser", "opened", "shown"]
 
 pytestmark = pytest.mark.once
 

@@ -6,11 +6,15 @@ import purify from "./vendor/dompurify.js";
 import { Marked } from "./vendor/marked.js";
 import { html, useState } from "./vendor/standalone.js";
 
+const HARMLESS = /^<\/?(?:br|sub|sup|kbd|b|i|em|strong|details|summary)\s*\/?>$/i;
+
 const marked = new Marked({
   gfm: true,
   renderer: {
     checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
-    // An image from elsewhere would tell its server who reads this. Its words and its address are shown.
+    // HTML is shown as the text it is, but for the few elements that only lay text out.
+    html: ({ text }) => (HARMLESS.test(text.trim()) ? text : escaped(text)),
+    // An image from elsewhere would tell its server who reads this. Its words stand for it, as a link.
     image: ({ href, text }) => `<a href="${escaped(href)}">${escaped(text || href)}</a>`,
   },
 });

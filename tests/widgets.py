@@ -1,16 +1,15 @@
 """A real browser for the components of the page, served as the server would serve them.
 
-    from chromium import Widgets, opened, shown
-    def test_it(shown: Widgets): shown.show("form", schema=…)
+from browsers import browser
+from widgets import Widgets, opened, shown
 
-Playwright's loop runs in the thread of the tests while a browser is open, where no other could be started: so
-the fixture ends with its module, and what uses it is a plain function.
+def test_it(shown: Widgets):
+    shown.show("form", schema={"type": "boolean"})
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import threading
 from collections.abc import Generator, Iterator
@@ -19,7 +18,7 @@ from typing import Any
 
 import pytest
 import uvicorn
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.responses import FileResponse
@@ -30,25 +29,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "src" / "handrail" / "serve" / "page"
 TEST_PAGE = ROOT / "tests" / "page"
-CHROMIUM = "/usr/bin/chromium"
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """What the real page may do; what it may not, the test page may not either."""
-
-
-@contextlib.contextmanager
-def browser() -> Generator[Browser]:
-    """Chromium without a window, until the block is left."""
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        try:
-            yield started
-        finally:
-            started.close()
 
 
 class _UnderPolicy:
@@ -71,7 +57,7 @@ class _UnderPolicy:
 
 
 @contextlib.contextmanager
-def widgets() -> Generator[str]:
+def served() -> Generator[str]:
     """Serve the test page of the components on a free port of loopback; yield its address."""
     app = Starlette(
         routes=[
@@ -143,13 +129,9 @@ class Widgets:
 
 
 @pytest.fixture(scope="module")
-def opened() -> Iterator[Widgets]:
+def opened(browser: Browser) -> Iterator[Widgets]:
     """The test page in a browser, for all tests of a module."""
-    with (
-        widgets() as url,
-        browser() as started,
-        contextlib.closing(started.new_context(timezone_id="UTC")) as context,
-    ):
+    with served() as url, contextlib.closing(browser.new_context(timezone_id="UTC")) as context:
         found = Widgets(context.new_page())
         found.page.goto(url)
         found.page.wait_for_function("window.ready")
