@@ -140,6 +140,7 @@ def test_zoom_and_fit(shown: Widgets):
     """Twice as wide each time; Fit shows all of it again."""
     shown.show("timeline", tree=RUN)
     page = shown.page
+    expect(page.get_by_role("img")).to_have_attribute("width", re.compile(r"\d{3}"))  # it is laid out
     before = bars(shown)[0]["width"]
     page.get_by_role("button", name="Zoom in").click()
     page.get_by_role("button", name="Zoom in").click()

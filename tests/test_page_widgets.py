@@ -188,7 +188,7 @@ def test_errors_stand_beside_their_fields(shown: Widgets):
     page.get_by_label("Item").fill("te")
     page.get_by_label("Count").fill("10")
     page.get_by_label("Price").fill("cheap")
-    page.get_by_label("Item").press("Enter")
+    page.get_by_label("Price").press("Enter")
     assert shown.said("submit") == []
     item = page.get_by_label("Item")
     expect(item).to_be_focused()
@@ -246,6 +246,7 @@ def test_entries_move_with_what_is_typed_in_them(shown: Widgets):
     expect(page.get_by_role("button", name="Move down Answer 2")).to_be_focused()
     page.get_by_role("button", name="Remove Answer 1").press("Enter")
     expect(page.get_by_role("button", name="Remove Answer 1")).to_be_focused()
+    expect(page.get_by_label("Answer 1", exact=True)).to_have_value("1.50")
     page.get_by_role("button", name="Add to Answer").press("Enter")
     expect(page.get_by_label("Answer 3", exact=True)).to_be_focused()
     page.keyboard.type("4")

@@ -1,6 +1,6 @@
 // What a call changes in files, as a person reads it. The diff is untrusted: it becomes text nodes only.
 
-import { html, useEffect, useMemo, useRef, useState } from "./vendor/standalone.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/standalone.js";
 import { parseDiff } from "./diff/parse.js";
 import { rowsOf } from "./diff/words.js";
 
@@ -43,7 +43,8 @@ function useKeptMode() {
 /** Is the element too narrow for two columns? */
 function useNarrow(ref) {
   const [narrow, setNarrow] = useState(false);
-  useEffect(() => {
+  useLayoutEffect(() => {
+    setNarrow(ref.current.clientWidth < NARROW); // before it is first seen, so that nothing jumps
     const look = new ResizeObserver(([entry]) => setNarrow(entry.contentRect.width < NARROW));
     look.observe(ref.current);
     return () => look.disconnect();

@@ -1,6 +1,6 @@
 // What changed in files, by call, newest first; each can be looked at and undone.
 
-import { html, useEffect, useRef, useState } from "./vendor/standalone.js";
+import { html, useLayoutEffect, useRef, useState } from "./vendor/standalone.js";
 import { DiffView, summary } from "./diff.js";
 import { parseDiff } from "./diff/parse.js";
 
@@ -52,7 +52,7 @@ export function Undo({ change, onUndo, busy }) {
   const first = useRef(null);
   const button = useRef(null);
   const was = useRef(false);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (asking) first.current?.focus();
     else if (was.current) button.current?.focus();
     was.current = asking;

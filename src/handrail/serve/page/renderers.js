@@ -6,7 +6,7 @@
 //     import { html, register } from "/assets/renderers.js";
 //     register("pick_colour", ({ question, submit }) => html`<button onClick=${() => submit("red")}>Red</button>`);
 
-import { html, useEffect, useErrorBoundary, useRef, useState } from "./vendor/standalone.js";
+import { html, useErrorBoundary, useLayoutEffect, useRef, useState } from "./vendor/standalone.js";
 import { SchemaForm } from "./form.js";
 
 export { html, useEffect, useMemo, useRef, useState } from "./vendor/standalone.js";
@@ -80,7 +80,7 @@ export function Decline({ decline, busy }) {
   const [open, setOpen] = useState(false);
   const [reason, setReason] = useState("");
   const field = useRef(null);
-  useEffect(() => field.current?.focus(), [open]);
+  useLayoutEffect(() => field.current?.focus(), [open]); // at once: a key may follow
   if (!open) return html`<button type="button" class="quiet small" disabled=${busy} onClick=${() => setOpen(true)}>Decline…</button>`;
   const send = () => decline(reason.trim() || undefined);
   const key = (event) => {

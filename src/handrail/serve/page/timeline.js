@@ -198,7 +198,8 @@ function useNow(goes) {
 
 function useWidth(ref) {
   const [width, setWidth] = useState(0);
-  useEffect(() => {
+  useLayoutEffect(() => {
+    setWidth(ref.current.clientWidth); // before it is first seen, so that nothing jumps
     const look = new ResizeObserver(([entry]) => setWidth(Math.floor(entry.contentRect.width)));
     look.observe(ref.current);
     return () => look.disconnect();
