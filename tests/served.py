@@ -305,7 +305,9 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, *, source: Source | None = None, port: int = 0, **options: Any) -> Generator[Served]:
+def serving(
+    folder: Path, *, source: Source | None = None, port: int = 0, **options: Any
+) -> Generator[Served]:
     """The app served from a folder, with its journal in it, until the block ends."""
     journal = SqliteJournal(folder / "runs.db")
     server = Served(asgi(source or source_in(folder), journal=journal, **options), port)
