@@ -170,6 +170,7 @@ class Gate:
             stopped = task.cancelling() > cancels or (frame.cancellation.cancelled and not call.undoing)
             ending = await self._roll_back(call, error, stopped)  # 9, failure
         del frame.live[call]
+        frame.ending.add(call)
         if call.made_resources is not None or call.policies_made_resources:
             await self._close_resources(call)
         if frame.log is not None and not call.recorded:
@@ -482,6 +483,7 @@ class Gate:
                     frame.run_context,
                 )
             )
+        frame.ending.discard(call)
         if call.error is not None and call.status != "cancelled":
             forget_locals(call.error)
         if parking is not None:
