@@ -113,6 +113,7 @@ class Gate:
         if frame.told.get(ToolStarted, True):  # somebody listens, or it is not known yet
             frame.publish(ToolStarted(call.id, call.name, call.path, call.started, frame.run_context))
         frame.live[call] = task
+        call.arguments = arguments  # also of one that can't be looked up or parsed: it is recorded by them
         ending: BaseException | None = None
         deadline = None if frame.deadline is None or call.undoing else watch_deadline(call, task)
         try:

@@ -55,8 +55,10 @@ from handrail.serve.agui.events import PROTOCOL, Event, clean, custom, plain_jso
 from handrail.serve.agui.nesting import Subagents
 from handrail.serve.agui.patching import patch
 from handrail.serve.agui.pen import Pen
+from handrail.serve.agui.places import around
 
 CANCELLED = "The run was cancelled."
+_CUT = "What came of this call is not known: the call around it ended without it."
 
 
 class Translator:
@@ -332,8 +334,21 @@ class Translator:
         return self._calls.started(event, run)
 
     def _over(self, event: ToolInvoked, run: RunUnderWay) -> list[Event]:
-        told = self._calls.over(event, run)
+        told = [*self._left_inside(event.call_id), *self._calls.over(event, run)]
         return [*told, *self._result(event.call_id, event.result.render(), run)]
+
+    def _left_inside(self, call_id: str) -> list[Event]:
+        """Calls of nested runs that were cut for good: what was around them is over, and nobody goes on with them."""
+        told: list[Event] = []
+        cut: dict[str, RunUnderWay] = {}
+        for id, place in self._calls.inside(call_id):
+            if id not in self._known.results:
+                inner = cut[around(place, self.run_id)] = self._nested.run(around(place, self.run_id))
+                told += [*self._nested.enter(inner), *self._result(id, _CUT, inner)]
+        return [
+            *told,
+            *(end for inner in reversed(cut.values()) for end in self._nested.over(inner, "cancelled")),
+        ]
 
     def _rolled_back(self, event: ToolRolledBack, run: RunUnderWay) -> list[Event]:
         return self._calls.rolled_back(event)
