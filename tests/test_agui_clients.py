@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -505,7 +505,7 @@ def test_a_client_of_either_version_plays_every_scenario(scenario: str, version:
 
 
 @contextlib.contextmanager
-def process(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+def process(folder: Path, port: int) -> Generator[subprocess.Popen[bytes]]:
     started = subprocess.Popen([sys.executable, Path(__file__).parent / "agui_app.py", folder, str(port)])
     try:
         while True:

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agui_grammar import Checker
+from agui_grammar import Checker, Wrong
 from handrail import Adapter, Prompt, ScriptedModel, Session, Tool, ToolCall, ToolContext, ToolResult, tool
+from handrail.dispatch.parking import wait_for_later
 from handrail.errors import ModelUnavailable, PromptEvaluationError, RunParked
 from handrail.events import MessageAdded
 from handrail.journal import MemoryJournal
@@ -22,7 +24,7 @@ from handrail.protocols import PolicyDecision
 from handrail.question import Answer, Question
 from handrail.serve.agui.book import Known
 from handrail.serve.agui.events import Event
-from handrail.serve.agui.translate import Translator
+from handrail.serve.agui.translate import Translator, messages_snapshot
 from handrail.tools import RunMode
 
 # --- a plan of a run: what its model says, and what its calls do -------------------------------------------
@@ -68,7 +70,7 @@ def plans(depth: int) -> st.SearchStrategy[Plan]:
         inner = plans(depth - 1)
         does = st.one_of(does, inner, st.tuples(inner, inner))
     # Not `builds`: what that makes takes ages to be printed where it nests.
-    acts = st.tuples(st.lists(does, max_size=2).map(tuple), ENDS).map(lambda made: Act(*made))
+    acts = st.tuples(st.lists(does, max_size=3).map(tuple), ENDS).map(lambda made: Act(*made))
     turns = st.tuples(
         TEXTS,
         TEXTS,
@@ -223,7 +225,8 @@ class Small:
     def __post_init__(self) -> None:
         self.windows = [Window(Checker(), False), Window(Checker(older=True), True)]
         self.questions: list[Question] = []
-        self.letting_go = asyncio.Event()
+        self.rested = asyncio.Event()
+        self.is_parked = False
         self.stirred = 0
         self.legs = 0
         self.cut_after: int | None = None
@@ -235,13 +238,18 @@ class Small:
     # The environment.
 
     async def ask(self, question: Question, /) -> Answer:
-        from handrail.dispatch.parking import wait_for_later
-
         self.questions.append(question)
         self.tell(self.now.asked(question))
-        await self.letting_go.wait()
         await wait_for_later()
-        raise AssertionError("it was to be parked")
+        raise AssertionError("its answer comes through the journal")
+
+    def rests(self, parking: Any) -> None:
+        """Everything in the run waits for an answer: said at once, since it may go on the next moment."""
+        if self.now.leg is not None:
+            self.tell(self.now.interrupt(list(self.questions)))
+        if self.is_parked:
+            assert parking.park()
+        self.rested.set()
 
     # What is told.
 
@@ -271,7 +279,7 @@ class Small:
     def messages(self, session: Session) -> list[dict[str, Any]]:
         """What was said so far, by what the first window knows: of this test's own making."""
         known = self.windows[0].checker
-        calls = [
+        calls: list[dict[str, Any]] = [
             {"id": id, "type": "function", "function": {"name": known.names[id], "arguments": text}}
             for id, text in known.calls.items()
             if id in self.known.calls
@@ -279,7 +287,7 @@ class Small:
         said: list[dict[str, Any]] = [
             {"id": id, "role": "assistant", "content": text, **_tag(known, "message", id)}
             for id, text in known.texts.items()
-            if id in self.known.messages
+            if id not in known._open.get("message", {})
         ]
         for call in calls:
             tag = _tag(known, "call", call["id"])
@@ -301,7 +309,7 @@ class Small:
 
     async def run(self, key: str, plan: Plan, says: Callable[[Question], Answer], parks: bool) -> str:
         """Play a plan until it is over: every question is answered once everything rests."""
-        self.stage.plans[key] = plan
+        self.stage.plans[key], self.is_parked = plan, parks
         session = self.current or self.session()
         adapter = self.adapter()
         self.translator = self.translator_of(key, session)
@@ -312,18 +320,16 @@ class Small:
             await self.until_it_rests()
             if self.task.done() or self.wrong:
                 break
-            self.tell(self.now.interrupt(list(self.questions)))
             asked, self.questions = self.questions, []
             if parks:
-                self.letting_go.set()
                 await asyncio.wait([self.task])
                 assert isinstance(self.task.exception(), RunParked), self.task
-                self.letting_go = asyncio.Event()
                 session = self.session()
                 self.translator = self.translator_of(
                     key, session, said_in(session)
                 )  # another process goes on
-            self.tell(self.now.begin_leg(self.next_leg()))
+            if self.now.leg is None:
+                self.tell(self.now.begin_leg(self.next_leg()))
             for question in asked:
                 self.journal.answer(says(question))
             if parks:
@@ -347,13 +353,11 @@ class Small:
         return "failed"
 
     async def until_it_rests(self) -> None:
-        """Until it is over, or nothing has stirred for a while: nothing here takes time."""
-        quiet = 0
-        while quiet < 60 and self.task is not None and not self.task.done():
-            before = self.stirred
-            await asyncio.sleep(0)
-            quiet = quiet + 1 if before == self.stirred else 0
-        assert (self.task is not None and self.task.done()) or self.questions, "it hangs"
+        assert self.task is not None
+        rested = asyncio.ensure_future(self.rested.wait())
+        await asyncio.wait({rested, self.task}, return_when=asyncio.FIRST_COMPLETED)
+        rested.cancel()
+        self.rested.clear()
 
     def session(self) -> Session:
         session = self.current = Session(id="thread")
@@ -429,7 +433,10 @@ def test_a_run_told_in_legs_is_a_stream_by_the_grammar(
             came = await small.run(key, each, answers(approved=approved), parks)
             assert came == "done"
             check_told(small, done=True)
-            assert small.windows[0].checker.texts[f"run-{key}/{len(each.turns) + 1}"] == f"Done with {key}."
+            told = small.windows[0].checker.texts
+            said = [*(turn.text for turn in each.turns), f"Done with {key}."]
+            assert [told.get(f"run-{key}/{number}", "") for number in range(1, len(said) + 1)] == said
+            assert not any("Half an ans" in text for text in told.values()), "what came to nothing stands"
 
     asyncio.run(play())
 
@@ -446,3 +453,120 @@ def test_a_run_that_is_cut_anywhere_is_told_to_its_end(plan: Plan, after: int) -
         assert small.windows[0].checker.outcomes[-1] == ("cancelled" if came == "cancelled" else "success")
 
     asyncio.run(play())
+
+
+# --- one thing each ---------------------------------------------------------------------------------------
+
+
+async def test_what_the_page_is_told_of_calls() -> None:
+    """Each call begins, waits, goes on and ends; inner ones say where, and what nested runs cost is the call's."""
+    small = Small(Stage())
+    inner = Plan((Turn(acts=(Act(("ask",)),)),))
+    await small.run("a", Plan((Turn(acts=(Act(("inner", inner)), Act(ends="raises"))),)), answers(), False)
+    check_told(small, done=True)
+    facts = list(small.windows[0].checker.named("handrail.call"))
+    one, two = (
+        id for id, name in small.windows[0].checker.names.items() if id.count("-") == 2 and name == "act"
+    )
+    assert [each["status"] for each in facts if each["call_id"] == two] == ["running", "error"]
+    (small_one,) = {each["call_id"] for each in facts if each["tool"] == "small"}
+    assert {each.get("parent_call_id") for each in facts if each["call_id"] == small_one} == {one}
+    last = [each for each in facts if each["call_id"] == one][-1]
+    assert (last["status"], last["usage"], last["cost"]) == ("ok", {"input": 20, "output": 6}, "0.000026")
+    asked = next(small.windows[0].checker.named("handrail.question"))
+    assert [each["status"] for each in facts if each["call_id"] == asked["call_id"]] == [
+        "running",
+        "waiting",
+        "running",
+        "ok",
+    ]
+    assert next(small.windows[0].checker.named("handrail.question.closed"))["outcome"] == "answered"
+    assert list(small.windows[0].checker.named("handrail.usage"))[-1]["usage"] == {"input": 40, "output": 12}
+
+
+async def test_progress_is_shown_anew_in_each_leg() -> None:
+    """Who comes with the second leg has not seen what the first one showed."""
+    small = Small(Stage())
+    await small.run(
+        "a", Plan((Turn(acts=(Act(("progress", "ask", "progress", "progress")),)),)), answers(), False
+    )
+    check_told(small, done=True)
+
+
+async def test_somebody_who_joins_in_the_middle_reads_a_right_stream() -> None:
+    """What is open is told to them first, so that what follows makes sense."""
+    small = Small(Stage())
+    joined: list[Checker] = []
+    heard = small.heard
+
+    def joining(event: object) -> None:
+        heard(event)
+        if small.now.leg is None:
+            return
+        checker = Checker()
+        checker.take(small.now.started(f"{small.now.leg}-{len(joined)}").data)
+        checker.take(messages_snapshot(small.messages(Session())).data)
+        for told in small.now.open():
+            checker.take(told.data)
+        joined.append(checker)
+
+    small.heard = joining  # pyright: ignore[reportAttributeAccessIssue]  # for this test
+    inner = Plan((Turn("inside", "hm", (Act(("progress",)),)),))
+    plan = Plan((Turn("some words", "a thought", (Act(("progress", (inner, inner))),), "own"),))
+    await small.run("a", plan, answers(), False)
+    check_told(small, done=True)
+    assert len(joined) > 40
+    assert any(checker._subagents for checker in joined)
+
+
+async def test_the_state_is_told_by_what_changed() -> None:
+    """Items that were added are told as that; anything else gives the list anew."""
+    checker = Checker()
+    told = Translator("t", "r")
+    states: list[Any] = [
+        {"Note": []},
+        {"Note": [{"text": "one"}]},
+        {"Note": [{"text": "one"}, {"text": "two"}], "a/b~c": [1]},
+        {"Note": [{"text": "two"}], "a/b~c": [1]},
+        {"Note": [{"text": "two"}]},
+    ]
+    checker.feed(event.data for event in told.begin_leg("leg", states[0]))
+    for state in states[1:]:
+        (change,) = told.changed(state)
+        checker.take(change.data)
+        assert checker.state == state
+    assert told.changed(states[-1]) == []
+
+
+def test_a_stream_that_is_right_passes_the_grammar() -> None:
+    checker = Checker()
+    for event in Translator("t", "r").begin_leg("leg"):
+        checker.take(event.data)
+    checker.take({"type": "RUN_FINISHED", "threadId": "t", "runId": "leg"})
+    assert checker.outcomes == ["success"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("TEXT_MESSAGE_START", {"messageId": "m"}),
+        ("TOOL_CALL_RESULT", {"messageId": "m", "toolCallId": "c", "content": "x"}),
+        ("TOOL_CALL_START", {"toolCallId": "c", "toolCallName": "t"}),
+        ("ACTIVITY_DELTA", {"messageId": "m", "activityType": "progress", "patch": []}),
+        ("STATE_DELTA", {"delta": []}),
+        ("SUBAGENT_STARTED", {"subagentRunId": "s", "name": "n"}),
+        ("RUN_FINISHED", {"threadId": "t", "runId": "another"}),
+        ("RUN_FINISHED", {"threadId": "t", "runId": "r", "more": 1}),
+    ],
+)
+def test_the_grammar_refuses_what_clients_let_pass(kind: str, fields: dict[str, Any]) -> None:
+    """The checker itself can fail: each of these is wrong, and most clients do not mind."""
+    checker = Checker()
+    checker.take({"type": "RUN_STARTED", "threadId": "t", "runId": "r"})
+
+    def told() -> None:
+        checker.take({"type": kind, **fields})
+        checker.take({"type": "RUN_FINISHED", "threadId": "t", "runId": "r"})
+
+    with pytest.raises(Wrong):
+        told()

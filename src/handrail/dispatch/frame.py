@@ -143,6 +143,8 @@ class Frame:
         self.began_at = clock.now()
         self.live: dict[LiveCall, asyncio.Task[Any]] = {}
         """The calls at work, and the task each runs in."""
+        self.ending: set[LiveCall] = set()
+        """The calls that are over, and of which nobody has been told yet."""
         self.monotonic = clock.monotonic
         self.began = clock.monotonic()
         self.call_prefix = f"{run_context.run_id}."

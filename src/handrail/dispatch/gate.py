@@ -113,6 +113,7 @@ class Gate:
         if frame.told.get(ToolStarted, True):  # somebody listens, or it is not known yet
             frame.publish(ToolStarted(call.id, call.name, call.path, call.started, frame.run_context))
         frame.live[call] = task
+        call.arguments = arguments  # also of one that can't be looked up or parsed: it is recorded by them
         ending: BaseException | None = None
         deadline = None if frame.deadline is None or call.undoing else watch_deadline(call, task)
         try:
@@ -170,6 +171,7 @@ class Gate:
             stopped = task.cancelling() > cancels or (frame.cancellation.cancelled and not call.undoing)
             ending = await self._roll_back(call, error, stopped)  # 9, failure
         del frame.live[call]
+        frame.ending.add(call)
         if call.made_resources is not None or call.policies_made_resources:
             await self._close_resources(call)
         if frame.log is not None and not call.recorded:
@@ -482,6 +484,7 @@ class Gate:
                     frame.run_context,
                 )
             )
+        frame.ending.discard(call)
         if call.error is not None and call.status != "cancelled":
             forget_locals(call.error)
         if parking is not None:

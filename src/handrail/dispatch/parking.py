@@ -112,7 +112,9 @@ class Parking:
     def quiet(self) -> bool:
         """Does everything in the run wait for answers?"""
         live, around = self._at_work()
-        return bool(live) and not self._asks_a_model() and all(_rests(call, call in around) for call in live)
+        if not live or self._asks_a_model() or any(frame.ending for frame in self._frames):
+            return False
+        return all(_rests(call, call in around) for call in live)
 
     @property
     def may_park(self) -> bool:

@@ -34,7 +34,7 @@ from handrail.schema import to_json
 from handrail.serve.agui.book import Known
 from handrail.serve.agui.events import custom
 from handrail.serve.agui.frontend import frontend_tools_of
-from handrail.serve.agui.showing import nested_in, told_in
+from handrail.serve.agui.showing import nested_in, said_nested, told_in
 from handrail.serve.agui.translate import Translator
 from handrail.serve.feed import Event, Feed
 from handrail.serve.live import LiveRun
@@ -403,6 +403,9 @@ class Thread:
         live = self._live(run_id, session, told)
         live.environment.stays = stays
         live.recall([message for run, message in said if run == run_id])
+        inside = await said_nested(self._journal, [tree.row])
+        for nested in dict.fromkeys(each.run_id for each in inside):
+            told.recall(nested, [each.message for each in inside if each.run_id == nested])
         stream = self._source.resume(
             run_id,
             session=session,

@@ -11,12 +11,11 @@ from handrail.messages import Usage
 
 @dataclass(slots=True)
 class Known:
-    """What has been shown in a thread, and so is not shown again: a run that is resumed tells it anew.
+    """The calls that were told, and those whose results were, so that none is told twice.
 
-    One is shared by all runs of a thread. After a restart it is made of the messages as they were shown.
+    One may be shared by the runs of a thread. After a restart it is made of the messages as they were shown.
     """
 
-    messages: set[str] = field(default_factory=set[str])
     calls: set[str] = field(default_factory=set[str])
     results: set[str] = field(default_factory=set[str])
 
@@ -27,8 +26,6 @@ class Known:
         for message in messages:
             if message["role"] == "tool":
                 known.results.add(message["toolCallId"])
-            else:
-                known.messages.add(message["id"])
             known.calls.update(call["id"] for call in message.get("toolCalls", ()))
         return known
 

@@ -39,6 +39,13 @@ class Calls:
         """The call of a model at this place."""
         return self._asked_for.get(place)
 
+    def inside(self, call_id: str) -> list[tuple[str, str]]:
+        """The calls that models of runs nested in a call asked for: their ids and places."""
+        place = self._places.get(call_id)
+        if place is None:
+            return []
+        return [(id, at) for at, id in self._asked_for.items() if at.startswith(f"{place}~")]
+
     def asked_for(self, run: RunUnderWay, message: AssistantMessage) -> None:
         """A model asked for calls: they are counted, also where this was told before."""
         within = run.id.removeprefix(self._root)

@@ -95,7 +95,6 @@ class Pen:
             told += self._whole_call(run, asked, begun.pop(asked.id, None))
         for left in begun.values():
             told += self._not_made(run, left)
-        self._known.messages.add(run.message_id)
         run.forget_answer()
         return told
 

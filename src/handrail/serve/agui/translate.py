@@ -5,7 +5,7 @@ run is over, or when everything in it waits for a person; the next leg goes on w
 
 What is promised, whatever happens in the run:
 - everything that is started in a leg (messages, reasoning, calls, nested runs) is ended in it;
-- a call is told once and its result once, in whatever legs; a resumed run tells nothing a second time;
+- a call is told once and its result once, in whatever legs;
 - what a model wrote in a request that failed does not stand: the messages are given anew without it.
 """
 
@@ -55,8 +55,10 @@ from handrail.serve.agui.events import PROTOCOL, Event, clean, custom, plain_jso
 from handrail.serve.agui.nesting import Subagents
 from handrail.serve.agui.patching import patch
 from handrail.serve.agui.pen import Pen
+from handrail.serve.agui.places import around
 
 CANCELLED = "The run was cancelled."
+_CUT = "What came of this call is not known: the call around it ended without it."
 
 
 class Translator:
@@ -86,8 +88,6 @@ class Translator:
         self._said_before = said
         self._leg: str | None = None
         self._legs = 0
-        self._resting = False
-        """Does the run wait, so that it may be let go of at any moment?"""
         self._calls = Calls(run_id, clock)
         self._nested = Subagents(run_id, self._calls.at)
         self._pen = Pen(self._known)
@@ -128,7 +128,6 @@ class Translator:
         """Begin to tell the run, or go on with it."""
         self._leg = leg_id
         self._legs += 1
-        self._resting = False
         return [self.started(leg_id), *self._snapshot(state)]
 
     def started(self, leg_id: str) -> Event:
@@ -142,11 +141,10 @@ class Translator:
         return sent(begun)
 
     def interrupt(self, questions: Sequence[Question], state: Any | None = None) -> list[Event]:
-        """Everything waits for answers. What comes of the run from here on, until the next leg, is its being let go."""
+        """Everything waits for answers."""
         told = [*self._end_writing(), *self._nested.suspend(questions), *self._snapshot(state)]
         told.append(rest(self.thread_id, self._leg_id(told), questions, self._calls.at, self._token_usage()))
         self._end_leg()
-        self._resting = True
         return told
 
     def finish(self, *, output: object = None, pending: Sequence[str] = ()) -> list[Event]:
@@ -265,7 +263,6 @@ class Translator:
         for message in said:
             if isinstance(message, AssistantMessage):
                 self._calls.asked_for(run, message)
-                self._known.messages.add(run.message_id)
                 self._known.calls.update(call.id for call in message.calls)
                 run.turn += 1
             elif isinstance(message, ToolMessage):
@@ -280,8 +277,6 @@ class Translator:
             return []
         run_id = _run_of(event)
         if run_id != self.run_id and not run_id.startswith(f"{self.run_id}."):
-            return []
-        if self._resting and _lets_go(event):
             return []
         run = self._nested.run(run_id)
         told = taken(event, run)
@@ -315,8 +310,7 @@ class Translator:
             return []  # what was said elsewhere, before the run
         if isinstance(message, AssistantMessage):
             self._calls.asked_for(run, message)
-            shown = run.message_id in self._known.messages
-            told = [] if shown else self._pen.whole(run, message)
+            told = self._pen.whole(run, message)
             run.turn += 1
             return told
         return self._said(message, run)
@@ -324,9 +318,8 @@ class Translator:
     def _said(self, message: UserMessage, run: RunUnderWay) -> list[Event]:
         """What the person said: whoever sent it has it, so only our own page is told, for other windows."""
         id = f"{run.id}/user"
-        if run.tag is not None or message.by_run or id in self._known.messages:
+        if run.tag is not None or message.by_run:
             return []
-        self._known.messages.add(id)
         return [custom("handrail.message", {"id": id, "role": "user", "content": clean(message.text)})]
 
     def _result(self, call_id: str, text: str, run: RunUnderWay) -> list[Event]:
@@ -341,8 +334,21 @@ class Translator:
         return self._calls.started(event, run)
 
     def _over(self, event: ToolInvoked, run: RunUnderWay) -> list[Event]:
-        told = self._calls.over(event, run)
+        told = [*self._left_inside(event.call_id), *self._calls.over(event, run)]
         return [*told, *self._result(event.call_id, event.result.render(), run)]
+
+    def _left_inside(self, call_id: str) -> list[Event]:
+        """Calls of nested runs that were cut for good: what was around them is over, and nobody goes on with them."""
+        told: list[Event] = []
+        cut: dict[str, RunUnderWay] = {}
+        for id, place in self._calls.inside(call_id):
+            if id not in self._known.results:
+                inner = cut[around(place, self.run_id)] = self._nested.run(around(place, self.run_id))
+                told += [*self._nested.enter(inner), *self._result(id, _CUT, inner)]
+        return [
+            *told,
+            *(end for inner in reversed(cut.values()) for end in self._nested.over(inner, "cancelled")),
+        ]
 
     def _rolled_back(self, event: ToolRolledBack, run: RunUnderWay) -> list[Event]:
         return self._calls.rolled_back(event)
@@ -407,17 +413,6 @@ def messages_snapshot(messages: Sequence[Mapping[str, Any]]) -> Event:
 def _run_of(event: Any) -> str:
     context = getattr(event, "run_context", None)
     return event.run_id if context is None else context.run_id
-
-
-def _lets_go(event: object) -> bool:
-    """Is this what comes of a run that is let go of while it waits?"""
-    if isinstance(event, ToolInvoked):
-        return event.status == "cancelled"
-    if isinstance(event, PromptExecuted):
-        return event.stop_reason == "cancelled"
-    if isinstance(event, QuestionAnswered):
-        return event.outcome == "cancelled"
-    return isinstance(event, ApprovalDecided) and event.approval.outcome == "cancelled"
 
 
 def _token_usage(model: str, usage: Usage) -> TokenUsage:
