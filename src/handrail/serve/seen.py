@@ -227,11 +227,11 @@ _caches: WeakKeyDictionary[Journal, OrderedDict[tuple[str, float], _RunShown]] =
 """By journal: what is shown of runs that are over. Which calls were undone since is asked each time."""
 
 
-_nested_caches: WeakKeyDictionary[Journal, OrderedDict[object, Sequence[Nested]]] = WeakKeyDictionary()
+_nested_caches: WeakKeyDictionary[Journal, OrderedDict[object, Sequence[Inside]]] = WeakKeyDictionary()
 """By journal: what was said in nested runs of threads that rest. All runs have to be read for it."""
 
 
-async def _nested_said(journal: Journal, rows: Sequence[RunRow]) -> Sequence[Nested]:
+async def _nested_said(journal: Journal, rows: Sequence[RunRow]) -> Sequence[Inside]:
     if rows[-1].status not in OVER:
         return await said_nested(journal, rows)
     cache = _nested_caches.setdefault(journal, OrderedDict())
