@@ -541,6 +541,7 @@ JSON: list[tuple[str, bytes]] = [
     ("an infinity", b'{"text": -Infinity}'),
     ("a number that is one", b'{"text": 1e999}'),
     ("a huge whole number", b'{"text": ' + b"9" * 100_000 + b"}"),
+    ("a whole number of 65 bits", b'{"text": 18446744073709551616}'),
     ("half a character", b'{"text": "\\ud800"}'),
     ("bytes that are not UTF-8", b'{"text": "\xff\xfe"}'),
     ("UTF-16", '{"text": "a"}'.encode("utf-16")),
