@@ -210,17 +210,26 @@ async def stalled(at: Server, runs: int, rounds: int = 3) -> None:
     """Runs alone, and beside a reader of a long answer that never reads: in turn, since the machine varies."""
     alone: list[Took] = []
     beside: list[Took] = []
+    spent = [0.0, 0.0]
+
+    async def measured(name: str, which: int) -> list[Took]:
+        cpu = at.cpu()
+        took = await streams(at.port, runs, name)
+        spent[which] += (at.cpu() - cpu) / runs / rounds * 1000
+        return took
+
     for number in range(rounds):
-        alone += await streams(at.port, runs, f"alone{number}")
+        alone += await measured(f"alone{number}", 0)
         with socket.socket() as lazy:
             lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             lazy.connect(("127.0.0.1", at.port))
             lazy.sendall(asked(at.port, f"lazy{number}", "go 30000"))
             await asyncio.sleep(0.5)
             await over(at.port, f"lazy{number}")
-            beside += await streams(at.port, runs, f"beside{number}")
+            beside += await measured(f"beside{number}", 1)
     say(f"{runs} runs alone: last event, p50 / p99", spread([each.all for each in alone]))
     say(f"{runs} runs beside a reader that never reads", spread([each.all for each in beside]))
+    say("  CPU of the server, a run, alone and beside it", f"{spent[0]:.1f} and {spent[1]:.1f} ms")
 
 
 async def main(runs: int, viewers: int, seconds: float) -> int:
