@@ -1,10 +1,10 @@
-.PHONY: help run docs test test-deep check bench clean
+.PHONY: help run docs test test-deep peers check bench clean
 
 help:
 	@echo 'make run        run examples/local_model.py: a real model, in the process'
 	@echo 'make docs       build the documentation into site/, every link checked'
 	@echo 'make test       check, then the tests on every supported Python found here'
-	@echo 'make test-deep  the same with full counts, then the mutants'
+	@echo 'make test-deep  the same with full counts and the libraries compared with, then the mutants'
 	@echo 'make check      lint, format, types, layers, lengths, public names'
 	@echo 'make bench      run the benchmarks'
 	@echo 'make clean      remove what the other targets made'
@@ -24,8 +24,11 @@ test:
 	@scripts/test
 
 test-deep: export HANDRAIL_DEEP = 1
-test-deep: test
+test-deep: peers test
 	@.venv/bin/python scripts/mutants.py
+
+peers:
+	@scripts/peers
 
 check:
 	@scripts/check
