@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
@@ -155,3 +156,10 @@ def test_broken_links_and_foreign_loads_are_found(tmp_path: Path):
         "one.html: missing.png",
     ]
     assert sorted(foreign(pages)) == ["//fonts.example/f.css", "https://cdn.example/x.js"]
+
+
+def test_the_index_names_every_extra():
+    """Whoever installs one finds what it is for."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    told = re.findall(r"^\| `(\w+)` \|", (DOCS / "index.md").read_text(), re.MULTILINE)
+    assert sorted(set(extras) - set(told)) == []
