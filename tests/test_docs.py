@@ -83,6 +83,7 @@ def foreign(pages: dict[Path, Page]) -> list[str]:
     return [load for load in loads if urlsplit(load).netloc] + imported
 
 
+@pytest.mark.timeout(240)  # building it takes a quarter of a minute, and longer on a busy machine
 def test_the_site_holds_together(tmp_path: Path):
     """It is built without a warning; every link leads to a page, and an anchor on it; nothing is loaded from
     elsewhere, so that it opens without a network; every error has its place in the reference.

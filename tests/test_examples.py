@@ -15,6 +15,8 @@ import pytest
 from raw_server import raw_server, whole
 from terminals import window
 
+pytestmark = pytest.mark.timeout(120)  # processes, and a real model is at work in one of them
+
 FOLDER = Path(__file__).parent.parent / "examples"
 EXAMPLES = sorted(path for path in FOLDER.rglob("*.py") if path.name != "tools.py")
 
@@ -134,7 +136,6 @@ def run(example: str | Path, *arguments: str, cwd: Path, **env: str) -> subproce
     )
 
 
-@pytest.mark.timeout(120)  # a real model is at work in one of them
 @pytest.mark.parametrize("example", EXAMPLES, ids=[str(path.relative_to(FOLDER)) for path in EXAMPLES])
 def test_example_runs_and_shows_it(example: Path, tmp_path: Path) -> None:
     """It ends by itself, without a complaint, and what it promises is on the screen."""
