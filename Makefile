@@ -1,9 +1,10 @@
-.PHONY: help run test test-deep check bench clean
+.PHONY: help run docs test test-deep peers check bench clean
 
 help:
 	@echo 'make run        run examples/local_model.py: a real model, in the process'
+	@echo 'make docs       build the documentation into site/, every link checked'
 	@echo 'make test       check, then the tests on every supported Python found here'
-	@echo 'make test-deep  the same with full counts, then the mutants'
+	@echo 'make test-deep  the same with full counts and the libraries compared with, then the mutants'
 	@echo 'make check      lint, format, types, layers, lengths, public names'
 	@echo 'make bench      run the benchmarks'
 	@echo 'make clean      remove what the other targets made'
@@ -12,13 +13,22 @@ run:
 	@scripts/venv .venv requirements/dev.txt
 	@.venv/bin/python examples/local_model.py
 
+# Not with -q: a warning that is not logged is not counted, and strict mode passes.
+docs:
+	@scripts/venv .venv requirements/dev.txt
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict
+	@echo 'open site/index.html'
+
 test:
 	@scripts/check
 	@scripts/test
 
 test-deep: export HANDRAIL_DEEP = 1
-test-deep: test
+test-deep: peers test
 	@.venv/bin/python scripts/mutants.py
+
+peers:
+	@scripts/peers
 
 check:
 	@scripts/check
@@ -31,5 +41,5 @@ bench:
 	@.venv/bin/python bench/parked.py
 
 clean:
-	rm -rf .venv .venv-* .components .pytest_cache .ruff_cache .hypothesis build dist bench/results
+	rm -rf .venv .venv-* .components .pytest_cache .ruff_cache .hypothesis build dist site bench/results
 	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,126 +1,20 @@
-"""Every Python example in the README and the docs runs and prints what it says.
+"""Every Python example in the README and the docs runs and prints what it says (`documents.py` says how)."""
 
-A block is run in a namespace and a folder of its own. Lines directly before a fence steer it:
-`<!-- continues -->` before a python fence: goes on where the previous python block ended;
-`<!-- prints -->` before a text fence: exactly this is printed by the python block before it.
-"""
-
-import contextlib
-import io
 import re
 import sys
-import traceback
-from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from documents import ROOT, BadDocument, Block, chains, documents, extract, run
 from handrail import Session
-
-ROOT = Path(__file__).parents[1]
-FENCE = re.compile(r"(?P<indent> *)(?P<ticks>`{3,})\s*(?P<language>[\w+-]*)[^`]*")
-CONTINUES, PRINTS = "<!-- continues -->", "<!-- prints -->"
-
-
-@dataclass
-class Block:
-    """A python block; `line` is where its first line of code stands in the document."""
-
-    line: int
-    code: str
-    continues: bool
-    prints: str | None = None
-
-
-class BadDocument(ValueError):
-    """The document's fences or marks do not fit together."""
-
-
-def extract(document: Path) -> list[Block]:
-    """Return the python blocks of a document in their order."""
-    lines = document.read_text(encoding="utf-8").splitlines()
-    blocks: list[Block] = []
-    position = 0
-    while position < len(lines):
-        opening = FENCE.fullmatch(lines[position])
-        mark = lines[position - 1].strip() if position else ""
-        language = opening["language"] if opening else ""
-        here = f"{document}:{position + 1}"
-        position += 1
-        if mark == CONTINUES and language != "python":
-            raise BadDocument(f"{here}: a python fence has to follow {CONTINUES} directly")
-        if mark == PRINTS and language != "text":
-            raise BadDocument(f"{here}: a text fence has to follow {PRINTS} directly")
-        if not opening:
-            continue
-        line = position + 1
-        content = ""
-        while position < len(lines) and not re.fullmatch(rf" *{opening['ticks']}`*\s*", lines[position]):
-            content += lines[position].removeprefix(opening["indent"]) + "\n"
-            position += 1
-        if position == len(lines):
-            raise BadDocument(f"{here}: this fence is never closed")
-        position += 1
-        if mark in (CONTINUES, PRINTS) and not blocks:
-            raise BadDocument(f"{here}: there is no python block before this")
-        if language == "python":
-            blocks.append(Block(line, content, continues=mark == CONTINUES))
-        elif mark == PRINTS:
-            blocks[-1].prints = content
-    return blocks
-
-
-def chains(document: Path) -> list[list[Block]]:
-    """Return the blocks grouped: each group is run in one namespace."""
-    groups: list[list[Block]] = []
-    for block in extract(document):
-        if block.continues:
-            groups[-1].append(block)
-        else:
-            groups.append([block])
-    return groups
-
-
-def run(document: Path, blocks: list[Block], folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Run the blocks one after another as a reader would: as `__main__`, in `folder`."""
-    patch.chdir(folder)
-    module = ModuleType("__main__")
-    patch.setitem(sys.modules, "__main__", module)
-    for block in blocks:
-        printed = io.StringIO()
-        try:
-            # The empty lines in front make the lines of the traceback those of the document.
-            code = compile("\n" * (block.line - 1) + block.code, str(document), "exec", dont_inherit=True)
-            with contextlib.redirect_stdout(printed):
-                exec(code, module.__dict__)
-        except (Exception, SystemExit) as error:
-            line = failing_line(error, document) or block.line
-            trace = "".join(traceback.format_exception(error))
-            pytest.fail(f"{document}:{line}: the example raised {error!r}\n\n{trace}", pytrace=False)
-        if block.prints is not None and printed.getvalue() != block.prints:
-            pytest.fail(
-                f"{document}:{block.line}: the example printed\n\n{printed.getvalue()}\n"
-                f"but the document says it prints\n\n{block.prints}",
-                pytrace=False,
-            )
-
-
-def failing_line(error: BaseException, document: Path) -> int | None:
-    """Return the innermost line of the document that the error went through."""
-    if isinstance(error, SyntaxError) and error.filename == str(document):
-        return error.lineno
-    frames = traceback.extract_tb(error.__traceback__)
-    return next((frame.lineno for frame in reversed(frames) if frame.filename == str(document)), None)
 
 
 def examples() -> list[object]:
     """Return the groups of the README and the docs, named by file and line."""
-    documents = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     return [
         pytest.param(document, group, id=f"{document.relative_to(ROOT)}:{group[0].line}")
-        for document in documents
-        if document.exists()
+        for document in documents()
         for group in chains(document)
     ]
 
@@ -281,6 +175,8 @@ def test_run_compares_what_is_printed_exactly(tmp_path: Path, monkeypatch: pytes
         ("<!-- prints -->\n```python\n```\n", "document.md:2: a text fence has to follow"),
         ("<!-- continues -->\n\n```python\n```\n", "document.md:2: a python fence has to follow"),
         ("<!-- continues -->\n```python\n```\n", "document.md:2: there is no python block before"),
+        ("<!-- runs on x -->\n\n```python\n```\n", "document.md:2: a python fence has to follow"),
+        ("<!-- anew -->\n```python\n```\n", "document.md:2: <!-- anew --> says what holds here anyway"),
         ("<!-- prints -->\n```text\n```\n", "document.md:2: there is no python block before"),
     ],
 )
@@ -288,3 +184,46 @@ def test_extract_refuses_marks_that_do_nothing(tmp_path: Path, text: str, compla
     """A mark out of place is an error, or an example would go unchecked in silence."""
     with pytest.raises(BadDocument, match=re.escape(complaint)):
         extract(written(tmp_path, text))
+
+
+STORY = """\
+```python
+x = 1
+```
+
+<!-- runs on elsewhere -->
+```python
+import nothing_of_that_name
+```
+
+<!-- prints -->
+```text
+elsewhere
+```
+
+```python
+print(x)
+```
+
+<!-- prints -->
+```text
+1
+```
+
+<!-- anew -->
+```python
+assert "x" not in globals()
+```
+"""
+
+
+def test_a_page_is_one_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its blocks share their names until one begins anew; what runs elsewhere is left to whoever has that."""
+    document = written(tmp_path, STORY)
+    monkeypatch.setattr("documents.DOCS", tmp_path)
+    groups = chains(document)
+    assert [[block.line for block in group] for group in groups] == [[2, 16], [26]]
+    assert groups[0][1].prints == "1\n"
+    run_all(document, tmp_path, monkeypatch)
+    ((other,),) = chains(document, "elsewhere")
+    assert (other.line, other.prints) == (7, "elsewhere\n")

@@ -1,0 +1,155 @@
+"""Data clean-up with a preview: nothing is changed before somebody has seen the change itself.
+
+    python examples/cleanup.py                                   # a small table, a scripted model, a rule that answers
+    python examples/cleanup.py --model anthropic:claude-sonnet-5   # a real model; you are asked at the terminal
+    python examples/cleanup.py --model openai:gpt-5 --folder ~/data "Clean contacts.csv up."
+
+A call that changes a file is run first, in a fork. Whoever approves it sees the diff, and a yes commits
+exactly that; if the file was changed meanwhile, a yes to the old is no yes to the new.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import re
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+from handrail import (
+    Adapter,
+    CapabilityPolicy,
+    DirectoryFilesystem,
+    FileTools,
+    PathArg,
+    Prompt,
+    ScriptedModel,
+    Session,
+    Terminal,
+    ToolCall,
+    ToolContext,
+    tool,
+)
+from handrail.events import ToolInvoked
+from handrail.question import Question
+from handrail.testing import Person
+
+Table = Annotated[str, PathArg("write")]
+
+
+def rows_of(path: str, context: ToolContext) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(context.filesystem.read(path))))
+
+
+def save(path: str, rows: list[dict[str, str]], context: ToolContext) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    context.filesystem.write(path, text.getvalue())
+
+
+@tool(effect="staged", capabilities={"fs.write"})
+async def tidy_phones(path: Table, column: str, context: ToolContext) -> str:
+    """Write the phone numbers of a column in one way: digits only, with +47 in front."""
+    rows = rows_of(path, context)
+    for row in rows:
+        row[column] = "+47" + re.sub(r"\D", "", row[column]).removeprefix("47")
+    save(path, rows, context)
+    return f"{len(rows)} numbers"
+
+
+@tool(effect="staged", capabilities={"fs.write"})
+async def drop_repeated(path: Table, column: str, context: ToolContext) -> str:
+    """Keep only the first row of those that have the same value in a column."""
+    rows = rows_of(path, context)
+    first = {row[column].casefold(): row for row in reversed(rows)}
+    kept = [row for row in rows if first[row[column].casefold()] is row]
+    save(path, kept, context)
+    return f"{len(kept)} of {len(rows)} rows kept"
+
+
+CLEANER = Prompt(
+    "cleaner",
+    [
+        "Clean the table up: numbers in one form, no person twice. Look at it first. A refusal says why: heed it.",
+        FileTools(),
+    ],
+    tools=[tidy_phones, drop_repeated],
+    policies=[CapabilityPolicy({"fs.write": "ask"})],
+)
+CONTACTS = (
+    "name,mail,phone\n"
+    "Anna Berg,anna@example.org,22 33 44 55\n"
+    "Anna Berg,berg@example.com,+47 99-88-77-66\n"
+    "Tom Li,tom@example.org,47 11 22 33 44\n"
+    "Tom Li,TOM@example.org,11223344\n"
+)
+SCRIPT = ScriptedModel(
+    [
+        ToolCall("read_file", {"path": "contacts.csv"}),
+        ToolCall("tidy_phones", {"path": "contacts.csv", "column": "phone"}),
+        ToolCall("drop_repeated", {"path": "contacts.csv", "column": "name"}),
+        ToolCall("read_file", {"path": "contacts.csv"}),
+        ToolCall("drop_repeated", {"path": "contacts.csv", "column": "mail"}, "by-mail"),
+        "The numbers are in one form, and Tom Li is there once.",
+    ]
+)
+
+
+def rule(folder: Path) -> Person:
+    """Somebody who looks at each diff, for a run without one: no to losing an Anna, yes to the rest."""
+    asked: list[Question] = []
+
+    def look(question: Question) -> bool | str:
+        asked.append(question)
+        print(f"\n? {question.message}\n{question.payload['diff']}")
+        if len(asked) == 1:
+            print("  (somebody adds a row to the file while this is looked at)")
+            with Path(folder, "contacts.csv").open("a") as file:
+                file.write("Eve Ode,eve@example.org,55 66 77 88\n")
+        lost = "-Anna" in question.payload["diff"] and "+Anna" not in question.payload["diff"]
+        answer = "those are two people; go by the mail" if lost else True
+        print(f"> {'yes' if answer is True else f'no: {answer}'}")
+        return answer
+
+    return Person(approve=look)
+
+
+def show(event: ToolInvoked) -> None:
+    if event.tool != "read_file":
+        print(f"- {event.tool}: {event.result.render()}")
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(
+        description="Cleans a table up; every change is seen before it is made."
+    )
+    options.add_argument("task", nargs="?", default="Clean contacts.csv up.")
+    options.add_argument("--model", help="provider:name; without it, a script for the table of this example")
+    options.add_argument("--folder", type=Path, help="a folder of yours")
+    given = options.parse_args()
+    if given.folder and not given.model:
+        options.error("a script can't clean a table it does not know. Name a model: --model provider:name.")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder: Path = given.folder or Path(temporary, "data")
+        if not given.folder:
+            folder.mkdir()
+            Path(folder, "contacts.csv").write_text(CONTACTS)
+        session, files = Session(), DirectoryFilesystem(folder)
+        session.dispatcher.subscribe(ToolInvoked, show)
+        person = Terminal() if given.model else rule(folder)
+        adapter = Adapter(given.model or SCRIPT, environment=person, filesystem=files)
+        print(f"\n{adapter.evaluate(CLEANER, given.task, session=session).wait().text}")
+        if not given.model:
+            print(f"\n{Path(folder, 'contacts.csv').read_text()}")
+            print(
+                f"And the last change taken back, which was kept for that: {', '.join(files.undo('by-mail'))}"
+            )
+            print(f"{len(Path(folder, 'contacts.csv').read_text().splitlines()) - 1} rows are there again.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""A code fixer: it may stop when the tests pass, and a command that fails leaves the folder as it was.
+
+    python examples/code_fixer.py                                   # a small broken project, a scripted model
+    python examples/code_fixer.py --model anthropic:claude-sonnet-5   # the same project, a real model
+    python examples/code_fixer.py --folder ~/project --test "make test" --model openai:gpt-5
+
+In a folder of yours you are asked before a file is changed, and shown the diff of what it would be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+from handrail import (
+    Adapter,
+    Allow,
+    Budget,
+    CapabilityPolicy,
+    DirectoryFilesystem,
+    FileTools,
+    Prompt,
+    ScriptedModel,
+    Session,
+    Shell,
+    ShellTools,
+    Terminal,
+    ToolCall,
+)
+from handrail.events import Advised, ToolInvoked, ToolRolledBack
+from handrail.guard import CommandPassing
+
+TEST = [sys.executable, "-m", "unittest", "-q"]
+PROJECT = {
+    "price.py": "def total(prices):\n    together = sum(prices)\n    return together * 0.9 if together > 100 else together\n",
+    "test_price.py": (
+        "import unittest\nfrom price import total\n\n\nclass Total(unittest.TestCase):\n"
+        "    def test_ten_percent_off_from_100_on(self):\n        self.assertEqual(total([60, 40]), 90)\n"
+    ),
+    "Makefile": "tidy:\n\tsed -i s/together/sum_of_all/ price.py\n\trm test_price.py\n\tfalse\n",
+}
+SCRIPT = ScriptedModel(
+    [
+        "It is fixed.",  # it is not: the tests have to pass first
+        ToolCall("run_command", {"command": ["make", "tidy"]}),
+        ToolCall("read_file", {"path": "price.py"}),
+        ToolCall("edit_file", {"path": "price.py", "old": "> 100", "new": ">= 100"}),
+        "The discount began above 100. It begins at 100 now, and the tests pass.",
+    ]
+)
+
+
+def fixer(test: list[str], ask: bool) -> Prompt[None]:
+    """The agent: files, two commands, and the condition under which it may stop."""
+    shell = Shell([Allow(*test), Allow("make", ...)])
+    return Prompt(
+        "fixer",
+        [
+            "Make the tests pass. Look before you change something, and change as little as you can.",
+            FileTools(),
+            ShellTools(shell),
+        ],
+        policies=[CapabilityPolicy({"fs.write": "ask" if ask else "allow", "proc.exec": "allow"})],
+        completion=[CommandPassing(shell, *test, cap=5)],
+    )
+
+
+def watch(session: Session) -> None:
+    """Print what happens, as it happens."""
+    said = session.dispatcher
+    said.subscribe(
+        ToolInvoked, lambda event: print(f"- {event.tool}: {event.result.render().splitlines()[0]}")
+    )
+    said.subscribe(ToolRolledBack, lambda event: print(f"  {event.tool} was undone: the folder is as it was"))
+    said.subscribe(Advised, lambda event: print(f"- not yet: {event.text.splitlines()[0]}"))
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description="Makes the tests of a folder pass.")
+    options.add_argument("--model", help="provider:name; without it, a script for the small project")
+    options.add_argument("--folder", type=Path, help="a project of yours")
+    options.add_argument("--test", default=shlex.join(TEST), help="the command that has to pass")
+    given = options.parse_args()
+    if given.folder and not given.model:
+        options.error("a script can't fix a project it does not know. Name a model: --model provider:name.")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder: Path = given.folder or Path(temporary, "project")
+        if not given.folder:
+            folder.mkdir()
+            for name, text in PROJECT.items():
+                Path(folder, name).write_text(text)
+        session = Session()
+        watch(session)
+        adapter = Adapter(given.model or SCRIPT, environment=Terminal())
+        response = adapter.evaluate(
+            fixer(shlex.split(given.test), ask=bool(given.folder)),
+            "The tests fail. Mend the code.",
+            session=session,
+            filesystem=DirectoryFilesystem(folder),
+            budget=Budget(requests=40),
+        ).wait()
+        print(f"\n{response.text} ({response.stop_reason}, {response.usage.requests} requests)")
+        if not given.folder:
+            print(f"In the folder: {', '.join(sorted(path.name for path in folder.glob('*.py')))}")
+            print(Path(folder, "price.py").read_text())
+
+
+if __name__ == "__main__":
+    main()

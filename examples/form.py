@@ -1,0 +1,117 @@
+"""A form, filled in by a person at a terminal or by a model in their place: the same tool, the same checks.
+
+    python examples/form.py                                   # at a terminal you fill it in; piped, a rule does
+    python examples/form.py --by model                        # a model fills it in from a note (scripted)
+    python examples/form.py --by model --model openai:gpt-5   # a real one
+
+The form is made of the answer's type, nested parts, choices and bounds included. Nobody who fills it in sees the
+limits it is held to afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+from datetime import date
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from handrail import (
+    AgentEnvironment,
+    Handoff,
+    Parked,
+    ScriptedModel,
+    Terminal,
+    ToolContext,
+    ToolResult,
+    open_gate,
+)
+from handrail.protocols import Environment
+from handrail.testing import Person
+
+
+class Expense(BaseModel):
+    """One thing that was paid for."""
+
+    what: Literal["train", "hotel", "meal", "other"]
+    euros: Annotated[float, Field(gt=0, le=5000, description="what it cost")]
+
+
+class Trip(BaseModel):
+    """What whoever fills the form in gives."""
+
+    place: Annotated[str, Field(min_length=2, description="where the trip went")]
+    day: Annotated[date, Field(description="when it began")]
+    expenses: Annotated[list[Expense], Field(min_length=1)]
+    note: str | None = None
+
+
+class Traveller(BaseModel):
+    """What the tool is called with."""
+
+    name: str
+    note: str
+
+
+class Shown(BaseModel):
+    """What is shown with the form."""
+
+    traveller: str
+    note: str
+
+
+class Limits(BaseModel):
+    """What stays here."""
+
+    account: str
+    most: float
+
+
+claim = Handoff(
+    "claim", "Have a traveller claim the expenses of a trip.", params=Traveller, answer=Trip, effect="read"
+)
+
+
+@claim.before
+async def look_up(params: Traveller, *, context: ToolContext) -> Parked[Limits, Shown]:
+    return Parked(Limits(account="4711", most=400), Shown(traveller=params.name, note=params.note))
+
+
+@claim.after
+async def book(limits: Limits, trip: Trip, *, context: ToolContext) -> ToolResult[float]:
+    total = sum(expense.euros for expense in trip.expenses)
+    if total > limits.most:
+        return ToolResult.error(f"{total:.2f} is more than a trip may cost. Ask the traveller's manager.")
+    return ToolResult.ok(total, f"{total:.2f} for {trip.place} on {trip.day} go to account {limits.account}.")
+
+
+NOTE = "Went to Bergen on 3 March 2026. Train 120, one night at 150."
+FILLED = '{"place": "Bergen", "day": "2026-03-03", "expenses": [{"what": "train", "euros": 120}, {"what": "hotel", "euros": 150}]}'
+
+
+def somebody(by: str, model: str | None) -> Environment:
+    """Who fills it in."""
+    if by == "model":
+        return AgentEnvironment(model or ScriptedModel([FILLED]))
+    terminal = Terminal()
+    if terminal.run_mode == "user":
+        return terminal
+    train = {"what": "train", "euros": 120}
+    answer = {"place": "Oslo", "day": "2026-03-04", "expenses": [train], "note": "window seat"}
+    return Person(answers={"claim": answer})
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description="A form, filled in by a person or by a model.")
+    options.add_argument("--by", choices=["person", "model"], default="person")
+    options.add_argument("--model", help="provider:name of the model that fills it in; without it, a script")
+    options.add_argument("--note", default=NOTE, help="what the traveller wrote down")
+    given = options.parse_args()
+    environment = somebody(given.by, given.model)
+    print(f"{type(environment).__name__} fills the form in.")
+    gate = open_gate([claim], environment=environment)
+    print(gate.invoke("claim", {"name": "Ada", "note": given.note}).wait().render())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""The functions of the support desk. Each worker gets those it lists, and no others."""
+
+from typing import Any
+
+from handrail import ToolContext, ToolResult, tool
+
+PAYMENTS = {"ada": [2000, 2000], "bob": [90000], "eve": [1500, 1500]}
+"""What each customer paid, in cents. The bank has it; nothing here can roll it back."""
+
+
+@tool(effect="read")
+async def payments_of(customer: str) -> list[int]:
+    """What a customer has paid so far, in cents."""
+    return PAYMENTS.get(customer, [])
+
+
+async def take_back(params: Any, value: int, *, context: ToolContext) -> None:
+    """Undo a refund: the customer is charged again."""
+    PAYMENTS[params.customer].append(value)
+    print(f"    bank: {value / 100:.2f} charged to {params.customer} again")
+
+
+@tool(effect="compensable", compensate=take_back, capabilities={"money"})
+async def refund(customer: str, cents: int) -> ToolResult[int]:
+    """Give a customer money back. Somebody has to allow it."""
+    if cents not in PAYMENTS.get(customer, []):
+        return ToolResult.error(f"{customer} never paid {cents}. Look the payments up.")
+    PAYMENTS[customer].remove(cents)
+    print(f"    bank: {cents / 100:.2f} to {customer}")
+    return ToolResult.ok(cents, f"{cents / 100:.2f} were given back")
+
+
+@tool(effect="idempotent", capabilities={"mail"})
+async def send_receipt(customer: str, context: ToolContext) -> str:
+    """Send a customer the receipt of a refund."""
+    if customer == "eve":
+        raise ConnectionError("eve's mailbox is full")
+    await context.once("mail", lambda: print(f"    mail: a receipt to {customer}"))
+    return "sent"
+
+
+@tool(capabilities={"desk"})
+async def settle(customer: str, cents: int, context: ToolContext) -> str:
+    """Give a customer money back and send the receipt: both, or neither."""
+    (await context.call("refund", customer=customer, cents=cents)).unwrap()
+    (await context.call("send_receipt", customer=customer)).unwrap()
+    return f"{customer} has {cents / 100:.2f} back, and a receipt"
+
+
+@tool(effect="read")
+async def status() -> str:
+    """What is broken at the moment."""
+    return "The app can't open on phones since this morning; the web page works."
