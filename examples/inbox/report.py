@@ -43,7 +43,9 @@ def _head(text: str) -> None:
 def title(messages: int) -> None:
     """What is about to happen."""
     _head("A family's inbox, sorted by a 135M model in this process: no key, no network")
-    _say(f"  {messages} messages, three at once. The first takes longest: the model reads its examples, and has")
+    _say(
+        f"  {messages} messages, three at once. The first takes longest: the model reads its examples, and has"
+    )
     _say("  them in its cache for the others.\n")
 
 

@@ -22,7 +22,11 @@ class SmallBills:
     async def decide(self, request: ApprovalRequest, /) -> Approval:
         amount = str(request.arguments.get("sum", "")).removesuffix(" euros")
         small = request.tool == "book_bill" and amount.isdecimal() and int(amount) <= MOST
-        reason = f"a bill of at most {MOST} euros" if small else f"more than {MOST} euros, so somebody has to look at it"
+        reason = (
+            f"a bill of at most {MOST} euros"
+            if small
+            else f"more than {MOST} euros, so somebody has to look at it"
+        )
         approval = Approval(small, reason, "the example's rule", "approved" if small else "denied")
         self._tell(request, approval)
         return approval
