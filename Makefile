@@ -1,7 +1,8 @@
-.PHONY: help run test test-deep check bench clean
+.PHONY: help run serve test test-deep check bench clean
 
 help:
-	@echo 'make run        run examples/local_model.py: a real model, in the process'
+	@echo 'make run        a real model in the process sorts an inbox (examples/inbox)'
+	@echo 'make serve      the same inbox on a page, where you sort it'
 	@echo 'make test       check, then the tests on every supported Python found here'
 	@echo 'make test-deep  the same with full counts, then the mutants'
 	@echo 'make check      lint, format, types, layers, lengths, public names'
@@ -10,7 +11,12 @@ help:
 
 run:
 	@scripts/venv .venv requirements/dev.txt
-	@.venv/bin/python examples/local_model.py
+	@.venv/bin/python examples/inbox
+
+serve:
+	@scripts/venv .venv requirements/dev.txt
+	@test ! -x scripts/page || scripts/page
+	@.venv/bin/handrail serve examples/inbox/served.py
 
 test:
 	@scripts/check
@@ -31,5 +37,5 @@ bench:
 	@.venv/bin/python bench/parked.py
 
 clean:
-	rm -rf .venv .venv-* .components .pytest_cache .ruff_cache .hypothesis build dist bench/results
+	rm -rf .venv .venv-* .components .pytest_cache .ruff_cache .hypothesis build dist bench/results .handrail/inbox*
 	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

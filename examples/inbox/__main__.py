@@ -53,7 +53,7 @@ async def begin(kill_after: int) -> None:
     await adapter.evaluate(prompt, "Please sort the inbox.", bus=bus, run_id=RUN, **alone())
 
 
-async def go_on() -> None:
+async def go_on(before: report.Listing) -> None:
     """Resume what the killed process has recorded, and show what came of it all."""
     journal, bus, asked = SqliteJournal(RECORD), Dispatcher(), list[ModelRequested]()
     killed = await show(journal, RUN)
@@ -61,7 +61,7 @@ async def go_on() -> None:
     bus.subscribe(ModelRequested, asked.append)
     bus.subscribe(ToolInvoked, report.call_ended)
     await adapter_for(FILES, journal).resume(RUN, prompt, bus=bus, **alone())
-    report.summary(killed, await show(journal, RUN), len(asked), FILES)
+    report.summary(killed, await show(journal, RUN), len(asked), before, FILES)
 
 
 def main() -> None:
@@ -76,11 +76,12 @@ def main() -> None:
 
     shutil.rmtree(WORK, ignore_errors=True)
     new_mail(FILES, given.messages)
+    before = report.listing(FILES)
     report.title(given.messages)
     child = subprocess.run([sys.executable, __file__, "--begin", f"--kill-after={given.kill_after}"])
     if child.returncode != -signal.SIGKILL:
         sys.exit(f"the first process was to be killed by -9, and ended with {child.returncode}")
-    asyncio.run(go_on())
+    asyncio.run(go_on(before))
 
 
 if __name__ == "__main__":

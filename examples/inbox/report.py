@@ -42,11 +42,11 @@ def _head(text: str) -> None:
 
 def title(messages: int) -> None:
     """What is about to happen."""
-    _head("A family's inbox, sorted by a 135M model in this process: no key, no network")
+    _head("A family's inbox, sorted by a 135M model on this machine: no key, no network")
     _say(
-        f"  {messages} messages, three at once. The first takes longest: the model reads its examples, and has"
+        f"  {messages} messages, three at once. The first takes longest: the model reads its examples, which"
     )
-    _say("  them in its cache for the others.\n")
+    _say("  it then has in its cache for the others.\n")
 
 
 def call_ended(event: ToolInvoked) -> None:
@@ -71,29 +71,42 @@ def decided(request: ApprovalRequest, approval: Approval) -> None:
 
 def killed(run: RunTree) -> None:
     """What a process that was killed left behind."""
-    _say("\n  kill -9! ", style="bold red")
-    _say(f"  {_recorded(run)} are in the journal. Another process goes on.\n", style="bold")
+    _say(("\n  kill -9  ", "bold red"), f"{_recorded(run)} are in the journal.")
+    _say("           Another process goes on from there; it reads the examples again.\n")
 
 
 # --- at the end ----------------------------------------------------------------------------------
 
+Listing = dict[str, list[str]]
 
-def summary(killed: RunTree, run: RunTree, asked: int, folder: Path) -> None:
+
+def listing(folder: Path) -> Listing:
+    """What is in a folder: the names of the files, by the folder they are in."""
+    found: Listing = {}
+    for file in sorted(folder.rglob("*")):
+        if file.is_file():
+            found.setdefault(f"{file.parent.relative_to(folder)}/", []).append(file.name)
+    return found
+
+
+def summary(killed: RunTree, run: RunTree, asked: int, before: Listing, folder: Path) -> None:
     """The tree, what was filed where, and what was undone, approved and not done again."""
-    _head("What happened")
+    _head("What happened (the times include waiting for each other: there is one model)")
     _out.print(_tree(run))
     _head("What the model made of the messages")
     _messages(folder)
     _head("The folder")
-    _folder(folder)
+    _folders(before=before, after=listing(folder))
     _head("Worth knowing")
     for call in _calls(run, "book_bill"):
         word = {"ok": "approved", "denied": "denied"}.get(call.status, "rolled back")
-        _say((f"  {word:13}", "bold"), call.message.removeprefix("book_bill "))
+        _say((f"  {word:13}", "bold"), call.message.partition(". ")[0])
         if word == "rolled back":
             _say(" " * 15, "It had written bills.csv and the message by then: both are as they were.")
         else:
-            _say(" " * 15, "Decided by a rule that is part of this example, from the diff above.")
+            _say(
+                " " * 15, "By a rule that is part of this example, from the diff above; no person was asked."
+            )
     _say(("  resumed      ", "bold"), f"{_recorded(killed)} were not done again.")
     _say(" " * 15, f"After the kill {asked} answers were asked for; there are {len(_turns(run))} in all.")
 
@@ -119,7 +132,9 @@ def _tree(run: RunTree) -> Tree:
 def _line(name: str, seconds: float | None, usage: Usage | None, said: str, status: str = "ok") -> Text:
     mark = ("✓ ", "green") if status == "ok" else ("✗ ", "yellow")
     tokens = "" if usage is None else _tokens(usage)
-    text = Text.assemble(mark, (f"{name:13}", "bold"), (f"{_seconds(seconds):>7}  {tokens:28}", "dim"), said)
+    text = Text.assemble(
+        mark, (f"{name:13}", "bold"), (f"{_seconds(seconds):>7}  {tokens:28}", "dim"), said.partition("\n")[0]
+    )
     text.no_wrap, text.overflow = True, "ellipsis"
     return text
 
@@ -140,16 +155,18 @@ def _messages(folder: Path) -> None:
     _say(f"  {right} of {len(files)} as a person would.")
 
 
-def _folder(folder: Path) -> None:
-    places: dict[str, list[str]] = {}
-    for file in sorted(folder.rglob("*")):
-        if file.is_file():
-            places.setdefault(f"{file.parent.relative_to(folder)}/", []).append(file.name)
-    moved = sum(len(names) for place, names in places.items() if place.startswith("filed/"))
-    _say(("  before  ", "bold"), f"{'inbox/':15}{moved} messages")
-    for number, (place, names) in enumerate(places.items()):
-        shown = ", ".join(name.removesuffix(".txt") for name in names)
-        _say((f"  {'' if number else 'after':8}", "bold"), f"{place:15}{shown}")
+def _folders(**listings: Listing) -> None:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(width=8)
+    table.add_column(width=13)
+    table.add_column()
+    for when, found in listings.items():
+        for number, (place, names) in enumerate(found.items()):
+            shown = ", ".join(name.removesuffix(".txt") for name in names)
+            table.add_row(
+                Text("" if number else f"  {when}", "bold"), Text(place.removeprefix("./")), Text(shown)
+            )
+    _out.print(table)
 
 
 # --- reading a run -------------------------------------------------------------------------------
