@@ -98,17 +98,30 @@ def summary(killed: RunTree, run: RunTree, asked: int, before: Listing, folder: 
     _head("The folder")
     _folders(before=before, after=listing(folder))
     _head("Worth knowing")
+    left = _left_behind(folder, _calls(run, "book_bill"))
     for call in _calls(run, "book_bill"):
         word = {"ok": "approved", "denied": "denied"}.get(call.status, "rolled back")
         _say((f"  {word:13}", "bold"), call.message.partition(". ")[0])
         if word == "rolled back":
-            _say(" " * 15, "It had written bills.csv and the message by then: both are as they were.")
+            _say(" " * 15, f"It had written bills.csv and the message by then: {left}.")
         else:
             _say(
                 " " * 15, "By a rule that is part of this example, from the diff above; no person was asked."
             )
     _say(("  resumed      ", "bold"), f"{_recorded(killed)} were not done again.")
     _say(" " * 15, f"After the kill {asked} answers were asked for; there are {len(_turns(run))} in all.")
+
+
+def _left_behind(folder: Path, bills: list[CallNode]) -> str:
+    """Whether the folder has what was booked, and nothing of what was not."""
+    booked = sorted(call.message for call in bills if call.status == "ok")
+    files = [file.read_text() for file in folder.glob("filed/*/*.txt")]
+    marked = sorted(
+        text.partition("\n")[0].removeprefix("Booked: ") for text in files if text.startswith("Booked: ")
+    )
+    listed = (folder / "bills.csv").read_text().splitlines() if (folder / "bills.csv").exists() else []
+    same = marked == booked and len(listed) == len(booked)
+    return "both are as they were" if same else "and something of that is still there, which is a bug"
 
 
 def _recorded(run: RunTree) -> str:
