@@ -1,7 +1,8 @@
-.PHONY: help run docs test test-deep peers check bench clean
+.PHONY: help run serve docs test test-deep peers check bench clean
 
 help:
-	@echo 'make run        run examples/local_model.py: a real model, in the process'
+	@echo 'make run        a real model in the process sorts an inbox (examples/inbox)'
+	@echo 'make serve      the same inbox on a page, where you sort it'
 	@echo 'make docs       build the documentation into site/, every link checked'
 	@echo 'make test       check, then the tests on every supported Python found here'
 	@echo 'make test-deep  the same with full counts and the libraries compared with, then the mutants'
@@ -11,7 +12,12 @@ help:
 
 run:
 	@scripts/venv .venv requirements/dev.txt
-	@.venv/bin/python examples/local_model.py
+	@.venv/bin/python examples/inbox
+
+serve:
+	@scripts/venv .venv requirements/dev.txt
+	@scripts/page
+	@.venv/bin/handrail serve examples/inbox/served.py
 
 # Not with -q: a warning that is not logged is not counted, and strict mode passes.
 docs:
@@ -41,5 +47,5 @@ bench:
 	@.venv/bin/python bench/parked.py
 
 clean:
-	rm -rf .venv .venv-* .components .pytest_cache .ruff_cache .hypothesis build dist site bench/results
+	rm -rf .venv .venv-* .components .pytest_cache .ruff_cache .hypothesis build dist site bench/results .handrail/inbox*
 	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,6 @@
 """What the gate does with a tool call: it commits, undoes, isolates, asks, and stops.
 
-Run it with `make run`. Everything is in memory and ends by itself.
+Everything is in memory and ends by itself.
 """
 
 from __future__ import annotations

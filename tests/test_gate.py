@@ -405,6 +405,32 @@ def test_timeout_and_an_outer_cancellation_at_the_same_moment() -> None:
     run_virtual(main)
 
 
+def test_a_call_is_timed_from_when_it_begins() -> None:
+    """A verb that is awaited later than it was made has not been at work meanwhile."""
+
+    async def main() -> None:
+        async def takes(text: str, context: ToolContext) -> None:
+            await asyncio.sleep(2)
+
+        @tool(effect="staged")
+        async def outer(context: ToolContext) -> None:
+            """Make two calls, and have them one after the other."""
+            first, second = (context.call("inner", text="x") for _ in range(2))
+            await first
+            await second
+
+        rig = Rig([staged(takes, name="inner"), outer])
+        await rig.call("outer")
+        assert [(event.tool, event.seconds) for event in rig.of(ToolInvoked)] == [
+            ("inner", 2),
+            ("inner", 2),
+            ("outer", 4),
+        ]
+        assert [event.at for event in rig.of(ToolStarted) if event.tool == "inner"] == [0, 2]
+
+    run_virtual(main)
+
+
 def test_timeouts_nest() -> None:
     """An outer timeout stops the inner call too; an inner one is only the inner call's."""
 

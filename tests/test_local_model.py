@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field, JsonValue
 
-from handrail import Prompt, Tool, ToolExample, gather, tool
+from handrail import AgentContext, AgentEnvironment, Prompt, Tool, ToolExample, gather, open_gate, tool
 from handrail.adapter import Adapter
 from handrail.errors import DefinitionError, ModelRequestRefused, ModelUnavailable, PromptEvaluationError
-from handrail.events import ToolInvoked
+from handrail.events import ModelResponded, ToolInvoked
 from handrail.messages import (
     AssistantMessage,
     CallAnswered,
@@ -104,6 +104,37 @@ async def test_the_first_call_is_forced_and_goes_through_the_gate():
     assert (response.usage.requests, response.cost) == (2, Decimal(0))
     assert response.usage.input > 20
     assert response.usage.output > 5
+
+
+@on_a_loop
+async def test_runs_with_the_same_instructions_read_them_once():
+    """Nested, in parallel, and with others in between: of the later ones only what is new is read."""
+    examples = " ".join(
+        f"{word} comes before {word}s." for word in ("apple", "book", "cat", "door", "egg") * 4
+    )
+
+    class Verdict(BaseModel):
+        right: bool
+
+    @tool(effect="read")
+    async def judge(words: list[str], context: AgentContext) -> None:
+        """Judge some words."""
+        ask = context.prompt_model
+        await gather(*(ask(f"And {word}?", Verdict, system=examples) for word in words))
+        await ask("Is it?", Verdict, system="Something else, in a few words.")
+        await ask("And flutes?", Verdict, system=examples)
+
+    session = Session()
+    answered: list[ModelResponded] = []
+    session.dispatcher.subscribe(ModelResponded, answered.append)
+    gate = open_gate([judge], session=session, environment=AgentEnvironment(LocalModel(max_tokens=24)))
+    assert (await gate.invoke("judge", {"words": ["grapes", "hats", "inks"]})).success
+    usages = [each.usage for each in answered]
+    whole = max(usage.input for usage in usages)
+    assert whole > 100
+    read = [usage.input - usage.cached for usage in usages if usage.input > whole - 20]
+    assert len(read) == 4
+    assert sum(read) < whole + 3 * 20
 
 
 @on_a_loop

@@ -108,6 +108,7 @@ class Gate:
         frame = self.frame
         if frame.log is not None and (before := await from_the_record(call, arguments)) is not None:
             return before
+        call.started = frame.monotonic() - frame.began  # now: the verb that made it may have waited long
         task: asyncio.Task[Any] = asyncio.current_task(call.loop)  # pyright: ignore[reportAssignmentType]  # we are in one
         cancels = task.cancelling()
         if frame.told.get(ToolStarted, True):  # somebody listens, or it is not known yet

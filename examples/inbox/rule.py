@@ -1,0 +1,32 @@
+"""Who approves where nobody is there: a rule, written down by a person."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from handrail.context import Approval
+from handrail.protocols import ApprovalRequest
+
+MOST = 500
+"""Euros. What is more, somebody has to look at."""
+
+
+class SmallBills:
+    """Approves bills up to a sum, by the arguments of the call and the diff of what it did; nothing else."""
+
+    shows_previews = True
+
+    def __init__(self, tell: Callable[[ApprovalRequest, Approval], None]) -> None:
+        self._tell = tell
+
+    async def decide(self, request: ApprovalRequest, /) -> Approval:
+        amount = str(request.arguments.get("sum", "")).removesuffix(" euros")
+        small = request.tool == "book_bill" and amount.isdecimal() and int(amount) <= MOST
+        reason = (
+            f"a bill of at most {MOST} euros"
+            if small
+            else f"more than {MOST} euros, so somebody has to look at it"
+        )
+        approval = Approval(small, reason, "the example's rule", "approved" if small else "denied")
+        self._tell(request, approval)
+        return approval

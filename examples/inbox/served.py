@@ -1,0 +1,16 @@
+"""A family's inbox: you sort the messages, and approve the bills. `make serve` serves this."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from app import adapter_for, new_mail, prompt
+
+__all__ = ["adapter", "prompt"]
+
+FOLDER = Path(".handrail", "inbox-on-a-page")
+
+if not list(FOLDER.glob("inbox/*.txt")):
+    new_mail(FOLDER)  # a new morning
+
+adapter = adapter_for(FOLDER)
