@@ -1,9 +1,12 @@
 """The project's own rules: layers, lengths, interpreters, dependencies."""
 
+import json
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -324,3 +327,25 @@ def test_the_core_has_exactly_five_dependencies():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = sorted(re.split(r"[^\w-]", line)[0] for line in project["dependencies"])
     assert names == ["anyio", "griffelib", "msgspec", "opentelemetry-api", "pydantic"]
+
+
+@pytest.mark.once
+def test_the_package_brings_the_page_with_its_libraries_and_their_licences(tmp_path: Path):
+    """Git ignores the libraries; whoever installs the package has them all the same."""
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    [wheel] = tmp_path.glob("*.whl")
+    [archive] = tmp_path.glob("*.tar.gz")
+    inside = zipfile.ZipFile(wheel).namelist()
+    with tarfile.open(archive) as opened:
+        packed = {name.partition("/src/")[2] for name in opened.getnames()}
+    page = "handrail/serve/page"
+    for name in ("standalone.js", "marked.js", "dompurify.js"):
+        assert f"{page}/vendor/{name}" in inside
+        assert f"{page}/vendor/{name}" in packed
+    for name in json.loads((ROOT / "package.json").read_text())["dependencies"]:
+        assert f"{page}/vendor/LICENSE.{name}" in inside
+    for file in (ROOT / "src" / page).rglob("*"):
+        if file.is_file():
+            assert file.relative_to(ROOT / "src").as_posix() in inside
