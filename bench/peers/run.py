@@ -1,0 +1,163 @@
+"""Handrail beside other frameworks: the same work on a scripted model, all in one run.
+
+    python bench/peers/run.py                         every peer (their venvs are made first)
+    python bench/peers/run.py --only floor,handrail   two of them
+    python bench/peers/run.py --quick                 tiny counts: does it run at all?
+
+One process for each figure. Peers take turns, round by round and in another order each round, so that a noisy
+minute meets all of them. Nothing but the loopback is spoken to. It ends by itself: no process runs longer than
+--timeout, and after --minutes no other is started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import report
+import venvs
+
+# What the tables show is run, and nothing else.
+SCENARIOS = tuple(dict.fromkeys((row.variant, row.scenario) for row in report.ROWS))
+QUICK = {
+    "tool_loop": ["--calls", "5", "--repeat", "3"],
+    "growth": ["--calls", "65"],
+    "concurrency": ["--runs", "20"],
+}
+# What a peer would send elsewhere stays here.
+QUIET = {
+    "AGNO_TELEMETRY": "false",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "LANGSMITH_TRACING": "false",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "NO_PROXY": "127.0.0.1",
+    "OPENAI_API_KEY": "x",
+    "OTEL_SDK_DISABLED": "true",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+}
+
+
+class Job(NamedTuple):
+    """One process: a peer in one scenario."""
+
+    round: int
+    variant: str
+    scenario: str
+    peer: str
+
+
+def environment() -> dict[str, str]:
+    """This process's environment without proxies, and without leave to report anywhere."""
+    return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")} | QUIET
+
+
+def jobs(peers: list[str], rounds: int) -> Iterator[Job]:
+    """All there is to do, in its order."""
+    for number in range(rounds):
+        turned = peers[number % len(peers) :] + peers[: number % len(peers)]
+        for variant, scenario in SCENARIOS:
+            for peer in turned:
+                yield Job(number, variant, scenario, peer)
+
+
+@contextmanager
+def serving() -> Generator[str]:
+    """The model's server in a process of its own; its address."""
+    command = [venvs.python_of(None), venvs.HERE / "server.py"]
+    pipe = subprocess.PIPE
+    # On leaving, its standard input is closed, which ends it.
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment()) as server:
+        assert server.stdout is not None
+        address = server.stdout.readline().strip()
+        if not address:
+            raise SystemExit("bench/peers/server.py did not start")
+        yield address
+
+
+def done(job: Job, peer: dict[str, Any], address: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Run one process; its result, or why there is none."""
+    venv = peer.get("venv_http", peer.get("venv")) if job.variant == "http" else peer.get("venv")
+    command: list[str | Path] = [
+        venvs.python_of(venv),
+        "-W",
+        "ignore",
+        venvs.HERE / peer["script"],
+        job.scenario,
+    ]
+    command += ["--variant", job.variant, "--base-url", address]
+    if options.quick:
+        command += QUICK[job.scenario]
+    try:
+        ended = subprocess.run(
+            command, capture_output=True, text=True, env=environment(), timeout=options.timeout
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"not done after {options.timeout} s"}
+    lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
+    if ended.returncode or not lines:
+        return {"error": (ended.stderr or ended.stdout).strip()[-1500:] or f"exit code {ended.returncode}"}
+    return json.loads(lines[-1])
+
+
+def arguments(table: dict[str, Any]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", help=f"a comma list of {', '.join(table)}")
+    parser.add_argument("--rounds", type=int, help="3; 1 when quick")
+    parser.add_argument("--quick", action="store_true", help="tiny counts, whose figures mean nothing")
+    parser.add_argument("--timeout", type=int, default=180, help="seconds for one process (180)")
+    parser.add_argument("--minutes", type=float, default=60, help="after which nothing more is started (60)")
+    parser.add_argument("--out", type=Path, help="JSON lines, written anew (bench/results/peers.jsonl)")
+    options = parser.parse_args()
+    options.only = options.only.split(",") if options.only else list(table)
+    if unknown := [name for name in options.only if name not in table]:
+        parser.error(f"no peer is called {', '.join(unknown)}; there are {', '.join(table)}")
+    options.rounds = options.rounds or (1 if options.quick else 3)
+    options.out = options.out or venvs.ROOT / "bench" / "results" / "peers.jsonl"
+    return options
+
+
+def main() -> int:
+    """Run, keep the results, print the tables. Fails if the floor or Handrail did not do the work."""
+    table = tomllib.loads((venvs.HERE / "peers.toml").read_text())
+    options = arguments(table)
+    for name in options.only:
+        for key in ("venv", "venv_http"):
+            if key == "venv" or key in table[name]:
+                venvs.ready(table[name].get(key))
+    todo = list(jobs(options.only, options.rounds))
+    results: list[dict[str, Any]] = []
+    began = time.monotonic()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    with serving() as address, options.out.open("w") as out:
+        for number, job in enumerate(todo, 1):
+            if time.monotonic() - began > options.minutes * 60:
+                print(f"stopped after {options.minutes:g} minutes, {number - 1} of {len(todo)} done")
+                break
+            result = job._asdict() | {"quick": options.quick} | done(job, table[job.peer], address, options)
+            results.append(result)
+            out.write(json.dumps(result) + "\n")
+            out.flush()
+            said = result["error"].splitlines()[-1] if "error" in result else "ok"
+            where = f"{job.variant:6} {job.scenario:11} {job.peer}"
+            print(
+                f"[{number}/{len(todo)} {time.monotonic() - began:4.0f} s] {where}: {said}", file=sys.stderr
+            )
+    print(report.tables(results))
+    return int(any("error" in result for result in results if result["peer"] in ("floor", "handrail")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

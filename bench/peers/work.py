@@ -1,0 +1,112 @@
+"""The work every peer does, and the scripted model that asks for it.
+
+A run is a number of calls of one tool, one after the other, then an answer. The tool gets two typed
+arguments and a context of the run; the context counts, so that a run which did less is found out.
+Needs nothing but the standard library, in whichever venv a peer lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+SYSTEM = "You are a careful worker. Use the tools, then report."
+PROMPT = "Do the work."
+TOOL_DOC = "Do one unit of work and return its record."
+
+_RESULT = re.compile(r"@r(\d+)")
+_NAME = re.compile(rb"bench-n(\d+)-d(\d+)(?:-f(\w+?))?-end")
+
+
+class Context:
+    """What one run's calls share; it reaches them by the framework's own way of injecting such a thing."""
+
+    __slots__ = ("calls", "marks", "total")
+
+    def __init__(self, marks: list[float] | None = None) -> None:
+        self.calls = 0
+        self.total = 0
+        self.marks = marks
+
+    def work(self, index: int, label: str) -> dict[str, Any]:
+        """The tool's body. `@r` and the index mark the result wherever it goes next."""
+        self.calls += 1
+        self.total += index
+        if self.marks is not None:
+            self.marks.append(time.process_time())
+        return {"tag": f"@r{index}", "total": 1000 + index, "label": label}
+
+
+class Call(NamedTuple):
+    """A tool call of the model, its arguments as the text a provider would send."""
+
+    id: str
+    name: str
+    args_json: str
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """The arguments, for frameworks whose models give them parsed."""
+        return json.loads(self.args_json)
+
+
+class Turn(NamedTuple):
+    """What the model says: a call, or the answer."""
+
+    calls: list[Call]
+    text: str | None
+
+
+@dataclass(frozen=True)
+class Script:
+    """The model of a run: so many calls, then the answer. The next turn follows from the newest result alone."""
+
+    calls: int
+    delay_ms: int = 0
+    final_tool: str | None = None  # frameworks whose answer is a call name it here
+
+    made: ClassVar[int] = 0  # turns asked for in this process
+
+    @property
+    def model_name(self) -> str:
+        """The script as a model's name, which is how it reaches the server."""
+        final = f"-f{self.final_tool}" if self.final_tool else ""
+        return f"bench-n{self.calls}-d{self.delay_ms}{final}-end"
+
+    @classmethod
+    def named(cls, text: bytes) -> Script:
+        """The script whose name stands in `text`."""
+        found = _NAME.search(text)
+        if found is None:
+            raise ValueError("no script is named in the request's `model`")
+        calls, delay, final = found.groups()
+        return cls(int(calls), int(delay), final.decode() if final else None)
+
+    @property
+    def answer(self) -> str:
+        """The answer of a run in which every result arrived."""
+        return f"@r{max(self.calls - 1, 0)} done"
+
+    def turn_at(self, step: int) -> Turn:
+        """The turn after so many results."""
+        if step < self.calls:
+            return Turn([Call(f"call_{step}", "work", f'{{"index": {step}, "label": "item-{step}"}}')], None)
+        if self.final_tool:
+            return Turn([Call("call_final", self.final_tool, json.dumps({"answer": self.answer}))], None)
+        return Turn([], self.answer)
+
+    def turn(self, newest: object) -> Turn:
+        """The turn after the newest message, in any form whose text has the result in it."""
+        Script.made += 1
+        found = _RESULT.search(newest if isinstance(newest, str) else str(newest))
+        return self.turn_at(int(found.group(1)) + 1 if found else 0)
+
+    async def aturn(self, newest: object) -> Turn:
+        """The same after the model's delay."""
+        if self.delay_ms:
+            await asyncio.sleep(self.delay_ms / 1000)
+        return self.turn(newest)

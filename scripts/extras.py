@@ -1,0 +1,178 @@
+"""Use what one extra brings, in an environment that has the installed package and nothing of the checkout.
+
+    python -I scripts/extras.py EXTRA             uses it: says how, or fails
+    python -I scripts/extras.py EXTRA --missing   the same where it is not installed: the error has to name it
+
+scripts/wheel.py runs this in clean environments. Each function is what a user of that extra would write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib import import_module
+from pathlib import Path
+
+from handrail import Adapter, Budget, Prompt, ScriptedModel
+from handrail.messages import Usage
+from handrail.models.scripted import Reply
+
+_WORKER = "---\ndescription: Greets.\nmodel: openai:gpt-5\n---\n\nGreet {{ input }}.\n"
+
+
+def models() -> str:
+    """A model over HTTP answers."""
+    from handrail import OpenAIModel
+
+    class Provider(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            message = {"role": "assistant", "content": "by HTTP"}
+            usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            body = json.dumps({"id": "1", "model": "m", "choices": [choice], "usage": usage}).encode()
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Provider) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        model = OpenAIModel("m", base_url=f"http://127.0.0.1:{server.server_port}/v1", key_variable=None)
+        answer = Adapter(model).evaluate(Prompt("p", "Answer."), "Hello").wait()
+        server.shutdown()
+    assert answer.text == "by HTTP", answer
+    return "OpenAIModel answered"
+
+
+def local() -> str:
+    """The embedded model answers. Its weights are installed apart, as the README says."""
+    from handrail import LocalModel
+
+    answer = Adapter(LocalModel(max_tokens=4)).evaluate(Prompt("p", "Answer."), "Hello").wait()
+    assert answer.usage.output > 0, answer
+    return f"LocalModel gave {answer.usage.output} tokens"
+
+
+def prices() -> str:
+    """A budget in money holds for a model that only the table knows the price of."""
+    model = ScriptedModel([Reply("done", usage=Usage(1000, 100))], name="openai:gpt-5")
+    answer = Adapter(model).evaluate(Prompt("p", "Answer."), "Hello", budget=Budget(money=1)).wait()
+    assert answer.cost, answer
+    return f"a run was priced: {answer.cost}"
+
+
+def bridge() -> str:
+    """A model of pydantic-ai's answers."""
+    from handrail.models.bridge import BridgedModel
+
+    try:
+        model = import_module("pydantic_ai.models.test").TestModel(custom_output_text="bridged")
+    except ModuleNotFoundError:
+        model = "google:gemini-3-pro"
+    answer = Adapter(BridgedModel(model)).evaluate(Prompt("p", "Answer."), "Hello").wait()
+    assert answer.text == "bridged", answer
+    return "BridgedModel answered"
+
+
+def workers() -> str:
+    """A worker's file is read, and its template rendered."""
+    from handrail import WorkerRegistry
+    from handrail.workers import WORKER_SCHEMA
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "greeter.md").write_text(_WORKER)
+        found = list(WorkerRegistry(folder).workers)
+    assert found == ["greeter"], found
+    assert json.loads(Path(WORKER_SCHEMA).read_text())["type"] == "object"
+    return "a worker was read"
+
+
+def cli() -> str:
+    """The program makes its starter folder, and checks it."""
+    program = Path(sys.executable).with_name("handrail")
+    with tempfile.TemporaryDirectory() as folder:
+        for arguments in (["new", "demo"], ["workers", "check", "demo"]):
+            ended = subprocess.run(
+                [program, *arguments], cwd=folder, capture_output=True, text=True, timeout=60
+            )
+            if ended.returncode:
+                raise RuntimeError(ended.stderr)
+    return "`handrail new` and `handrail workers check` ran"
+
+
+def serve() -> str:
+    """The page and its libraries come over HTTP."""
+    from handrail import SqliteJournal
+    from handrail.serve import PromptSource, asgi
+    from handrail.serve.pages import PAGE
+    from handrail.serve.process import address_of, listen, run
+
+    async def visit() -> int:
+        with tempfile.TemporaryDirectory() as folder:
+            journal = SqliteJournal(Path(folder) / "runs.db")
+            app = asgi(
+                PromptSource(Prompt("p", "Answer."), Adapter(ScriptedModel(["done"]))), journal=journal
+            )
+            listening = listen("127.0.0.1", 0, app)
+            ready = asyncio.Event()
+            serving = asyncio.create_task(run(app, listening, ready=ready.set))
+            await ready.wait()
+            try:
+                return await asyncio.to_thread(fetch, address_of(listening))
+            finally:
+                signal.raise_signal(signal.SIGTERM)  # as it is stopped anywhere
+                await serving
+                journal.close()
+
+    def fetch(address: str) -> int:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        scripts = [path.relative_to(PAGE).as_posix() for path in PAGE.rglob("*.js")]
+        for name in ("", *(f"assets/{script}" for script in scripts)):
+            with opener.open(address + name, timeout=30) as response:
+                assert response.status == 200
+                assert response.read(), name
+        return len(scripts)
+
+    return f"the page came, with {asyncio.run(visit())} scripts"
+
+
+USES: dict[str, Callable[[], str]] = {
+    use.__name__: use for use in (models, local, prices, bridge, workers, cli, serve)
+}
+
+
+def main(extra: str, *, missing: bool) -> int:
+    """Use it. Where it is missing, only an error that says how to install it will do."""
+    try:
+        said = USES[extra]()
+    except Exception as error:
+        if not missing:
+            raise
+        named = f"pip install 'handrail[{extra}]'"
+        if named in str(error):
+            print(f"{extra}: without it, {type(error).__name__} names {named}")
+            return 0
+        print(f"{extra}: without it, the error does not say {named}: {error!r}")
+        return 1
+    if missing:
+        print(f"{extra}: it is not installed, and yet {said}")
+        return 1
+    print(f"{extra}: {said}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], missing=sys.argv[2:] == ["--missing"]))

