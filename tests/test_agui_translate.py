@@ -493,6 +493,18 @@ async def test_progress_is_shown_anew_in_each_leg() -> None:
     check_told(small, done=True)
 
 
+@pytest.mark.parametrize("parks", [False, True])
+@pytest.mark.parametrize("other", ["broken", "unknown", "raises", "ok"])
+async def test_a_call_that_ends_beside_a_question_is_told_before_the_rest(other: str, parks: bool) -> None:
+    """The leg ends with the question, and nothing comes after it until that is answered."""
+    small = Small(Stage())
+    plan = Plan((Turn(acts=(Act(ends=other), Act(ends="risky"), Act(ends=other))),))
+    await small.run("a", plan, answers(), parks)
+    check_told(small, done=True)
+    assert small.windows[0].checker.legs == ["leg-1", "leg-2"]
+    assert small.windows[0].checker.outcomes == ["interrupt", "success"]
+
+
 async def test_somebody_who_joins_in_the_middle_reads_a_right_stream() -> None:
     """What is open is told to them first, so that what follows makes sense."""
     small = Small(Stage())
