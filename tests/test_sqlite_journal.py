@@ -17,6 +17,7 @@ import pytest
 
 from handrail import SqliteJournal
 from handrail.errors import Declined, DefinitionError, JournalError, QuestionCancelled
+from handrail.journal import shelf
 from handrail.question import Answer, Question
 from handrail.records import CommitUnit
 
@@ -283,3 +284,17 @@ def test_what_was_recorded_outlives_a_kill(tmp_path: Path):
     path = tmp_path / "journal.db"
     assert subprocess.run([sys.executable, "-c", script, str(path)], check=False).returncode == -9
     assert len(Opened(path)(lambda journal: journal.load("run"))) == 20
+
+
+def test_the_runs_of_a_session_are_found_without_going_through_all_of_somebody_s(journal: Opened):
+    """What a thread costs does not grow with the threads of the same person."""
+    journal(lambda opened: opened.runs(session_id="s", principal="p"))
+    connection = sqlite3.connect(journal.path)
+    asked: list[str] = []
+    connection.set_trace_callback(asked.append)
+    shelf.runs(connection, "s", "p", 100, None)
+    connection.set_trace_callback(None)
+    [query] = asked
+    plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}")]
+    connection.close()
+    assert any("runs_of_a_session" in line for line in plan), plan

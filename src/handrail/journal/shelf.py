@@ -51,7 +51,9 @@ def runs(
 ) -> tuple[RunRow, ...]:
     """Runs, the newest first; of a session all of them, the oldest first."""
     where, values = ["TRUE"], list[Any]()
-    for column, value in (("session_id", session_id), ("principal", principal)):
+    # Somebody has many more runs than a session: where both are named, the session's index finds them.
+    by_principal = "principal" if session_id is None else "+principal"
+    for column, value in (("session_id", session_id), (by_principal, principal)):
         if value is not None:
             where.append(f"{column} = ?")
             values.append(value)
