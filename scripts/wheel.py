@@ -233,7 +233,8 @@ def main(arguments: list[str]) -> int:
     try:
         wheel = build(ROOT / "dist")
         if findings := list(look(wheel)):
-            wheel.unlink()  # nobody publishes it by mistake
+            for built in wheel.parent.glob("handrail-*"):
+                built.unlink()  # nobody publishes them by mistake
             raise Wrong("\n".join(findings))
         print(
             f"{wheel.relative_to(ROOT)}: {wheel.stat().st_size // 1024} KiB, nothing missing, nothing too much"
