@@ -51,9 +51,9 @@ class Shown(BaseModel):
 
 
 class Slip(BaseModel):
-    """What they fill in. What it is about comes first: a small model chooses better with that said."""
+    """Where the message belongs, and what it is about."""
 
-    about: Annotated[str, Field(max_length=60)]
+    about: Annotated[str, Field(max_length=60)]  # first: a small model chooses better once that is said
     folder: Literal["money", "travel", "health", "school"]
     sender: Annotated[str, Field(max_length=40)]
 
