@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import report
 from app import adapter_for, new_mail, prompt
 from rule import SmallBills
 
+import report
 from handrail import AgentEnvironment, LocalModel, SqliteJournal
 from handrail.events import ModelRequested, ToolInvoked
 from handrail.runs import show

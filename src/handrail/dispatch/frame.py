@@ -68,6 +68,8 @@ class Frame:
     """The workers its calls may reach; None where there are none."""
     worker: WorkerFacts | None = None
     """What is known of the worker whose run this is; None where it is nobody's."""
+    parking: Parking | None = None
+    _unbounded: BudgetTracker | None = None
 
     def __init__(
         self,
@@ -132,7 +134,6 @@ class Frame:
         self.place = place  # where in the recorded run this is; "" for the run itself
         self.within = run_context.run_id if outer is None else f"{outer.key}/{place.rpartition('/')[2]}"
         """What idempotency keys of calls begin with: the same however often what is around is tried."""
-        self.parking: Parking | None = None
         self.prompt = prompt
         self.rendered_prompt: RenderedPromptView | None = None
         self.adapter = adapter
@@ -150,7 +151,6 @@ class Frame:
         self.call_prefix = f"{run_context.run_id}."
         self.counter = itertools.count(1)
         """Calls are numbered, never named by chance, so that a resumed run gives them the same ids."""
-        self._unbounded: BudgetTracker | None = None
 
     def show(self, tools: Iterable[Tool[Any, Any]], policies: Iterable[ToolPolicy]) -> None:
         """From now on these can be called, under these policies."""
@@ -159,6 +159,11 @@ class Frame:
             name: tool for name, tool in self.tools.items() if tool.handler is not None and not tool.needs
         }
         self.policies = tuple(policies)
+
+    def ends(self, call: LiveCall) -> None:
+        """A call is at work no more; what came of it has not been told yet."""
+        del self.live[call]
+        self.ending.add(call)
 
     # Who is there for a tool.
 

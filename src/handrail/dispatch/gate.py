@@ -108,13 +108,13 @@ class Gate:
         frame = self.frame
         if frame.log is not None and (before := await from_the_record(call, arguments)) is not None:
             return before
-        call.started = frame.monotonic() - frame.began  # now: the verb that made it may have waited long
+        # Now: the verb that made it may have waited long. One that can't be looked up is recorded by its arguments.
+        call.started, call.arguments = frame.monotonic() - frame.began, arguments
         task: asyncio.Task[Any] = asyncio.current_task(call.loop)  # pyright: ignore[reportAssignmentType]  # we are in one
         cancels = task.cancelling()
         if frame.told.get(ToolStarted, True):  # somebody listens, or it is not known yet
             frame.publish(ToolStarted(call.id, call.name, call.path, call.started, frame.run_context))
         frame.live[call] = task
-        call.arguments = arguments  # also of one that can't be looked up or parsed: it is recorded by them
         ending: BaseException | None = None
         deadline = None if frame.deadline is None or call.undoing else watch_deadline(call, task)
         try:
@@ -171,8 +171,7 @@ class Gate:
                 error = deadline_or(error, call, deadline, task, cancels)
             stopped = task.cancelling() > cancels or (frame.cancellation.cancelled and not call.undoing)
             ending = await self._roll_back(call, error, stopped)  # 9, failure
-        del frame.live[call]
-        frame.ending.add(call)
+        frame.ends(call)
         if call.made_resources is not None or call.policies_made_resources:
             await self._close_resources(call)
         if frame.log is not None and not call.recorded:
