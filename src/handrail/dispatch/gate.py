@@ -108,8 +108,10 @@ class Gate:
         frame = self.frame
         if frame.log is not None and (before := await from_the_record(call, arguments)) is not None:
             return before
-        # Now: the verb that made it may have waited long. One that can't be looked up is recorded by its arguments.
-        call.started, call.arguments = frame.monotonic() - frame.began, arguments
+        call.started, call.arguments = (
+            frame.monotonic() - frame.began,
+            arguments,
+        )  # its verb may have waited long
         task: asyncio.Task[Any] = asyncio.current_task(call.loop)  # pyright: ignore[reportAssignmentType]  # we are in one
         cancels = task.cancelling()
         if frame.told.get(ToolStarted, True):  # somebody listens, or it is not known yet
