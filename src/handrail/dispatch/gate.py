@@ -108,10 +108,7 @@ class Gate:
         frame = self.frame
         if frame.log is not None and (before := await from_the_record(call, arguments)) is not None:
             return before
-        call.started, call.arguments = (
-            frame.monotonic() - frame.began,
-            arguments,
-        )  # its verb may have waited long
+        call.started, call.arguments = frame.monotonic() - frame.began, arguments
         task: asyncio.Task[Any] = asyncio.current_task(call.loop)  # pyright: ignore[reportAssignmentType]  # we are in one
         cancels = task.cancelling()
         if frame.told.get(ToolStarted, True):  # somebody listens, or it is not known yet
