@@ -58,7 +58,7 @@ def models() -> str:
 
 
 def local() -> str:
-    """The embedded model answers. Its weights are installed apart, as the README says."""
+    """The embedded model answers. Its weights are installed apart, as the documentation says."""
     from handrail import LocalModel
 
     answer = Adapter(LocalModel(max_tokens=4)).evaluate(Prompt("p", "Answer."), "Hello").wait()
