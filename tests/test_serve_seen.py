@@ -296,3 +296,38 @@ async def test_a_thread_of_many_runs_stays_usable(tmp_path: Path) -> None:
         print(f"100 runs: {cold * 1000:.0f} ms, again {warm * 1000:.0f} ms")
         assert read == []
         assert len(first["runs"]) == 100
+
+
+async def test_an_agent_two_levels_down_stands_under_its_own_call(tmp_path: Path) -> None:
+    """While its call waits, and from the record alone: each under the call it runs in, and done when it is."""
+
+    @tool(effect="read")
+    async def ask_reader(context: ToolContext) -> str:
+        """Ask a reader, then the person."""
+        await context.adapter.evaluate(Prompt("reader", "Read."), plan("text"))
+        return str(await context.wait_for("n", {}, int)) if context.wait_for else ""
+
+    inner = Prompt("helper", "Help.", tools=[ask_reader])
+
+    @tool(effect="read")
+    async def ask_helper(context: ToolContext) -> str:
+        """Ask a helper."""
+        return (await context.adapter.evaluate(inner, plan([["ask_reader", {}]]))).text
+
+    async with served(tmp_path, tools=[ask_helper]) as app:
+        thread = app.thread()
+        await thread.say(plan([["ask_helper", {}]]))
+        await settle(thread)
+        for _ in range(2):
+            shown = await snapshot(app, app.thread())
+            names = {
+                call["id"]: call["function"]["name"]
+                for message in shown["messages"]
+                for call in message.get("toolCalls", ())
+            }
+            agents = [
+                (each["name"], names[each["parent_call_id"]], each["status"]) for each in shown["subagents"]
+            ]
+            assert agents == [("helper", "ask_helper", "running"), ("reader", "ask_reader", "ok")]
+            await app.threads.stop(0)
+            drop(app)

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -17,8 +18,10 @@ from handrail.messages import AssistantMessage, Usage
 from handrail.question import Question
 from handrail.records import OVER, Journal, RunRow
 from handrail.runs import CallNode, RunTree, Turn, show
+from handrail.runs.places import parent_of
 from handrail.runs.tree import Nested as NestedRun
 from handrail.serve.agui.asking import question_json
+from handrail.serve.agui.places import holder
 from handrail.serve.agui.showing import Inside, merged, nested_in, said_nested, told_in
 from handrail.serve.agui.translate import Translator, messages_snapshot
 from handrail.serve.feed import Event, FellBehind, Item
@@ -95,13 +98,40 @@ async def thread(journal: Journal, seen: Thread) -> dict[str, Any]:
         "messages": [*told_in(found.said, found.nested, seen.named), *open_messages(found.open)],
         "state": found.state,
         "calls": calls,
-        "subagents": [each for run in found.runs for each in run.subagents],
+        "subagents": _agents(found),
         "questions": [question(each) for each in found.questions],
         "runs": [run.line for run in found.runs],
         "usage": usage_of(usage),
         "cost": money(cost),
         "last_event_id": seen.feed.id_of(found.last),
     }
+
+
+def _agents(found: _Gathered) -> list[dict[str, Any]]:
+    """The nested runs, each with the call that its own model's caller knows it by, and how it stands by now."""
+    asked: dict[str, list[str]] = {}
+    for run_id, message in (*found.said, *found.nested):
+        if isinstance(message, AssistantMessage):
+            asked.setdefault(run_id, []).extend(call.id for call in message.calls)
+
+    def call_at(run_id: str, place: str) -> str | None:
+        around, _, number = place.rpartition(".")
+        calls = asked.get(f"{run_id}{around}", []) if number.isdecimal() else []
+        return calls[int(number) - 1] if 0 < int(number or 0) <= len(calls) else None
+
+    agents: list[dict[str, Any]] = []
+    for run in found.runs:
+        run_id = run.line["id"]
+        for agent in run.subagents:
+            parent = parent_of(agent["id"].removeprefix(run_id))
+            held = None if parent is None else holder(parent.place, run_id, partial(call_at, run_id))
+            agents.append({**agent, "parent_call_id": held.call_id if held else agent["parent_call_id"]})
+    ends = {"SUBAGENT_FINISHED": "ok", "SUBAGENT_ERROR": "error", "SUBAGENT_STARTED": "running"}
+    stands: dict[str, str] = {}
+    for told in (msgspec.json.decode(item.data) for item in found.since):
+        if told["type"] in ends and told.get("outcome", {}).get("type") != "suspended":
+            stands[told["subagentRunId"]] = ends[told["type"]]
+    return [{**agent, "status": stands.get(agent["id"], agent["status"])} for agent in agents]
 
 
 async def joining(journal: Journal, seen: Thread) -> tuple[list[Event], int, str]:
@@ -343,11 +373,18 @@ def _subagents(
                 "name": run.name,
                 "parent_call_id": known,
                 "parent_subagent_id": around,
-                "status": "running" if call.status == "open" else "ok" if call.status == "ok" else "error",
+                "status": _standing(run, call),
             }
             inner = [*(each for turn in run.turns for each in turn.calls), *run.calls]
             yield from _subagents(inner, run_id, known or "?", id)
         yield from _subagents(call.calls, run_id, known or "?", around)
+
+
+def _standing(run: NestedRun, call: CallNode) -> str:
+    """How a nested run stands: an answer without calls is its last, whatever else its call still does."""
+    if run.turns and not run.turns[-1].calls:
+        return "ok"
+    return "running" if call.status == "open" else "ok" if call.status == "ok" else "error"
 
 
 def _paths(writes: Iterable[str]) -> list[str]:
