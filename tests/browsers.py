@@ -12,12 +12,16 @@ from playwright.sync_api import Browser, Playwright, sync_playwright
 CHROMIUM = Path("/usr/bin/chromium")
 
 
+def arguments() -> list[str]:
+    """As root it has no sandbox: chromium refuses one there."""
+    return ["--no-sandbox"] if os.geteuid() == 0 else []
+
+
 def launched(playwright: Playwright) -> Browser:
-    """The browser. As root it has no sandbox: chromium refuses one there."""
+    """The browser."""
     if not CHROMIUM.exists():
         raise AssertionError(f"the tests of the page need {CHROMIUM}: scripts/components installs it")
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-    return playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+    return playwright.chromium.launch(executable_path=CHROMIUM, args=arguments())
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,8 @@ import pytest
 
 from serving import TOKEN, Client, Limits, Said, answer, serving, source
 
+pytestmark = pytest.mark.once  # sockets, processes and limits: what they try is not Python's
+
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 SAY = {"text": "hello"}
 

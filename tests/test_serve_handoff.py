@@ -13,7 +13,9 @@ from typing import Any
 import aiohttp
 import pytest
 import uvicorn
+from playwright.async_api import async_playwright
 
+from browsers import CHROMIUM, arguments
 from handrail import Adapter, AgentEnvironment, Handoff, Prompt, ScriptedModel, SqliteJournal
 from handrail.messages import ModelRequest, ToolMessage
 from handrail.serve import PromptSource, asgi
@@ -42,6 +44,25 @@ async def in_the_page(address: str, said: str, filled: dict[str, Any]) -> str:
         while (shown := await get(page, "/threads/t"))["status"] in ("running", "waiting"):
             await asyncio.sleep(0.005)
         return shown["messages"][-1]["content"]
+
+
+async def in_a_browser(address: str, said: str, filled: dict[str, Any]) -> str:
+    """As a person does: types into the page, fills its form in, and reads the answer."""
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=arguments())
+        page = await browser.new_page()
+        await page.goto(address)
+        await page.get_by_label("Message", exact=True).fill(said)
+        await page.keyboard.press("Enter")
+        for label, value in filled.items():
+            await page.get_by_label(label.capitalize()).fill(value)
+        await page.get_by_role("button", name="Send", exact=True).last.click()
+        await page.get_by_placeholder(
+            "Write a message"
+        ).wait_for()  # it is over, and something else may be said
+        said_last = await page.get_by_role("log").locator(".assistant").last.inner_text()
+        await browser.close()
+        return said_last
 
 
 async def get(page: aiohttp.ClientSession, path: str) -> Any:
@@ -84,7 +105,7 @@ def charged(request: ModelRequest) -> Any:
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("page", [in_the_page])
+@pytest.mark.parametrize("page", [in_the_page, in_a_browser])
 async def test_one_handoff_in_the_page_at_a_terminal_and_by_a_model(tmp_path: Path, page: Page) -> None:
     handoff: Handoff[Any, Any] = getattr(example("flexible"), PATTERN.handoff)
     prompt: Prompt[None] = Prompt("waiter", "Serve.", tools=[handoff])

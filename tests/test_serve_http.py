@@ -31,6 +31,7 @@ from handrail.serve.process import address_of, listen
 from handrail.serve.refusals import pointer_of
 from serving import TOKEN, Client, said_by, serving, source
 
+pytestmark = pytest.mark.once  # sockets, processes and limits: what they try is not Python's
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
 
