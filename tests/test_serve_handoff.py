@@ -122,7 +122,7 @@ async def test_one_handoff_in_the_page_at_a_terminal_and_by_a_model(tmp_path: Pa
     by_model = await adapter.evaluate(prompt, SAID, environment=AgentEnvironment(replying(PATTERN)))
 
     told = {"page": by_page, "terminal": at_the_terminal.text, "model": by_model.text}
-    assert {where: said.split("\n")[0] for where, said in told.items()} == {
+    assert {where: said.split()[0] for where, said in told.items()} == {
         "page": "tea",
         "terminal": "tea",
         "model": "coffee",
