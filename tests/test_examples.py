@@ -18,7 +18,7 @@ from terminals import window
 pytestmark = pytest.mark.timeout(120)  # processes, and a real model is at work in one of them
 
 FOLDER = Path(__file__).parent.parent / "examples"
-PARTS = {FOLDER / "newsroom", FOLDER / "inbox"}
+PARTS = {FOLDER / "support", FOLDER / "inbox"}
 """What is run by another file: a folder of workers, and the inbox, which has its own tests."""
 EXAMPLES = sorted(path for path in FOLDER.rglob("*.py") if path.parent not in PARTS)
 
