@@ -163,7 +163,8 @@ class Frame:
     def ends(self, call: LiveCall) -> None:
         """A call is at work no more; what came of it has not been told yet."""
         del self.live[call]
-        self.ending.add(call)
+        if self.parking is not None:
+            self.ending.add(call)
 
     # Who is there for a tool.
 

@@ -483,10 +483,10 @@ class Gate:
                     frame.run_context,
                 )
             )
-        frame.ending.discard(call)
         if call.error is not None and call.status != "cancelled":
             forget_locals(call.error)
         if parking is not None:
+            frame.ending.discard(call)
             parking.ended(call)
         return result
 
