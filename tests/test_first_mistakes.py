@@ -78,7 +78,7 @@ def test_a_mistake_is_answered_with_its_mend(mistake: Any, words: str) -> None:
 
 def test_an_unknown_price_under_a_limit_of_money() -> None:
     """It is not said that money is spent, but that nobody knows how much would be."""
-    with pytest.raises(PromptEvaluationError, match=r"Give the model a price, or install handrail\[prices\]"):
+    with pytest.raises(PromptEvaluationError, match=r"a price, or run `pip install 'handrail\[prices\]'`"):
         adapter().evaluate(Prompt("p", "x"), "hi", budget=Budget(money=1)).wait()
 
 
