@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,11 +24,13 @@ from handrail import (
     Shell,
     ShellTools,
     ToolCall,
+    open_gate,
     tool,
 )
 from handrail.errors import DefinitionError
 from handrail.events import ToolInvoked
 from handrail.messages import UserMessage
+from handrail.serve.source import load
 from handrail.testing import Person
 
 
@@ -125,3 +129,43 @@ def test_what_the_run_says_is_told_from_what_the_user_says() -> None:
     Adapter(model).evaluate(Prompt("p", "x", output=Report), "hi").wait()
     said = [message for message in model.requests[1].messages if isinstance(message, UserMessage)]
     assert [message.by_run for message in said] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import nothing_of_this_name", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
+        ("x = 1\n\nx.y", r"AttributeError: .*served_wrongly\.py, line 3\)"),
+        ("def (", r"SyntaxError: .*served_wrongly\.py, line 1\)"),
+    ],
+)
+def test_a_module_that_does_not_load_is_its_own_mistake(
+    text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It is said with its line, and as what is wrong with the module: not as a defect of the command."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setitem(sys.modules, "served_wrongly", sys)  # put back to nothing afterwards
+    file = tmp_path / "served_wrongly.py"
+    file.write_text(text)
+    with pytest.raises(DefinitionError, match=rf"served_wrongly\.py can't be loaded: {words}"):
+        load(str(file))
+
+
+def test_an_answer_that_does_not_fit_is_said_with_one_full_stop():
+    """What refuses it ends its own sentence; the mend is put behind that."""
+    person = Person(lambda question: {"approved": True, "scope": "all of it"})
+
+    @tool(capabilities={"money"})
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    gate = open_gate([pay], policies=[CapabilityPolicy({"money": "ask"})], environment=person)
+    assert not gate.invoke("pay", {}).wait().success
+    assert person.questions[1].message.endswith("Say remember='scope', or name none")
+
+
+def test_a_folder_given_as_a_text_is_told_what_makes_it_files():
+    """The commonest thing to give, and not files in memory, is what was meant."""
+    with pytest.raises(DefinitionError, match=r"filesystem is a str.*DirectoryFilesystem\('folder'\)"):
+        open_gate([weather], filesystem=wrongly("site"))

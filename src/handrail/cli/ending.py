@@ -51,7 +51,9 @@ def trouble(error: BaseException) -> Trouble:
     if isinstance(error, OSError):
         return Trouble(FAILED, kind, message)
     return Trouble(
-        FAILED, kind, f"{kind}: {message}. This is a defect: run it again with --verbose to see where."
+        FAILED,
+        kind,
+        f"{kind}: {message}. This is a defect: run it again with HANDRAIL_DEBUG=1 in the environment to see where.",
     )
 
 

@@ -135,6 +135,11 @@ def find_worker(named: str) -> Place:
     from handrail.workers import WorkerRegistry
 
     path = Path(named)
+    if path.is_file() and path.suffix == ".py":
+        raise UsageError(
+            f"{path} is a module, and a worker (NAME.md) is wanted. A module is served: `handrail serve {path}`; "
+            "at a terminal, run its prompt from Python: Adapter(model, environment=Terminal())."
+        )
     if path.is_file():
         registry, worker = WorkerRegistry.of_file(path)
         return Place(registry, worker.name, worker, path.parent)
@@ -143,8 +148,13 @@ def find_worker(named: str) -> Place:
         names = registry.names
         name = "main" if "main" in names else names[0] if len(names) == 1 else ""
         if not name:
-            which = f"It has {', '.join(names)}: write {path}/{names[0]}." if names else "It has none."
-            raise UsageError(f"{path} does not say which worker. {which}")
+            if not names:
+                raise UsageError(
+                    f"there is no worker (NAME.md) in {str(path)!r}. Name another folder; `handrail new demo` makes one."
+                )
+            raise UsageError(
+                f"{path} does not say which worker. It has {', '.join(names)}: write {path}/{names[0]}."
+            )
         return Place(registry, name, registry[name], path)
     if path.parent.is_dir() and path.suffix != ".md":
         registry = WorkerRegistry(path.parent)

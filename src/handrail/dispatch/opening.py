@@ -106,7 +106,11 @@ def open_frame(
     check_kinds(
         policies=(policies, Iterable, "a list of policies: [CapabilityPolicy()]"),
         session=(session, Session, "a Session"),
-        filesystem=(filesystem, Filesystem, "a Filesystem, for example MemoryFilesystem()"),
+        filesystem=(
+            filesystem,
+            Filesystem,
+            "a Filesystem: DirectoryFilesystem('folder') or MemoryFilesystem()",
+        ),
         deadline=(deadline, Deadline, "a Deadline, for example Deadline.after(60)"),
         budget=(budget, (Budget, BudgetTracker), "a Budget, for example Budget(tool_calls=100)"),
     )

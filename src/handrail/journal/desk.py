@@ -170,7 +170,7 @@ class QuestionDesk:
             except ToolValidationError as error:
                 raise AnswerRefused(
                     question.id,
-                    f"it does not fit: {error}",
+                    f"it does not fit: {str(error).removesuffix('.')}",
                     "Give what the schema says.",
                     problems=error.problems or (Problem("", str(error)),),
                 ) from None

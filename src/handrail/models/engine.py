@@ -194,8 +194,9 @@ def find_weights() -> Path:
         if spec is None
     ]
     if package is None or missing or not package.submodule_search_locations:
+        are = "are" if len(missing) > 1 else "is"
         raise DefinitionError(
-            f"the embedded model needs {' and '.join(missing)}, which is not installed. {INSTALL}"
+            f"the embedded model needs {' and '.join(missing)}, which {are} not installed. {INSTALL}"
         )
     return Path(package.submodule_search_locations[0]) / WEIGHTS
 

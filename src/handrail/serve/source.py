@@ -6,6 +6,7 @@ import copy
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from handrail.adapter import Adapter
-from handrail.errors import DefinitionError
+from handrail.errors import DefinitionError, HandrailError
 from handrail.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -255,7 +256,12 @@ def load(app: str, *, model: Model | None = None, approvals: Any = None, files: 
     if path.is_dir() or path.suffix == ".md":
         return Loaded(_worker_of(path, model, approvals, files))
     named, _, attribute = app.partition(":")
-    module = load_module(named)
+    try:
+        module = load_module(named)
+    except HandrailError:
+        raise
+    except Exception as error:  # whatever the user's own module does when it is imported
+        raise DefinitionError(f"{named} can't be loaded: {_said_of(error)}. Correct it there.") from error
     attribute = attribute or "prompt"
     prompt: Any = getattr(module, attribute, None)
     if not isinstance(prompt, Prompt):
@@ -282,6 +288,16 @@ def load(app: str, *, model: Model | None = None, approvals: Any = None, files: 
         description=(module.__doc__ or "").strip().partition("\n")[0],
     )
     return Loaded(source, getattr(module, "authenticate", None), _renderers_of(module))
+
+
+def _said_of(error: Exception) -> str:
+    """An error of the user's own code, and the line it came from. A SyntaxError says that itself."""
+    said = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError):
+        return said
+    frames = traceback.extract_tb(error.__traceback__)
+    place = [frame for frame in frames if not frame.filename.startswith("<frozen ")][-1]
+    return f"{said} ({place.filename}, line {place.lineno})"
 
 
 def load_module(named: str) -> ModuleType:
@@ -323,8 +339,15 @@ def _worker_of(path: Path, model: Model | None, approvals: Any, files: Any) -> W
         names = registry.names
         name = "main" if "main" in names else names[0] if len(names) == 1 else ""
         if not name:
-            which = f"It has {', '.join(names)}: name {path / names[0]}.md." if names else "It has none."
-            raise DefinitionError(f"{path} does not say which worker is served. {which}")
+            if not names:
+                raise DefinitionError(
+                    f"there is no worker (NAME.md) in {str(path)!r}. Name another folder, or a module: "
+                    f"{path / 'app.py'}."
+                )
+            raise DefinitionError(
+                f"{path} does not say which worker is served. It has {', '.join(names)}: name "
+                f"{path / names[0]}.md."
+            )
     elif path.is_file():
         registry, worker = WorkerRegistry.of_file(path)
         name = worker.name
