@@ -261,6 +261,17 @@ async def test_nested_agents_are_shown_with_what_they_cost(tmp_path: Path) -> No
         assert shown["calls"][call_id]["usage"]["requests"] == 1
 
 
+async def test_a_cost_that_is_not_known_is_not_shown_as_nothing(tmp_path: Path) -> None:
+    """A model without a price: neither the thread nor its run says that it was free."""
+    async with served(tmp_path) as app:
+        thread = app.thread()
+        await thread.say(plan("hello"))
+        await over(thread)
+        shown = await snapshot(app, thread)
+        assert (shown["cost"], shown["runs"][0]["cost"]) == (None, None)
+        assert shown["usage"]["requests"] == 1
+
+
 async def test_files_and_undo_are_shown(tmp_path: Path) -> None:
     async with served(tmp_path) as app:
         thread = app.thread()
