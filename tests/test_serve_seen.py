@@ -17,8 +17,8 @@ from handrail import Prompt, ToolContext, tool
 from handrail.errors import ThreadUnknown
 from handrail.messages import AssistantMessage, UserMessage
 from handrail.serve import seen
-from handrail.serve.thread import Thread, answer_to
-from served_threads import App, Held, SlowModel, give, over, plan, served, settle
+from handrail.serve.thread import Thread
+from served_threads import App, Held, SlowModel, answer_to, give, over, plan, served, settle
 
 UNTIMED = {"last_event_id"}
 
