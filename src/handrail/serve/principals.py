@@ -91,7 +91,10 @@ class Principals:
         wait = self._wrong.wait(address)
         if wait:
             raise RequestRefused(
-                429, "TooManyWrongTokens", "too many wrong tokens came from this address", retry_after=wait
+                429,
+                "TooManyWrongTokens",
+                "too many wrong tokens came from this address. Wait as long as `Retry-After` says.",
+                retry_after=wait,
             )
         if not hmac.compare_digest(_digest(token), _digest(self._token)):
             self._wrong.take(address)

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from handrail.adapter.stream import RunStream
     from handrail.tools import Tool
 
-_ELSEWHERE = "of another program"
-_HERE = "of this server"
+_ELSEWHERE = "another program"
+_HERE = "this server"
 
 
 @dataclass(slots=True)
