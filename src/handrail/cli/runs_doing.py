@@ -223,7 +223,7 @@ async def _folder(journal: SqliteJournal, row: RunRow, files: Path | None) -> An
         root = recorded or next((unit.root for unit in await journal.load(row.record.id) if unit.root), "")
         return DirectoryFilesystem(root) if root and Path(root).is_dir() else None
     if not files.is_dir():
-        raise Wrong(f"--files {files}: there is no such folder")
+        raise Wrong(f"--files {files}: no such folder. Make it first, or name another.")
     return DirectoryFilesystem(files)
 
 
