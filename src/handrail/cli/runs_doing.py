@@ -190,7 +190,10 @@ def _code(row: RunRow, app: str | None) -> tuple[Any, bool]:
     except HandrailError:
         raise
     except Exception as error:  # whatever the user's own module does when it is imported
-        raise Wrong(f"the code at {named!r} can't be loaded: {type(error).__name__}: {error}") from error
+        raise Wrong(
+            f"the code at {named!r} can't be loaded: {type(error).__name__}: {error}. "
+            "Go to the folder it is imported from, or name it: --app module:name."
+        ) from error
 
 
 def _then(journal: SqliteJournal, command: str, row: RunRow) -> str:
