@@ -61,7 +61,7 @@ class Shell:
             raise DefinitionError(f"a shell's backend is {backend!r}. Give 'auto', 'overlay' or 'copy'.")
         if output_limit < 2 or processes < 1:
             raise DefinitionError(
-                f"a shell with output_limit={output_limit!r} and processes={processes!r} can run nothing. "
+                f"a shell's output_limit is {output_limit!r} and its processes {processes!r}. "
                 "Give at least 2 bytes and 1 process."
             )
         given = dict(environment or {})
