@@ -17,7 +17,7 @@ from handrail.question import Answer, Question
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.serve.feed import Feed
 from handrail.serve.source import PromptSource
-from handrail.serve.thread import Thread, answer_to
+from handrail.serve.thread import Thread
 from handrail.serve.threads import Threads
 from recorded import Noted, Pick, call, choose, note, notes, read, send, write
 
@@ -171,6 +171,18 @@ async def over(thread: Thread) -> None:
     while thread.live is not None:
         await thread.live.over()
         await asyncio.sleep(0)
+
+
+def answer_to(question: Question, principal: str, outcome: Any, value: Any, reason: str = "") -> Answer:
+    """Somebody's answer, bound to what they saw."""
+    return Answer(
+        question_id=question.id,
+        digest=question.digest,
+        by=principal,
+        outcome=outcome,
+        value=value,
+        reason=reason,
+    )
 
 
 async def give(thread: Thread, question: Question, value: Any, **options: Any) -> str:

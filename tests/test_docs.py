@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -120,6 +121,14 @@ def test_every_public_name_is_in_the_reference_once():
     modules = {"errors", "events", "runs"}
     assert sorted(set(named) - modules) == sorted(set(handrail.__all__) - raised)
     assert len(named) == len(set(named))
+
+
+@pytest.mark.parametrize("part", ["runs", "serve", "testing"])
+def test_every_name_of_a_public_part_is_in_the_reference(part: str):
+    """What `__all__` of these packages names is on their page."""
+    page = (DOCS / "reference" / f"{part}.md").read_text()
+    names = importlib.import_module(f"handrail.{part}").__all__
+    assert [name for name in names if not re.search(rf"\b{name}\b", page)] == []
 
 
 def test_a_broken_link_fails_the_build(tmp_path: Path):

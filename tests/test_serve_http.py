@@ -441,6 +441,13 @@ def test_tokens_that_are_weak_or_beside_a_hook_are_refused():
             Principals(b"key", limits=Limits(), **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("given", [0, -1, float("inf"), float("nan"), True, "5", None])
+def test_a_limit_that_is_none_is_refused_where_it_is_given(given: Any):
+    for name in ("streams", "requests_per_second", "body_bytes"):
+        with pytest.raises(DefinitionError, match=rf"{name}=.*positive"):
+            Limits(**{name: given})
+
+
 async def test_other_addresses_want_a_token(tmp_path: Path):
     async with serving(tmp_path) as client:
         for host in ("0.0.0.0", "::", ""):

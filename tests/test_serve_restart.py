@@ -18,10 +18,9 @@ from handrail.clock import SystemClock
 from handrail.errors import ServerStopping
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.serve.agui.frontend import frontend_tool
-from handrail.serve.thread import answer_to
 from programs import HANDRAIL
 from recorded import Pick
-from served_threads import App, Held, by, events, give, kinds, over, plan, served, settle, texts
+from served_threads import App, Held, answer_to, by, events, give, kinds, over, plan, served, settle, texts
 
 WRITE = ["write", {"path": "a.txt", "text": "a"}]
 

@@ -17,8 +17,8 @@ from handrail import Prompt, ToolContext, tool
 from handrail.errors import ThreadUnknown
 from handrail.messages import AssistantMessage, UserMessage
 from handrail.serve import seen
-from handrail.serve.thread import Thread, answer_to
-from served_threads import App, Held, SlowModel, give, over, plan, served, settle
+from handrail.serve.thread import Thread
+from served_threads import App, Held, SlowModel, answer_to, give, over, plan, served, settle
 
 UNTIMED = {"last_event_id"}
 
@@ -259,6 +259,17 @@ async def test_nested_agents_are_shown_with_what_they_cost(tmp_path: Path) -> No
         [agent] = shown["subagents"]
         assert (agent["name"], agent["parent_call_id"], agent["status"]) == ("helper", call_id, "ok")
         assert shown["calls"][call_id]["usage"]["requests"] == 1
+
+
+async def test_a_cost_that_is_not_known_is_not_shown_as_nothing(tmp_path: Path) -> None:
+    """A model without a price: neither the thread nor its run says that it was free."""
+    async with served(tmp_path) as app:
+        thread = app.thread()
+        await thread.say(plan("hello"))
+        await over(thread)
+        shown = await snapshot(app, thread)
+        assert (shown["cost"], shown["runs"][0]["cost"]) == (None, None)
+        assert shown["usage"]["requests"] == 1
 
 
 async def test_files_and_undo_are_shown(tmp_path: Path) -> None:

@@ -18,8 +18,7 @@ from handrail.errors import (
     ThreadUnknown,
     UndoRefused,
 )
-from handrail.serve.thread import answer_to
-from served_threads import Held, by, events, give, kinds, over, plan, served, settle, texts
+from served_threads import Held, answer_to, by, events, give, kinds, over, plan, served, settle, texts
 
 # --- a run goes on whoever looks ------------------------------------------------------------------
 

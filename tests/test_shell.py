@@ -18,6 +18,7 @@ from folders import PYTHON, Folder, anything, tree
 from handrail.errors import (
     CommandMissing,
     CommandRefused,
+    DefinitionError,
     FileError,
     FileMissing,
     PathRefused,
@@ -199,14 +200,14 @@ def test_a_timeout_is_a_time(folder: Folder, timeout: float):
 
 
 def test_a_shell_with_nonsense_can_not_be_made():
-    """Found where it is written."""
-    for options in (
-        {"backend": "docker"},
-        {"output_limit": 1},
-        {"processes": 0},
-        {"environment": {"A=": "is"}},
+    """Found where it is written: what is wrong, and the mend."""
+    for options, wrong in (
+        ({"backend": "docker"}, "backend is 'docker'"),
+        ({"output_limit": 1}, "output_limit is 1"),
+        ({"processes": 0}, "processes 0"),
+        ({"environment": {"A=": "is"}}, "environment has 'A='"),
     ):
-        with pytest.raises(ValueError, match="is"):
+        with pytest.raises(DefinitionError, match=rf"{wrong}.* Give "):
             Shell(**options)  # pyright: ignore[reportArgumentType]
 
 

@@ -27,6 +27,7 @@ from handrail import (
 )
 from handrail.errors import DefinitionError
 from handrail.events import MessageAdded, ModelRequested
+from handrail.journal import MemoryJournal
 from handrail.models.scripted import Reply
 from handrail.testing import Nobody, worker_context
 from worker_folders import PLAIN, Watched, folder, sound
@@ -248,6 +249,14 @@ async def test_call_worker_does_not_call_plain_tools(tmp_path: Path) -> None:
     await registry.run("main", "go", model=script, session=watched.session)
     assert "a tool here, not a worker" in script.requests[1].messages[-1].text
     assert watched.ended == [("reach", "ok")]
+
+
+async def test_a_journal_given_beside_an_adapter_records_the_run(tmp_path: Path) -> None:
+    """Neither is dropped for the other."""
+    registry, journal = sound(tmp_path, main=PLAIN), MemoryJournal()
+    adapter = Adapter(ScriptedModel(["fine"]))
+    response = await registry.run("main", "x", adapter=adapter, journal=journal)
+    assert [row.record.id for row in await journal.runs()] == [response.run_id]
 
 
 async def test_an_adapter_given_workers_lets_any_run_call_them(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """The seams: what one layer asks of another without knowing who answers.
 
 Everything that reaches the outside world (time, a model, a person, a disk, a record) goes through
-one of these, and each has a public fake in `handrail.testing`.
+one of these, and each has a public fake: `ScriptedModel`, `MemoryFilesystem`, `MemoryJournal`, and
+those of `handrail.testing`.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def _begin(
 
 def _attachment(path: Path) -> Any:
     if not path.is_file():
-        raise UsageError(f"--attach {path}: no such file.")
+        raise UsageError(f"--attach {path}: no such file. Name one that is there.")
     return path
 
 

@@ -190,7 +190,10 @@ def _code(row: RunRow, app: str | None) -> tuple[Any, bool]:
     except HandrailError:
         raise
     except Exception as error:  # whatever the user's own module does when it is imported
-        raise Wrong(f"the code at {named!r} can't be loaded: {type(error).__name__}: {error}") from error
+        raise Wrong(
+            f"the code at {named!r} can't be loaded: {type(error).__name__}: {error}. "
+            "Go to the folder it is imported from, or name it: --app module:name."
+        ) from error
 
 
 def _then(journal: SqliteJournal, command: str, row: RunRow) -> str:
@@ -223,7 +226,7 @@ async def _folder(journal: SqliteJournal, row: RunRow, files: Path | None) -> An
         root = recorded or next((unit.root for unit in await journal.load(row.record.id) if unit.root), "")
         return DirectoryFilesystem(root) if root and Path(root).is_dir() else None
     if not files.is_dir():
-        raise Wrong(f"--files {files}: there is no such folder")
+        raise Wrong(f"--files {files}: no such folder. Make it first, or name another.")
     return DirectoryFilesystem(files)
 
 

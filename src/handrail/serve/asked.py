@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
 
 from starlette.requests import Request
 
 from handrail.errors import RequestRefused
 from handrail.serve.guarding import PRINCIPAL
+from handrail.serve.naming import ID, ID_IN_WORDS
 from handrail.serve.thread import Thread
 from handrail.serve.threads import Threads
 
-_ID = re.compile(r"[A-Za-z0-9._:~-]{1,128}")
 _MOST = 200
 
 
@@ -22,8 +21,8 @@ def thread_of(threads: Threads, request: Request) -> Thread:
 
 
 def checked_id(given: object) -> str:
-    if not isinstance(given, str) or not _ID.fullmatch(given):
-        raise RequestRefused(422, "BadId", "an id has 1 to 128 letters, digits and . _ : ~ -")
+    if not isinstance(given, str) or not ID.fullmatch(given):
+        raise RequestRefused(422, "BadId", f"an id has {ID_IN_WORDS}")
     return given
 
 
@@ -36,7 +35,7 @@ def limit_of(request: Request) -> int:
 
 
 def before_of(request: Request) -> float | None:
-    """`?before=`: a time, in seconds since 1970."""
+    """`?before=`: a time in ISO 8601, UTC unless it says otherwise; here as seconds since 1970."""
     given = request.query_params.get("before")
     if given is None:
         return None

@@ -167,9 +167,13 @@ class Conversations:
     async def _begin(self, thread: Thread, text: str, **more: Any) -> str:
         most = self._limits.message_chars
         if len(text) > most:
-            raise RequestRefused(413, "MessageTooLong", f"a message has at most {most} characters")
+            raise RequestRefused(
+                413, "MessageTooLong", f"a message has at most {most} characters. Say less at once."
+            )
         if not text.strip():
-            raise RequestRefused(422, "MessageEmpty", "say something", fields=[("/text", "some text")])
+            raise RequestRefused(
+                422, "MessageEmpty", "the message is empty. Say something.", fields=[("/text", "some text")]
+            )
         with self._place_for_run(thread.principal):
             run_id = await asyncio.shield(thread.say(text, **more))  # begun whole, also if the client goes
         self._metrics.runs_begun += 1

@@ -124,10 +124,16 @@ class Guard:
         """Where it is for and where it comes from: before anything is done for it."""
         headers = request.scope["headers"]
         if sum(len(name) + len(value) for name, value in headers) > self._limits.header_bytes:
-            raise RequestRefused(431, "HeadersTooLarge", "the headers are too large")
+            raise RequestRefused(
+                431,
+                "HeadersTooLarge",
+                f"the headers are over {self._limits.header_bytes} bytes. Send fewer, or shorter ones.",
+            )
         names = [name for name, _ in headers]
         if b"transfer-encoding" in names and b"content-length" in names:
-            raise RequestRefused(400, "BadRequest", "a body has one length: not chunked and counted at once")
+            raise RequestRefused(
+                400, "BadRequest", "the body is both chunked and counted. Send it in one of these ways."
+            )
         if names.count(b"host") != 1 or not self._is_ours(request):
             raise RequestRefused(
                 403,
@@ -135,7 +141,7 @@ class Guard:
                 "this server is not called that. Use the address it printed, or start it with --allow-host NAME.",
             )
         if request.method not in _METHODS and request.method != "OPTIONS":
-            raise RequestRefused(405, "MethodRefused", "not with this method")
+            raise _method_refused()
         if is_static(request.scope["path"]) and request.method in _SAFE:
             return
         origin = request.headers.get("origin")
@@ -144,18 +150,27 @@ class Guard:
                 403, "OriginRefused", "not from this origin. Start the server with --allow-origin ORIGIN."
             )
         if origin is None and request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-            raise RequestRefused(403, "OriginRefused", "not from another site's page")
+            raise RequestRefused(
+                403,
+                "OriginRefused",
+                "not from another site's page. Open the server's own, or start it with --allow-origin ORIGIN.",
+            )
 
     async def _let_in(self, request: Request, receive: Receive) -> Receive:
         """Who it is by, whether that is too often, and what it brings."""
         path, method = request.scope["path"], request.method
         if method == "OPTIONS" or (method == "HEAD" and not is_static(path)):
-            raise RequestRefused(405, "MethodRefused", "not with this method")
+            raise _method_refused()
         if not is_open(path):
             principal = request.scope[PRINCIPAL] = await self._principals.of(request)
             wait = self._rate.take(principal)
             if wait:
-                raise RequestRefused(429, "TooManyRequests", "too many requests at once", retry_after=wait)
+                raise RequestRefused(
+                    429,
+                    "TooManyRequests",
+                    "too many requests came at once. Wait as long as `Retry-After` says.",
+                    retry_after=wait,
+                )
         if method in _SAFE:
             return receive
         if self._stopping():
@@ -180,7 +195,7 @@ class Guard:
                 while True:
                     message = await receive()
                     if message["type"] != "http.request":
-                        raise RequestRefused(400, "BodyMissing", "the body ended early")
+                        raise RequestRefused(400, "BodyMissing", "the body ended early. Send all of it.")
                     parts += message.get("body", b"")
                     if len(parts) > limit:
                         raise too_large
@@ -188,7 +203,9 @@ class Guard:
                         return bytes(parts)
         except TimeoutError:
             raise RequestRefused(
-                408, "BodyTooSlow", f"the body was not there after {self._limits.body_seconds:g} seconds"
+                408,
+                "BodyTooSlow",
+                f"the body was not there after {self._limits.body_seconds:g} seconds. Send it at once.",
             ) from None
 
     # Hosts and origins.
@@ -285,6 +302,12 @@ class _Answer:
         else:
             self._metrics.bytes += len(message.get("body", b""))
         await self._send(message)
+
+
+def _method_refused() -> RequestRefused:
+    return RequestRefused(
+        405, "MethodRefused", "not with this method. The addresses take GET, POST or DELETE, each its own."
+    )
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

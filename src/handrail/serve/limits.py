@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import RequestRefused
+from handrail.errors import DefinitionError, RequestRefused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,15 @@ class Limits:
     """Runs at work at once; those that wait for an answer do not count."""
     runs_per_principal: int = 100
     message_chars: int = 100_000
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            given = getattr(self, field.name)
+            if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < math.inf:
+                raise DefinitionError(
+                    f"Limits({field.name}={given!r}) would let nothing through, or bounds nothing. "
+                    "Give a positive number."
+                )
 
 
 class Rate:

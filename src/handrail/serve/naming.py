@@ -6,8 +6,10 @@ import re
 
 from handrail.errors import ThreadNameRefused
 
-_ID = re.compile(r"[A-Za-z0-9._:~-]{1,128}")
-_LONGEST = 256
+ID = re.compile(r"[A-Za-z0-9._:~-]{1,128}")
+"""What threads, and the legs of AG-UI clients, may be called."""
+ID_IN_WORDS = "1 to 128 letters, digits and . _ : ~ -"
+LONGEST_PRINCIPAL = 256
 
 
 def session_id_of(principal: str, thread_id: str) -> str:
@@ -16,15 +18,13 @@ def session_id_of(principal: str, thread_id: str) -> str:
     An id has no slash, so the last one parts it from the principal, whatever that has in it: two pairs
     never have the same session.
     """
-    if not _ID.fullmatch(thread_id):
-        raise ThreadNameRefused(
-            thread_id[:_LONGEST], "its id is no id", "Give 1 to 128 letters, digits and . _ : ~ -"
-        )
-    if not principal or len(principal) > _LONGEST or not principal.isprintable():
+    if not ID.fullmatch(thread_id):
+        raise ThreadNameRefused(thread_id[:256], "its id is no id", f"Give {ID_IN_WORDS}")
+    if not principal or len(principal) > LONGEST_PRINCIPAL or not principal.isprintable():
         raise ThreadNameRefused(
             thread_id,
-            f"{principal[:_LONGEST]!r} is no name of a principal",
-            f"Let `authenticate` give 1 to {_LONGEST} printable characters.",
+            f"{principal[:LONGEST_PRINCIPAL]!r} is no name of a principal",
+            f"Let `authenticate` give 1 to {LONGEST_PRINCIPAL} printable characters.",
         )
     return f"{principal}/{thread_id}"
 

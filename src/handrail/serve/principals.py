@@ -15,6 +15,7 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, RequestRefused
 from handrail.ids import NewId, random_id
 from handrail.serve.limits import Limits, Rate
+from handrail.serve.naming import LONGEST_PRINCIPAL
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -28,7 +29,6 @@ LOCAL = "local"
 """Who everybody is where there is one token, or none."""
 SHORTEST_TOKEN = 16
 _COOKIE_SECONDS = 7 * 24 * 3600
-_LONGEST_PRINCIPAL = 256
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 _MEND = "Send it as `Authorization: Bearer TOKEN`, or sign in on the page."
 
@@ -91,7 +91,10 @@ class Principals:
         wait = self._wrong.wait(address)
         if wait:
             raise RequestRefused(
-                429, "TooManyWrongTokens", "too many wrong tokens came from this address", retry_after=wait
+                429,
+                "TooManyWrongTokens",
+                "too many wrong tokens came from this address. Wait as long as `Retry-After` says.",
+                retry_after=wait,
             )
         if not hmac.compare_digest(_digest(token), _digest(self._token)):
             self._wrong.take(address)
@@ -131,11 +134,11 @@ class Principals:
             raise RequestRefused(401, "NotSignedIn", "sign in first") from None
         if found is None or found == "":
             raise RequestRefused(401, "NotSignedIn", "sign in first")
-        if not isinstance(found, str) or len(found) > _LONGEST_PRINCIPAL or not found.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance]  # an app's own
+        if not isinstance(found, str) or len(found) > LONGEST_PRINCIPAL or not found.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance]  # an app's own
             log.error(
                 "the app's authenticate gave %.80r, which is no principal: 1 to %d printable characters",
                 found,
-                _LONGEST_PRINCIPAL,
+                LONGEST_PRINCIPAL,
             )
             raise RequestRefused(
                 500, "ServerError", "the server could not tell who you are; its log says why"

@@ -45,8 +45,8 @@ STATUSES: Mapping[type[HandrailError], int] = {
     SessionError: 404,
 }
 _PLAIN = {
-    404: ("NotFound", "there is nothing at this address"),
-    405: ("MethodRefused", "not with this method"),
+    404: ("NotFound", "there is nothing at this address. The page is at `/`, AG-UI at `/agent`."),
+    405: ("MethodRefused", "not with this method. The header `Allow` says which there are."),
 }
 _PART = re.compile(r'\[(\d+|"(?:[^"\\]|\\.)*")\]|([^.\[]+)')
 

@@ -81,10 +81,9 @@ async def thread(journal: Journal, seen: Thread) -> dict[str, Any]:
     """The snapshot of a thread: what there is to see of it up to the event `last_event_id`."""
     found = await _gathered(journal, seen)
     calls: dict[str, Any] = {}
-    usage, cost = Usage(), Decimal(0)
+    usage = sum((run.usage for run in found.runs), Usage())
+    known = [run.cost for run in found.runs if run.cost is not None]
     for run in found.runs:
-        usage += run.usage
-        cost += run.cost or 0
         calls |= run.calls
     calls = {id: {**facts, "undone": id in found.undone} for id, facts in calls.items()}
     for told in (*(msgspec.json.decode(item.data) for item in found.since), *(e.data for e in found.open)):
@@ -102,7 +101,7 @@ async def thread(journal: Journal, seen: Thread) -> dict[str, Any]:
         "questions": [question(each) for each in found.questions],
         "runs": [run.line for run in found.runs],
         "usage": usage_of(usage),
-        "cost": money(cost),
+        "cost": money(sum(known, Decimal(0)) if known else None),
         "last_event_id": seen.feed.id_of(found.last),
     }
 

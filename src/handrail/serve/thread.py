@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from handrail.adapter.stream import RunStream
     from handrail.tools import Tool
 
-_ELSEWHERE = "of another program"
-_HERE = "of this server"
+_ELSEWHERE = "another program"
+_HERE = "this server"
 
 
 @dataclass(slots=True)
@@ -451,17 +451,3 @@ class Thread:
             self._session = live.session if live.has_begun and not live.parked else None
             if live.parked:
                 self._setup.parked(self, list(live.questions.values()), live.was_answered)
-
-
-def answer_to(question: Question, principal: str, outcome: Any, value: Any, reason: str = "") -> Answer:
-    """Somebody's answer, bound to what they saw."""
-    if outcome not in ("answered", "declined", "cancelled"):
-        raise AnswerRefused(question.id, f"{outcome!r} is no outcome", "Say answered, declined or cancelled.")
-    return Answer(
-        question_id=question.id,
-        digest=question.digest,
-        by=principal,
-        outcome=outcome,
-        value=value,
-        reason=reason,
-    )

@@ -26,6 +26,7 @@ log = logging.getLogger("handrail.serve")
 _MOST_KEPT = 256
 """How many threads without a run are kept in memory; the journal has the others."""
 _MOST_RESUMED = 100_000
+"""How many runs of a process before this one are looked at when it starts, the newest."""
 
 
 class Threads:

@@ -52,8 +52,12 @@ _FULL = canned(
     "the server has as many connections as it takes. Try again soon.",
     "retry-after: 5",
 )
-_BAD = canned(400, "Bad Request", "BadRequest", "this is no HTTP request that can be read")
-_SLOW = canned(408, "Request Timeout", "HeadersTooSlow", "the request was not there in time")
+_BAD = canned(
+    400, "Bad Request", "BadRequest", "this is no HTTP request that can be read. Speak HTTP/1.1, without TLS."
+)
+_SLOW = canned(
+    408, "Request Timeout", "HeadersTooSlow", "the request was not there in time. Send it at once."
+)
 
 
 class _Wire(H11Protocol):

@@ -50,6 +50,7 @@ Answers = Mapping[str, Any]
 of the payload or prompt."""
 
 TICKET_KEY = b"a key for tests only"
+"""What tickets of these contexts are sealed with: `Ticket.open(context.ticket(), TICKET_KEY)`."""
 
 
 @dataclass

@@ -392,7 +392,9 @@ class WorkerRegistry:
                 f"{worker.path}, or give one: model='provider:name'; on the command line, --model provider:name."
             )
         chosen = model_named(chosen) if isinstance(chosen, str) else chosen
-        runner = adapter or Adapter(chosen, journal=journal)
+        runner = Adapter(chosen, journal=journal) if adapter is None else adapter
+        if adapter is not None and journal is not None:
+            runner = adapter.with_journal(journal)
         own = worker.deadline(SYSTEM_CLOCK)
         told = options.get("deadline")
         if own is not None and (told is None or own.at < told.at):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import ShellUnavailable
+from handrail.errors import DefinitionError, ShellUnavailable
 from handrail.protocols import Filesystem
 from handrail.resources.layers import Layered, Layers
 from handrail.resources.paths import place
@@ -58,13 +58,19 @@ class Shell:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         if backend not in ("auto", "overlay", "copy"):
-            raise ValueError(f"backend is 'auto', 'overlay' or 'copy', not {backend!r}")
+            raise DefinitionError(f"a shell's backend is {backend!r}. Give 'auto', 'overlay' or 'copy'.")
         if output_limit < 2 or processes < 1:
-            raise ValueError("output_limit is at least 2 bytes, and processes at least 1")
+            raise DefinitionError(
+                f"a shell's output_limit is {output_limit!r} and its processes {processes!r}. "
+                "Give at least 2 bytes and 1 process."
+            )
         given = dict(environment or {})
         for name, value in given.items():
             if not name or "=" in name or "\0" in name + value:
-                raise ValueError(f"environment: {name!r} is no name for a variable, or has no such value")
+                raise DefinitionError(
+                    f"a shell's environment has {name!r}, whose name or value no variable can have. "
+                    "Give a name without '=', and no NUL in either."
+                )
         self.rules = Rules(rules)
         self.timeout = _checked_timeout(timeout)
         self.backend: Literal["auto", "overlay", "copy"] = backend
@@ -159,5 +165,5 @@ async def _on_a_thread(run: Run) -> Finished:
 
 def _checked_timeout(seconds: float) -> float:
     if not (seconds > 0 and math.isfinite(seconds)):
-        raise ValueError(f"timeout is a number of seconds above zero, not {seconds!r}")
+        raise DefinitionError(f"a command's timeout is {seconds!r}. Give a number of seconds above zero.")
     return float(seconds)

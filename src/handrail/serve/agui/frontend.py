@@ -23,7 +23,6 @@ from handrail.serve.agui.asking import FRONTEND_TOOL
 from handrail.tools import Tool, ToolResult
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_LONGEST = 200
 _OPEN: dict[str, Any] = {"type": "object", "properties": {}}
 
 

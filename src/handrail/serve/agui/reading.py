@@ -7,7 +7,6 @@ after everything we said, answers to interrupts, and the outcomes of the client'
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -19,8 +18,8 @@ from handrail.messages import AssistantMessage as Said
 from handrail.messages import Message as OurMessage
 from handrail.messages import UserMessage as SaidByUser
 from handrail.serve.agui.frontend import FrontendTool, Outcome, frontend_tool
+from handrail.serve.naming import ID, ID_IN_WORDS
 
-_ID = re.compile(r"[A-Za-z0-9._:~-]{1,128}")
 _LONGEST_ID = 200
 _MOST_TOOLS = 128
 
@@ -78,8 +77,8 @@ def read(value: Any) -> Asked:
 
 
 def _id(field: str, id: str) -> str:
-    if not _ID.fullmatch(id):
-        raise _refused([(f"/{field}", "1 to 128 letters, digits and . _ : ~ -")])
+    if not ID.fullmatch(id):
+        raise _refused([(f"/{field}", ID_IN_WORDS)])
     return id
 
 

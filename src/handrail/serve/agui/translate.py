@@ -147,19 +147,17 @@ class Translator:
         self._end_leg()
         return told
 
-    def finish(self, *, output: object = None, pending: Sequence[str] = ()) -> list[Event]:
-        """The run is done; `pending` are calls that the client is to answer itself."""
+    def finish(self, *, output: object = None) -> list[Event]:
+        """The run is done."""
         told = [*self._end_writing(), *self._nested.abandon("cancelled")]
-        outcome = RunFinishedSuccessOutcome(pending_tool_call_ids=list(pending) or None)
         finished = RunFinishedEvent(
             thread_id=self.thread_id,
             run_id=self._leg_id(told),
-            outcome=outcome,
+            outcome=RunFinishedSuccessOutcome(),
             result=None if output is None else plain_json(output),
             usage=self._token_usage(),
         )
-        data = finished.model_dump(mode="json", by_alias=True)
-        told.append(Event(data, False, {**data, "outcome": {"type": "success"}} if pending else None))
+        told.append(sent(finished))
         self._end_leg()
         return told
 
