@@ -579,6 +579,25 @@ def to_the_top(page: Page) -> None:
     )
 
 
+def test_what_is_only_read_aloud_does_not_lengthen_the_page(desk: Desk):
+    """Only the conversation scrolls: past the end of the page there is nothing to scroll to."""
+    with desk.served():
+        page = desk.window(size=(1100, 420))
+        say(page, "book two")
+        expect(page.get_by_role("button", name="Send")).to_have_count(2)
+        assert page.evaluate("document.documentElement.scrollHeight - innerHeight") == 0
+        desk.close()
+
+
+def test_an_address_that_can_not_be_read_is_a_new_thread(desk: Desk):
+    """A model may have written the link."""
+    with desk.served():
+        for address in ("#/t/%E0%A4", "#token=%E0%A4"):
+            page = desk.window(address)
+            begin(page)
+        desk.close()
+
+
 def test_the_keyboard_reaches_everything_in_order(page: Page):
     """A skip link comes first; what is focused shows it."""
     expect(page.get_by_label("Message", exact=True)).to_be_focused()

@@ -273,7 +273,10 @@ async def carry_out(
         raise
     except Exception as error:
         status = "failed"
-        outcome = RunOutcome(stop_reason="failed", error=str(error), phase=getattr(error, "phase", ""))
+        words = (
+            str(error).encode(errors="replace").decode()
+        )  # half a character would keep it from being recorded
+        outcome = RunOutcome(stop_reason="failed", error=words, phase=getattr(error, "phase", ""))
         raise
     finally:
         spending = frame.spending

@@ -63,6 +63,9 @@ class Conversations:
             if begun.refused:
                 chunks = only(begun.refused, nested=nested)
             elif begun.leg == asked.run_id:
+                number = thread.feed.before_leg(
+                    begun.leg, number
+                )  # a run of another window may have ended since
                 chunks = lines(thread.feed, number, leg=begun.leg, nested=nested)
             else:  # it was answered before: how things stand, and what comes of it
                 before, number, leg = await seen.joining(self._journal, thread)
@@ -127,10 +130,10 @@ class Conversations:
             follow = query.get("follow", "") not in ("", "0")
             if follow:
                 chunks = lines(thread.feed, number, before=before, nested=nested)
-            elif not leg and number >= thread.feed.last:
-                chunks = only(before, nested=nested)
-            else:
+            elif leg:
                 chunks = lines(thread.feed, number, before=before, leg=leg, nested=nested)
+            else:  # nothing goes: what there is, and the end
+                chunks = lines(thread.feed, number, before=before, until=thread.feed.last, nested=nested)
             return EventStream(self._streams, place, chunks)
         except BaseException:
             place.give_back()

@@ -17,6 +17,7 @@ _MOST_ITEMS = 4096
 _MOST_BYTES = 4 * 2**20
 _AT_ONCE = 256
 """How many events a reader is given at a time: one that is far behind does not hold all of them again."""
+_STARTED = b'"RUN_STARTED"'
 _PAUSE = 0.02
 """Readers are woken at most this often, in seconds: a token each would cost every viewer a wake-up."""
 
@@ -99,7 +100,6 @@ class Feed:
         """Add events, and wake whoever waits for one."""
         before = self._last
         for event in events:
-            self._last += 1
             data = event.data
             ends = str(data.get("runId", "")) if data["type"] == "RUN_FINISHED" else ""
             if data["type"] == "RUN_ERROR":
@@ -107,7 +107,10 @@ class Feed:
             if ends and self._ended is not None:
                 self._ended(data)
             plain = None if event.plain is None else msgspec.json.encode(event.plain)
-            item = Item(self._last, msgspec.json.encode(data), event.nested, ends, plain)
+            item = Item(self._last + 1, msgspec.json.encode(data), event.nested, ends, plain)
+            self._last += (
+                1  # only now: one that can't be encoded has no place, and the next is found on its own
+            )
             self._items.append(item)
             self._bytes += _size(item)
         while len(self._items) > self._most_items or (
@@ -117,6 +120,14 @@ class Feed:
         if self._last > before and self._changed is not None:
             self._tell_soon()
 
+    def forget(self) -> None:
+        """Keep nothing of what happened. Whoever reads it has fallen behind; no id of before is a place any more."""
+        self._items.clear()
+        self._bytes = 0
+        self._last += 1
+        if self._changed is not None:
+            self._tell_soon()
+
     def since(self, number: int, most: int | None = None) -> Sequence[Item]:
         """The events after a place, as far as they are there now, at most so many."""
         skip = number - self._oldest() + 1
@@ -124,6 +135,17 @@ class Feed:
             raise FellBehind
         end = len(self._items) if most is None else min(len(self._items), skip + most)
         return [self._items[at] for at in range(skip, end)]
+
+    def before_leg(self, leg: str, number: int) -> int:
+        """The place right before a leg begins, looked for after a place; that place where it is not found."""
+        oldest = self._oldest()
+        for at in range(len(self._items) - 1, max(number - oldest, -1), -1):
+            data = self._items[at].data
+            if _STARTED in data:
+                told = msgspec.json.decode(data)
+                if told["type"] == "RUN_STARTED" and told["runId"] == leg:
+                    return oldest + at - 1
+        return number
 
     async def after(self, number: int, seconds: float | None = None) -> Sequence[Item]:
         """The next events after a place; waits for one, at most so long, and then has none."""

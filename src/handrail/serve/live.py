@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -158,8 +159,9 @@ class LiveRun:
         stop = self.session.dispatcher.subscribe(object, self._hear)
         try:
             ended = await self._ended(stream)
-            if self._looking is not None:
-                await asyncio.wait({self._looking})  # before the end is told
+            if self._looking is not None:  # before the end is told, also if it is cancelled in this moment
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait({self._looking})
         finally:
             stop()
             self.environment.go_on()

@@ -69,7 +69,7 @@ class Routes:
             Route("/threads/{id}/cancel", talk.cancel, methods=_POST),
             Route("/threads/{id}/runs/{run_id}", past.run),
             Route("/threads/{id}/files", past.files),
-            Route("/threads/{id}/calls/{call_id}/undo", past.undo, methods=_POST),
+            Route("/threads/{id}/calls/{call_id:path}/undo", past.undo, methods=_POST),
             Route("/threads/{id}/approvals", past.approvals),
             Route("/threads/{id}/approvals/{approval_id}", past.revoke, methods=_DELETE),
             Route("/runs", past.runs),

@@ -183,8 +183,9 @@ async def _gathered(journal: Journal, seen: Thread) -> _Gathered:
         if live is not None and live is seen.live and live.has_begun:  # nothing is awaited from here on
             try:
                 since = seen.feed.since(last)
-            except FellBehind:
-                continue
+            except FellBehind:  # more happens while the record is read than is kept
+                if tries < _TRIES - 1:
+                    continue
             said, state, questions = said_in(live.session), seen.state(), list(live.questions.values())
             nested = merged(nested, nested_in(live.session))
             open, last = live.open(), seen.feed.last

@@ -17,6 +17,11 @@ from handrail.serve.metrics import Metrics
 
 PING_SECONDS = 15.0
 PING = b": ping\n\n"
+_BEHIND = {
+    "type": "RUN_ERROR",
+    "message": "More happened at once than is kept for a reader. The run goes on: look at the thread again.",
+    "code": "FellBehind",
+}
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -36,20 +41,24 @@ async def lines(
     *,
     before: Sequence[Event] = (),
     leg: str = "",
+    until: int | None = None,
     nested: bool = True,
     ping: float = PING_SECONDS,
 ) -> AsyncGenerator[bytes]:
-    """What comes after a place in a feed, until a leg ends; without one, until the reader goes.
+    """What comes after a place in a feed, until a leg ends, or up to a place; without both, until the reader goes.
 
-    A reader that has fallen out of what is kept is sent away: it comes again, and gets a snapshot.
+    A reader that has fallen out of what is kept is sent away: it comes again, and gets a snapshot. One of a
+    leg is told so: a client of AG-UI does not come again by itself, and must not take this for the end.
     """
     told = _of(before, nested)
     if told:
         yield b"".join(told)
-    while True:
+    while until is None or number < until:
         try:
             items = await feed.after(number, ping)
         except FellBehind:
+            if leg:
+                yield b"".join(_of([Event(_BEHIND)], nested))
             return
         if not items:
             yield PING

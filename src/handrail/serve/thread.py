@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pydantic_core
-
 from handrail import runs
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import (
@@ -30,9 +28,8 @@ from handrail.messages import Message
 from handrail.question import Answer, Question
 from handrail.records import OVER, Asked, Journal, RunRow
 from handrail.runs import Undoing
-from handrail.schema import to_json
 from handrail.serve.agui.book import Known
-from handrail.serve.agui.events import custom
+from handrail.serve.agui.events import custom, plain_json
 from handrail.serve.agui.frontend import frontend_tools_of
 from handrail.serve.agui.showing import nested_in, said_nested, told_in
 from handrail.serve.agui.translate import Translator
@@ -138,8 +135,8 @@ class Thread:
         could tell. The same answer again is harmless, also when the run is over: then there is no leg.
         """
         async with self._lock:
-            live = await self._settled()
             asked = await self._asked([each.question_id for each in answers])
+            live = await self._settled()  # after reading: meanwhile it may have been parked
             now = self._setup.clock.now()
             for each in answers:
                 if asked[each.question_id].answer is None:
@@ -167,13 +164,12 @@ class Thread:
             live = await self._settled()
             if live is not None:
                 await live.cancel()
-                return
-            row = await self.newest()
+            row = await self.newest()  # also then: it may have been parked in this very moment
             if row is None or row.status in OVER:
                 return
             ended = await runs.cancel(self._journal, row.record.id)
             self._session = None  # the record has more to say than it
-            if ended.status in OVER:
+            if ended.status in OVER and (live is None or live.parked):
                 told = Translator(self.id, row.record.id)
                 self.feed.append([*told.begin_leg(self._setup.new_id()), *told.cancel()])
 
@@ -223,6 +219,8 @@ class Thread:
                 raise ThreadUnknown(self.id)
             await self._journal.forget([row.record.id for row in rows])
             self._session = None
+            self.named.clear()
+            self.feed.forget()
 
     # What the server does.
 
@@ -377,7 +375,7 @@ class Thread:
         if not self._source.shown:
             return None
         return {
-            kind.__name__: pydantic_core.from_json(to_json(list(session[kind].all())))
+            kind.__name__: plain_json(list(session[kind].all()))  # as the wire has it: no infinities
             for kind in self._source.shown
         }
 

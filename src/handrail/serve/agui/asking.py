@@ -9,7 +9,7 @@ import msgspec
 from ag_ui.core import Interrupt, RunFinishedEvent, RunFinishedInterruptOutcome, RunFinishedSuccessOutcome
 
 from handrail.question import Question
-from handrail.serve.agui.events import Event
+from handrail.serve.agui.events import Event, plain_json
 from handrail.serve.agui.places import CallAt, holder, outermost, place_of_question
 
 FRONTEND_TOOL = "frontend_tool"
@@ -18,7 +18,7 @@ FRONTEND_TOOL = "frontend_tool"
 
 def question_json(question: Question) -> dict[str, Any]:
     """A question as our own page takes it."""
-    shown: dict[str, Any] = msgspec.to_builtins(question)
+    shown: dict[str, Any] = plain_json(msgspec.to_builtins(question))
     del shown["principal"]
     return shown
 

@@ -7,7 +7,17 @@ export const TABS = ["chat", "files", "timeline"];
 /** What an address names; a new thread where it names none. */
 export function read(hash) {
   const found = /^#\/t\/([^/]+)(?:\/(files|timeline))?$/.exec(hash);
-  return found ? { id: decodeURIComponent(found[1]), tab: found[2] ?? "chat" } : { id: null, tab: "chat" };
+  const id = found && decoded(found[1]);
+  return id ? { id, tab: found[2] ?? "chat" } : { id: null, tab: "chat" };
+}
+
+/** What was encoded for an address; null where it can't have been: a link that a model wrote, say. */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return null;
+  }
 }
 
 export function address(id, tab = "chat") {
@@ -39,5 +49,5 @@ export function takeToken() {
   const found = /[#&]token=([^&]+)/.exec(location.hash);
   if (!found) return null;
   history.replaceState(null, "", location.pathname + location.search);
-  return decodeURIComponent(found[1]);
+  return decoded(found[1]);
 }
