@@ -79,6 +79,9 @@ def open_gate(
     return Gate(frame)
 
 
+_A_FILESYSTEM = "a Filesystem: DirectoryFilesystem('folder') or MemoryFilesystem()"
+
+
 def open_frame(
     tools: Iterable[Tool[Any, Any]],
     *,
@@ -106,11 +109,7 @@ def open_frame(
     check_kinds(
         policies=(policies, Iterable, "a list of policies: [CapabilityPolicy()]"),
         session=(session, Session, "a Session"),
-        filesystem=(
-            filesystem,
-            Filesystem,
-            "a Filesystem: DirectoryFilesystem('folder') or MemoryFilesystem()",
-        ),
+        filesystem=(filesystem, Filesystem, _A_FILESYSTEM),
         deadline=(deadline, Deadline, "a Deadline, for example Deadline.after(60)"),
         budget=(budget, (Budget, BudgetTracker), "a Budget, for example Budget(tool_calls=100)"),
     )
