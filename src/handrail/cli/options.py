@@ -145,8 +145,7 @@ def find_worker(named: str) -> Place:
         return Place(registry, worker.name, worker, path.parent)
     if path.is_dir():
         registry = WorkerRegistry(path)
-        names = registry.names
-        name = "main" if "main" in names else names[0] if len(names) == 1 else ""
+        names, name = registry.names, registry.main
         if not name:
             if not names:
                 raise UsageError(

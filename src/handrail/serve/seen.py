@@ -86,7 +86,8 @@ async def thread(journal: Journal, seen: Thread) -> dict[str, Any]:
     for run in found.runs:
         calls |= run.calls
     calls = {id: {**facts, "undone": id in found.undone} for id, facts in calls.items()}
-    for told in (*(msgspec.json.decode(item.data) for item in found.since), *(e.data for e in found.open)):
+    since = [msgspec.json.decode(item.data) for item in found.since]
+    for told in (*since, *(event.data for event in found.open)):
         if told.get("name") == "handrail.call":
             facts = told["value"]
             calls[facts["call_id"]] = {**calls.get(facts["call_id"], {}), **facts}
@@ -97,7 +98,7 @@ async def thread(journal: Journal, seen: Thread) -> dict[str, Any]:
         "messages": [*told_in(found.said, found.nested, seen.named), *open_messages(found.open)],
         "state": found.state,
         "calls": calls,
-        "subagents": _agents(found),
+        "subagents": _agents(found, since),
         "questions": [question(each) for each in found.questions],
         "runs": [run.line for run in found.runs],
         "usage": usage_of(usage),
@@ -106,7 +107,7 @@ async def thread(journal: Journal, seen: Thread) -> dict[str, Any]:
     }
 
 
-def _agents(found: _Gathered) -> list[dict[str, Any]]:
+def _agents(found: _Gathered, since: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The nested runs, each with the call that its own model's caller knows it by, and how it stands by now."""
     asked: dict[str, list[str]] = {}
     for run_id, message in (*found.said, *found.nested):
@@ -127,7 +128,7 @@ def _agents(found: _Gathered) -> list[dict[str, Any]]:
             agents.append({**agent, "parent_call_id": held.call_id if held else agent["parent_call_id"]})
     ends = {"SUBAGENT_FINISHED": "ok", "SUBAGENT_ERROR": "error", "SUBAGENT_STARTED": "running"}
     stands: dict[str, str] = {}
-    for told in (msgspec.json.decode(item.data) for item in found.since):
+    for told in since:
         if told["type"] in ends and told.get("outcome", {}).get("type") != "suspended":
             stands[told["subagentRunId"]] = ends[told["type"]]
     return [{**agent, "status": stands.get(agent["id"], agent["status"])} for agent in agents]

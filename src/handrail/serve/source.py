@@ -178,7 +178,6 @@ class WorkersSource:
         chosen: Any = model or worker.model or ""
         self.model = str(getattr(chosen, "name", chosen))
         self.files = files
-
         self._prompt: str = worker.prompt.name
         self.app = str(worker.path.resolve())
 
@@ -336,8 +335,7 @@ def _worker_of(path: Path, model: Model | None, approvals: Any, files: Any) -> W
 
     if path.is_dir():
         registry = WorkerRegistry(path)
-        names = registry.names
-        name = "main" if "main" in names else names[0] if len(names) == 1 else ""
+        names, name = registry.names, registry.main
         if not name:
             if not names:
                 raise DefinitionError(

@@ -162,6 +162,12 @@ class WorkerRegistry:
         return tuple(dict.fromkeys(draft.name for draft in self._drafts))
 
     @property
+    def main(self) -> str:
+        """The worker that the folder stands for: its `main`, or its only one; "" where it does not say."""
+        names = self.names
+        return "main" if "main" in names else names[0] if len(names) == 1 else ""
+
+    @property
     def locked(self) -> frozenset[str]:
         """The names that no created worker may take: of locked workers, and of files that can't be read."""
         return frozenset(

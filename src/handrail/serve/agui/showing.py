@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,9 +19,6 @@ from handrail.serve.agui.events import clean
 from handrail.serve.agui.pen import call_json, result_id
 from handrail.serve.said import messages
 from handrail.session import Session
-
-if TYPE_CHECKING:
-    pass
 
 
 class Inside(NamedTuple):
