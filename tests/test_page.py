@@ -79,7 +79,9 @@ def page(desk: Desk) -> Iterator[Page]:
 
 
 def say(page: Page, text: str) -> None:
+    """Type it and send it, once it can be sent: what is shown may be there before its run has ended."""
     page.get_by_label("Message", exact=True).fill(text)
+    expect(page.locator(".composer").get_by_role("button", name="Send")).to_be_enabled()
     page.keyboard.press("Enter")
 
 
@@ -300,6 +302,11 @@ def test_a_change_is_denied_by_keys_with_a_reason(page: Page, desk: Desk):
     expect(question(page, "Approval of edit_file")).to_be_visible()
     page.keyboard.press("a")  # in the message field, where it is a letter
     expect(page.get_by_label("Message", exact=True)).to_have_value("a")
+    page.keyboard.press("Enter")  # can't be sent now: kept, and said so
+    expect(page.get_by_label("Message", exact=True)).to_have_value("a")
+    expect(page.get_by_label("Message", exact=True)).to_have_accessible_description(
+        re.compile("answer what is asked first")
+    )
     page.keyboard.press("Alt+q")
     expect(question(page, "Approval of edit_file")).to_be_focused()
     page.keyboard.press("r")

@@ -73,6 +73,12 @@ export function Composer({ id, status, loading, open, say, cancel }) {
           </button>`
         : html`<button type="submit" class="send" disabled=${!text.trim() || busy || loading} aria-label="Send" title="Send (Enter)"><${Icon} name="send" /></button>`}
     </div>
-    <p id="composer-help" class="help">Enter sends, Shift+Enter begins a new line</p>
+    <p id="composer-help" class="help">${help(running, open, text)}</p>
   </form>`;
+}
+
+function help(running, open, text) {
+  if (!running || !text.trim()) return "Enter sends, Shift+Enter begins a new line";
+  if (open) return "This is kept: answer what is asked first, then send it";
+  return "This is kept: send it when the run is done, or press Escape to stop the run";
 }
