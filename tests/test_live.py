@@ -34,7 +34,6 @@ def live(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.timeout(180)
 def test_every_case_runs_on_a_server(embedded_server: Embedded):
     """Both wires of OpenAI's, and Anthropic's, each on a model that is nobody's script."""
     done = live(

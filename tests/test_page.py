@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 from browsers import PATIENCE, browser
 from served import GATES, Served, serving, source_in
 
-pytestmark = [pytest.mark.once, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.once
 __all__ = ["browser"]
 
 
