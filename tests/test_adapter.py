@@ -268,7 +268,17 @@ def test_params_fill_the_prompt() -> None:
         (lambda a: Adapter(scripted(7)).evaluate(GUIDE, "hi").wait(), "a script can't say 7"),
         (lambda a: Retry(attempts=0), "Give at least 1"),
         (lambda a: Retry(first_wait=5, longest_wait=1), "are not possible"),
-        (lambda a: Throttle(at_once=0), "would let nothing through"),
+        (lambda a: Retry(attempts=wrongly("3")), "Give at least 1"),
+        (lambda a: Retry(first_wait=wrongly("1")), "Give two numbers"),
+        (lambda a: Throttle(at_once=0), "at_once=0 is no number of requests. Give a whole number from 1 on"),
+        (lambda a: Throttle(at_once=wrongly(1.5)), "at_once=1.5 is no number of requests"),
+        (lambda a: Throttle(per_minute=0), "per_minute=0 would let nothing through"),
+        (lambda a: Throttle(per_minute=wrongly("9")), "per_minute='9' would"),
+        (lambda a: Adapter(scripted("x"), max_tokens=0), "max_tokens is 0. Give a whole number from 1 on"),
+        (lambda a: Adapter(scripted("x"), temperature=-1), "temperature is -1. Give a number from 0 on"),
+        (lambda a: a.evaluate(GUIDE, "hi", max_tokens=-5), "max_tokens is -5"),
+        (lambda a: a.evaluate(GUIDE, "hi", temperature="hot"), "temperature is 'hot'"),
+        (lambda a: a.stream(GUIDE, "hi", max_tokens=1.5), "max_tokens is 1.5"),
     ],
 )
 def test_bad_input_is_refused_by_name(wrong: Any, words: str) -> None:
