@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import logging
 from asyncio import CancelledError
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from handrail.messages import Usage
 from handrail.records import CommitUnit
 from handrail.schema import to_json
 from handrail.session.saving import decode_item, encode_item
-from handrail.threads import run_in_thread
+from handrail.threads import call_either
 from handrail.tools import EFFECTS, Tool, ToolResult
 
 if TYPE_CHECKING:
@@ -367,10 +366,7 @@ async def _probe(call: LiveCall, probe: Any) -> bool | None:
     probing.transaction = transaction = new_transaction(probing, call.tool)
     context = call.tool.context_type(probing)
     try:
-        if inspect.iscoroutinefunction(probe):
-            return await probe(call.params, context=context)
-        made = await run_in_thread(lambda: probe(call.params, context=context))
-        return await made if inspect.isawaitable(made) else made
+        return await call_either(probe, call.params, context=context)
     except Exception:
         logger.exception("the probe of %s raised, so it is not known whether it happened", call.name)
         return None
