@@ -149,7 +149,7 @@ async def from_the_record(call: LiveCall, arguments: Any) -> ToolResult[Any] | N
     except Diverged as error:
         raise OutcomeUnknown(f"{call.path[-2]} ({error})") from error
     _bill_nested(call)
-    return _ended(call, inner.status, inner.result, inner.seconds)
+    return end_as_recorded(call, inner.status, inner.result, inner.seconds)
 
 
 class _Spent(msgspec.Struct, frozen=True):
@@ -187,11 +187,11 @@ def _taken_up(call: LiveCall, unit: CommitUnit) -> ToolResult[Any]:
     if unit.charged and frame.budget is not None:
         frame.budget.reserve().settle(tool_calls=1)
     _bill_nested(call)
-    return _ended(call, unit.status, unit.result, unit.seconds)
+    return end_as_recorded(call, unit.status, unit.result, unit.seconds)
 
 
-def _ended(call: LiveCall, status: Any, written: bytes, seconds: float) -> ToolResult[Any]:
-    """Give the call the end it had. Whoever listens has heard of it before; it is only kept."""
+def end_as_recorded(call: LiveCall, status: Any, written: bytes, seconds: float) -> ToolResult[Any]:
+    """Give the call the end it had. Whoever listens has heard of it, then or where it ran; it is only kept."""
     result = read_result(call.tool, written)
     call.status, call.result = status, result
     call.close()
