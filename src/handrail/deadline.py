@@ -50,7 +50,7 @@ class Deadline:
     ) -> Deadline:
         """A deadline so many seconds from now."""
         if not is_span(seconds):
-            if isinstance(seconds, int | float) and seconds > _CENTURIES:
+            if type(seconds) in (int, float) and seconds > _CENTURIES:
                 raise DefinitionError(
                     f"a deadline after {seconds} seconds lies beyond the calendar. "
                     "Leave the deadline out where there is none."

@@ -55,7 +55,7 @@ class Advisers:
         log, place = self._run.frame.log, self._next_place()
         if log is not None and (before := log.find("advice", place, _Advice)) is not None:
             self._recall(self._run.feedback, before)
-            for said in before.said or ():
+            for said in before.said:
                 self._tell(said)
             return
         self._run.goes_on()

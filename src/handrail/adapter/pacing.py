@@ -29,11 +29,8 @@ class Retry:
     def __post_init__(self) -> None:
         if type(self.attempts) is not int or self.attempts < 1:
             raise DefinitionError(f"{self.attempts!r} attempts are not possible. Give at least 1.")
-        waits: tuple[object, ...] = (self.first_wait, self.longest_wait)
-        if (
-            not all(isinstance(each, int | float) for each in waits)
-            or not 0 <= self.first_wait <= self.longest_wait
-        ):
+        waits = (self.first_wait, self.longest_wait)
+        if not all(type(each) in (int, float) for each in waits) or not 0 <= waits[0] <= waits[1]:
             raise DefinitionError(
                 f"waits from {self.first_wait!r} to {self.longest_wait!r} seconds are not possible. "
                 "Give two numbers of at least 0, the first not above the second."
