@@ -35,6 +35,7 @@ from handrail.limits import Budget, BudgetTracker
 from handrail.messages import Message, Usage
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.records import OVER, CommitUnit, Journal, RunRecord, RunRow, RunStatus
+from handrail.resources.paths import folder_of
 from handrail.schema import Schema, to_json
 from handrail.session import Session
 from handrail.session.saving import decode_item, encode_item, load_imported, said_in, save
@@ -176,12 +177,6 @@ async def heed_undone(journal: Journal, session: Session, undone: Undone) -> Non
 def offer_of(tool: Tool[Any, Any]) -> str:
     """What a model is told of a tool."""
     return msgspec.json.encode([tool.description, tool.json_schema], order="sorted").decode()
-
-
-def folder_of(files: object) -> str:
-    """The folder that files are in; "" where it is none."""
-    root: object = getattr(files, "root", None)
-    return str(root) if isinstance(root, Path) else ""
 
 
 def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequence[Tool[Any, Any]]) -> None:

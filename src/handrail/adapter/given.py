@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from handrail.adapter.output import ANSWER_TOOL
-from handrail.dispatch.frame import Frame
+from handrail.dispatch.frame import Frame, check_tool
 from handrail.dispatch.opening import check_kinds
 from handrail.errors import DefinitionError
 from handrail.messages import Model
@@ -74,11 +74,7 @@ def check_added(prompt: Prompt[Any], tools: Sequence[Tool[Any, Any]]) -> None:
     taken.update(tool.name for _, section in walk(prompt.sections) for tool in section.tools)
     taken.update((OPENER, ANSWER_TOOL))
     for tool in tools:
-        if not isinstance(tool, Tool):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
-            name = getattr(tool, "__name__", repr(tool))
-            raise DefinitionError(
-                f"{name} is not a tool. Put `@tool` on the function, or make a `Tool` of it."
-            )
+        check_tool(tool)
         if tool.name in taken:
             raise DefinitionError(
                 f"a tool {tool.name!r} was added to a run of prompt {prompt.name!r}, which has one of that name. "
