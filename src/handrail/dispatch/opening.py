@@ -122,15 +122,7 @@ def open_frame(
             f"environment is a {type(environment).__name__}, and nobody can be asked through it. "
             "Give an Environment, which has `run_mode` and `ask`; in tests, Person(approve=True)."
         )
-    if type(depth_limit) is not int or depth_limit < 0:
-        raise DefinitionError(
-            f"a depth limit of {depth_limit!r} is not possible. Give a whole number of at least 0."
-        )
-    if approval_seconds is not None and not is_span(approval_seconds):
-        raise DefinitionError(
-            f"approval_seconds is {approval_seconds!r}. "
-            "Give a positive number of seconds after which nobody may approve any more, or None to wait."
-        )
+    _check_limits(depth_limit, approval_seconds)
     session = session or Session(new_id=new_id)
     steps = journal or MemoryJournal(clock)
     if journal is not None:
@@ -219,6 +211,18 @@ def nested_frame(
     if frame.parking is not None:
         frame.parking.add(frame)
     return frame
+
+
+def _check_limits(depth_limit: int, approval_seconds: float | None) -> None:
+    if type(depth_limit) is not int or depth_limit < 0:
+        raise DefinitionError(
+            f"a depth limit of {depth_limit!r} is not possible. Give a whole number of at least 0."
+        )
+    if approval_seconds is not None and not is_span(approval_seconds):
+        raise DefinitionError(
+            f"approval_seconds is {approval_seconds!r}. "
+            "Give a positive number of seconds after which nobody may approve any more, or None to wait."
+        )
 
 
 def check_kinds(**given: tuple[object, Any, str]) -> None:
