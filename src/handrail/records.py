@@ -246,7 +246,7 @@ class Journal(Protocol):
         ...
 
     async def stop(self, run_id: str, /) -> None:
-        """Ask the process that has a run to cancel it: its next `keep` says so."""
+        """Ask the process that has a run to cancel it: its next `keep` says so. `RunUnknown` where there is none."""
         ...
 
     async def leave(self, run_id: str, status: RunStatus, outcome: bytes = b"", /) -> None:
@@ -290,7 +290,10 @@ class Journal(Protocol):
         ...
 
     async def bring(self, copy: RunCopy, /) -> None:
-        """Take a run in that was recorded elsewhere, or under another id; `RunError` where there is one of its id."""
+        """Take a run in that was recorded elsewhere, or under another id; `RunError` where there is one of its id.
+
+        Nobody has it here, whoever had it where it comes from.
+        """
         ...
 
     async def forget(self, run_ids: Sequence[str], /) -> None:

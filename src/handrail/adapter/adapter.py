@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from handrail.adapter.bound import Bound, one_message, prompt_model_of
+from handrail.adapter.bound import Bound, prompt_model_of
 from handrail.adapter.conversation import Conversation, root_conversation
 from handrail.adapter.disclosure import opener
 from handrail.adapter.durable import (
@@ -24,12 +24,14 @@ from handrail.adapter.durable import (
 )
 from handrail.adapter.given import (
     check_added,
+    check_asking,
     check_files,
     checked_model,
     checked_workers,
     forwarding,
     given_to_evaluate,
     given_to_resume,
+    one_message,
 )
 from handrail.adapter.holding import held, taken
 from handrail.adapter.loop import run_until_done
@@ -108,6 +110,7 @@ class Adapter:
         self._journal = journal
         self._retry = retry or Retry()
         self._throttle = throttle
+        check_asking(temperature, max_tokens)
         self._temperature = temperature
         self._max_tokens = max_tokens
         self.opens_in_place = opens_in_place

@@ -22,6 +22,7 @@ from handrail.clock import Clock
 from handrail.deadline import Deadline
 from handrail.dispatch.frame import Frame
 from handrail.errors import (
+    DefinitionError,
     PromptEvaluationError,
     RunBusy,
     RunError,
@@ -34,6 +35,7 @@ from handrail.limits import Budget, BudgetTracker
 from handrail.messages import Message, Usage
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.records import OVER, CommitUnit, Journal, RunRecord, RunRow, RunStatus
+from handrail.resources.paths import folder_of
 from handrail.schema import Schema, to_json
 from handrail.session import Session
 from handrail.session.saving import decode_item, encode_item, load_imported, said_in, save
@@ -109,6 +111,13 @@ async def begin_run(
     app: str,
 ) -> None:
     """Record a new run before anything of it happens."""
+    try:
+        code = code_of(app)
+    except ImportError as error:
+        raise DefinitionError(
+            f"app is {app!r}, which can't be imported: {error}. Give it as module:name, importable wherever the "
+            "run is resumed, or leave it out."
+        ) from error
     session = frame.session
     await _heed_undone(journal, session, frame.log)
     deadline, budget = frame.deadline, frame.budget
@@ -139,7 +148,7 @@ async def begin_run(
             began_at=frame.began_at.timestamp(),
             begin=msgspec.msgpack.encode(begin),
             app=app,
-            code=code_of(app),
+            code=code,
         )
     )
 
@@ -168,12 +177,6 @@ async def heed_undone(journal: Journal, session: Session, undone: Undone) -> Non
 def offer_of(tool: Tool[Any, Any]) -> str:
     """What a model is told of a tool."""
     return msgspec.json.encode([tool.description, tool.json_schema], order="sorted").decode()
-
-
-def folder_of(files: object) -> str:
-    """The folder that files are in; "" where it is none."""
-    root: object = getattr(files, "root", None)
-    return str(root) if isinstance(root, Path) else ""
 
 
 def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequence[Tool[Any, Any]]) -> None:
@@ -228,7 +231,14 @@ def prompt_of(run_id: str, app: str) -> Prompt[Any]:
             "it was begun without a reference to its prompt" if not app else f"its prompt is in {app!r}",
             "Give the prompt: resume(run_id, prompt).",
         )
-    found: Any = getattr(importlib.import_module(module), name, None)
+    try:
+        found: Any = getattr(importlib.import_module(module), name, None)
+    except ImportError as error:
+        raise RunError(
+            run_id,
+            f"its prompt is at {app!r}, which can't be imported: {error}",
+            "Start where it can be, or give the prompt: resume(run_id, prompt); on the command line, --app module:name.",
+        ) from error
     if not isinstance(found, Prompt):
         raise RunError(run_id, f"there is no Prompt at {app!r}", "Give the prompt: resume(run_id, prompt).")
     return cast("Prompt[Any]", found)
@@ -273,9 +283,8 @@ async def carry_out(
         raise
     except Exception as error:
         status = "failed"
-        words = (
-            str(error).encode(errors="replace").decode()
-        )  # half a character would keep it from being recorded
+        # Half a character would keep it from being recorded.
+        words = str(error).encode(errors="replace").decode()
         outcome = RunOutcome(stop_reason="failed", error=words, phase=getattr(error, "phase", ""))
         raise
     finally:
@@ -450,7 +459,7 @@ def answer_of(row: RunRow, prompt: Prompt[Any], session: Session) -> PromptRespo
         raise PromptEvaluationError(problem, phase=outcome.phase or row.status, run_id=row.record.id)
     output: Any = pydantic_core.from_json(outcome.output)
     if prompt.output is not None:
-        with contextlib.suppress(ToolValidationError):
+        with contextlib.suppress(ToolValidationError):  # the type has changed since: as it was recorded
             schema: Schema[Any] = Schema(prompt.output)
             output = schema.parse(outcome.output)
     return PromptResponse(

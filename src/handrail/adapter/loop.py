@@ -10,7 +10,7 @@ from typing import Any
 
 from handrail.adapter.advising import Advisers
 from handrail.adapter.answer import Answer
-from handrail.adapter.output import REPAIRS, what_to_correct
+from handrail.adapter.output import ANSWER_TOOL, REPAIRS, what_to_correct
 from handrail.adapter.requesting import ask
 from handrail.adapter.response import Outcome
 from handrail.adapter.run import Run
@@ -127,7 +127,7 @@ def _outcome(run: Run, answer: Answer) -> Outcome:
     if output is None:
         return Outcome(answer.text, None, reason)
     if run.answers_by_call:
-        raise ToolValidationError("the answer was not given by calling final_answer")
+        raise ToolValidationError(f"the answer was not given by calling {ANSWER_TOOL}")
     if reason == "length":
         raise ToolValidationError("the answer was cut off because it is too long: make it shorter")
     return Outcome(answer.text, output.parse(answer.text), reason)

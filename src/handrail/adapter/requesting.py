@@ -196,7 +196,7 @@ def _reserve(run: Run, budget: BudgetTracker) -> tuple[ModelRequest, Reservation
     known, tokens = run.counted
     sent = tokens + sum(_size(message) for message in run.conversation.messages.since(known))
     if not known:
-        sent += len(run.system.encode()) + run.tools_size()
+        sent += len(run.system.encode()) + run.offered_size()
     run.counted = (len(run.conversation.messages), sent)  # until the provider says better
     room = run.max_tokens or OUTPUT_BOUND
     if "tokens" in left:

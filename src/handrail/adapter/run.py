@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
+import msgspec
+
 from handrail.adapter.conversation import Conversation
 from handrail.adapter.output import ANSWER_TOOL, Output
 from handrail.adapter.pacing import Retry, Throttle
@@ -19,6 +21,9 @@ from handrail.models.prices import Tariff, tariff_of
 from handrail.prompt import RenderedPrompt
 from handrail.protocols import Filesystem, SessionView
 from handrail.tools import Tool
+
+_AROUND = 128
+"""Bytes that a wire puts around the schema of a tool, or of an answer, at most."""
 
 
 class Settings:
@@ -165,12 +170,11 @@ class Run:
     def place_of_answer(self) -> str:
         return f"{self.frame.place}#{self.answers}"
 
-    def tools_size(self) -> int:
-        """The bytes of what is said about the tools, at most."""
-        return sum(
-            len(str(offered.tool.json_schema)) + len(offered.tool.description.encode())
-            for offered in self.tools
-        )
+    def offered_size(self) -> int:
+        """The bytes of what is said of the tools, and of the answer that is wanted, at most."""
+        schema = None if self.output is None or self.answers_by_call else self.output.schema.json_schema
+        tools = sum(_size_of(offered.tool) for offered in self.tools)
+        return tools if schema is None else tools + len(msgspec.json.encode(schema)) + _AROUND
 
     def uncounted_cost(self) -> Decimal | None:
         """What a request cost whose usage nobody has told: unknown, unless the model is free."""
@@ -186,6 +190,9 @@ class Run:
         shown = [tool for tool in opening.tools if self.frame.offers(tool)]
         for tool in shown:
             self.tools.append(Offered(tool, deferred=True))
+        known, tokens = self.counted
+        if known:  # what was counted was sent without them
+            self.counted = (known, tokens + sum(map(_size_of, shown)))
         self._allow(opening.rendered)
         return tuple(tool.name for tool in shown)
 
@@ -231,3 +238,8 @@ class Run:
     def answer_tool(self, name: str) -> bool:
         """Is this the call by which the run is answered?"""
         return self.answers_by_call and name == ANSWER_TOOL
+
+
+def _size_of(tool: Tool[Any, Any]) -> int:
+    """The bytes of what is said of a tool, at most."""
+    return len(msgspec.json.encode([tool.name, tool.description, tool.json_schema])) + _AROUND

@@ -9,6 +9,7 @@ import pydantic_core
 
 from handrail.context import Approval
 from handrail.context.verbs import WaitFor
+from handrail.deadline import is_span
 from handrail.dispatch.parking import waiting_for_a_person
 from handrail.dispatch.places import places_of, spelled
 from handrail.errors import (
@@ -39,7 +40,7 @@ def wait_for(call: LiveCall) -> WaitFor:
 
     def verb(kind: str, payload: object, schema: Any, *, timeout: float | None = None) -> Operation[Any]:
         call.home.check()
-        if timeout is not None and (isinstance(timeout, str | bool) or not timeout > 0):
+        if timeout is not None and not is_span(timeout):
             raise DefinitionError(
                 f"wait_for({kind!r}): the timeout is {timeout!r}. Give a positive number of seconds, or None to wait."
             )

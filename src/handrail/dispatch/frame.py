@@ -62,7 +62,7 @@ NO_PROVIDER = NoProvider()
 
 
 class Frame:
-    """One run as its calls see it. Plain data: the gate reads it and changes nothing but the counter."""
+    """One run as its calls see it: what they share, and which of them are at work."""
 
     workers: Workers | None = None
     """The workers its calls may reach; None where there are none."""
@@ -215,14 +215,17 @@ class Frame:
         return self._unbounded
 
 
+def check_tool(given: object) -> None:
+    """Refuse what is no tool, as a plain function is, which callers who are not typed give."""
+    if not isinstance(given, Tool):
+        name = getattr(given, "__name__", repr(given))
+        raise DefinitionError(f"{name} is not a tool. Put `@tool` on the function, or make a `Tool` of it.")
+
+
 def _by_name(tools: Iterable[Tool[Any, Any]]) -> Mapping[str, Tool[Any, Any]]:
     found: dict[str, Tool[Any, Any]] = {}
     for tool in tools:
-        if not isinstance(tool, Tool):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
-            name = getattr(tool, "__name__", repr(tool))
-            raise DefinitionError(
-                f"{name} is not a tool. Put `@tool` on the function, or make a `Tool` of it."
-            )
+        check_tool(tool)
         tool.check_whole()
         if tool.name in found and found[tool.name] is not tool:
             raise DefinitionError(f"two tools are called {tool.name!r}. Rename one of them.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import logging
 from asyncio import CancelledError
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from handrail.messages import Usage
 from handrail.records import CommitUnit
 from handrail.schema import to_json
 from handrail.session.saving import decode_item, encode_item
-from handrail.threads import run_in_thread
+from handrail.threads import call_either
 from handrail.tools import EFFECTS, Tool, ToolResult
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ async def from_the_record(call: LiveCall, arguments: Any) -> ToolResult[Any] | N
     except Diverged as error:
         raise OutcomeUnknown(f"{call.path[-2]} ({error})") from error
     _bill_nested(call)
-    return _ended(call, inner.status, inner.result, inner.seconds)
+    return end_as_recorded(call, inner.status, inner.result, inner.seconds)
 
 
 class _Spent(msgspec.Struct, frozen=True):
@@ -188,11 +187,11 @@ def _taken_up(call: LiveCall, unit: CommitUnit) -> ToolResult[Any]:
     if unit.charged and frame.budget is not None:
         frame.budget.reserve().settle(tool_calls=1)
     _bill_nested(call)
-    return _ended(call, unit.status, unit.result, unit.seconds)
+    return end_as_recorded(call, unit.status, unit.result, unit.seconds)
 
 
-def _ended(call: LiveCall, status: Any, written: bytes, seconds: float) -> ToolResult[Any]:
-    """Give the call the end it had. Whoever listens has heard of it before; it is only kept."""
+def end_as_recorded(call: LiveCall, status: Any, written: bytes, seconds: float) -> ToolResult[Any]:
+    """Give the call the end it had. Whoever listens has heard of it, then or where it ran; it is only kept."""
     result = read_result(call.tool, written)
     call.status, call.result = status, result
     call.close()
@@ -367,10 +366,7 @@ async def _probe(call: LiveCall, probe: Any) -> bool | None:
     probing.transaction = transaction = new_transaction(probing, call.tool)
     context = call.tool.context_type(probing)
     try:
-        if inspect.iscoroutinefunction(probe):
-            return await probe(call.params, context=context)
-        made = await run_in_thread(lambda: probe(call.params, context=context))
-        return await made if inspect.isawaitable(made) else made
+        return await call_either(probe, call.params, context=context)
     except Exception:
         logger.exception("the probe of %s raised, so it is not known whether it happened", call.name)
         return None

@@ -53,7 +53,10 @@ def run_as_agent(
     so whatever asks for approval is denied. An act that fails raises `CallFailed`.
     """
     if not isinstance(handoff, Handoff):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
-        raise DefinitionError(f"run_as_agent takes a Handoff, not a {type(handoff).__name__}.")
+        raise DefinitionError(
+            f"run_as_agent takes a Handoff, not a {type(handoff).__name__}. "
+            "A tool that is none is called through a gate: open_gate([...]).invoke(...)."
+        )
     acts = handoff.acts
     act = copy.copy(acts.asking(acts.public.parse_value(public)))
     fill(act, "run_mode", "agent")
@@ -91,7 +94,8 @@ def run_as_agent(
         run_id = frame.run_context.run_id
 
         def told(event: Emitted) -> None:
-            if on_emit is not None and event.run_context.run_id.startswith(run_id):
+            of = event.run_context.run_id
+            if on_emit is not None and (of == run_id or of.startswith(f"{run_id}.")):
                 on_emit(event.event)
 
         stop = where.dispatcher.subscribe(Emitted, told)

@@ -187,7 +187,7 @@ class MemoryJournal:
         run_id = copy.row.record.id
         if run_id in self._runs:
             raise run_exists(run_id)
-        self._runs[run_id] = copy.row
+        self._runs[run_id] = msgspec.structs.replace(copy.row, owner="", leased_until=0.0, stopping=False)
         self._entries[run_id] = {(entry.kind, entry.key): entry for entry in copy.entries}
         for unit in copy.units:
             self._add(unit)
@@ -205,6 +205,7 @@ class MemoryJournal:
             self._entries.pop(run_id, None)
             self._units.pop(run_id, None)
             self._order = [unit for unit in self._order if unit.run_id != run_id]
+            self._unapplied = [unit for unit in self._unapplied if unit.run_id != run_id]
             self.desk.forget_run(run_id)
 
     def _forget_steps(self, run_id: str) -> None:

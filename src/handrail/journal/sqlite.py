@@ -141,9 +141,8 @@ class SqliteJournal(MemoryJournal):
             return row
 
         taken = await self._do(take)
-        self._forget_steps(
-            run_id
-        )  # what they gave is what the file says: another process may have had the run
+        # What its steps gave is what the file says: another process may have had the run.
+        self._forget_steps(run_id)
         return taken
 
     async def keep(self, run_id: str, /) -> bool:
@@ -159,7 +158,12 @@ class SqliteJournal(MemoryJournal):
 
     async def stop(self, run_id: str, /) -> None:
         """Ask the process that has a run to cancel it."""
-        await self._do(_run("UPDATE runs SET stopping = 1 WHERE id = ?", run_id))
+
+        def stop(connection: sqlite3.Connection) -> None:
+            shelf.row_of(connection, run_id)  # `RunUnknown` where there is none
+            connection.execute("UPDATE runs SET stopping = 1 WHERE id = ?", (run_id,))
+
+        await self._do(stop)
 
     async def leave(self, run_id: str, status: RunStatus, outcome: bytes = b"", /) -> None:
         """Let go of a run, and say where it stands."""

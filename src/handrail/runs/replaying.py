@@ -35,6 +35,7 @@ from handrail.messages import CallAsked
 from handrail.prompt import OPENER, Prompt, RenderedPrompt
 from handrail.protocols import Filesystem
 from handrail.records import CommitUnit, Journal
+from handrail.resources.paths import folder_of
 from handrail.resources.registry import Binding
 from handrail.runs.undoing import meet
 from handrail.session import Session
@@ -163,7 +164,7 @@ async def _changed_since(
     journal: Journal, units: Sequence[CommitUnit], filesystem: Filesystem | None
 ) -> list[str]:
     """The paths that are not as the run found them, where it is given the very folder it worked in."""
-    root = str(getattr(filesystem, "root", ""))
+    root = folder_of(filesystem)
     first = next((unit for unit in units if unit.root == root), None) if root else None
     if first is None:
         return []
