@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from handrail.journal import MemoryJournal
 from handrail.journal.schema import MIGRATIONS
 from handrail.journal.sqlite import SqliteJournal
-from handrail.question import Question
-from handrail.records import Journal, Mark, RunCopy, RunRecord, RunRow, SessionRow
+from handrail.question import Answer, Question
+from handrail.records import Asked, Journal, Mark, RunCopy, RunRecord, RunRow, SessionRow
 from handrail.runs import list_runs
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -225,3 +225,31 @@ async def test_somebodys_runs_sessions_and_questions_are_found_by_an_index(tmp_p
     assert any("COVERING INDEX sessions_of_a_principal" in each for each in seen)
     assert any("open_questions_to_a_principal" in each for each in seen)
     journal.close()
+
+
+async def test_both_journals_say_when_an_answer_was_taken(tmp_path: Path):
+    """The first time it was given; of one that is on file without a time, nothing is made up."""
+    hands = Hands()
+    asked = question("r", 1, "ada", 0)
+    answer = Answer(question_id=asked.id, digest=asked.digest, by="ada", value=4)
+    memory, file = MemoryJournal(clock=hands), SqliteJournal(tmp_path / "runs.db", clock=hands)
+    for journal in (memory, file):
+        hands.at = 1.0
+        waiting = asyncio.ensure_future(journal.ask(asked))
+        while not await journal.questions():
+            await asyncio.sleep(0)
+        assert await journal.asked("r") == (Asked(asked),)
+        hands.at = 5.0
+        journal.answer(answer)
+        assert await waiting == answer
+        hands.at = 9.0
+        journal.answer(answer)
+        assert await journal.asked("r") == (Asked(asked, answer, 5.0),)
+    file.close()
+    with sqlite3.connect(tmp_path / "runs.db") as connection:
+        connection.execute("UPDATE questions SET answer = ?", (msgspec.msgpack.encode(answer),))
+    connection.close()
+    file = SqliteJournal(tmp_path / "runs.db")
+    file.answer(answer)
+    assert await file.asked("r") == (Asked(asked, answer),)
+    file.close()
