@@ -505,10 +505,18 @@ def client_of(line: str) -> Client:
 
 @pytest.mark.parametrize(
     ("app", "name"),
-    [("desk.py", "desk"), ("desk", "desk"), ("desk:other", "other"), ("desk.py:other", "other")],
+    [
+        ("desk.py", "desk"),
+        ("desk", "desk"),
+        ("desk:other", "other"),
+        ("desk.py:other", "other"),
+        ("apps/json.py", "desk"),
+    ],
 )
 def test_the_command_serves_a_module(tmp_path: Path, app: str, name: str):
-    (tmp_path / "desk.py").write_text(APP)
+    (tmp_path / "apps").mkdir()
+    for file in ("desk.py", "apps/json.py"):
+        (tmp_path / file).write_text(APP)
     with started(tmp_path, app) as (process, line):
         assert line.startswith(f"{name} is at http://127.0.0.1:")
         asyncio.run(client_of(line).serves())
