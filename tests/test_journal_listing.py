@@ -17,8 +17,8 @@ from handrail.errors import RunUnknown
 from handrail.journal import MemoryJournal
 from handrail.journal.schema import MIGRATIONS
 from handrail.journal.sqlite import SqliteJournal
-from handrail.question import Question
-from handrail.records import CommitUnit, Journal, Mark, RunCopy, RunRecord, RunRow, SessionRow
+from handrail.question import Answer, Question
+from handrail.records import Asked, CommitUnit, Journal, Mark, RunCopy, RunRecord, RunRow, SessionRow
 from handrail.runs import list_runs
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -265,3 +265,31 @@ async def test_of_a_run_that_is_forgotten_no_files_are_left_to_change(either: Jo
     await either.commit(CommitUnit(run_id="r", call_id="c", files=[{"path": "a"}]))
     await either.forget(["r"])
     assert await either.unapplied() == ()
+
+
+async def test_both_journals_say_when_an_answer_was_taken(tmp_path: Path):
+    """The first time it was given; of one that is on file without a time, nothing is made up."""
+    hands = Hands()
+    asked = question("r", 1, "ada", 0)
+    answer = Answer(question_id=asked.id, digest=asked.digest, by="ada", value=4)
+    memory, file = MemoryJournal(clock=hands), SqliteJournal(tmp_path / "runs.db", clock=hands)
+    for journal in (memory, file):
+        hands.at = 1.0
+        waiting = asyncio.ensure_future(journal.ask(asked))
+        while not await journal.questions():
+            await asyncio.sleep(0)
+        assert await journal.asked("r") == (Asked(asked),)
+        hands.at = 5.0
+        journal.answer(answer)
+        assert await waiting == answer
+        hands.at = 9.0
+        journal.answer(answer)
+        assert await journal.asked("r") == (Asked(asked, answer, 5.0),)
+    file.close()
+    with sqlite3.connect(tmp_path / "runs.db") as connection:
+        connection.execute("UPDATE questions SET answer = ?", (msgspec.msgpack.encode(answer),))
+    connection.close()
+    file = SqliteJournal(tmp_path / "runs.db")
+    file.answer(answer)
+    assert await file.asked("r") == (Asked(asked, answer),)
+    file.close()

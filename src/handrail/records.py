@@ -156,6 +156,8 @@ class Asked(msgspec.Struct, frozen=True):
 
     question: Question
     answer: Answer | None = None
+    answered_at: float | None = None
+    """When the answer was taken, in seconds since 1970; None too where a version that kept no time took it."""
 
 
 class RunCopy(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from handrail.errors import RunUnknown
-from handrail.question import Answer, Question
+from handrail.journal.recorded import Kept, plain
+from handrail.question import Question
 from handrail.records import Asked, CommitUnit, Entry, Mark, RunCopy, RunRecord, RunRow, SessionRow
 
 ROW = """record, status, owner, leased_until, changed_at, outcome, stopping,
@@ -193,13 +194,13 @@ def asked(connection: sqlite3.Connection, run_id: str) -> tuple[Asked, ...]:
     rows = connection.execute(
         "SELECT question, answer FROM questions WHERE run_id = ? ORDER BY asked_at, id", (run_id,)
     )
-    return tuple(
-        Asked(
-            msgspec.msgpack.decode(question, type=Question),
-            None if answer is None else msgspec.msgpack.decode(answer, type=Answer),
-        )
-        for question, answer in rows
-    )
+    return tuple(_asked(msgspec.msgpack.decode(question, type=Question), answer) for question, answer in rows)
+
+
+def _asked(question: Question, answer: bytes | None) -> Asked:
+    if answer is None:
+        return Asked(question)
+    return Asked(question, plain(answer), msgspec.msgpack.decode(answer, type=Kept).at)
 
 
 def steps(connection: sqlite3.Connection, run_id: str) -> tuple[tuple[str, bytes | None], ...]:

@@ -23,7 +23,7 @@ from handrail.journal.desk import check_answer
 from handrail.journal.digest import key_beside
 from handrail.journal.lease import LEASE_SECONDS, is_dead, is_free
 from handrail.journal.memory import MemoryJournal, after_last, check_nobodys, run_exists
-from handrail.journal.recorded import encode, plain, still_fits
+from handrail.journal.recorded import Kept, encode, plain, still_fits
 from handrail.journal.schema import SCHEMA
 from handrail.journal.tickets import SqliteTickets
 from handrail.journal.watching import Watch
@@ -387,7 +387,8 @@ class SqliteJournal(MemoryJournal):
         """Record an answer that stands, before anybody hears of it; `AnswerRefused` if there is another."""
         if answer.outcome not in _STANDING:
             return
-        encoded = encode(answer, f"the answer to {answer.question_id!r} is")
+        kept = Kept(**msgspec.structs.asdict(answer), at=self._clock.now().timestamp())
+        encoded = encode(kept, f"the answer to {answer.question_id!r} is")
 
         def keep(connection: sqlite3.Connection) -> None:
             found = connection.execute(
