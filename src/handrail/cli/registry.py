@@ -20,8 +20,6 @@ from handrail.environment.ink import is_terminal, wants_colour
 from handrail.environment.visible import on_one_line, visible
 from handrail.errors import HandrailError
 
-COMMANDS = ("list", "show", "check")
-
 
 def workers(words: list[str]) -> int:
     """`FOLDER`, `list FOLDER`, `show WORKER` or `check FOLDER`; the exit code."""
@@ -109,7 +107,7 @@ def _check(folder: str) -> int:
     with nothing_printed():
         problems = list(_registry(folder).check())
     for each in problems:
-        sys.stdout.write(f"{on_one_line(f'{each.file}:{each.line}: {each.problem}. {each.mend}')}\n")
+        sys.stdout.write(f"{on_one_line(str(each))}\n")
     if problems:
         return USAGE
     sys.stdout.write(f"{folder}: nothing is wrong.\n")

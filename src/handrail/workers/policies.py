@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from handrail.errors import DefinitionError
@@ -14,8 +13,7 @@ from handrail.guard import (
 )
 from handrail.protocols import ToolPolicy
 from handrail.workers.front_matter import PolicyEntry
-
-Refuse = Callable[[str, str, str], None]
+from handrail.workers.problem import Refuse
 
 
 def policies_of(worker: str, given: list[Any] | None, refuse: Refuse) -> tuple[ToolPolicy, ...]:

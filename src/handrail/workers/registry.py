@@ -29,10 +29,10 @@ from handrail.records import Journal
 from handrail.resources.registry import Binding
 from handrail.session import Session
 from handrail.tools import Effect, Tool
-from handrail.workers.attachments import message_with, of_disk, taken
+from handrail.workers.attachments import NO_ATTACHMENTS, message_with, of_disk, taken
 from handrail.workers.creating import WorkerCreated, check_rights, creation_tools
 from handrail.workers.drafting import Draft
-from handrail.workers.front_matter import AttachmentRule, CreationDefaults
+from handrail.workers.front_matter import CreationDefaults
 from handrail.workers.functions import Functions
 from handrail.workers.problem import Finder, WorkerProblem, refuse
 from handrail.workers.reading import has_front_matter, read_text
@@ -231,7 +231,7 @@ class WorkerRegistry:
             made = self._tools[name] = tool_for(
                 name,
                 draft.description,
-                _NO_RULE if draft.text is None else rule_of(draft.text.front),
+                NO_ATTACHMENTS if draft.text is None else rule_of(draft.text.front),
                 self._effect_of(draft),
                 lambda: self[name],
             )
@@ -420,9 +420,6 @@ class WorkerRegistry:
             raise WorkerError(str(error)) from None
         inside = InWorker(self, worker, found, given, (worker.name,))
         return runner.with_workers(inside, chosen), found
-
-
-_NO_RULE = AttachmentRule(count=0)
 
 
 def _tighter(given: Budget | BudgetTracker | None, own: Budget | None) -> Budget | BudgetTracker | None:

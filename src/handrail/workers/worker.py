@@ -14,7 +14,7 @@ from handrail.prompt import MarkdownSection, Prompt, Section
 from handrail.protocols import ToolPolicy
 from handrail.schema import JsonSchema
 from handrail.tools import EFFECTS, Effect, Tool
-from handrail.workers.attachments import NONE, READ_ATTACHMENT
+from handrail.workers.attachments import NO_ATTACHMENTS, READ_ATTACHMENT
 from handrail.workers.front_matter import AttachmentRule, CreationDefaults, FrontMatter, Limits
 from handrail.workers.template import Instructions, rendered
 
@@ -112,4 +112,4 @@ def strongest(effects: Sequence[Effect]) -> Effect:
 
 
 def rule_of(front: FrontMatter) -> AttachmentRule:
-    return NONE if front.attachments is None else front.attachments
+    return NO_ATTACHMENTS if front.attachments is None else front.attachments
