@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pydantic_core
 from rich.text import Text
@@ -30,6 +30,9 @@ from handrail.environment.ink import Ink, is_terminal, wants_colour
 from handrail.environment.visible import on_one_line, visible
 from handrail.schema import to_json
 from handrail.session import Session
+
+if TYPE_CHECKING:
+    from handrail.workers import Worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +59,12 @@ def run(asked: Asked, given: str | None, attached: list[Path], as_json: bool) ->
     _logging(asked.verbose)
     try:
         with nothing_printed(as_json):
-            place = options.find_worker(asked.worker)
+            worker = options.find_worker(asked.worker)
         message = options.read_input(given)
-        files = options.filesystem(asked.files, place.folder)
+        files = options.filesystem(asked.files, worker.registry.folder)
         view, terminal = _view(asked, silent_answer=as_json)
         journal = options.journal(asked.journal, asked.no_journal)
-        begin = _begin(asked, place, files, terminal, journal, tuple(_attachment(path) for path in attached))
+        begin = _begin(asked, worker, files, terminal, journal, tuple(_attachment(path) for path in attached))
         session = Session()
         started = SYSTEM_CLOCK.monotonic()
         with asyncio.Runner() as runner, nothing_printed(as_json):
@@ -83,22 +86,21 @@ def chat(asked: Asked) -> int:
     _logging(asked.verbose)
     try:
         with nothing_printed():
-            place = options.find_worker(asked.worker)
-        files = options.filesystem(asked.files, place.folder)
+            worker = options.find_worker(asked.worker)
+        files = options.filesystem(asked.files, worker.registry.folder)
         view, terminal = _view(asked)
         journal = options.journal(asked.journal, asked.no_journal)
         asyncio.run(_recover(files, journal))
-        begin = _begin(asked, place, files, terminal, journal, ())
+        begin = _begin(asked, worker, files, terminal, journal, ())
         if terminal.run_mode == "user" and not asked.quiet:
-            _greet(place, asked, files, view)
+            _greet(worker, asked, files, view)
         return Chat(begin, view, Session(), files, asked.quiet).talk()
     except Exception as error:
         return _refused(error, False, asked.verbose)
 
 
-def _greet(place: options.Place, asked: Asked, files: Any, view: View) -> None:
-    worker = place.worker
-    text = Text(on_one_line(place.name), "bold")
+def _greet(worker: Worker, asked: Asked, files: Any, view: View) -> None:
+    text = Text(on_one_line(worker.name), "bold")
     text.append(f"  {on_one_line(worker.description or '', 120)}", "default")
     view.note(text)
     model = asked.model or worker.model or "no model"
@@ -120,7 +122,7 @@ async def _recover(files: Any, journal: Any) -> None:
 
 def _begin(
     asked: Asked,
-    place: options.Place,
+    worker: Worker,
     files: Any,
     terminal: Terminal,
     journal: Any,
@@ -142,11 +144,11 @@ def _begin(
         environment = LaterEnvironment()
 
     def begin(message: str, session: Session) -> Any:
-        return place.registry.stream(
-            place.name,
+        return worker.registry.stream(
+            worker.name,
             message,
             attachments=attachments,
-            models={} if model is None else dict.fromkeys(place.registry.names, model),
+            models=worker.registry.all_on(model),
             session=session,
             journal=journal,
             environment=environment,

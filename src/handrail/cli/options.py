@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from handrail.cli.ending import UsageError
 from handrail.environment.ink import is_terminal
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from handrail.journal.sqlite import SqliteJournal
     from handrail.limits import Budget
     from handrail.resources.directory import DirectoryFilesystem
+    from handrail.workers import Worker
 
 Approve = Literal["ask", "all", "strict", "later"]
 _MODES: dict[Approve, Any] = {"ask": None, "all": "approve_all", "strict": "strict", "later": None}
@@ -121,16 +122,7 @@ def read_input(given: str | None) -> str:
     return text
 
 
-class Place(NamedTuple):
-    """Where a worker was found."""
-
-    registry: Any
-    name: str
-    worker: Any
-    folder: Path
-
-
-def find_worker(named: str) -> Place:
+def find_worker(named: str) -> Worker:
     """The worker of `folder/main.md`, `folder/main` or `folder` (then its `main`, or its only one)."""
     from handrail.workers import WorkerRegistry
 
@@ -140,30 +132,4 @@ def find_worker(named: str) -> Place:
             f"{path} is a module, and a worker (NAME.md) is wanted. A module is served: `handrail serve {path}`; "
             "at a terminal, run its prompt from Python: Adapter(model, environment=Terminal())."
         )
-    if path.is_file():
-        registry, worker = WorkerRegistry.of_file(path)
-        return Place(registry, worker.name, worker, path.parent)
-    if path.is_dir():
-        registry = WorkerRegistry(path)
-        names, name = registry.names, registry.main
-        if not name:
-            if not names:
-                raise UsageError(
-                    f"there is no worker (NAME.md) in {str(path)!r}. Name another folder; `handrail new demo` makes one."
-                )
-            raise UsageError(
-                f"{path} does not say which worker. It has {', '.join(names)}: write {path}/{names[0]}."
-            )
-        return Place(registry, name, registry[name], path)
-    if path.parent.is_dir() and path.suffix != ".md":
-        registry = WorkerRegistry(path.parent)
-        if path.name in registry:
-            return Place(registry, path.name, registry[path.name], path.parent)
-        if registry.names:
-            known = ", ".join(registry.names)
-            raise UsageError(f"there is no worker {path.name!r} in {path.parent}. There: {known}.")
-    first = path.parts[0] if path.parts else ""
-    raise UsageError(
-        f"there is no {named}. Name a worker's file, or a folder with workers; "
-        f"`handrail new {first if first not in ('', '/', '.', '..') else 'demo'}` makes one."
-    )
+    return WorkerRegistry.worker_at(path)

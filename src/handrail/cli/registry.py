@@ -74,10 +74,9 @@ def _list(folder: str) -> int:
 
 def _show(named: str) -> int:
     with nothing_printed():
-        place = find_worker(named)
-    worker = place.worker
+        worker = find_worker(named)
     facts = {
-        "worker": place.name,
+        "worker": worker.name,
         "file": str(worker.path),
         "what it does": worker.description or "",
         "model": worker.model or "the caller's",

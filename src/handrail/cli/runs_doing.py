@@ -155,7 +155,7 @@ async def resume(
     try:
         if _is_worker(named := app or row.record.app):
             registry, worker = _worker(named)
-            models = {} if model is None else dict.fromkeys(registry.names, options.model(model))
+            models = registry.all_on(options.model(model))
             going = registry.resume(worker.name, row.record.id, journal=journal, models=models, **given)
         else:
             adapter = Adapter(options.model(model or row.record.model), journal=journal)

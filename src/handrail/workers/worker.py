@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from handrail.clock import Clock
 from handrail.deadline import Deadline
+from handrail.errors import WorkerError
 from handrail.limits import Budget
 from handrail.prompt import MarkdownSection, Prompt, Section
 from handrail.protocols import ToolPolicy
@@ -84,6 +85,13 @@ class Worker:
         """When a run that begins now must have ended; None where its file does not say."""
         seconds = self.limits.seconds
         return None if seconds is None else Deadline.after(seconds, clock=clock)
+
+    def without_model(self) -> WorkerError:
+        """What is said where neither its file nor whoever runs it names a model."""
+        return WorkerError(
+            f"nothing says which model runs the worker {self.name!r}. Write `model: provider:name` into "
+            f"{self.path}, or give one: model='provider:name'; on the command line, --model provider:name."
+        )
 
 
 def prompt_of(
