@@ -568,7 +568,7 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path):
         (["desk.py", "--host", "0.0.0.0"], "a token is needed"),
         (["desk.py", "--token", "short"], "too easy to guess"),
         (["desk.py", "--host", "no.such.host.invalid"], "can't be listened at"),
-        (["desk.py", "--approve", "later"], "use ask"),
+        (["desk.py", "--approve", "later"], "none of ask, all, strict"),
         (["desk.py", "--journal", "/dev/null/x"], "--journal"),
     ],
 )

@@ -249,6 +249,17 @@ def test_a_point_that_is_none_is_refused():
         main(["simulated:SHOP"])
 
 
+@pytest.mark.parametrize("given", [{"write_every": 0}, {"step_every": -1}, {"jobs": 0}, {"parked_every": -1}])
+def test_counts_that_are_none_are_refused(given: dict[str, Any]):
+    """Before a process is started."""
+    with pytest.raises(DefinitionError, match="from 1 on"):
+        simulate(Scenario(name="none", play=_never), **given)
+
+
+def _never(stage: Stage) -> Play:
+    raise AssertionError
+
+
 def test_what_happened_stays(tmp_path: Path):
     world = World(tmp_path / "world")
     world.happened("paid", amount=3)

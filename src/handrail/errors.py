@@ -100,6 +100,12 @@ class HandrailError(Exception):
 class DefinitionError(HandrailError, ValueError):
     """Something was defined wrongly. Raised where it is defined, never when it is first used."""
 
+    @property
+    def in_two(self) -> tuple[str, str]:
+        """What is wrong, and the mend, for whoever says it again with a place in front."""
+        problem, _, mend = str(self).partition(". ")
+        return problem, mend
+
 
 class ToolDefinitionError(DefinitionError):
     """A tool can't be made as written."""

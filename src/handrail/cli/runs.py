@@ -12,7 +12,7 @@ app = typer.Typer(
     name="runs",
     help="Look at recorded runs and go on with them: resume, answer, cancel, fork, undo, replay.",
     epilog="Exit codes: 0 done; 1 it could not be done, or the replay differs; 2 the command line is wrong; "
-    "5 the run waits for an answer.",
+    "4 the run's deadline or budget was spent; 5 the run waits for an answer; 130 cancelled by Ctrl-C.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

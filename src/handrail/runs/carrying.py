@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from os import PathLike
@@ -58,8 +59,12 @@ async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> in
         with unfinished.open("wb") as file:
             file.writelines(msgspec.json.encode(line) + b"\n" for line in lines)
         unfinished.replace(target)
+    except OSError as error:
+        problem = f"it can't be written to {target}: {error.strerror}"
+        raise RunError(run_id, problem, "Name a file in a folder that can be written to.") from None
     finally:
-        unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
     return len(lines)
 
 
@@ -108,16 +113,18 @@ def _masked(entries: Sequence[Entry], units: Sequence[CommitUnit]) -> Iterator[E
 
 
 def _read(path: Path) -> RunCopy:
-    name = path.name
+    name, mend = path.name, "Give a file that `export` wrote."
     try:
-        head_line, *lines = path.read_bytes().splitlines()
-        head = msgspec.json.decode(head_line, type=_Head)
-    except (ValueError, OSError) as error:
-        raise RunError(
-            name, f"it is not an exported run: {error}", "Give a file that `export` wrote."
-        ) from None
+        lines = path.read_bytes().splitlines()
+        if not lines:
+            raise RunError(name, "it is not an exported run: it is empty", mend)
+        head = msgspec.json.decode(lines[0], type=_Head)
+    except OSError as error:
+        raise RunError(name, f"it can't be read: {error.strerror}", mend) from None
+    except ValueError as error:
+        raise RunError(name, f"it is not an exported run: {error}", mend) from None
     if head.handrail != "run":
-        raise RunError(name, "it is not an exported run", "Give a file that `export` wrote.")
+        raise RunError(name, "it is not an exported run", mend)
     if head.version > FORMAT:
         raise RunError(
             head.run_id,
@@ -131,7 +138,7 @@ def _read(path: Path) -> RunCopy:
         "unit": CommitUnit,
         "step": tuple[str, bytes | None],
     }
-    for number, line in enumerate(lines, 2):
+    for number, line in enumerate(lines[1:], 2):
         try:
             ((kind, body),) = msgspec.json.decode(line, type=dict[str, msgspec.Raw]).items()
             found[kind].append(msgspec.json.decode(body, type=kinds[kind]))

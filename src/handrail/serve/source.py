@@ -199,7 +199,7 @@ class WorkersSource:
         return self._registry.stream(
             self.name,
             message,
-            models=self._models(),
+            models=self._registry.all_on(self._given),
             run_id=run_id,
             session=session,
             environment=environment,
@@ -222,7 +222,7 @@ class WorkersSource:
         return self._registry.resume_stream(
             self.name,
             run_id,
-            models=self._models(),
+            models=self._registry.all_on(self._given),
             session=session,
             environment=environment,
             journal=journal,
@@ -230,9 +230,6 @@ class WorkersSource:
             filesystem=self.files,
             tools=tools,
         )
-
-    def _models(self) -> dict[str, Any]:
-        return {} if self._given is None else dict.fromkeys(self._registry.names, self._given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,22 +365,7 @@ def _renderers_of(module: ModuleType) -> Path | None:
 def _worker_of(path: Path, model: Model | None, approvals: Any, files: Any) -> WorkersSource:
     from handrail.workers import WorkerRegistry
 
-    if path.is_dir():
-        registry = WorkerRegistry(path)
-        names, name = registry.names, registry.main
-        if not name:
-            if not names:
-                raise DefinitionError(
-                    f"there is no worker (NAME.md) in {str(path)!r}. Name another folder, or a module: "
-                    f"{path / 'app.py'}."
-                )
-            raise DefinitionError(
-                f"{path} does not say which worker is served. It has {', '.join(names)}: name "
-                f"{path / names[0]}.md."
-            )
-    elif path.is_file():
-        registry, worker = WorkerRegistry.of_file(path)
-        name = worker.name
-    else:
-        raise DefinitionError(f"there is no {path}. Name a worker's file, or a folder with workers.")
-    return WorkersSource(registry, name, model=model, files=files, approvals=approvals)
+    worker = WorkerRegistry.worker_at(path)
+    if model is None and worker.model is None:
+        raise worker.without_model()  # said now, and not to whoever writes the first message
+    return WorkersSource(worker.registry, worker.name, model=model, files=files, approvals=approvals)

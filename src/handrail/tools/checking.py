@@ -199,7 +199,7 @@ class _Check:
             result = None if tool.result is Any else Schema[Any](tool.result, self.namespace)
             paths = PathFinder(tool.params, self.namespace)
         except DefinitionError as error:
-            problem, _, mend = str(error).partition(". ")
+            problem, mend = error.in_two
             raise self.refuse(problem, mend) from error.__cause__
         self.fill("_schema", schema)
         self.fill("result_class", _class_of(tool.result))

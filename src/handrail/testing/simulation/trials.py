@@ -92,7 +92,9 @@ class Trials:
             folder = self._folder(name)
             connected = self._wanted.connected or name == "connected"
             status = self._wait(self._fork(folder, 0, measuring=True, connected=connected))
-            history = History(World(folder / WORLD).all())
+            world = World(folder / WORLD)
+            history = History(world.all())
+            world.close()
             over = history.over
             if status or over is None or history.ended is None:
                 failed = history.of("failed")
