@@ -40,14 +40,24 @@ from handrail.clock import SYSTEM_CLOCK
 from handrail.events import CallDelta, MessageAdded
 from handrail.guard import CapabilityPolicy
 from handrail.journal import MemoryJournal
-from handrail.messages import AssistantMessage, Kept, StopPart, ToolMessage
+from handrail.messages import (
+    AssistantMessage,
+    CallAnswered,
+    CallAsked,
+    CallPart,
+    Kept,
+    StopPart,
+    TextPart,
+    ToolMessage,
+    UserMessage,
+)
 from handrail.runs import export, show
 from handrail.schema.secrets import MASK, WITHHELD
 from handrail.serve import seen
 from handrail.serve.agui.events import plain_json
 from handrail.serve.source import PromptSource
 from handrail.serve.threads import Threads
-from handrail.session import save
+from handrail.session import load, save
 from rig import Rig
 from served_threads import events, over
 from test_secrets import everything
@@ -144,7 +154,6 @@ def revealed(value: Any) -> Any:
 # --- one tool ----------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
 @given(logins(WIDER))
 def test_what_is_masked_has_no_secret_and_all_the_rest(login: Login) -> None:
     """Whatever is around it; what was masked stays as it is, and is refused as an argument."""
@@ -173,7 +182,6 @@ def _put_back(masked: Any, real: Any) -> Any:
     return masked
 
 
-@settings(max_examples=50, deadline=None)
 @given(logins(WIDER, secret=True), st.data())
 def test_what_does_not_fit_is_withheld_and_not_quoted(login: Login, data: st.DataObject) -> None:
     """A secret may be anywhere in it then: under a wrong name, in a wrong shape, in half of a JSON text."""
@@ -388,7 +396,7 @@ async def _serve_and_look(login: Login, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def make() -> Threads:
-        model = ScriptedModel([ToolCall("login", login.arguments), "done"])
+        model = ScriptedModel([ToolCall("login", login.arguments, id="c1"), "done"])
         return Threads(PromptSource(prompt, Adapter(model)), journal, look_every=None)
 
     threads = make()
@@ -427,6 +435,44 @@ def test_nobody_who_watches_a_thread_sees_a_secret(login: Login) -> None:
     assert told == [login.tool.mask(json.dumps(login.arguments))]
 
 
+async def test_what_is_not_secret_is_seen_as_it_is_written() -> None:
+    """Beside a tool that takes secrets; one whose name is the beginning of that tool's may still become it."""
+
+    @tool(effect="read")
+    async def log(text: str) -> str:
+        """Note it."""
+        return text
+
+    @tool(effect="read")
+    async def say(text: str) -> str:
+        """Say it."""
+        return text
+
+    class InPieces(ScriptedModel):
+        async def stream(self, request: Any, /) -> Any:
+            if len(request.messages) > 1:
+                yield TextPart("done")
+                yield StopPart("done")
+                return
+            for index, name in enumerate(["log/in", "log", "say"]):
+                first, _, last = name.partition("/")
+                text = json.dumps({"key" if last else "text": MARK})
+                yield CallPart(index, f"c{index}", first, text[:3])
+                yield CallPart(index, "", last, text[3:9])
+                yield CallPart(index, "", "", text[9:])
+            yield StopPart("calls")
+
+    login = login_with("read")
+    stream = Adapter(InPieces([])).stream(Prompt("p", "Do.", tools=[login.tool, log, say]), "go")
+    pieces: dict[int, list[str]] = {}
+    async for event in stream:
+        if isinstance(event, CallDelta) and event.arguments:
+            pieces.setdefault(event.index, []).append(event.arguments)
+    text = json.dumps({"text": MARK})
+    assert pieces == {0: [f'{{"key":"{MASK}"}}'], 1: [text], 2: [text[:3], text[3:9], text[9:]]}
+    assert login.got == [MARK]
+
+
 async def test_the_provider_goes_on_with_what_it_said_until_the_process_ends() -> None:
     """In memory the conversation is the model's own; what is loaded from a record is masked."""
     login, model = login_with("read"), ScriptedModel([ToolCall("login", {"key": MARK}), "in", "again"])
@@ -437,9 +483,6 @@ async def test_the_provider_goes_on_with_what_it_said_until_the_process_ends() -
     await Adapter(model, journal=journal).evaluate(prompt, "go on", session=session)
     assert MARK in everything(list(model.requests[2].messages))
     later = ScriptedModel(["later"])
-    again = Session(id="s")
-    from handrail.session import load
-
     again = load(save(session))
     await Adapter(later).evaluate(prompt, "go on", session=again)
     sent = everything(list(later.requests[0].messages))
@@ -487,8 +530,6 @@ async def test_what_a_provider_wants_back_is_masked_too() -> None:
 
 
 async def test_a_history_from_elsewhere_is_recorded_masked() -> None:
-    from handrail.messages import CallAnswered, CallAsked, UserMessage
-
     login, journal, session = login_with("read"), MemoryJournal(), Session(id="s")
     history = [
         UserMessage("go"),

@@ -122,9 +122,7 @@ class Gate:
                 self._check_nesting(call, call.parent)
             policies = () if call.act else frame.policies
             if policies and type(arguments) is not str and type(arguments) is not bytes:
-                arguments = clear_json(
-                    arguments
-                )  # what is checked and approved is what runs, whoever holds it
+                arguments = clear_json(arguments)  # what is checked is what runs, whoever holds it
             if frame.log is not None:
                 await decide_interrupted(call, arguments)
             call.params, call.arguments = tool.parse(arguments), arguments  # 2
