@@ -115,8 +115,20 @@ async def test_a_call_that_had_no_secret_is_run_again() -> None:
 
 async def test_an_approval_of_a_call_with_a_secret_keeps_its_run_in_memory() -> None:
     """Cut all the same, the question goes, nothing was run, and the model is told to give the secret again."""
-    login = login_with("irreversible")
-    run = Cut([login.tool], ToolCall("login", login.arguments), policies=[CapabilityPolicy()])
+    login, waiting = login_with("irreversible"), list[int]()
+
+    @tool(effect="read")
+    async def peek() -> str:
+        """Look at what waits for an answer while the run goes on."""
+        waiting.append(len(await run.journal.questions("run")))
+        return "seen"
+
+    run = Cut(
+        [login.tool, peek],
+        ToolCall("login", login.arguments),
+        ToolCall("peek"),
+        policies=[CapabilityPolicy()],
+    )
     going = asyncio.ensure_future(run.adapter.evaluate(run.prompt, "go", run_id="run"))
     parking = await run.there.until_rest()
     assert not parking.may_park
@@ -124,9 +136,10 @@ async def test_an_approval_of_a_call_with_a_secret_keeps_its_run_in_memory() -> 
     assert parking.park(by_force=True)
     with pytest.raises(RunParked):
         await going
-    said = await run.told()
-    assert "key: is masked" in said
-    assert not await run.journal.questions("run")
+    await run.told()
+    told: Any = run.model.requests[1].messages[-1]
+    assert "key: is masked" in told.results[0].text
+    assert waiting == [0]
     assert login.got == []
 
 

@@ -17,7 +17,7 @@ import pydantic_core
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pydantic import Field, SecretBytes, SecretStr, create_model
+from pydantic import BaseModel, Field, SecretBytes, SecretStr, create_model
 
 from handrail import (
     Adapter,
@@ -210,6 +210,29 @@ def _refusal(login: Tool[Any, Any], text: str) -> str:
     except ToolValidationError as error:
         return str(error)
     return ""
+
+
+class Creds(BaseModel):
+    """What is meant to be an object with a secret in it."""
+
+    key: SecretStr
+
+
+@pytest.mark.parametrize(
+    "kind", [list[SecretStr], dict[str, SecretStr], Creds, list[Creds], tuple[int, Creds]]
+)
+def test_a_secret_in_the_place_of_what_is_around_it_is_not_quoted(kind: Any) -> None:
+    """The model is told what was expected, and what it sent is not said back into results and records."""
+
+    @tool
+    async def login(keys: kind, name: int = 0) -> str:
+        """Log in."""
+        return "in"
+
+    refused = _refusal(login, json.dumps({"keys": MARK, "name": "ann"}))
+    assert "keys: must be" in refused
+    assert MARK not in refused
+    assert "ann" in refused
 
 
 def test_a_tool_without_secrets_keeps_its_quick_way() -> None:
