@@ -9,7 +9,7 @@ import io
 import json
 import logging
 import tempfile
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -46,6 +46,8 @@ from handrail.messages import (
     CallAsked,
     CallPart,
     Kept,
+    ModelPart,
+    ModelRequest,
     StopPart,
     TextPart,
     ToolMessage,
@@ -212,23 +214,18 @@ def _refusal(login: Tool[Any, Any], text: str) -> str:
     return ""
 
 
-class Creds(BaseModel):
-    """What is meant to be an object with a secret in it."""
+class Key(BaseModel):
+    """An object with a secret in it."""
 
     key: SecretStr
 
 
-@pytest.mark.parametrize(
-    "kind", [list[SecretStr], dict[str, SecretStr], Creds, list[Creds], tuple[int, Creds]]
-)
+@pytest.mark.parametrize("kind", [list[SecretStr], dict[str, SecretStr], Key, list[Key], tuple[int, Key]])
 def test_a_secret_in_the_place_of_what_is_around_it_is_not_quoted(kind: Any) -> None:
     """The model is told what was expected, and what it sent is not said back into results and records."""
 
-    @tool
-    async def login(keys: kind, name: int = 0) -> str:
-        """Log in."""
-        return "in"
-
+    params = create_model("Params", keys=(kind, ...), name=(int, 0))
+    login: Tool[Any, Any] = Tool("login", "Log in.", params=params)
     refused = _refusal(login, json.dumps({"keys": MARK, "name": "ann"}))
     assert "keys: must be" in refused
     assert MARK not in refused
@@ -310,9 +307,6 @@ def test_a_model_that_plays_a_client_gets_params_as_they_are() -> None:
 
     run_as_agent(pick, "which?", Key(key=SecretStr(MARK)), model=ScriptedModel([])).wait()
     assert got == [MARK]
-
-
-Key: Any = create_model("Key", key=(SecretStr, ...))
 
 
 # --- a run -------------------------------------------------------------------------------------
@@ -472,7 +466,7 @@ async def test_what_is_not_secret_is_seen_as_it_is_written() -> None:
         return text
 
     class InPieces(ScriptedModel):
-        async def stream(self, request: Any, /) -> Any:
+        async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
             if len(request.messages) > 1:
                 yield TextPart("done")
                 yield StopPart("done")
@@ -530,7 +524,7 @@ async def test_what_a_provider_wants_back_is_masked_too() -> None:
     """Signed thoughts come with the calls they led to: as text on one wire, as an object on another."""
 
     class Thinking(ScriptedModel):
-        async def stream(self, request: Any, /) -> Any:
+        async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
             async for part in super().stream(request):
                 if isinstance(part, StopPart) and part.reason == "calls":
                     blocks = [{"thinking": "hm", "signature": "x"}, {"input": {"key": MARK}}]
@@ -549,6 +543,7 @@ async def test_what_a_provider_wants_back_is_masked_too() -> None:
     recorded = everything([save(session), await journal.entries("run"), await journal.run("run")])
     assert MARK not in recorded
     (kept,) = [each.message.kept for each in session[MessageAdded].all() if _calls(each)]  # pyright: ignore
+    assert kept is not None
     assert json.loads(kept.data)[1:] == [{"input": {"key": MASK}}, {"arguments": f'{{"key":"{MASK}"}}'}]
 
 
