@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from handrail import Adapter, Prompt, ToolContext, tool
 from handrail.dispatch.turn import ToolCall
@@ -57,6 +58,55 @@ def test_a_run_parked_by_force_at_any_step_is_as_one_that_crashed_there(scenario
     report = simulate(scenario, **sampled, parked_every=17, jobs=2)
     report.assert_kept()
     assert report.tried["parked at step"] > 5
+
+
+KEY = "hunter2-of-the-simulation"
+
+
+def bank(stage: Stage) -> Play:
+    """A model that writes a secret into each of its calls."""
+
+    @tool(effect="read")
+    async def login(key: SecretStr) -> str:
+        """Log in."""
+        stage.world.happened("used", key=key.get_secret_value())
+        return "in"
+
+    @tool(effect="idempotent")
+    async def order(key: SecretStr, context: ToolContext) -> str:
+        """Order, by way of another call."""
+        return (await context.call("login", key=key)).message
+
+    @tool
+    async def pay(key: SecretStr) -> str:
+        """Pay."""
+        stage.world.happened("used", key=key.get_secret_value())
+        stage.world.happened("paid")
+        return "paid"
+
+    calls = [ToolCall(name, {"key": KEY}) for name in ("login", "order", "pay")]
+    adapter = stage_adapter(stage, *calls, "Done.")
+    return Play(adapter, Prompt("try", "You try.", tools=[login, order, pay]), "Go.")
+
+
+def used_as_it_is(seen: Seen) -> str | None:
+    wrong = [each.details["key"] for each in seen.world.all("used") if each.details["key"] != KEY]
+    return f"used with {wrong}" if wrong else None
+
+
+def paid_at_most_once(seen: Seen) -> str | None:
+    paid = seen.world.count("paid")
+    return None if paid <= 1 else f"paid {paid} times"
+
+
+BANK = Scenario(name="a bank", play=bank, laws=[used_as_it_is, paid_at_most_once], unrecorded=[KEY])
+
+
+@pytest.mark.timeout(240)
+def test_secrets_are_recorded_nowhere_and_never_used_from_a_record():
+    report = crashed(BANK, step_every=4, overtaken_every=4)
+    report.assert_kept()
+    assert report.tried["before write"] > 5
 
 
 # --- it can fail -------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from handrail.adapter.given import (
 )
 from handrail.adapter.holding import held, taken
 from handrail.adapter.loop import run_until_done
+from handrail.adapter.masking import Masking
 from handrail.adapter.output import Output
 from handrail.adapter.pacing import Retry, Throttle
 from handrail.adapter.response import Outcome, PromptResponse, respond
@@ -341,8 +342,12 @@ class Adapter:
                     conversation.close_calls(run_id)
                 else:
                     resumed.catch_up()
-                if resumed is None or not len(conversation.messages):
-                    conversation.begin_with(given["history"], run_id)  # else the session was saved with it
+                history = given["history"] = list(given["history"])
+                if history and (resumed is None or not len(conversation.messages)):
+                    frame.show([*rendered.tools, *given["tools"]], ())  # these say what in it is secret
+                    masked = Masking(frame).message if frame.secretive else None
+                    conversation.begin_with(history, run_id, masked)  # else the session was saved with it
+                    given["history"] = history if masked is None else [masked(each) for each in history]
                 journal = None if log is None else self._journal
                 if journal is not None and resumed is None:
                     await begin_run(journal, frame, prompt, rendered, given, self.model.name, given["app"])

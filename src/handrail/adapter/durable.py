@@ -293,7 +293,7 @@ async def carry_out(
             outcome,
             usage=spending.usage,
             cost=spending.cost,
-            messages=conversation.messages.since(began),
+            messages=conversation.shown_since(began),
             opened=conversation.opened[shown:],
         )
         if frame.log is None or not frame.log.closed or status == "parked":

@@ -15,6 +15,7 @@ from handrail.adapter.requesting import ask
 from handrail.adapter.response import Outcome
 from handrail.adapter.run import Run
 from handrail.dispatch.replaying import RecordedResult
+from handrail.dispatch.secrets import is_masked
 from handrail.dispatch.turn import OpenTurn, ToolCall
 from handrail.errors import ToolValidationError
 from handrail.messages import CallAnswered, CallAsked, ToolMessage, UserMessage
@@ -114,6 +115,8 @@ def _answer_among(
     for call, result in zip(calls, results, strict=True):
         if run.answer_tool(call.name) and result.success:
             if isinstance(result, RecordedResult) and run.output is not None:
+                if run.output.schema.secret and is_masked(call.arguments):
+                    return None  # the secret in it was not recorded: it has to be given again
                 return ToolResult.ok(run.output.schema.parse(call.arguments))  # typed, as it was
             return result
     return None

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from handrail.adapter.conversation import Conversation
+from handrail.adapter.masking import Masking
 from handrail.adapter.output import ANSWER_TOOL, Output
 from handrail.adapter.pacing import Retry, Throttle
 from handrail.dispatch import Gate
@@ -76,6 +77,7 @@ class Run:
         self.max_tokens = settings.max_tokens
         self.frame = frame
         self.gate = Gate(frame)
+        self._masking = Masking(frame)
         self.conversation = conversation
         self.rendered = rendered
         self.prompt_name = prompt_name
@@ -85,7 +87,9 @@ class Run:
         self.feedback = feedback
         self.completion = completion
         self.on_text = on_text
-        self.answers_by_call = output is not None and not settings.model.traits.native_output
+        native = settings.model.traits.native_output
+        self.answers_by_call = output is not None and (not native or output.schema.secret)
+        """By a call also where an answer has secrets: those of a call are masked, those of a text can't be."""
         self._extra_tools = [
             *added,
             *extra_tools,
@@ -139,7 +143,14 @@ class Run:
 
     def say(self, message: Message) -> None:
         """Add to the conversation; what is recorded has been heard before."""
-        self.conversation.add(message, self.frame.run_context.run_id, again=self.again)
+        masking = self.masking
+        shown = message if masking is None else masking.message(message)
+        self.conversation.add(message, self.frame.run_context.run_id, again=self.again, shown=shown)
+
+    @property
+    def masking(self) -> Masking | None:
+        """What masks the secrets a model writes; None where none of its tools takes any."""
+        return self._masking if self.frame.secretive else None
 
     # What is asked of the model.
 
@@ -199,6 +210,7 @@ class Run:
     def _allow(self, rendered: RenderedPrompt[Any]) -> None:
         policies = [within_scope(scoped.policy, scoped.tools) for scoped in rendered.policies]
         self.frame.rendered_prompt = rendered
+        self.frame.secretive = self.frame.secretive or rendered.secretive
         self.frame.show([*rendered.tools, *self._extra_tools], policies)
 
     # How it ends.

@@ -69,6 +69,8 @@ class Frame:
     worker: WorkerFacts | None = None
     """What is known of the worker whose run this is; None where it is nobody's."""
     parking: Parking | None = None
+    secretive = False
+    """Does a tool of its take secrets, or one that is yet to be shown? Then what a model writes is looked at."""
     _unbounded: BudgetTracker | None = None
 
     def __init__(
@@ -159,6 +161,7 @@ class Frame:
             name: tool for name, tool in self.tools.items() if tool.handler is not None and not tool.needs
         }
         self.policies = tuple(policies)
+        self.secretive = self.secretive or any(tool.secret for tool in self.tools.values())
 
     def ends(self, call: LiveCall) -> None:
         """A call is at work no more; what came of it has not been told yet."""

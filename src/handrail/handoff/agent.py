@@ -62,7 +62,7 @@ def run_as_agent(
     fill(act, "run_mode", "agent")
     arguments = b"{}"
     if params is not None:
-        arguments = handoff.dump(params)
+        arguments = handoff.clear(params)
     elif acts.client is not None and acts.client.wants_params and handoff.params is not None:
         raise DefinitionError(
             f"the `client` of handoff {handoff.name!r} takes params, and none were given. "
@@ -71,6 +71,7 @@ def run_as_agent(
     else:
         fill(act, "_schema", None)  # nothing is parsed, since nobody looks at it
         fill(act, "_quick", None)
+        fill(act, "secret", False)
 
     async def run() -> AnswerT:
         where = session or Session(new_id=new_id)

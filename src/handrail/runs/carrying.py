@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from handrail.adapter.answer import RecordedAnswer
 from handrail.adapter.durable import decode_begin
 from handrail.errors import RunError
 from handrail.records import CommitUnit, Entry, Journal, RunCopy, RunRow
@@ -19,7 +17,6 @@ from handrail.runs.lineage import Lineage, lineage_of, parted
 
 FORMAT = 1
 """The version of the file. A newer one is refused, never guessed at."""
-_MASK = "**********"
 
 
 class _Head(msgspec.Struct):
@@ -31,13 +28,12 @@ class _Head(msgspec.Struct):
 async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> int:
     """Write a run into one file, in lines of JSON; returns how many.
 
-    It holds the session as the run found it, so no other run is needed. Not in it: arguments that are
-    secret, questions (those that are open are asked again), and what folders keep for undoing.
+    It holds the session as the run found it, so no other run is needed. Not in it: what the journal has
+    not either (secrets are masked there), questions (those that are open are asked again), and what folders keep for undoing.
     """
     row = await journal.run(run_id)
     record = row.record
     begin = parted(decode_begin(record), await lineage_of(journal, row), record.session_id)
-    units = await journal.load(run_id)
     lines: list[Any] = [_Head("run", FORMAT, run_id)]
     lines.append(
         {
@@ -50,7 +46,8 @@ async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> in
             )
         }
     )
-    lines += [{"entry": entry} for entry in _masked(await journal.entries(run_id), units)]
+    lines += [{"entry": entry} for entry in await journal.entries(run_id)]
+    units = await journal.load(run_id)
     lines += [{"unit": msgspec.structs.replace(unit, files=(), root="")} for unit in units]
     lines += [{"step": step} for step in await journal.steps(run_id)]
     target = Path(path)
@@ -93,23 +90,6 @@ async def import_(
         )
     )
     return await journal.run(new_id)
-
-
-def _masked(entries: Sequence[Entry], units: Sequence[CommitUnit]) -> Iterator[Entry]:
-    """The entries, with the secrets among the arguments a model sent masked as in the calls' own record."""
-    shown = {unit.place: unit.arguments for unit in units if _MASK in unit.arguments}
-    made = 0
-    for entry in entries:
-        if shown and entry.kind == "model answer" and entry.key.startswith("#"):
-            answer = msgspec.msgpack.decode(entry.body, type=RecordedAnswer)
-            calls = tuple(
-                msgspec.structs.replace(call, arguments=shown.get(f".{made + at}", call.arguments))
-                for at, call in enumerate(answer.calls, 1)
-            )
-            made += len(calls)
-            body = msgspec.msgpack.encode(msgspec.structs.replace(answer, calls=calls))
-            entry = msgspec.structs.replace(entry, body=body)
-        yield entry
 
 
 def _read(path: Path) -> RunCopy:
