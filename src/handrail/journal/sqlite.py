@@ -19,6 +19,7 @@ from handrail.errors import (
 )
 from handrail.ids import NewId, random_id
 from handrail.journal import shelf
+from handrail.journal.decisions import SqliteDecisions
 from handrail.journal.desk import check_answer
 from handrail.journal.digest import key_beside
 from handrail.journal.lease import LEASE_SECONDS, is_dead, is_free
@@ -35,6 +36,7 @@ from handrail.records import (
     Asked,
     Check,
     CommitUnit,
+    DecisionBox,
     Entry,
     Mark,
     RunCopy,
@@ -97,6 +99,11 @@ class SqliteJournal(MemoryJournal):
         self.key = key_beside(self.path)
         self.desk.keep, self.desk.stays = self._keep_answer, lambda question: False
         self.tickets = SqliteTickets(self.owner, clock, self._writer)
+        self._in_file = SqliteDecisions(self.owner, clock, self._writer)
+
+    @property
+    def decisions(self) -> DecisionBox:
+        return self._in_file
 
     def close(self) -> None:
         """Finish what is being written and let go of the file; harmless when called twice."""
@@ -386,9 +393,8 @@ class SqliteJournal(MemoryJournal):
         encoded = encode(answer, f"the answer to {answer.question_id!r} is")
 
         def keep(connection: sqlite3.Connection) -> None:
-            found = connection.execute(
-                "SELECT answer FROM questions WHERE id = ?", (answer.question_id,)
-            ).fetchone()
+            query = "SELECT answer, question FROM questions WHERE id = ?"
+            found = connection.execute(query, (answer.question_id,)).fetchone()
             if found is not None and found[0] is not None:
                 if msgspec.msgpack.decode(found[0], type=Answer) != plain(encoded):
                     raise AnswerRefused(
@@ -396,6 +402,10 @@ class SqliteJournal(MemoryJournal):
                     )
                 return
             connection.execute("UPDATE questions SET answer = ? WHERE id = ?", (encoded, answer.question_id))
+            if found is not None:
+                self._in_file.take(
+                    connection, msgspec.msgpack.decode(found[1], type=Question), plain(encoded)
+                )
 
         self._writer.do_now(keep)
 
