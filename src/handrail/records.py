@@ -378,8 +378,8 @@ class Journal(Protocol):
         """What a run did once: the keys and their settled values, None where it is not known."""
         ...
 
-    async def withdraw(self, prefix: str, /) -> None:
-        """Forget the questions without an answer whose ids begin like this."""
+    async def withdraw(self, prefix: str, /, *, alone: bool = False) -> None:
+        """Forget the questions without an answer whose ids begin like this; `alone`, the one of this id."""
         ...
 
     async def sleep(self, until: datetime, /) -> None: ...

@@ -61,6 +61,8 @@ async def decide(call: LiveCall, asked: ApprovalRequest, recall: Recall) -> Deci
     if log is not None:
         noted = _Noted(asked.question.digest, approval, used.id)
         await log.note("approval", _place(log, asked), noted)
+        if log.resumed and _lies_there(log, asked):
+            await frame.steps.withdraw(asked.question.id, alone=True)  # nobody hears an answer to it
     return Decided(approval, "remembered", used.id)
 
 

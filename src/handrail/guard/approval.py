@@ -104,6 +104,7 @@ class Broker:
             answer = await self._asked(request, environment)
             if answer is not None:
                 return decision(answer, request)
+            await self._journal.withdraw(request.question.id, alone=True)  # nobody hears an answer to it
 
     async def _asked(self, request: ApprovalRequest, environment: Environment) -> Answer | None:
         """The answer to a request; None where it was withdrawn since another's answer covers it now."""

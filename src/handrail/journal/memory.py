@@ -318,10 +318,10 @@ class MemoryJournal:
             if (value := self._steps.get(key)) is not None and value.done() and value.exception() is None
         )
 
-    async def withdraw(self, prefix: str, /) -> None:
-        """Forget the questions without an answer whose ids begin like this."""
+    async def withdraw(self, prefix: str, /, *, alone: bool = False) -> None:
+        """Forget the questions without an answer whose ids begin like this; `alone`, the one of this id."""
         for question in self.desk.open_questions():
-            if question.id.startswith(prefix):
+            if question.id == prefix if alone else question.id.startswith(prefix):
                 self.desk.cancel(question.id)
 
     async def sleep(self, until: datetime, /) -> None:

@@ -381,10 +381,10 @@ class SqliteJournal(MemoryJournal):
     ) -> Sequence[Question]:
         return await self._do(lambda connection: shelf.questions(connection, run_id, principal))
 
-    async def withdraw(self, prefix: str, /) -> None:
-        await super().withdraw(prefix)
-        query = "DELETE FROM questions WHERE answer IS NULL AND substr(id, 1, ?) = ?"
-        await self._do(_run(query, len(prefix), prefix))
+    async def withdraw(self, prefix: str, /, *, alone: bool = False) -> None:
+        await super().withdraw(prefix, alone=alone)
+        which = "id" if alone else "substr(id, 1, length(?1))"
+        await self._do(_run(f"DELETE FROM questions WHERE answer IS NULL AND {which} = ?1", prefix))
 
     def _keep_answer(self, answer: Answer) -> None:
         """Record an answer that stands, before anybody hears of it; `AnswerRefused` if there is another."""
