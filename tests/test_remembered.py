@@ -320,6 +320,25 @@ async def test_what_is_revoked_elsewhere_counts_at_once_in_a_session_in_memory(o
     assert approvals_of(session).list() == ()
 
 
+async def test_what_is_revoked_elsewhere_counts_in_the_run_that_goes(office: Office):
+    @tool(effect="read")
+    async def meanwhile(context: ToolContext) -> str:
+        """Somebody revokes it at a command line."""
+        elsewhere = SqliteJournal(office.path, watch=None)
+        memory = await runs.approvals(elsewhere, "s", principal="ada")
+        memory.revoke(memory.list()[0].id)
+        elsewhere.close()
+        return "revoked"
+
+    await office.run(PAY, says=ALWAYS)
+    model = ScriptedModel([PAY, ToolCall("meanwhile", {}), PAY, "done"])
+    adapter = Adapter(model, journal=office.journal)
+    await adapter.evaluate(PROMPT, "go", session=await office.session(), run_id="run2", tools=[meanwhile])
+    paid, _, not_paid = await office.told("run2")
+    assert paid == "paid"
+    assert "nobody" in not_paid
+
+
 async def test_what_was_revoked_does_not_come_back_with_the_answer_that_made_it(office: Office):
     """The call that was answered runs: it was said of that. The next one is asked about."""
     [question] = await office.park(PAY)
@@ -392,6 +411,24 @@ async def test_a_run_that_is_parted_takes_the_denials_along_and_no_approval(
     await runs.fork(office.journal, "other", 0, "third")
     office.calls = [PAY]
     assert "not here" in (await office.resume("third", approvals="approve_all"))[0]
+
+
+async def test_what_a_session_was_saved_with_goes_along_by_the_same_rule(office: Office):
+    """It is in the session that the first of its runs began with, and not in the record of decisions."""
+    session = Session(id="s", principal="ada")
+    model = ScriptedModel([[PAY, SEND], "done"])
+    says = {"pay": NEVER, "send": ALWAYS}
+    bare = Adapter(model, environment=Person(lambda question: says[question.name]))
+    await bare.evaluate(PROMPT, "go", session=session)
+    await office.run(PAY, says=True, session=session)
+    await runs.fork(office.journal, "run1", 0, "other")
+    office.restart()
+    assert await office.listed("other") == [("pay (any arguments)", False)]
+    office.calls = [PAY, SEND]
+    told = await office.resume("other", says=False)
+    assert "not here" in told[0]
+    assert [each.name for each in office.person.questions] == ["send"]
+    assert [each.scope for each in approvals_of(await office.session("other"))] == ["pay (any arguments)"]
 
 
 # --- the record ----------------------------------------------------------------------------------------
