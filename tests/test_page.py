@@ -340,6 +340,30 @@ def test_what_was_allowed_for_the_session_is_not_asked_again_until_it_is_revoked
     expect(question(page, "Approval of pay")).to_be_visible()
 
 
+def test_what_was_decided_for_the_session_outlives_the_server(desk: Desk):
+    """The next server on the journal does not ask for it either, lists it, and takes it back."""
+    with desk.served():
+        page = desk.window()
+        say(page, "pay")
+        question(page, "Approval of pay").get_by_role("button", name="Allow this exact call").click()
+        expect(log(page)).to_contain_text("Paid.")
+        thread = page.url.rpartition("/")[2]
+    with desk.served():
+        page = desk.window(f"#/t/{thread}")
+        expect(log(page)).to_contain_text("Paid.")
+        say(page, "pay")
+        expect(card(page, "pay").nth(1)).to_contain_text("paid 30")
+        page.get_by_role("button", name="Remembered approvals").click()
+        panel = page.get_by_role("dialog", name="Remembered approvals")
+        expect(panel.get_by_role("listitem")).to_have_count(1)
+        panel.get_by_role("button", name="Revoke pay").click()
+        expect(panel).to_contain_text("Nothing is remembered")
+    with desk.served():
+        page = desk.window(f"#/t/{thread}")
+        say(page, "pay")
+        expect(question(page, "Approval of pay")).to_be_visible()
+
+
 def test_a_scope_is_allowed(page: Page):
     """One button for each scope that is offered."""
     say(page, "edit")

@@ -17,7 +17,7 @@ from handrail.errors import DefinitionError, SimulationError
 from handrail.testing import Person
 from handrail.testing.simulation import Play, Point, Report, Scenario, Seen, Stage, World, simulate
 from handrail.testing.simulation.__main__ import main
-from simulated import ERRANDS, SHOPPING, Colour
+from simulated import DECIDING, ERRANDS, SHOPPING, Colour
 
 pytestmark = pytest.mark.once  # processes and terminals, at a cost: what they try is not Python's
 
@@ -50,8 +50,16 @@ def test_several_at_once_retries_threads_and_previews_survive_it_too():
     assert report.tried["step"] > 4
 
 
+@pytest.mark.timeout(900 if DEEP else 240)
+def test_what_is_decided_for_the_session_survives_it_too():
+    """An answer that holds for later calls is as good as recorded once it is given: nobody gives it twice."""
+    report = crashed(DECIDING, write_every=2, step_every=25, overtaken_every=10)
+    report.assert_kept()
+    assert report.tried["step"] > 4
+
+
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("scenario", [SHOPPING, ERRANDS], ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", [SHOPPING, ERRANDS, DECIDING], ids=lambda scenario: scenario.name)
 def test_a_run_parked_by_force_at_any_step_is_as_one_that_crashed_there(scenario: Scenario):
     """A server that is stopped undoes nothing, ends nothing, and loses nothing."""
     sampled: dict[str, Any] = {"write_every": 1000, "step_every": 1000, "overtaken_every": 0}

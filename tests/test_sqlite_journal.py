@@ -281,7 +281,7 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
     (tmp_path / "text.db").write_text("this is no database " * 100)
     for name, words in (
         ("other.db", "this is a database, and no journal"),
-        ("newer.db", "its schema is 99, and this version of Handrail has 3"),
+        ("newer.db", "its schema is 99, and this version of Handrail has 4"),
         ("text.db", "it can't be opened: file is not a database"),
         (".", "it can't be opened: unable to open database file"),
         ("a\0b", "its path holds a zero byte. Give one without"),

@@ -49,6 +49,7 @@ from handrail.dispatch.opening import open_frame
 from handrail.dispatch.parking import Parking
 from handrail.errors import DefinitionError, RunError
 from handrail.guard.approval import ApprovalMode
+from handrail.guard.keeping import keep_decisions
 from handrail.ids import NewId, random_id
 from handrail.journal.runlog import RunLog
 from handrail.limits import Budget, BudgetTracker, Lease
@@ -298,6 +299,7 @@ class Adapter:
             if recover is not None:
                 await recover(journal)
             resumed = await go_on(journal, row, given["session"], self._clock)
+            await keep_decisions(resumed.session, journal)
             begin = resumed.begin
             given |= {
                 "session": resumed.session,

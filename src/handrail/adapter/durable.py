@@ -30,6 +30,7 @@ from handrail.errors import (
     ToolValidationError,
 )
 from handrail.events import MessageAdded, SectionOpened
+from handrail.guard.keeping import bring_in, decided_in, keep_decisions
 from handrail.journal.runlog import RunLog
 from handrail.limits import Budget, BudgetTracker
 from handrail.messages import Message, Usage
@@ -72,6 +73,8 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     """What was said there."""
     shown: list[str] = []
     """The sections that were opened there."""
+    denied: list[bytes] = []
+    """What was denied there for the whole session, and what was taken back of that."""
 
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +123,7 @@ async def begin_run(
         ) from error
     session = frame.session
     await _heed_undone(journal, session, frame.log)
+    await keep_decisions(session, journal)
     deadline, budget = frame.deadline, frame.budget
     begin = RunBegin(
         message=given["message"],
@@ -373,7 +377,8 @@ async def go_on(journal: Journal, row: RunRow, session: Session | None, clock: C
             )
         _bring_in(session, earlier, units, undone.calls)
     own = tuple(unit for unit in units if unit.run_id == record.id)
-    run_log = RunLog(journal, record.id, clock, await journal.entries(record.id), own, resumed=True)
+    entries, asked = await journal.entries(record.id), await journal.asked(record.id)
+    run_log = RunLog(journal, record.id, clock, entries, own, asked=asked, resumed=True)
     run_log.untold = undone.untold
     standing = tuple(unit for unit in own if unit.call_id not in undone.calls)
     return Resumed(row, decode_begin(record), session, run_log, standing)
@@ -390,12 +395,15 @@ async def session_after(journal: Journal, row: RunRow, session: Session | None) 
         _bring_in(session, each, units, undone.calls)
         if each.record.id == record.id:
             break
+    await keep_decisions(session, journal)
     return session
 
 
 async def session_before(journal: Journal, row: RunRow, session: Session | None) -> Session:
     """The session as the first of its runs found it."""
-    return _fresh(row.record, await journal.runs(session_id=row.record.session_id), session)
+    session = _fresh(row.record, await journal.runs(session_id=row.record.session_id), session)
+    await keep_decisions(session, journal)
+    return session
 
 
 def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone: Container[str]) -> None:
@@ -419,6 +427,7 @@ def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -
             )
         for fact in () if base is None else said_in(base, MessageAdded):
             session.keep(fact)  # the history it began with
+        bring_in(session, () if base is None else decided_in(base))
     else:
         session = (
             Session(id=record.session_id, principal=record.principal) if base is None else load_imported(base)
@@ -429,6 +438,7 @@ def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -
         for event in begin.events:
             session.redo(decode_item(event, session.id))
         _say_again(session, first.record.id, begin.said, begin.shown)
+        bring_in(session, [decode_item(fact, session.id) for fact in begin.denied])
     return session
 
 

@@ -27,6 +27,7 @@ from handrail.dispatch.undoing import compensate, shielded
 from handrail.errors import JournalError, PromptEvaluationError, TicketError
 from handrail.events import CallStatus, ToolInvoked
 from handrail.guard.approval import ApprovalMode
+from handrail.guard.keeping import keep_decisions
 from handrail.ids import random_id
 from handrail.journal.lease import LEASE_SECONDS, new_owner
 from handrail.limits import Budget
@@ -140,6 +141,7 @@ async def _session_of(ticket: Ticket, journal: Journal, session: Session | None,
     """The session of the ticket's run, as everything that is committed has left it."""
     resumed = await go_on(journal, await journal.run(ticket.run_id), session, clock)
     resumed.catch_up()
+    await keep_decisions(resumed.session, journal)
     return resumed.session
 
 

@@ -32,6 +32,7 @@ from handrail.errors import HandrailError, RunParked, RunUnknown
 from handrail.journal.sqlite import SqliteJournal
 from handrail.question import Answer, Question
 from handrail.records import OVER, RunRow
+from handrail.runs.deciding import approval_json
 from handrail.runs.listing import Standing
 
 STANDINGS = get_args(Standing)
@@ -317,6 +318,24 @@ async def fork(journal: SqliteJournal, run: str, step: int, new: str | None) -> 
         f"{id} has the first {step} of the model's answers. Files are as they are now, not as they were then.",
         f"Go on with: {_then(journal, 'resume', made)}",
     )
+
+
+async def approvals(journal: SqliteJournal, run: str, revoke: str | None) -> Said:
+    record = (await _find(journal, run)).record
+    memory = await runs.approvals(journal, record.session_id, principal=record.principal)
+    kept = memory.list()
+    lines = [view.approval_line(number, each) for number, each in enumerate(kept, 1)]
+    if revoke is not None:
+        numbered = {str(number): each for number, each in enumerate(kept, 1)}
+        found = numbered.get(revoke) or next((each for each in kept if each.id == revoke), None)
+        if found is None:
+            there = f"Give a number from 1 to {len(kept)}." if kept else "Nothing is remembered."
+            raise Wrong(f"--revoke {revoke!r} is none of those remembered. {there}")
+        memory.revoke(found.id)
+        said = [view.approval_line(None, found), "Taken back: it is asked about again."]
+        return Said({"session_id": record.session_id, "revoked": approval_json(found)}, *said)
+    data = {"session_id": record.session_id, "approvals": [approval_json(each) for each in kept]}
+    return Said(data, *(lines or ["Nothing is remembered in this session."]))
 
 
 async def undo(journal: SqliteJournal, run: str, call: str, files: Path | None) -> Said:

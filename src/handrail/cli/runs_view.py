@@ -18,6 +18,7 @@ from rich.tree import Tree
 from handrail.cli.lines import money, spending
 from handrail.environment.ink import is_terminal, wants_colour
 from handrail.environment.visible import visible
+from handrail.events import ApprovalRemembered
 from handrail.question import Question
 from handrail.records import Asked
 from handrail.runs import CallNode, Divergence, RunLine, RunTree, Turn, Undoing
@@ -209,6 +210,17 @@ def question_line(question: Question) -> Text:
     """One question that waits, with what it is answered by."""
     text = Text(f"? {_line(question.message)}", "yellow")
     text.append(f"  {visible(question.id)}", "dim")
+    return text
+
+
+def approval_line(number: int | None, kept: ApprovalRemembered) -> Text:
+    """One decision that holds for a session, with the number and the id it is revoked by."""
+    text = Text("" if number is None else f"{number}  ")
+    text.append("approved" if kept.approved else "denied", "green" if kept.approved else "yellow")
+    text.append(f"  {_line(kept.tool)}: {_line(kept.scope)}")
+    if kept.reason:
+        text.append(f"  ({_line(kept.reason)})")
+    text.append(f"  {plain(kept.id)}", "dim")
     return text
 
 

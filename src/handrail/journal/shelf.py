@@ -164,6 +164,11 @@ def remove(connection: sqlite3.Connection, run_ids: Sequence[str]) -> None:
         marks = ", ".join("?" * len(some))
         for table in ("entries", "units", "questions", "tickets", "steps"):
             connection.execute(f"DELETE FROM {table} WHERE run_id IN ({marks})", some)
+        connection.execute(
+            f"""DELETE FROM decisions WHERE session_id IN (SELECT session_id FROM runs WHERE id IN ({marks}))
+            AND NOT EXISTS (SELECT 1 FROM runs WHERE session_id = decisions.session_id AND id NOT IN ({marks}))""",
+            some * 2,
+        )
         connection.execute(f"DELETE FROM runs WHERE id IN ({marks})", some)
 
 

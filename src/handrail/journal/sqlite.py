@@ -19,6 +19,7 @@ from handrail.errors import (
 )
 from handrail.ids import NewId, random_id
 from handrail.journal import shelf
+from handrail.journal.decisions import SqliteDecisions
 from handrail.journal.desk import check_answer
 from handrail.journal.digest import key_beside
 from handrail.journal.lease import LEASE_SECONDS, is_dead, is_free
@@ -35,6 +36,7 @@ from handrail.records import (
     Asked,
     Check,
     CommitUnit,
+    DecisionBox,
     Entry,
     Mark,
     RunCopy,
@@ -97,6 +99,11 @@ class SqliteJournal(MemoryJournal):
         self.key = key_beside(self.path)
         self.desk.keep, self.desk.stays = self._keep_answer, lambda question: False
         self.tickets = SqliteTickets(self.owner, clock, self._writer)
+        self._in_file = SqliteDecisions(self.owner, clock, self._writer)
+
+    @property
+    def decisions(self) -> DecisionBox:
+        return self._in_file
 
     def close(self) -> None:
         """Finish what is being written and let go of the file; harmless when called twice."""
@@ -378,10 +385,10 @@ class SqliteJournal(MemoryJournal):
     ) -> Sequence[Question]:
         return await self._do(lambda connection: shelf.questions(connection, run_id, principal))
 
-    async def withdraw(self, prefix: str, /) -> None:
-        await super().withdraw(prefix)
-        query = "DELETE FROM questions WHERE answer IS NULL AND substr(id, 1, ?) = ?"
-        await self._do(_run(query, len(prefix), prefix))
+    async def withdraw(self, prefix: str, /, *, alone: bool = False) -> None:
+        await super().withdraw(prefix, alone=alone)
+        which = "id" if alone else "substr(id, 1, length(?1))"
+        await self._do(_run(f"DELETE FROM questions WHERE answer IS NULL AND {which} = ?1", prefix))
 
     def _keep_answer(self, answer: Answer) -> None:
         """Record an answer that stands, before anybody hears of it; `AnswerRefused` if there is another."""
@@ -391,9 +398,8 @@ class SqliteJournal(MemoryJournal):
         encoded = encode(kept, f"the answer to {answer.question_id!r} is")
 
         def keep(connection: sqlite3.Connection) -> None:
-            found = connection.execute(
-                "SELECT answer FROM questions WHERE id = ?", (answer.question_id,)
-            ).fetchone()
+            query = "SELECT answer, question FROM questions WHERE id = ?"
+            found = connection.execute(query, (answer.question_id,)).fetchone()
             if found is not None and found[0] is not None:
                 if msgspec.msgpack.decode(found[0], type=Answer) != plain(encoded):
                     raise AnswerRefused(
@@ -401,6 +407,10 @@ class SqliteJournal(MemoryJournal):
                     )
                 return
             connection.execute("UPDATE questions SET answer = ? WHERE id = ?", (encoded, answer.question_id))
+            if found is not None:
+                self._in_file.take(
+                    connection, msgspec.msgpack.decode(found[1], type=Question), plain(encoded)
+                )
 
         self._writer.do_now(keep)
 

@@ -76,7 +76,9 @@ async def import_(
         taken = await journal.runs(session_id=record.session_id)
         session_id = new_id if taken else record.session_id
     begin = decode_begin(record)
-    again = parted(begin, Lineage(begin.base, begin.events, begin.said, begin.shown), session_id)
+    again = parted(
+        begin, Lineage(begin.base, begin.events, begin.said, begin.shown, begin.denied), session_id
+    )
     record = msgspec.structs.replace(record, id=new_id, session_id=session_id, begin=again)
     status = "parked" if copy.row.status == "running" else copy.row.status
     await journal.bring(
