@@ -330,7 +330,7 @@ async def approvals(journal: SqliteJournal, run: str, revoke: str | None) -> Sai
         found = numbered.get(revoke) or next((each for each in kept if each.id == revoke), None)
         if found is None:
             there = f"Give a number from 1 to {len(kept)}." if kept else "Nothing is remembered."
-            raise Wrong(f"--revoke {revoke!r} is none of those remembered. {there}")
+            raise UsageError(f"--revoke {revoke!r} is none of those remembered. {there}")
         memory.revoke(found.id)
         said = [view.approval_line(None, found), "Taken back: it is asked about again."]
         return Said({"session_id": record.session_id, "revoked": approval_json(found)}, *said)

@@ -220,7 +220,7 @@ def approval_line(number: int | None, kept: ApprovalRemembered) -> Text:
     text.append(f"  {_line(kept.tool)}: {_line(kept.scope)}")
     if kept.reason:
         text.append(f"  ({_line(kept.reason)})")
-    text.append(f"  {plain(kept.id)}", "dim")
+    text.append(f"  {visible(kept.id)}", "dim")
     return text
 
 

@@ -172,6 +172,14 @@ def remove(connection: sqlite3.Connection, run_ids: Sequence[str]) -> None:
         connection.execute(f"DELETE FROM runs WHERE id IN ({marks})", some)
 
 
+def unapplied(connection: sqlite3.Connection) -> list[tuple[CommitUnit, str]]:
+    """Units whose files are not known to be as they say, each with the owner of its run, if it has one."""
+    query = """SELECT unit, coalesce(owner, '') FROM units LEFT JOIN runs ON runs.id = run_id
+        WHERE state = 'committed' ORDER BY number"""
+    rows = connection.execute(query).fetchall()
+    return [(msgspec.msgpack.decode(unit, type=CommitUnit), owner) for unit, owner in rows]
+
+
 def later(connection: sqlite3.Connection, unit: CommitUnit) -> tuple[CommitUnit, ...]:
     """What was committed after a unit, in all runs, and was not undone."""
     rows = connection.execute(

@@ -11,12 +11,7 @@ from typing import Any, Literal, TypeVar, cast
 import msgspec
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import (
-    AnswerRefused,
-    DefinitionError,
-    RunBusy,
-    RunUnknown,
-)
+from handrail.errors import AnswerRefused, DefinitionError, RunBusy, RunUnknown
 from handrail.ids import NewId, random_id
 from handrail.journal import shelf
 from handrail.journal.decisions import SqliteDecisions
@@ -456,15 +451,11 @@ class SqliteJournal(MemoryJournal):
 
     async def unapplied(self) -> Sequence[CommitUnit]:
         """Those that nobody is about to apply: neither this process nor another that lives."""
-        query = """SELECT unit, coalesce(owner, '') FROM units LEFT JOIN runs ON runs.id = run_id
-            WHERE state = 'committed' ORDER BY number"""
-        rows = await self._do(lambda connection: connection.execute(query).fetchall())
-        units = [
-            msgspec.msgpack.decode(unit, type=CommitUnit)
-            for unit, owner in rows
-            if not owner or owner == self.owner or is_dead(owner)
-        ]
-        return tuple(unit for unit in units if unit.call_id not in self._applying)
+        return tuple(
+            unit
+            for unit, owner in await self._do(shelf.unapplied)
+            if (not owner or owner == self.owner or is_dead(owner)) and unit.call_id not in self._applying
+        )
 
     async def load(self, run_id: str, /) -> Sequence[CommitUnit]:
         return await self._fetch(
