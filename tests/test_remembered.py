@@ -26,7 +26,7 @@ from handrail import (
     runs,
     tool,
 )
-from handrail.errors import JournalError, RunBusy, RunParked, RunUnknown
+from handrail.errors import AnswerRefused, JournalError, RunBusy, RunParked, RunUnknown
 from handrail.events import ApprovalRemembered
 from handrail.journal import MemoryJournal
 from handrail.journal.decisions import lasting_in
@@ -265,14 +265,17 @@ async def test_what_is_shown_by_its_diff_stays_open_also_in_the_next_process(off
 
 
 async def test_a_question_that_is_covered_is_withdrawn_from_the_record(office: Office):
-    """Nobody would hear an answer to it, so none is taken."""
-    first, second = await office.park(PAY, PAY)
+    """Nobody would hear an answer to it, so none is taken; what else the run waits for still lies there."""
+    first, second, third = await office.park(PAY, PAY, SEND)
     office.answer(first, ALWAYS)
     office.restart()
-    assert await office.resume(says=False) == ["paid", "paid"]
-    assert [each.id for each in await office.journal.questions()] == []
-    assert [each.question.id for each in await office.journal.asked("run1")] == [first.id]
-    assert second.id not in [each.id for each in office.person.questions]
+    with pytest.raises(RunParked):
+        await office.adapter(LaterEnvironment()).resume("run1", PROMPT)
+    assert [each.id for each in await office.journal.questions()] == [third.id]
+    with pytest.raises(AnswerRefused):
+        office.answer(second, ALWAYS)
+    assert await office.resume(says=True) == ["paid", "paid", "sent"]
+    assert [each.id for each in office.person.questions] == [third.id]
 
 
 async def test_a_journal_in_memory_keeps_them_as_well(office: Office):
