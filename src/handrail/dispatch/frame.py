@@ -26,6 +26,7 @@ from handrail.protocols import (
     ToolPolicy,
     Workers,
 )
+from handrail.protocols import BudgetTracker as BudgetTrackerProtocol
 from handrail.records import Journal
 from handrail.resources.registry import RunResources
 from handrail.session import Dispatcher, Session
@@ -70,6 +71,7 @@ class Frame:
     """What is known of the worker whose run this is; None where it is nobody's."""
     parking: Parking | None = None
     _unbounded: BudgetTracker | None = None
+    _given: Mapping[type, Callable[[], Any]] | None = None
 
     def __init__(
         self,
@@ -213,6 +215,13 @@ class Frame:
         if self._unbounded is None:
             self._unbounded = BudgetTracker()
         return self._unbounded
+
+    @property
+    def given(self) -> Mapping[type, Callable[[], Any]]:
+        """What its calls find among their resources without anybody binding it."""
+        if self._given is None:
+            self._given = {kind: lambda: self.tracker for kind in (BudgetTracker, BudgetTrackerProtocol)}
+        return self._given
 
 
 def _by_name(tools: Iterable[Tool[Any, Any]]) -> Mapping[str, Tool[Any, Any]]:
