@@ -62,7 +62,10 @@ class Conversation:
 
         What is said `again`, because a run is gone through again, is kept and not published.
         """
-        message = _sendable(message)
+        if not isinstance(
+            message, AssistantMessage
+        ):  # a model's comes from JSON, where there is no such thing
+            message = _sendable(message)
         self.messages.append(message)
         session = self._of()
         (session.keep if again else session.record)(MessageAdded(self.key, message, run_id))
@@ -143,17 +146,16 @@ class Conversation:
         self.busy = False
 
 
-def _sendable(message: Message) -> Message:
+def _sendable(message: UserMessage | ToolMessage) -> Message:
     """The message with nothing in it that is no text, such as names of files that are not UTF-8."""
     if isinstance(message, UserMessage):
         return message if message.text.isascii() else UserMessage(_text(message.text), message.by_run)
-    if isinstance(message, ToolMessage):
-        if all(result.text.isascii() for result in message.results):
-            return message
-        return ToolMessage(
-            tuple(msgspec.structs.replace(each, text=_text(each.text)) for each in message.results)
-        )
-    return message  # a model's comes from JSON, where there is no such thing
+    for result in message.results:
+        if not result.text.isascii():
+            return ToolMessage(
+                tuple([msgspec.structs.replace(each, text=_text(each.text)) for each in message.results])
+            )
+    return message
 
 
 def _text(text: str) -> str:

@@ -15,7 +15,7 @@ from handrail.adapter.requesting import ask
 from handrail.adapter.response import Outcome
 from handrail.adapter.run import Run
 from handrail.dispatch.replaying import RecordedResult
-from handrail.dispatch.turn import OpenTurn, ToolCall
+from handrail.dispatch.turn import OpenTurn
 from handrail.errors import ToolValidationError
 from handrail.messages import CallAnswered, CallAsked, ToolMessage, UserMessage
 from handrail.prompt import OPENER
@@ -71,7 +71,7 @@ async def run_until_done(run: Run) -> Outcome:
 
 async def _run_calls(run: Run, calls: tuple[CallAsked, ...], message_id: str) -> tuple[ToolResult[Any], ...]:
     """Run a turn's calls through the gate and give each its result, also when the turn is cut short."""
-    turn = OpenTurn(run.gate, [ToolCall(call.name, call.arguments, call.id) for call in calls], message_id)
+    turn = OpenTurn(run.gate, calls, message_id)
     run.calls += len(calls)
     if run.again and not turn.is_recorded():
         run.goes_on()
