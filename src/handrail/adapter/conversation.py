@@ -148,7 +148,7 @@ class Conversation:
 
 def _sendable(message: UserMessage | ToolMessage) -> Message:
     """The message with nothing in it that is no text, such as names of files that are not UTF-8."""
-    if isinstance(message, UserMessage):
+    if not isinstance(message, ToolMessage):
         return message if message.text.isascii() else UserMessage(_text(message.text), message.by_run)
     for result in message.results:
         if not result.text.isascii():

@@ -84,7 +84,11 @@ async def _run_calls(run: Run, calls: tuple[CallAsked, ...], message_id: str) ->
         answered = tuple(
             [
                 CallAnswered(
-                    call.id, call.name, result.render(), not result.success, _opened(run, call, result)
+                    call.id,
+                    call.name,
+                    result.render(),
+                    not result.success,
+                    _opened(run, call, result) if call.name == OPENER else (),
                 )
                 for call, result in zip(calls, results, strict=True)
             ]
@@ -97,8 +101,8 @@ async def _run_calls(run: Run, calls: tuple[CallAsked, ...], message_id: str) ->
 
 
 def _opened(run: Run, call: CallAsked, result: ToolResult[Any]) -> tuple[str, ...]:
-    """Bring the tools into view that a call has opened, and say which."""
-    if call.name != OPENER or not result.success:
+    """Bring the tools into view that a call of the opener has opened, and say which."""
+    if not result.success:
         return ()
     paths = [path for path in result.value if path not in run.rendered.opened]
     if not paths:

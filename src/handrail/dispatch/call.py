@@ -320,12 +320,6 @@ class LiveCall(msgspec.Struct, eq=False):
         return self.made_resources
 
     @property
-    def has_resources(self) -> bool:
-        """Was something made for it that may have to be closed?"""
-        made = self.made_resources
-        return self.policies_made_resources or (made is not None and not made.untouched)
-
-    @property
     def filesystem(self) -> Filesystem:
         files = self.frame.filesystem
         if files is None:

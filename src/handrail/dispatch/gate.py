@@ -171,7 +171,7 @@ class Gate:
             stopped = task.cancelling() > cancels or (frame.cancellation.cancelled and not call.undoing)
             ending = await self._roll_back(call, error, stopped)  # 9, failure
         frame.ends(call)
-        if call.has_resources:
+        if call.made_resources is not None or call.policies_made_resources:
             await self._close_resources(call)
         if frame.log is not None and not call.recorded:
             ending = await record_end(call) or ending
@@ -416,7 +416,7 @@ class Gate:
         left: tuple[str, ...] = ()
         if transaction.settled:
             compensated, left = await shielded(compensate(self, call, transaction.settled))
-        if call.has_resources:
+        if call.made_resources is not None or call.policies_made_resources:
             await self._close_resources(call)
         if call.policy_context is not None:
             close_policy_context(call)
