@@ -1,4 +1,4 @@
-.PHONY: help run serve docs test test-deep peers check bench bench-peers wheel clean
+.PHONY: help run serve docs test test-deep test-live peers check bench bench-peers wheel clean
 
 help:
 	@echo 'make run        a real model in the process sorts an inbox (examples/inbox)'
@@ -6,6 +6,7 @@ help:
 	@echo 'make docs       build the documentation into site/, every link checked'
 	@echo 'make test       check, then the tests on every supported Python found here'
 	@echo 'make test-deep  the same with full counts and the libraries compared with, then the mutants'
+	@echo 'make test-live  the contract of a model on real providers, where their keys are set'
 	@echo 'make check      lint, format, types, layers, lengths, public names'
 	@echo 'make bench      run the benchmarks'
 	@echo 'make bench-peers ARGS="--only floor,handrail"   the same work by other frameworks (bench/README.md)'
@@ -34,6 +35,10 @@ test:
 test-deep: export HANDRAIL_DEEP = 1
 test-deep: peers test
 	@.venv/bin/python scripts/mutants.py
+
+test-live:
+	@scripts/venv .venv requirements/dev.txt
+	@.venv/bin/python tests/live_providers.py
 
 peers:
 	@scripts/peers

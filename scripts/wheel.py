@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import tomllib
 import zipfile
@@ -109,8 +109,7 @@ def build(into: Path) -> Path:
     run([sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", into], cwd=ROOT)
     [sdist] = into.glob("*.tar.gz")
     with tempfile.TemporaryDirectory() as folder:
-        with tarfile.open(sdist) as opened:
-            opened.extractall(folder, filter="data")
+        shutil.unpack_archive(sdist, folder)
         [unpacked] = Path(folder).iterdir()
         run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", into], cwd=unpacked)
     [wheel] = into.glob("*.whl")

@@ -7,9 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Playwright, sync_playwright
+from playwright.sync_api import Browser, Playwright, expect, sync_playwright
 
 CHROMIUM = Path("/usr/bin/chromium")
+PATIENCE = 20_000
+"""Milliseconds after which what should be on a page is missing: many, since machines are slow at times."""
+
+expect.set_options(timeout=PATIENCE)
 
 
 def arguments() -> list[str]:

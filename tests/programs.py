@@ -169,6 +169,6 @@ def handrail(
         env=dict(env or environment()),
         input=given,
         capture_output=True,
-        timeout=50,
+        timeout=150,
     )
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())

@@ -22,6 +22,7 @@ from handrail import (
 from handrail.dispatch.turn import ToolCall
 from handrail.environment.later import LaterEnvironment
 from handrail.guard import CapabilityPolicy
+from handrail.question import Question
 from handrail.testing import Person
 from handrail.testing.simulation import Play, Scenario, Seen, Stage, World
 
@@ -331,3 +332,76 @@ def signalled_and_stamped_once(seen: Seen) -> str | None:
 ERRANDS = Scenario(
     name="errands", play=errands, files={"contract.md": "# Contract\n"}, laws=[signalled_and_stamped_once]
 )
+
+
+# --- a third one, for what holds for a whole session ----------------------------------------------------
+
+
+def deciding_tools(stage: Stage) -> list[AnyTool]:
+    world = stage.world
+
+    @tool(effect="idempotent", capabilities={"door"})
+    async def knock(door: str, context: ToolContext) -> str:
+        """Knock, and wait until somebody opens; with a permission to shout."""
+        world.happened("knocked", door=door)
+        allowed = await context.request_permission("shout")
+        assert context.wait_for is not None
+        colour = await context.wait_for("colour", {"door": door, "loud": allowed.approved}, Colour)
+        return f"{door} is {colour.name}"
+
+    @tool
+    async def kick(door: str, context: ToolContext) -> str:
+        """Kick the door in."""
+        world.happened("kicked", door=door)
+        return "kicked"
+
+    return [knock, kick]
+
+
+def deciding(stage: Stage) -> Play:
+    """What is decided for one call decides the others, beside it and after it."""
+    prompt = Prompt(
+        "visits",
+        "You visit people.",
+        tools=deciding_tools(stage),
+        policies=[CapabilityPolicy({"door": "ask"})],
+    )
+    visits = [
+        [ToolCall("knock", {"door": "red"}), ToolCall("kick", {"door": "red"})],
+        [ToolCall("knock", {"door": "blue"}), ToolCall("kick", {"door": "blue"})],
+        ToolCall("knock", {"door": "red"}),
+        "All were at home.",
+    ]
+    adapter = Adapter(
+        stage.model({"You visit people": visits}),
+        journal=stage.journal,
+        filesystem=stage.files,
+        environment=LaterEnvironment(),
+        clock=stage.clock,
+        new_id=stage.new_id,
+    )
+
+    def decides(question: Question) -> Any:
+        return {"approved": question.name != "kick", "remember": "scope", "reason": "for good"}
+
+    answers = {"colour": lambda payload: {"name": payload["door"]}}
+    return Play(adapter, prompt, "Go.", Person(approve=decides, answers=answers), one_at_a_time=True)
+
+
+def nothing_was_kicked(seen: Seen) -> str | None:
+    kicked = seen.world.count("kicked")
+    return None if not kicked else f"kicked {kicked} times, and that was denied for the session"
+
+
+def approvals_shown(world: World) -> set[str]:
+    asked = [each.details["question"] for each in world.all("shown")]
+    return {each["id"] for each in asked if each["kind"] == "approval"}
+
+
+def asked_once_for_each(seen: Seen) -> str | None:
+    """Somebody is asked about knocking, kicking and shouting, and about nothing that these answers cover."""
+    shown = approvals_shown(seen.world)
+    return None if shown == approvals_shown(seen.uncrashed) and len(shown) == 3 else f"asked: {shown}"
+
+
+DECIDING = Scenario(name="visits", play=deciding, laws=[nothing_was_kicked, asked_once_for_each])

@@ -8,15 +8,17 @@ import itertools
 import weakref
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import Field
 
 from handrail import (
     Adapter,
     AgentContext,
     Budget,
     Deadline,
+    MarkdownSection,
     MemoryFilesystem,
     Prompt,
     PromptEvaluationError,
@@ -55,6 +57,14 @@ from handrail.messages import AssistantMessage, Price, Sent, ToolMessage, Traits
 from handrail.models.scripted import Reply
 from handrail.session import load, save
 from handrail.testing import Agent, RecordingSubscriber, VirtualClock, run_virtual
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an answer is to be."""
+
+    verdict: Annotated[str, Field(description="判決。" * 60)]
+
 
 ONE = Price(Decimal(1_000_000), Decimal(1_000_000))
 """A dollar a token, so that a cost can be read off."""
@@ -226,7 +236,6 @@ def test_a_session_is_let_go() -> None:
 
 def test_params_fill_the_prompt() -> None:
     """Params go into the templates; what is said to the model then is `message`, or that it may begin."""
-    from handrail import MarkdownSection
 
     @dataclass(frozen=True)
     class Topic:
@@ -259,7 +268,17 @@ def test_params_fill_the_prompt() -> None:
         (lambda a: Adapter(scripted(7)).evaluate(GUIDE, "hi").wait(), "a script can't say 7"),
         (lambda a: Retry(attempts=0), "Give at least 1"),
         (lambda a: Retry(first_wait=5, longest_wait=1), "are not possible"),
-        (lambda a: Throttle(at_once=0), "would let nothing through"),
+        (lambda a: Retry(attempts=wrongly("3")), "Give at least 1"),
+        (lambda a: Retry(first_wait=wrongly("1")), "Give two numbers"),
+        (lambda a: Throttle(at_once=0), "at_once=0 is no number of requests. Give a whole number from 1 on"),
+        (lambda a: Throttle(at_once=wrongly(1.5)), "at_once=1.5 is no number of requests"),
+        (lambda a: Throttle(per_minute=0), "per_minute=0 would let nothing through"),
+        (lambda a: Throttle(per_minute=wrongly("9")), "per_minute='9' would"),
+        (lambda a: Adapter(scripted("x"), max_tokens=0), "max_tokens is 0. Give a whole number from 1 on"),
+        (lambda a: Adapter(scripted("x"), temperature=-1), "temperature is -1. Give a number from 0 on"),
+        (lambda a: a.evaluate(GUIDE, "hi", max_tokens=-5), "max_tokens is -5"),
+        (lambda a: a.evaluate(GUIDE, "hi", temperature="hot"), "temperature is 'hot'"),
+        (lambda a: a.stream(GUIDE, "hi", max_tokens=1.5), "max_tokens is 1.5"),
     ],
 )
 def test_bad_input_is_refused_by_name(wrong: Any, words: str) -> None:
@@ -440,6 +459,52 @@ def test_tokens_are_reserved_before_and_settled_after() -> None:
     Adapter(ScriptedModel(answer)).evaluate(GUIDE, "hi", budget=tracker).wait()
     assert left[0] < 100_000 - 4096
     assert tracker.remaining()["tokens"] == 100_000 - 55
+
+
+@pytest.mark.parametrize("wire", ["chat", "responses", "anthropic"])
+def test_what_is_reserved_is_at_least_what_is_said_of_tools_and_answer(wire: str) -> None:
+    """In bytes, of which letters may have several; tools that come into view by a section too."""
+    from handrail.models import anthropic, chat_completions, responses
+
+    encoder = {
+        "chat": chat_completions._tool,
+        "responses": responses._tool,
+        "anthropic": anthropic._tool,
+    }[wire]
+
+    @tool
+    async def look(city: Annotated[str, Field(description="ある都市の名前。" * 60)]) -> str:
+        """天気を見る。"""
+        return city
+
+    prompt = Prompt(
+        "guide",
+        [
+            MarkdownSection("Task", "task", "Help.", tools=[weather]),
+            MarkdownSection(
+                "More", "more", "Look.", tools=[look], summary="How to look.", visibility="summary"
+            ),
+        ],
+        output=Verdict,
+    )
+    script = [ToolCall("open_sections", {"sections": ["more"]}), '{"verdict": "fine"}']
+    tracker = BudgetTracker(Budget(tokens=100_000))
+    reserved: list[int] = []
+
+    def answer(request: Any) -> Reply:
+        spent = 2 * len(reserved)  # the provider counts next to nothing, and what is new is added to that
+        reserved.append(100_000 - spent - int(tracker.remaining()["tokens"]) - request.max_tokens)
+        said = script[len(reserved) - 1]
+        usage = Usage(1, 1, 0, 0, 1)
+        return Reply(said, usage=usage) if isinstance(said, str) else Reply(calls=[said], usage=usage)
+
+    model = ScriptedModel(answer)
+    Adapter(model).evaluate(prompt, "hi", budget=tracker).wait()
+    first, second = model.requests
+    assert first.output is not None
+    assert reserved[0] >= len(first.tools.encoded(encoder)) + len(anthropic.encode(first.output.json_schema))
+    assert second.tools[-1].tool is look
+    assert reserved[1] >= len(encoder(second.tools[-1]))
 
 
 def test_eight_children_can_not_pass_a_limit_of_four() -> None:
@@ -907,8 +972,6 @@ def test_prompt_model_is_not_there_for_a_person() -> None:
 
 
 def _closed_prompt() -> Prompt[None]:
-    from handrail import MarkdownSection
-
     return Prompt(
         "guide",
         [

@@ -751,7 +751,8 @@ def test_it_is_listed_with_all_there_is_to_know():
         memory = approvals_of(desk.session)
         (one,) = memory
         assert len(memory) == 1
-        assert (one.id, one.tool, one.covers, one.scope) == (question.id, "put", "scope", UNDER_DOCS)
+        assert one.id == f"{question.id}-{question.digest[:8]}"
+        assert (one.tool, one.covers, one.scope) == ("put", "scope", UNDER_DOCS)
         assert (one.approved, one.reason, one.by, one.asked_by) == (True, "fine", "ada", ("put",))
         assert one.at == at
         first, second = desk.session[ApprovalDecided].all()

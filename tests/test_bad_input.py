@@ -59,6 +59,7 @@ any_rate: Any = RateLimitPolicy
 any_sequence: Any = SequentialDependencyPolicy
 any_broker: Any = Broker
 any_budget: Any = Budget
+any_after: Any = Deadline.after
 any_kept: Any = kept
 any_answer: Any = Answer
 any_fact: Any = ToolInvoked
@@ -378,6 +379,25 @@ LIMITS: dict[str, Row] = {
         "beyond the calendar",
         "Leave the deadline out",
     ),
+    "deadline that is none": (
+        lambda: any_after(None),
+        DefinitionError,
+        "after None seconds",
+        "Give a positive number",
+    ),
+    "approvals beyond the calendar": (
+        lambda: open_gate([], approval_seconds=math.inf),
+        DefinitionError,
+        "approval_seconds is inf",
+        "or None to wait",
+    ),
+    "approvals in a text": (
+        lambda: any_gate([], approval_seconds="5"),
+        DefinitionError,
+        "approval_seconds is '5'",
+        "Give a positive number of seconds",
+    ),
+    "depth in a text": (lambda: any_gate([], depth_limit="5"), DefinitionError, "limit of '5'", "at least 0"),
     "budget below nothing": (
         lambda: Budget(tokens=-1),
         DefinitionError,
@@ -826,6 +846,14 @@ TOLD: dict[str, Told] = {
         "error",
         "the limit is 0: do > do",
         "raise the run's depth limit",
+    ),
+    "a question that may wait beyond the calendar": (
+        [doing(lambda context: context.wait_for("pick", {}, int, timeout=1e15))],  # pyright: ignore[reportOptionalCall]  # somebody is there
+        {"environment": Person()},
+        ("do", {}),
+        "error",
+        "the timeout is 1000000000000000.0",
+        "or None to wait",
     ),
     "a worker where there is none": (
         [doing(lambda context: context.call_worker("x", "y"))],

@@ -95,14 +95,27 @@ def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said:
         (["run", "team/hello.md", "x", "-a", "nowhere.txt"], "no such file"),
         (["run", "team/hello.md", "x", "-a", "team/tools.py"], "tools.py"),
         (["run", "team/hello.md", "x", "--model", "nonsense"], "not the name of a model"),
+        (["run", "team/hello.md", "x", "--model", ":x"], "not the name of a model"),
+        (
+            ["run", "team/hello.md", "x", "--model", "broken:m"],
+            "'broken' can't be loaded: ModuleNotFoundError",
+        ),
+        (["run", "team/hello.md", "x", "--journal", "/dev/null/x"], "it can't be made"),
+        (["run", "team/hello.md", "x", "--journal", "a.db", "--no-journal"], "Give one of them"),
         (["run", "team/hello.md"], "the input is empty"),
         (["run", "nowhere/main.md", "x"], "handrail new nowhere"),
         (["run", "team/none", "x"], "there is no worker 'none'"),
+        (["run", "team/none.md", "x"], "There are: "),
+        (["run", "team/sub/none.md", "x"], "Name a worker's file, or a folder with workers."),
+        (["serve", "team/nobody.md"], "nothing says which model runs the worker 'nobody'"),
         (["run", "team", "x"], "does not say which worker"),
         (["run", "team/tools.py", "x"], "A module is served: `handrail serve team/tools.py`"),
         (["chat", "team/tools.py"], "environment=Terminal()"),
         (["run", ".", "x"], "there is no worker (NAME.md) in '.'"),
-        (["serve", "."], "there is no worker (NAME.md) in '.'. Name another folder, or a module: app.py"),
+        (
+            ["serve", "."],
+            "there is no worker (NAME.md) in '.'. Name another folder, or, to serve a module, its file: app.py",
+        ),
         (["chat", "nowhere"], "there is no nowhere"),
         (["workers", "nowhere"], "there is no folder nowhere"),
         (["workers", "show", "team/none"], "there is no worker"),
@@ -118,10 +131,37 @@ def test_what_cannot_begin_is_refused_with_the_mend(
     folder: Path, arguments: list[str], said: str, here: Here
 ):
     """Exit code 2, nothing on standard output, no traceback, and what to do."""
+    (folder.parent / "broken.py").write_text("import a_module_that_is_not_there\n")
     code, out, err = here(*arguments)
     assert (code, out) == (2, "")
     assert said in err
     assert "Traceback" not in err
+
+
+def test_a_model_of_ones_own_is_found_beside(folder: Path):
+    """`--model module:name` looks into the current folder, also where Python would not."""
+    (folder.parent / "mine.py").write_text(
+        "from handrail import ScriptedModel\nmodel = ScriptedModel(['It is mine.'])\n"
+    )
+    program = [str(Path(sys.executable).with_name("handrail")), "run", "team/hello.md", "x", "-q"]
+    done = subprocess.run(
+        [*program, "--model", "mine:model"],
+        cwd=folder.parent,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "It is mine.\n"), done.stderr
+
+
+def test_what_is_not_recorded_is_said(folder: Path, here: Here):
+    """Where nobody named a journal and the usual one can't be used, a run goes on, and says so."""
+    (folder.parent / ".handrail").mkdir()
+    (folder.parent / ".handrail" / "runs.db").write_text("no journal at all")
+    code, out, err = here("run", "team/hello.md", "x", "-q")
+    assert (code, out) == (0, "Hello\\x1b[31m there.\n")
+    assert "nothing is recorded" in err
+    assert "--journal FILE" in err
 
 
 def test_a_wrong_worker_is_said_with_its_line(folder: Path):
@@ -133,6 +173,9 @@ def test_a_wrong_worker_is_said_with_its_line(folder: Path):
         assert "bad.md:3: " in done.stdout + done.stderr
         assert "tols" in done.stdout + done.stderr
     assert run(folder, "hello").returncode == 0  # the others run
+    listed = handrail("workers", "team", cwd=folder.parent)
+    assert (listed.returncode, "hello\t" in listed.stdout, "bad" in listed.stdout) == (2, True, False)
+    assert "something is wrong with bad. `handrail workers check team` says what." in listed.stderr
 
 
 def test_tracebacks_are_for_those_who_ask(folder: Path):
@@ -196,7 +239,8 @@ def test_json_has_it_all_in_one_object(folder: Path):
     ("arguments", "code", "kind"),
     [
         (["team/failing.md", "x"], 1, "PromptEvaluationError"),
-        (["team/none", "x"], 2, "UsageError"),
+        (["team/none", "x"], 2, "WorkerError"),
+        (["team/hello.md", "x", "--approve", "maybe"], 2, "UsageError"),
         (["team/nobody.md", "x"], 2, "WorkerError"),
         (["team/slow.md", "x", "--deadline", "0.2"], 4, "PromptEvaluationError"),
     ],
@@ -271,6 +315,8 @@ def test_chat_reads_lines_where_nobody_is_there(folder: Path):
     assert "There is no /nonsense" in done.stderr
     assert done.returncode == 0
     assert handrail("chat", "team/payer.md", cwd=folder.parent, stdin="one\n").returncode == 3
+    quiet = handrail("chat", "team/failing.md", "-q", cwd=folder.parent, stdin="one\n")
+    assert (quiet.returncode, quiet.stdout, "the key is wrong" in quiet.stderr) == (1, "", True)
 
 
 # new, workers, and the program itself.
@@ -362,7 +408,7 @@ def test_without_the_extra_it_says_how_to_get_it(missing: str):
     code = (
         "import sys\n"
         f"sys.modules[{missing!r}] = None\n"
-        "sys.argv = ['handrail', 'new', 'team/../..']\n"
+        "sys.argv = ['handrail', 'workers', 'team']\n"
         "from handrail.cli import main\n"
         "main()"
     )
@@ -567,5 +613,7 @@ def test_what_needs_approval_can_wait_and_be_answered_elsewhere(folder: Path):
     run_id = listed["runs"][0]["run_id"]
     answered = handrail("runs", "answer", run_id, "--approve", cwd=folder.parent)
     assert f"Go on with: handrail runs resume {run_id}" in answered.stdout
+    elsewhere = run(folder, "writer", "--approve", "later", "--journal", "my runs.db")
+    assert "--journal 'my runs.db'`, then `handrail runs resume" in elsewhere.stderr
     alone = run(folder, "writer", "--approve", "later", "--no-journal")
     assert (alone.returncode, "--journal FILE" in alone.stderr) == (2, True)

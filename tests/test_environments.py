@@ -19,6 +19,7 @@ from handrail import (
     Handoff,
     HeadlessEnvironment,
     MemoryFilesystem,
+    Operation,
     Parked,
     Prompt,
     PromptEvaluationError,
@@ -334,18 +335,21 @@ def test_what_an_act_emits_goes_to_its_own_listener_only() -> None:
 
         return card_game(name, client=choose)
 
-    heard: dict[str, list[object]] = {"left": [], "right": []}
+    heard: dict[str, list[object]] = {"run": [], "run2": []}  # ids of runs that begin alike, too
+
+    def play(name: str, session: Session) -> Operation[Pick]:
+        return run_as_agent(
+            game(name),
+            Offer(1),
+            model=ScriptedModel([]),
+            session=session,
+            on_emit=heard[name].append,
+            new_id=lambda: name,
+        )
 
     async def main() -> None:
         session = Session()
-        await asyncio.gather(
-            *(
-                run_as_agent(
-                    game(name), Offer(1), model=ScriptedModel([]), session=session, on_emit=to.append
-                )
-                for name, to in heard.items()
-            )
-        )
+        await asyncio.gather(*(play(name, session) for name in heard))
 
     asyncio.run(main())
     assert heard == {name: [(name, 0), (name, 1)] for name in heard}

@@ -15,7 +15,7 @@ import pytest
 from raw_server import raw_server, whole
 from terminals import window
 
-pytestmark = pytest.mark.timeout(120)  # processes, and a real model is at work in one of them
+pytestmark = pytest.mark.timeout(300)  # processes, and a real model is at work in one of them
 
 FOLDER = Path(__file__).parent.parent / "examples"
 PARTS = {FOLDER / "support", FOLDER / "inbox"}
@@ -137,11 +137,11 @@ def run(example: str | Path, *arguments: str, cwd: Path, **env: str) -> subproce
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
     )
 
 
-@pytest.mark.timeout(120)  # a real model is at work in one of them
+@pytest.mark.timeout(300)  # a real model is at work in one of them
 @pytest.mark.parametrize(
     "example",
     [

@@ -21,6 +21,7 @@ from handrail import (
     tool,
 )
 from handrail.dispatch import Gate, open_gate
+from handrail.dispatch.committing import commit_lock_of
 from handrail.dispatch.watchdog import watchdog_of
 from handrail.errors import DefinitionError, PromptEvaluationError
 from handrail.events import ToolInvoked, ToolRolledBack, ToolStarted
@@ -353,6 +354,24 @@ def test_a_loop_is_freed_with_its_timers() -> None:
     loop = asyncio.run(main())
     gc.collect()
     assert loop() is None
+
+
+def test_a_loop_is_freed_although_a_session_it_committed_to_lives_on() -> None:
+    """The lock of a session's commits lets go of loops that have ended, also of those that had to wait for it."""
+    lock = commit_lock_of(session := Session())
+
+    async def main() -> weakref.ref[Any]:
+        async def commit() -> None:
+            async with lock:
+                await asyncio.sleep(0)
+
+        await asyncio.gather(commit(), commit())
+        return weakref.ref(asyncio.get_running_loop())
+
+    first, _ = asyncio.run(main()), asyncio.run(main())
+    gc.collect()
+    assert first() is None
+    assert commit_lock_of(session) is lock
 
 
 def test_uncancelling_does_not_save_a_handler_from_a_cancelled_run() -> None:

@@ -239,6 +239,28 @@ def test_what_was_encoded_once_is_not_encoded_again(steps: list[tuple[list[str],
     assert list(sent.copy()) == added
 
 
+@given(st.lists(st.booleans(), max_size=8), st.integers(0, 8))
+def test_what_could_not_be_encoded_leaves_nothing_half_written(fails: list[bool], before: int) -> None:
+    """Asked for again, nothing is there twice and nothing is missing."""
+    sent: Sent[int] = Sent()
+    broken = {number for number, fail in enumerate(fails) if fail}
+
+    def encode(item: int) -> bytes:
+        if item in broken:
+            raise LookupError
+        return b"%d" % item
+
+    for number in range(len(fails)):
+        sent.append(number)
+        if number == before and not broken.intersection(range(number + 1)):
+            sent.encoded(encode)
+    if broken:
+        with pytest.raises(LookupError):
+            sent.encoded(encode)
+    broken.clear()
+    assert sent.encoded(encode) == b",".join(b"%d" % number for number in range(len(fails)))
+
+
 def test_only_new_messages_are_encoded_in_a_run() -> None:
     """Over a long run each message is encoded once, by the real wire."""
     from handrail.models import chat_completions

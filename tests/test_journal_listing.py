@@ -3,19 +3,22 @@
 import asyncio
 import sqlite3
 import tempfile
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from handrail.errors import RunUnknown
 from handrail.journal import MemoryJournal
 from handrail.journal.schema import MIGRATIONS
 from handrail.journal.sqlite import SqliteJournal
-from handrail.question import Question
-from handrail.records import Journal, Mark, RunCopy, RunRecord, RunRow, SessionRow
+from handrail.question import Answer, Question
+from handrail.records import Asked, CommitUnit, Journal, Mark, RunCopy, RunRecord, RunRow, SessionRow
 from handrail.runs import list_runs
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -225,3 +228,68 @@ async def test_somebodys_runs_sessions_and_questions_are_found_by_an_index(tmp_p
     assert any("COVERING INDEX sessions_of_a_principal" in each for each in seen)
     assert any("open_questions_to_a_principal" in each for each in seen)
     journal.close()
+
+
+@pytest.fixture(params=["memory", "file"])
+def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal]:
+    """One journal of each kind."""
+    if request.param == "memory":
+        yield MemoryJournal()
+        return
+    journal = SqliteJournal(tmp_path / "journal.db")
+    yield journal
+    journal.close()
+
+
+def a_run(run_id: str = "r") -> RunRecord:
+    return RunRecord(id=run_id, session_id="s", principal="ada", prompt="p", model="m", began_at=1.0)
+
+
+async def test_a_run_there_is_not_can_not_be_stopped(either: Journal):
+    """Whoever mistyped an id hears of it."""
+    with pytest.raises(RunUnknown, match="no such run"):
+        await either.stop("nothing")
+
+
+async def test_a_run_that_is_brought_in_is_nobodys(either: Journal):
+    """Whoever had it where it comes from does not have it here, and nobody has asked to cancel it."""
+    row = RunRow(record=a_run(), status="parked", owner="elsewhere", leased_until=1e12, stopping=True)
+    await either.bring(RunCopy(row=row))
+    taken = await either.take("r")
+    assert (taken.owner, taken.leased_until, taken.stopping) == ("", 0.0, False)
+
+
+async def test_of_a_run_that_is_forgotten_no_files_are_left_to_change(either: Journal):
+    """Nobody would know what they are for."""
+    await either.begin(a_run())
+    await either.commit(CommitUnit(run_id="r", call_id="c", files=[{"path": "a"}]))
+    await either.forget(["r"])
+    assert await either.unapplied() == ()
+
+
+async def test_both_journals_say_when_an_answer_was_taken(tmp_path: Path):
+    """The first time it was given; of one that is on file without a time, nothing is made up."""
+    hands = Hands()
+    asked = question("r", 1, "ada", 0)
+    answer = Answer(question_id=asked.id, digest=asked.digest, by="ada", value=4)
+    memory, file = MemoryJournal(clock=hands), SqliteJournal(tmp_path / "runs.db", clock=hands)
+    for journal in (memory, file):
+        hands.at = 1.0
+        waiting = asyncio.ensure_future(journal.ask(asked))
+        while not await journal.questions():
+            await asyncio.sleep(0)
+        assert await journal.asked("r") == (Asked(asked),)
+        hands.at = 5.0
+        journal.answer(answer)
+        assert await waiting == answer
+        hands.at = 9.0
+        journal.answer(answer)
+        assert await journal.asked("r") == (Asked(asked, answer, 5.0),)
+    file.close()
+    with sqlite3.connect(tmp_path / "runs.db") as connection:
+        connection.execute("UPDATE questions SET answer = ?", (msgspec.msgpack.encode(answer),))
+    connection.close()
+    file = SqliteJournal(tmp_path / "runs.db")
+    file.answer(answer)
+    assert await file.asked("r") == (Asked(asked, answer),)
+    file.close()

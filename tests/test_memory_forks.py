@@ -330,7 +330,10 @@ def test_a_fork_that_may_not_write_does_not(new_files: NewFiles):
     ]
     for fork in (reader, reader.fork("inner", writable=True)):
         for call in calls:
-            with pytest.raises(EffectRefused, match=r"may not write 'a': that takes effect='staged'"):
+            with pytest.raises(
+                EffectRefused,
+                match=r"declares an effect that only reads: it may not write 'a': that takes effect='staged'",
+            ):
                 call(fork)
         assert fork.read("a") == "1"
         assert fork.changed == ()

@@ -27,6 +27,7 @@ from handrail import (
 )
 from handrail.errors import (
     AnswerRefused,
+    DefinitionError,
     JournalError,
     PromptEvaluationError,
     RunBusy,
@@ -41,6 +42,7 @@ from handrail.messages import ToolMessage, Usage
 from handrail.models.scripted import Reply
 from handrail.protocols import PolicyDecision
 from handrail.question import Answer, Question
+from handrail.records import RunRecord
 from handrail.testing import Person
 from rig import Note
 
@@ -341,6 +343,27 @@ async def test_what_can_not_be_resumed_says_why(tmp_path: Path):
     journal.close()
     with pytest.raises(JournalError, match="it was closed"):
         await adapter.resume("run", prompt)
+
+
+async def test_an_app_that_is_not_there_is_refused_by_name(tmp_path: Path):
+    """Where a run begins, and where it is resumed after its module has gone."""
+    journal = SqliteJournal(tmp_path / "runs.db")
+    adapter = Adapter(ScriptedModel(["Hi."]), journal=journal)
+    with pytest.raises(
+        DefinitionError, match=r"app is 'no\.such:prompt', which can't be imported: .*leave it out"
+    ):
+        await adapter.evaluate(Prompt("p", "Do."), "go", run_id="new", app="no.such:prompt")
+    with pytest.raises(RunUnknown):
+        await journal.run("new")
+    record = RunRecord(
+        id="old", session_id="s", principal="ada", prompt="p", model="m", began_at=1.0, app="no.such:prompt"
+    )
+    await journal.begin(record)
+    with pytest.raises(
+        RunError, match=r"at 'no\.such:prompt', which can't be imported: .*resume\(run_id, prompt\)"
+    ):
+        await adapter.resume("old")
+    journal.close()
 
 
 async def test_a_failed_run_stays_failed(tmp_path: Path):

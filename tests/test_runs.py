@@ -36,6 +36,16 @@ async def parked(recorder: Recorder, run_id: str, *script: Any, **options: Any) 
 # --- list and show --------------------------------------------------------------------------------------
 
 
+async def test_runs_of_a_session_come_in_pages_too(recorder: Recorder):
+    """What is before the mark of the last one, as with those of everybody."""
+    session = Session(id="s")
+    for run_id in ("one", "two", "three"):
+        await recorder.run(run_id, "ok", session=session)
+    first = await list_runs(recorder.journal, session_id="s", limit=2)
+    after = await list_runs(recorder.journal, session_id="s", before=first[-1].row.record.mark)
+    assert [[line.id for line in lines] for lines in (first, after)] == [["three", "two"], ["one"]]
+
+
 async def test_runs_are_listed_as_they_stand(recorder: Recorder):
     """The newest first; one whose process has gone is interrupted, not running."""
     await recorder.run("done", "ok")

@@ -158,6 +158,10 @@ def test_cancel_export_import_forget(line: Line, monkeypatch: pytest.MonkeyPatch
         (["replay", "tea", "--app", "the_app:nothing"], "there is no Prompt at", 1),
         (["replay", "tea", "--files", "nowhere"], "no such folder", 2),
         (["import", "the_app.py"], "not an exported run", 1),
+        (["import", "nowhere.jsonl"], "it can't be read: No such file or directory", 1),
+        (["import", "empty.jsonl"], "it is empty", 1),
+        (["export", "tea", "nowhere/tea.jsonl"], "can't be written to nowhere/tea.jsonl: No such file", 1),
+        (["answer", "tea", "--approve"], "`handrail runs show tea` says how it stands", 2),
         (["show", "t"], "2 runs begin with 't'", 2),
     ],
 )
@@ -166,6 +170,7 @@ def test_what_is_wrong_is_said(line: Line, words: list[str], said: str, code: in
     line.record("tea", "end")
     line.record("tee", "end")
     (line.base / "broken.py").write_text("1 / 0")
+    (line.base / "empty.jsonl").touch()
     if words[0] == "resume":
         words = [*words, "--model", "the_app:model"]
     assert said in " ".join(line(*words, code=code).split())
@@ -198,3 +203,49 @@ def test_the_commands_are_those_of_the_program(line: Line):
     line.record("tea", "end")
     result = CliRunner().invoke(program, ["runs", "list"])
     assert (result.exit_code, "tea\tdone" in result.output) == (0, True)
+
+
+def test_the_next_command_is_said_as_it_has_to_be_typed(line: Line, monkeypatch: pytest.MonkeyPatch):
+    """With the journal, unless it is the one that is meant anyway."""
+    line.record("tea", "end")
+    assert "Go on with: handrail runs resume" in (said := line("fork", "tea", 1))
+    assert "--journal" not in said
+    (line.base / "runs.db").rename(line.base / "other runs.db")
+    said = line("fork", "tea", 1, "--journal", "other runs.db")
+    assert "--journal 'other runs.db'" in said
+    monkeypatch.setenv("HANDRAIL_JOURNAL", str(line.base / "runs.db"))
+    (line.base / ".handrail").mkdir()
+    (line.base / "other runs.db").rename(line.base / ".handrail" / "runs.db")
+    assert "--journal .handrail/runs.db" in line("fork", "tea", 1, "--journal", ".handrail/runs.db")
+
+
+def test_questions_of_one_name_are_told_apart_by_their_ids(line: Line):
+    """Asked for by the name that both have, it is said which there are."""
+    line.record("tea", (call("choose"), call("choose")))
+    said = line("answer", "tea", "pick", "--value", '{"n": 1}', code=2)
+    assert "say which question" in said
+    assert said.count("  pick") == 2
+
+
+def test_ctrl_c_is_answered(line: Line, monkeypatch: pytest.MonkeyPatch):
+    """What was under way is undone by whoever ran it; that it is over is said, by the code too."""
+
+    async def pressed(*given: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    line.record("tea", "end")
+    monkeypatch.setattr("handrail.cli.runs_doing.show", pressed)
+    assert "Cancelled. What was under way was undone." in line("show", "tea", code=130)
+    assert line.json("show", "tea", code=130)["error"]["kind"] == "Cancelled"
+
+
+def test_an_answer_that_is_cut_off_is_no_success(line: Line):
+    """A resumed run ends with the code that `handrail run` would have ended with."""
+    (line.base / "the_app.py").write_text(
+        APP.replace('["the end"]', '[Reply("the e", stop="length")]').replace(
+            "import ScriptedModel", "import Reply, ScriptedModel"
+        )
+    )
+    line.record("tea", call("choose"))
+    line("answer", "tea", "--value", '{"n": 1}')
+    assert "The answer was cut off" in line("resume", "tea", "--model", "the_app:model", code=1)

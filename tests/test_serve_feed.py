@@ -192,3 +192,19 @@ async def test_legs_end_where_their_run_finishes_or_fails() -> None:
         ]
     )
     assert [item.ends for item in feed.since(0)] == ["", "a", "*"]
+
+
+@pytest.mark.parametrize("large", [1, 3])
+async def test_a_reader_that_waits_gets_what_comes_however_large(large: int) -> None:
+    """It was quick enough: what comes all at once is not held against it, and is not kept beyond it."""
+    feed = Feed("boot", most_bytes=1000)
+    feed.append([token("before")])
+    readers = [asyncio.ensure_future(read_all(feed, 1, 4 + large)) for _ in range(3)]
+    await asyncio.sleep(0)
+    feed.append([token("a")])  # told at once, and heard only when we wait
+    feed.append([*[token("x" * 5000)] * large, token("b"), token("c")])
+    assert await asyncio.gather(*readers) == [list(range(2, 5 + large))] * 3
+    feed.append([token("d")])
+    assert feed.size[1] <= 1000
+    with pytest.raises(FellBehind):
+        await feed.after(1)

@@ -56,7 +56,7 @@ async def test_a_thread_is_begun_followed_listed_and_forgotten(tmp_path: Path):
         assert (run["id"], run["thread_id"]) == (run_id, "a")
         assert (await client.ask("DELETE", "/threads/a")).status == 200
         assert (await client.ask("GET", "/threads/a")).kind == "ThreadUnknown"
-        assert (await client.ask("GET", "/threads")).json == {"threads": []}
+        assert (await client.ask("GET", "/threads")).json == {"threads": [], "next": None}
 
 
 async def test_threads_are_paged_by_time(tmp_path: Path):
@@ -70,6 +70,9 @@ async def test_threads_are_paged_by_time(tmp_path: Path):
         assert [each["id"] for each in rest.json["threads"]] == ["a"]
         for query in ("limit=0", "limit=x", "limit=-1", "before=yesterday", "before=9999999999999"):
             assert (await client.ask("GET", f"/threads?{query}")).status == 422, query
+        for mark in ("x/a", "/", "nan/a", "inf/a", "1e999/a", "2026-05-31/a"):
+            assert (await client.ask("GET", f"/threads?before={mark}")).kind == "BadTime", mark
+        assert (await client.ask("GET", f"/threads?find={'x' * 201}")).kind == "BadSearch"
 
 
 async def test_a_question_is_answered_and_a_busy_thread_says_so(tmp_path: Path):
@@ -502,10 +505,18 @@ def client_of(line: str) -> Client:
 
 @pytest.mark.parametrize(
     ("app", "name"),
-    [("desk.py", "desk"), ("desk", "desk"), ("desk:other", "other"), ("desk.py:other", "other")],
+    [
+        ("desk.py", "desk"),
+        ("desk", "desk"),
+        ("desk:other", "other"),
+        ("desk.py:other", "other"),
+        ("apps/json.py", "desk"),
+    ],
 )
 def test_the_command_serves_a_module(tmp_path: Path, app: str, name: str):
-    (tmp_path / "desk.py").write_text(APP)
+    (tmp_path / "apps").mkdir()
+    for file in ("desk.py", "apps/json.py"):
+        (tmp_path / file).write_text(APP)
     with started(tmp_path, app) as (process, line):
         assert line.startswith(f"{name} is at http://127.0.0.1:")
         asyncio.run(client_of(line).serves())
@@ -557,7 +568,7 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path):
         (["desk.py", "--host", "0.0.0.0"], "a token is needed"),
         (["desk.py", "--token", "short"], "too easy to guess"),
         (["desk.py", "--host", "no.such.host.invalid"], "can't be listened at"),
-        (["desk.py", "--approve", "later"], "use ask"),
+        (["desk.py", "--approve", "later"], "none of ask, all, strict"),
         (["desk.py", "--journal", "/dev/null/x"], "--journal"),
     ],
 )

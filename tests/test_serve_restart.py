@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from handrail import SqliteJournal, ToolContext, tool
 from handrail.clock import SystemClock
 from handrail.errors import ServerStopping
 from handrail.resources.directory import DirectoryFilesystem
+from handrail.runs import show
+from handrail.serve import seen
 from handrail.serve.agui.frontend import frontend_tool
 from programs import HANDRAIL
 from recorded import Pick
@@ -364,6 +367,39 @@ async def test_a_question_that_expires_while_its_run_is_parked(tmp_path: Path) -
         await over(thread)
         assert list(await thread.questions()) == []
         assert texts(await thread.messages())[-1] == "too late"
+
+
+# --- what it is seen as -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_run_says_how_long_it_waited_for_whom(tmp_path: Path, restarted: bool) -> None:
+    """A call that was entered again is one call still: it lasted from before its question to after its answer."""
+    async with served(tmp_path) as app:
+        run_id = await app.thread().say(plan([["choose", {}]], "ok"))
+        await settle(app.thread())
+        [question] = await app.thread().questions()
+        [waiting] = (await show(app.journal, run_id)).calls
+        assert waiting.at == question.asked_at.timestamp()
+        [asked] = waiting.questions
+        assert asked.answered_at is None
+        if restarted:
+            await app.restart()
+        before = time.time()
+        await give(app.thread(), question, {"n": 4})
+        after = time.time()
+        await over(app.thread())
+        tree = await show(app.journal, run_id)
+        [call] = tree.calls
+        [asked] = call.questions
+        assert asked.answered_at is not None
+        assert before <= asked.answered_at <= after
+        assert call.at is not None
+        assert call.seconds is not None
+        assert call.at <= question.asked_at.timestamp() < asked.answered_at
+        assert call.at + call.seconds > asked.answered_at - 0.02  # measured by another clock
+        [shown] = seen.tree(tree)["turns"][0]["calls"][0]["questions"]
+        assert datetime.fromisoformat(shown["answered_at"]).timestamp() == pytest.approx(asked.answered_at)
 
 
 # --- killed ---------------------------------------------------------------------------------------------

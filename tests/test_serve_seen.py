@@ -287,7 +287,6 @@ async def test_files_and_undo_are_shown(tmp_path: Path) -> None:
         assert shown["calls"][change["call_id"]]["undone"] is True
 
 
-@pytest.mark.timeout(120)
 async def test_a_thread_of_many_runs_stays_usable(tmp_path: Path) -> None:
     """What is shown of runs that are over is kept: the second look reads no run again."""
     async with served(tmp_path) as app:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from handrail.serve import seen
 from handrail.serve.agui.events import Event
 from handrail.serve.feed import Feed
 from handrail.serve.source import PromptSource
+from handrail.serve.streams import lines
 from recorded import write
 from served_threads import give, kinds, over, plan, served, settle
 from serving import Client, play, serving
@@ -204,17 +206,18 @@ async def test_who_looks_while_a_tool_floods_sees_the_thread(tmp_path: Path) -> 
         await over(thread)
 
 
-async def test_a_leg_that_is_more_than_is_kept_ends_in_words(tmp_path: Path) -> None:
-    @tool(effect="read")
-    async def much(context: ToolContext) -> str:
-        """Find more than is kept."""
-        return "x" * 5_000_000
-
-    async with serving(tmp_path, source_of(much)) as client:
-        async with client.stream("POST", "/agent", asked_by_a_client("a", "mine", "call much")) as stream:
-            told = await stream.all()
-        assert (told[-1]["type"], told[-1]["code"]) == ("RUN_ERROR", "FellBehind")
-        assert (await client.idle("a"))["status"] == "idle"
+@pytest.mark.parametrize(("leg", "ends"), [("mine", ["RUN_STARTED", "RUN_ERROR"]), ("", ["RUN_STARTED"])])
+async def test_a_reader_of_a_leg_that_takes_too_long_is_told_so(leg: str, ends: list[str]) -> None:
+    """A client of AG-UI does not come again by itself, and must not take this for the end; our page does."""
+    feed = Feed("boot", most_items=10)
+    feed.append([Event({"type": "RUN_STARTED", "runId": "mine"})])
+    reading = lines(feed, 0, leg=leg)
+    told = await anext(reading)
+    feed.append(Event({"type": "TEXT_MESSAGE_CONTENT", "delta": str(number)}) for number in range(100))
+    told += b"".join([chunk async for chunk in reading])
+    events = [json.loads(line[6:]) for line in told.splitlines() if line.startswith(b"data: ")]
+    assert [each["type"] for each in events] == ends
+    assert [each["code"] for each in events if each["type"] == "RUN_ERROR"] == ["FellBehind"][: len(ends) - 1]
 
 
 # What is no text, and no number.

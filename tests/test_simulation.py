@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from handrail import Adapter, Prompt, ToolContext, tool
 from handrail.dispatch.turn import ToolCall
@@ -16,7 +17,7 @@ from handrail.errors import DefinitionError, SimulationError
 from handrail.testing import Person
 from handrail.testing.simulation import Play, Point, Report, Scenario, Seen, Stage, World, simulate
 from handrail.testing.simulation.__main__ import main
-from simulated import ERRANDS, SHOPPING, Colour
+from simulated import DECIDING, ERRANDS, SHOPPING, Colour
 
 pytestmark = pytest.mark.once  # processes and terminals, at a cost: what they try is not Python's
 
@@ -49,14 +50,71 @@ def test_several_at_once_retries_threads_and_previews_survive_it_too():
     assert report.tried["step"] > 4
 
 
+@pytest.mark.timeout(900 if DEEP else 240)
+def test_what_is_decided_for_the_session_survives_it_too():
+    """An answer that holds for later calls is as good as recorded once it is given: nobody gives it twice."""
+    report = crashed(DECIDING, write_every=2, step_every=25, overtaken_every=10)
+    report.assert_kept()
+    assert report.tried["step"] > 4
+
+
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("scenario", [SHOPPING, ERRANDS], ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", [SHOPPING, ERRANDS, DECIDING], ids=lambda scenario: scenario.name)
 def test_a_run_parked_by_force_at_any_step_is_as_one_that_crashed_there(scenario: Scenario):
     """A server that is stopped undoes nothing, ends nothing, and loses nothing."""
     sampled: dict[str, Any] = {"write_every": 1000, "step_every": 1000, "overtaken_every": 0}
     report = simulate(scenario, **sampled, parked_every=17, jobs=2)
     report.assert_kept()
     assert report.tried["parked at step"] > 5
+
+
+KEY = "hunter2-of-the-simulation"
+
+
+def bank(stage: Stage) -> Play:
+    """A model that writes a secret into each of its calls."""
+
+    @tool(effect="read")
+    async def login(key: SecretStr) -> str:
+        """Log in."""
+        stage.world.happened("used", key=key.get_secret_value())
+        return "in"
+
+    @tool(effect="idempotent")
+    async def order(key: SecretStr, context: ToolContext) -> str:
+        """Order, by way of another call."""
+        return (await context.call("login", key=key)).message
+
+    @tool
+    async def pay(key: SecretStr) -> str:
+        """Pay."""
+        stage.world.happened("used", key=key.get_secret_value())
+        stage.world.happened("paid")
+        return "paid"
+
+    calls = [ToolCall(name, {"key": KEY}) for name in ("login", "order", "pay")]
+    adapter = stage_adapter(stage, *calls, "Done.")
+    return Play(adapter, Prompt("try", "You try.", tools=[login, order, pay]), "Go.")
+
+
+def used_as_it_is(seen: Seen) -> str | None:
+    wrong = [each.details["key"] for each in seen.world.all("used") if each.details["key"] != KEY]
+    return f"used with {wrong}" if wrong else None
+
+
+def paid_at_most_once(seen: Seen) -> str | None:
+    paid = seen.world.count("paid")
+    return None if paid <= 1 else f"paid {paid} times"
+
+
+BANK = Scenario(name="a bank", play=bank, laws=[used_as_it_is, paid_at_most_once], unrecorded=[KEY])
+
+
+@pytest.mark.timeout(240)
+def test_secrets_are_recorded_nowhere_and_never_used_from_a_record():
+    report = crashed(BANK, step_every=4, overtaken_every=4)
+    report.assert_kept()
+    assert report.tried["before write"] > 5
 
 
 # --- it can fail -------------------------------------------------------------------------------------
@@ -247,6 +305,17 @@ def test_a_point_that_is_none_is_refused():
         main(["simulated"])
     with pytest.raises(DefinitionError, match="is no Scenario"):
         main(["simulated:SHOP"])
+
+
+@pytest.mark.parametrize("given", [{"write_every": 0}, {"step_every": -1}, {"jobs": 0}, {"parked_every": -1}])
+def test_counts_that_are_none_are_refused(given: dict[str, Any]):
+    """Before a process is started."""
+    with pytest.raises(DefinitionError, match="from 1 on"):
+        simulate(Scenario(name="none", play=_never), **given)
+
+
+def _never(stage: Stage) -> Play:
+    raise AssertionError
 
 
 def test_what_happened_stays(tmp_path: Path):

@@ -1,10 +1,12 @@
 """`SqliteJournal`: what it records is there for whoever opens the file again."""
 
 import asyncio
+import queue
 import sqlite3
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,6 +20,7 @@ import pytest
 from handrail import SqliteJournal
 from handrail.errors import Declined, DefinitionError, JournalError, QuestionCancelled
 from handrail.journal import shelf
+from handrail.journal.writer import Writer, _Job
 from handrail.question import Answer, Question
 from handrail.records import CommitUnit
 
@@ -71,6 +74,39 @@ class Point:
 
 class Model(pydantic.BaseModel):
     y: int
+
+
+class Overtaken(queue.SimpleQueue[Any]):
+    """Jobs that are on their way while somebody closes the journal."""
+
+    def __init__(self, close: Callable[[], None]) -> None:
+        self.closer = threading.Thread(target=close, daemon=True)
+        self._closed = threading.Event()
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        if item is None:
+            super().put(item)
+            self._closed.set()
+            return
+        self.closer.start()
+        self._closed.wait(0.05)  # the end must not come before what was let in
+        super().put(item)
+
+
+def test_what_was_let_in_before_it_was_closed_is_done(tmp_path: Path):
+    """From whichever thread: nobody waits for ever for a thread that has ended."""
+    writer = Writer(str(tmp_path / "journal.db"), "id", False, False)
+    waiting, writer._jobs = writer._jobs, Overtaken(writer.close)
+    done: list[int] = []
+
+    def work() -> None:
+        done.append(writer.do_now(lambda connection: 1))
+
+    waiting.put(_Job(lambda connection: None))  # its thread looks at the new queue from here on
+    asker = threading.Thread(target=work, daemon=True)
+    asker.start()
+    asker.join(10)
+    assert done == [1]
 
 
 @pytest.mark.parametrize(
@@ -245,9 +281,10 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
     (tmp_path / "text.db").write_text("this is no database " * 100)
     for name, words in (
         ("other.db", "this is a database, and no journal"),
-        ("newer.db", "its schema is 99, and this version of Handrail has 3"),
+        ("newer.db", "its schema is 99, and this version of Handrail has 4"),
         ("text.db", "it can't be opened: file is not a database"),
         (".", "it can't be opened: unable to open database file"),
+        ("a\0b", "its path holds a zero byte. Give one without"),
     ):
         with pytest.raises(JournalError, match=words):
             SqliteJournal(tmp_path / name)

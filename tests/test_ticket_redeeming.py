@@ -41,8 +41,9 @@ from handrail import (
     redeem,
     tool,
 )
+from handrail.adapter import redeeming
 from handrail.context import Ticket
-from handrail.errors import NotSupported, OutcomeUnknown, RunParked, TicketError
+from handrail.errors import JournalError, NotSupported, OutcomeUnknown, RunParked, TicketError
 from handrail.events import ToolInvoked
 from handrail.journal import MemoryJournal
 from handrail.journal.lease import new_owner
@@ -517,6 +518,36 @@ async def test_one_that_was_cancelled_is_spent(stage: Stage):
 
     assert await stage.run(acting(here)) == "went on"
     assert stage.notes == []
+
+
+async def test_one_who_could_not_keep_a_ticket_once_keeps_it_all_the_same(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """A disk that was full for a moment takes it from nobody, who would find out only when all is done."""
+    monkeypatch.setattr(redeeming, "LEASE_SECONDS", 0.03)
+    claim, claims = stage.there.tickets.claim, list[str]()
+    kept = asyncio.Event()
+
+    async def failing_once(*given: Any) -> bytes:
+        claims.append("")
+        if len(claims) == 2:
+            raise JournalError("runs.db", "it can't be written: disk full", "See to the disk, and try again.")
+        if len(claims) == 3:
+            kept.set()
+        return await claim(*given)
+
+    monkeypatch.setattr(stage.there.tickets, "claim", failing_once)
+
+    async def there(context: ToolContext) -> str:
+        await kept.wait()
+        return await mark(context)
+
+    async def here(context: ToolContext) -> str:
+        return (await stage.redeem(context.ticket(), acting(there))).message
+
+    await asyncio.wait_for(stage.run(acting(here)), 10)
+    assert stage.notes == ["there"]
+    assert "the ticket run.1~1.1 could not be kept; it is tried again" in caplog.text
 
 
 def dead_owner() -> str:

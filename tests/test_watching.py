@@ -36,6 +36,11 @@ from handrail.messages import ToolMessage, UserMessage
 from handrail.testing import VirtualClock, run_virtual
 
 
+def wrongly(value: object) -> Any:
+    """A value whose type no checker knows."""
+    return value
+
+
 @tool
 async def step(seconds: int, context: ToolContext) -> str:
     """Take a step."""
@@ -155,6 +160,11 @@ def test_budget_feedback() -> None:
         (lambda: FilesThere(), "Name at least one"),
         (lambda: OutputFilled(), "Name at least one"),
         (lambda: all_of(), "nothing to check"),
+        (lambda: Trigger(calls=wrongly(1.5)), "Give a whole number of at least 1"),
+        (lambda: Trigger(seconds=wrongly("5")), "Give a positive number"),
+        (lambda: FilesThere("a", cap=wrongly("3")), "cap is '3'. Give a whole number from 0 on"),
+        (lambda: OutputFilled("a", cap=-1), "cap is -1"),
+        (lambda: any_of(FilesThere("a"), cap=wrongly(None)), "cap is None"),
     ],
 )
 def test_bad_definitions(wrong: Any, words: str) -> None:
@@ -204,6 +214,14 @@ def test_output_fields_must_be_filled() -> None:
     response = finish(model, OutputFilled("notes"), output=Report)
     assert response.output == Report("x", "y")
     assert "notes" in model.requests[1].messages[-1].text
+
+
+def test_a_field_there_is_not_is_named() -> None:
+    """The run goes on, and whoever looks at the session finds which one was meant."""
+    response = finish(ScriptedModel(['{"title": "x"}']), OutputFilled("titel"), output=Report)
+    (advised,) = response.session[Advised].all()
+    assert advised.failed
+    assert "a Report has no field 'titel'. Name fields of the prompt's output" in advised.text
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from types import ModuleType, SimpleNamespace
 from typing import Annotated, Any, Literal
@@ -26,9 +27,12 @@ from handrail import (
     Prompt,
     PromptEvaluationError,
     Session,
+    SystemClock,
+    ToolContext,
     tool,
 )
 from handrail.adapter import Retry, Throttle
+from handrail.context import RATE_LIMIT, RateLimit
 from handrail.errors import DefinitionError
 from handrail.limits import BudgetTracker
 from handrail.messages import (
@@ -41,6 +45,16 @@ from handrail.messages import (
 )
 from handrail.models import prices
 from raw_server import Raw, delta, raw_server, said, streamed, whole
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Standing(SystemClock):
+    """A clock on which it is always new year."""
+
+    def now(self) -> datetime:
+        return NOW
+
 
 ONCE = Retry(attempts=1)
 PLAIN = Prompt("p", "Go.")
@@ -254,6 +268,62 @@ async def test_a_stream_may_begin_with_a_byte_order_mark() -> None:
     marked = answer.replace(b"\r\n\r\n", b"\r\n\r\n3\r\n\xef\xbb\xbf\r\n", 1)
     async with raw_server(marked) as raw:
         assert (await Adapter(chat(raw), retry=ONCE).stream(PLAIN, "hi").response).text == "ok"
+
+
+@pytest.mark.parametrize(
+    ("headers", "limit"),
+    [
+        (
+            {"x-ratelimit-remaining-requests": "9", "x-ratelimit-reset-requests": "1h2m3.5s"},
+            RateLimit(9, None, NOW + timedelta(hours=1, minutes=2, seconds=3.5)),
+        ),
+        (
+            {
+                "x-ratelimit-remaining-tokens": "40000",
+                "x-ratelimit-reset-requests": "20ms",
+                "x-ratelimit-reset-tokens": "6m0s",
+            },
+            RateLimit(None, 40000, NOW + timedelta(minutes=6)),
+        ),
+        (
+            {
+                "anthropic-ratelimit-requests-remaining": "3",
+                "anthropic-ratelimit-tokens-remaining": "5",
+                "anthropic-ratelimit-requests-reset": "2026-01-01T00:00:30Z",
+            },
+            RateLimit(3, 5, NOW + timedelta(seconds=30)),
+        ),
+        (
+            {"x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": "soon"},
+            RateLimit(1),
+        ),
+        (
+            {"x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": f"{'9' * 400}s"},
+            RateLimit(1),
+        ),
+        ({"x-ratelimit-remaining-requests": "many"}, None),
+    ],
+)
+async def test_a_tool_sees_what_is_left_of_the_providers_limits(
+    headers: dict[str, str], limit: RateLimit | None
+) -> None:
+    """As the provider said it, in whichever of the ways there are; nothing where it makes no sense."""
+    seen: list[RateLimit | None] = []
+
+    @tool(effect="pure")
+    async def look(context: ToolContext) -> str:
+        """Look."""
+        seen.append(context.extras.get(RATE_LIMIT))
+        return "seen"
+
+    call = {"id": "c", "function": {"name": "look", "arguments": "{}"}}
+    told = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
+    asks = said(None, tool_calls=[call]).replace(b"content-type", told + b"content-type", 1)
+    async with raw_server(asks, said("ok")) as raw:
+        model = chat(raw)
+        model._provider._clock = Standing()
+        await Adapter(model).evaluate(Prompt("p", "Go.", tools=[look]), "hi")
+    assert seen == [limit]
 
 
 # --- loops and programs that end ---------------------------------------------------------------

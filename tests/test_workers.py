@@ -640,3 +640,23 @@ def test_a_file_finds_its_registry(tmp_path: Path) -> None:
         registry["chif"]
     with pytest.raises(WorkerError, match="there is no folder"):
         WorkerRegistry(tmp_path / "missing")
+
+
+def test_a_path_stands_for_a_worker(tmp_path: Path):
+    """A file, a name behind its folder, a folder with a `main` or with one worker; else what to write."""
+    for name in ("main", "other"):
+        (tmp_path / f"{name}.md").write_text("---\ndescription: It works.\n---\nGo.\n")
+    for path, name in (("", "main"), ("other", "other"), ("other.md", "other")):
+        assert WorkerRegistry.worker_at(tmp_path / path).name == name
+    for path, said in (
+        ("othr", "Did you mean 'other'?"),
+        ("none.md", "There are: "),
+        ("a/b", "Name a worker's file"),
+    ):
+        with pytest.raises(WorkerError, match=said.replace("?", r"\?")):
+            WorkerRegistry.worker_at(tmp_path / path)
+    (tmp_path / "main.md").rename(tmp_path / "third.md")
+    with pytest.raises(WorkerError, match="It has other, third: write"):
+        WorkerRegistry.worker_at(tmp_path)
+    (tmp_path / "third.md").unlink()
+    assert WorkerRegistry.worker_at(tmp_path).name == "other"

@@ -26,6 +26,8 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from browsers import PATIENCE
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "src" / "handrail" / "serve" / "page"
 TEST_PAGE = ROOT / "tests" / "page"
@@ -88,7 +90,7 @@ class Widgets:
         self.expected: list[str] = []
         """Parts of the errors that the test itself brings about."""
         self._wrong: list[str] = []
-        page.context.set_default_timeout(10_000)
+        page.context.set_default_timeout(PATIENCE)
         page.on("pageerror", lambda error: self._wrong.append(str(error)))
         page.on("console", self._hear)
 

@@ -7,6 +7,14 @@ from datetime import UTC, datetime, timedelta
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DeadlineExceededError, DefinitionError
 
+_CENTURIES = 1000 * 365.25 * 24 * 3600.0
+"""Seconds after which no calendar is sure to go on."""
+
+
+def is_span(seconds: object) -> bool:
+    """Is it a number of seconds that can pass: above 0, and within the calendar?"""
+    return not isinstance(seconds, bool) and isinstance(seconds, int | float) and 0 < seconds <= _CENTURIES
+
 
 class Deadline:
     """The moment a run must have ended by.
@@ -41,17 +49,16 @@ class Deadline:
         cls, seconds: float, *, clock: Clock = SYSTEM_CLOCK, pauses_for_people: bool = False
     ) -> Deadline:
         """A deadline so many seconds from now."""
-        if isinstance(seconds, str | bool) or not seconds > 0:
+        if not is_span(seconds):
+            if type(seconds) in (int, float) and seconds > _CENTURIES:
+                raise DefinitionError(
+                    f"a deadline after {seconds} seconds lies beyond the calendar. "
+                    "Leave the deadline out where there is none."
+                )
             raise DefinitionError(
                 f"a deadline after {seconds} seconds is no deadline. Give a positive number."
             )
-        try:
-            at = clock.now() + timedelta(seconds=seconds)
-        except OverflowError:
-            raise DefinitionError(
-                f"a deadline after {seconds} seconds lies beyond the calendar. "
-                "Leave the deadline out where there is none."
-            ) from None
+        at = clock.now() + timedelta(seconds=seconds)
         return cls(at, clock=clock, pauses_for_people=pauses_for_people)
 
     def remaining(self) -> float:

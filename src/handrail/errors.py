@@ -100,6 +100,12 @@ class HandrailError(Exception):
 class DefinitionError(HandrailError, ValueError):
     """Something was defined wrongly. Raised where it is defined, never when it is first used."""
 
+    @property
+    def in_two(self) -> tuple[str, str]:
+        """What is wrong, and the mend, for whoever says it again with a place in front."""
+        problem, _, mend = str(self).partition(". ")
+        return problem, mend
+
 
 class ToolDefinitionError(DefinitionError):
     """A tool can't be made as written."""
@@ -412,13 +418,11 @@ class UndoRefused(StateError, RuntimeError):
     """What a call committed can't be taken back, and nothing of it was."""
 
     def __init__(self, call_id: str, places: Sequence[str], problem: str) -> None:
-        where = f": {', '.join(places)}" if places else ""
-        super().__init__(
-            f"call {call_id!r} can't be undone: {problem}{where}. Nothing was changed: mend it by hand, or undo "
-            "the later changes first."
-            if places
-            else f"call {call_id!r} can't be undone: {problem}. Nothing was changed."
-        )
+        where, mend = "", ""
+        if places:
+            where = f": {', '.join(places)}"
+            mend = ": mend it by hand, or undo the later changes first"
+        super().__init__(f"call {call_id!r} can't be undone: {problem}{where}. Nothing was changed{mend}.")
         self.call_id = call_id
         self.places = tuple(places)
 
@@ -434,12 +438,14 @@ class JournalError(StateError, ValueError):
 class EffectRefused(StateError, PermissionError):
     """A call did, or tried to use, more than the effect its tool declares."""
 
-    def __init__(self, tool: str, effect: str, problem: str) -> None:
+    def __init__(self, tool: str, effect: str | None, problem: str) -> None:
+        declares = "an effect that only reads" if effect is None else f"effect={effect!r}"
         super().__init__(
-            f"tool {tool!r} declares effect={effect!r}: {problem}. Declare the effect that it really has."
+            f"tool {tool!r} declares {declares}: {problem}. Declare the effect that it really has."
         )
         self.tool = tool
         self.effect = effect
+        """None where all that is known of it is that it may not write: it is `pure` or `read`."""
 
 
 class ResourceError(StateError, LookupError):

@@ -117,7 +117,7 @@ class ApprovalRemembered(Fact, frozen=True):
     """Somebody decided for more than one call. It holds in this session until it is revoked."""
 
     id: str
-    """That of the question it answered; it is revoked by this."""
+    """It is revoked by this. Made of the question it answered, and of what that was about."""
     tool: str
     """The tool it was asked about."""
     covers: Literal["exact", "scope"]

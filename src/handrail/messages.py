@@ -104,10 +104,15 @@ class Sent(Generic[T]):
         done, written = self._encoded.get(encode, (0, None))
         if written is None:
             written = bytearray()
-        for item in items[done:] if done else items:
-            if written:
-                written += b","
-            written += encode(item)
+        whole = len(written)
+        try:
+            for item in items[done:] if done else items:
+                if written:
+                    written += b","
+                written += encode(item)
+        except BaseException:
+            del written[whole:]  # else what came before the item at fault would be written again
+            raise
         self._encoded[encode] = (len(items), written)
         return bytes(written)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from handrail.adapter import PromptResponse
     from handrail.context import ToolContext
     from handrail.deadline import Deadline
-    from handrail.events import ApprovalRemembered
+    from handrail.events import ApprovalRemembered, ApprovalRevoked
     from handrail.limits import Budget
     from handrail.messages import Model
     from handrail.operation import Operation
@@ -293,6 +293,18 @@ class ApprovalRecall(Protocol):
 
     def when_covered(self, wake: Callable[[], object], /) -> Callable[[], None]:
         """Call `wake` once something is remembered that covers the request; returns how to stop."""
+        ...
+
+
+class DecisionBook(Protocol):
+    """The decisions of one session, where they outlive its process."""
+
+    def write(self, decision: ApprovalRemembered | ApprovalRevoked, /) -> None:
+        """Record one, before it counts. From any thread."""
+        ...
+
+    async def read(self) -> None:
+        """Let the session know what was recorded since, by whichever process."""
         ...
 
 

@@ -11,8 +11,28 @@ from typing import Any, Literal
 
 import msgspec
 
+from handrail.context.facts import RunContext
+
 QuestionKind = Literal["approval", "input", "handoff"]
 AnswerOutcome = Literal["answered", "declined", "cancelled", "timed out"]
+
+
+class Lasting(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer is kept under that is to hold for more than one call of the session.
+
+    It is part of the question, so that such an answer holds from the moment it is taken, by whichever
+    process, also if nobody goes on with the run.
+    """
+
+    tool: str
+    words: str
+    """This very request, for a list of what is remembered."""
+    exact: str
+    """The key of an approval of exactly this, and below that of a denial."""
+    whatever_it_does: str
+    scopes: dict[str, str]
+    """The scopes that are offered, in words, and their keys; the narrowest first."""
+    run_context: RunContext
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +61,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: datetime | None = None
     run_id: str = ""
     """The run that waits for it, the outermost one."""
+    lasting: Lasting | None = None
+    """For an approval whose answer can be remembered. It is for the record, and not to be shown."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,10 +36,12 @@ EntryKind = Literal[
     "undone",
     "told",
     "deadline",
+    "approval",
 ]
 """`undoing`: a call is being undone; `undone`: it was, and its key is the call's id. `told`: the model was told so.
 
-`deadline`: where the run's deadline stands, which has been paused for people.
+`deadline`: where the run's deadline stands, which has been paused for people. `approval`: what was decided there
+by something remembered, so that whoever goes through the run again finds it as it stood then.
 """
 
 
@@ -156,6 +158,8 @@ class Asked(msgspec.Struct, frozen=True):
 
     question: Question
     answer: Answer | None = None
+    answered_at: float | None = None
+    """When the answer was taken, in seconds since 1970; None too where a version that kept no time took it."""
 
 
 class RunCopy(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +170,34 @@ class RunCopy(msgspec.Struct, frozen=True, kw_only=True):
     units: Sequence[CommitUnit] = ()
     steps: Sequence[tuple[str, bytes | None]] = ()
     """Settled values by key; None where it is not known whether it happened."""
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """Something a session remembers of its approvals, or that it was taken back."""
+
+    session_id: str
+    principal: str
+    kind: Literal["remembered", "revoked"]
+    id: str
+    """That of the decision, for both kinds."""
+    at: float
+    body: bytes
+    """The fact, as sessions write facts."""
+
+
+class DecisionBox(Protocol):
+    """The decisions that hold for whole sessions. They are no run's, and outlive those that made them."""
+
+    def write(self, decision: Decision, /, *, run_id: str = "") -> None:
+        """Record a decision, at once, from any thread; the same one again is harmless.
+
+        `RunBusy` where it was made in a run that another process has.
+        """
+        ...
+
+    async def read(self, session_id: str, principal: str, /) -> Sequence[Decision]:
+        """What was decided in a session of somebody, in order."""
+        ...
 
 
 class TicketBox(Protocol):
@@ -231,6 +263,11 @@ class Journal(Protocol):
         """What was given out to other processes, and what they did with it."""
         ...
 
+    @property
+    def decisions(self) -> DecisionBox:
+        """What was decided for whole sessions."""
+        ...
+
     # Runs.
 
     async def begin(self, run: RunRecord, /) -> None:
@@ -246,7 +283,7 @@ class Journal(Protocol):
         ...
 
     async def stop(self, run_id: str, /) -> None:
-        """Ask the process that has a run to cancel it: its next `keep` says so."""
+        """Ask the process that has a run to cancel it: its next `keep` says so. `RunUnknown` where there is none."""
         ...
 
     async def leave(self, run_id: str, status: RunStatus, outcome: bytes = b"", /) -> None:
@@ -290,7 +327,10 @@ class Journal(Protocol):
         ...
 
     async def bring(self, copy: RunCopy, /) -> None:
-        """Take a run in that was recorded elsewhere, or under another id; `RunError` where there is one of its id."""
+        """Take a run in that was recorded elsewhere, or under another id; `RunError` where there is one of its id.
+
+        Nobody has it here, whoever had it where it comes from.
+        """
         ...
 
     async def forget(self, run_ids: Sequence[str], /) -> None:
@@ -343,8 +383,8 @@ class Journal(Protocol):
         """What a run did once: the keys and their settled values, None where it is not known."""
         ...
 
-    async def withdraw(self, prefix: str, /) -> None:
-        """Forget the questions without an answer whose ids begin like this."""
+    async def withdraw(self, prefix: str, /, *, alone: bool = False) -> None:
+        """Forget the questions without an answer whose ids begin like this; `alone`, the one of this id."""
         ...
 
     async def sleep(self, until: datetime, /) -> None: ...

@@ -12,6 +12,7 @@ import atexit
 import concurrent.futures
 import contextlib
 import contextvars
+import inspect
 import os
 import threading
 from collections import deque
@@ -40,6 +41,14 @@ async def run_in_thread(function: Callable[[], T]) -> T:
     _running.add(job)
     _submit(job)
     return await future
+
+
+async def call_either(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """Call a function of either colour: an async one here, a plain one on a thread of its own."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*given, **named)
+    value = await run_in_thread(lambda: function(*given, **named))
+    return await value if inspect.isawaitable(value) else value
 
 
 def threads_at_work(loop: asyncio.AbstractEventLoop) -> int:

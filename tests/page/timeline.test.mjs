@@ -33,6 +33,18 @@ test("a wait ends with its answer, else when something else began, else with the
   assert.deepEqual(waits({ questions: [{ ...asked, answered: false }], calls: [call("log", 7, 1)] }), [[3, 12, true]]);
 });
 
+test("a call that waits is drawn as waiting until now, also while its run is parked", () => {
+  const asked = { name: "approval", asked_at: 2, answered: false, answered_at: null };
+  const tree = { turns: [turn(1, 0, 1, [call("write", 2, null, { status: "open", questions: [asked] })])] };
+  for (const status of ["running", "parked"]) {
+    const [, span] = spansOf({ ...tree, status }, DAY);
+    assert.deepEqual([span.status, span.end, span.open, span.waits[0].end], ["waiting", DAY, true, DAY]);
+  }
+  const working = call("write", 2, null, { status: "open", questions: [{ ...asked, answered: true, answered_at: 3 }] });
+  const [, span] = spansOf({ status: "running", turns: [turn(1, 0, 1, [working])] }, 9);
+  assert.deepEqual([span.status, span.waits.map((wait) => [wait.start, wait.end, wait.open])], ["running", [[2, 3, false]]]);
+});
+
 test("days of waiting are short, seconds of work stay readable, and nothing changes its order", () => {
   const wait = { name: "approval", asked_at: 3, answered: true, answered_at: 3 + 2 * DAY };
   const spans = spansOf({ status: "done", turns: [turn(1, 0, 1, [call("write", 2, 2 * DAY + 2, { questions: [wait] })]), turn(2, 2 * DAY + 4, 1)] }, 0);

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from handrail.adapter.bound import Bound, one_message, prompt_model_of
+from handrail.adapter.bound import Bound, prompt_model_of
 from handrail.adapter.conversation import Conversation, root_conversation
 from handrail.adapter.disclosure import opener
 from handrail.adapter.durable import (
@@ -24,15 +24,18 @@ from handrail.adapter.durable import (
 )
 from handrail.adapter.given import (
     check_added,
+    check_asking,
     check_files,
     checked_model,
     checked_workers,
     forwarding,
     given_to_evaluate,
     given_to_resume,
+    one_message,
 )
 from handrail.adapter.holding import held, taken
 from handrail.adapter.loop import run_until_done
+from handrail.adapter.masking import Masking
 from handrail.adapter.output import Output
 from handrail.adapter.pacing import Retry, Throttle
 from handrail.adapter.response import Outcome, PromptResponse, respond
@@ -46,6 +49,7 @@ from handrail.dispatch.opening import open_frame
 from handrail.dispatch.parking import Parking
 from handrail.errors import DefinitionError, RunError
 from handrail.guard.approval import ApprovalMode
+from handrail.guard.keeping import keep_decisions
 from handrail.ids import NewId, random_id
 from handrail.journal.runlog import RunLog
 from handrail.limits import Budget, BudgetTracker, Lease
@@ -108,6 +112,7 @@ class Adapter:
         self._journal = journal
         self._retry = retry or Retry()
         self._throttle = throttle
+        check_asking(temperature, max_tokens)
         self._temperature = temperature
         self._max_tokens = max_tokens
         self.opens_in_place = opens_in_place
@@ -294,6 +299,7 @@ class Adapter:
             if recover is not None:
                 await recover(journal)
             resumed = await go_on(journal, row, given["session"], self._clock)
+            await keep_decisions(resumed.session, journal)
             begin = resumed.begin
             given |= {
                 "session": resumed.session,
@@ -338,8 +344,12 @@ class Adapter:
                     conversation.close_calls(run_id)
                 else:
                     resumed.catch_up()
-                if resumed is None or not len(conversation.messages):
-                    conversation.begin_with(given["history"], run_id)  # else the session was saved with it
+                history = given["history"] = list(given["history"])
+                if history and (resumed is None or not len(conversation.messages)):
+                    frame.show([*rendered.tools, *given["tools"]], ())  # these say what in it is secret
+                    masked = Masking(frame).message if frame.secretive else None
+                    conversation.begin_with(history, run_id, masked)  # else the session was saved with it
+                    given["history"] = history if masked is None else [masked(each) for each in history]
                 journal = None if log is None else self._journal
                 if journal is not None and resumed is None:
                     await begin_run(journal, frame, prompt, rendered, given, self.model.name, given["app"])

@@ -52,10 +52,10 @@ class Advisers:
     async def advise(self) -> None:
         """After a turn of calls: whoever is due may give one piece of advice."""
         seen, self._seen = self._seen, set()
-        log, place = self._run.frame.log, self._next_place()
-        if log is not None and (before := log.find("advice", place, _Advice)) is not None:
+        run_log, place = self._run.frame.log, self._next_place()
+        if run_log is not None and (before := run_log.find("advice", place, _Advice)) is not None:
             self._recall(self._run.feedback, before)
-            for said in before.said or ():
+            for said in before.said:
                 self._tell(said)
             return
         self._run.goes_on()
@@ -65,8 +65,8 @@ class Advisers:
                 said = await self._said("feedback", provider, provider.advise, "", None)
                 if said:
                     given.append(f"[{provider.name}] {said}")
-        if log is not None:
-            await log.note("advice", place, self._advice(self._run.feedback, given))
+        if run_log is not None:
+            await run_log.note("advice", place, self._advice(self._run.feedback, given))
         for said in given:
             self._tell(said)
 
@@ -85,14 +85,14 @@ class Advisers:
 
     async def hold(self, text: str, output: Any) -> str | None:
         """When a run wants to end: what is missing; "" where it is, but nobody may hold it any longer."""
-        log, place = self._run.frame.log, self._next_place()
-        if log is not None and (before := log.find("advice", place, _Advice)) is not None:
+        run_log, place = self._run.frame.log, self._next_place()
+        if run_log is not None and (before := run_log.find("advice", place, _Advice)) is not None:
             self._recall(self._run.completion, before)
             return before.said[0] if before.said else None
         self._run.goes_on()
         held = await self._hold(text, output)
-        if log is not None:
-            await log.note(
+        if run_log is not None:
+            await run_log.note(
                 "advice", place, self._advice(self._run.completion, [] if held is None else [held])
             )
         return held

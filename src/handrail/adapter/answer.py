@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pydantic_core
@@ -22,6 +22,7 @@ from handrail.messages import (
     AssistantMessage,
     CallAsked,
     CallPart,
+    Message,
     ModelPart,
     ModelRequest,
     SentPart,
@@ -32,6 +33,9 @@ from handrail.messages import (
     UsagePart,
     UserMessage,
 )
+
+if TYPE_CHECKING:
+    from handrail.adapter.masking import Masking
 
 _NONE = Usage(requests=1)
 
@@ -46,6 +50,7 @@ class Answer:
     __slots__ = (
         "_accumulator",
         "_extras",
+        "_masking",
         "_messages",
         "_pieces",
         "_request",
@@ -58,8 +63,11 @@ class Answer:
         "usage",
     )
 
-    def __init__(self, model: str, request: ModelRequest, attempt: int) -> None:
+    def __init__(
+        self, model: str, request: ModelRequest, attempt: int, masking: Masking | None = None
+    ) -> None:
         self.model = model
+        self._masking = masking
         self.attempt = attempt
         self._request = request
         self._messages = len(request.messages)
@@ -117,11 +125,14 @@ class Answer:
     @property
     def request(self) -> RequestView:
         if self._view is None:
-            sent = self.sent
-            if sent is None:
-                self._view = RequestView(self.model, _plain(self._request, self._messages), {})
-            else:
-                self._view = RequestView(self.model, pydantic_core.from_json(sent.body), sent.headers)
+            sent, masking = self.sent, self._masking
+            messages = self._request.messages.since(0)[: self._messages]
+            body: Any = (
+                _plain(self._request, messages) if sent is None else pydantic_core.from_json(sent.body)
+            )
+            if masking is not None:
+                body = masking.body(body, messages)
+            self._view = RequestView(self.model, body, {} if sent is None else sent.headers)
         return self._view
 
     @property
@@ -160,21 +171,27 @@ class RecordedAnswer(msgspec.Struct, frozen=True):
     """US dollars; None where it is unknown. What is nested in a finished call is billed again by it."""
 
 
-def write_answer(answer: Answer, seconds: float, cost: Decimal | None) -> RecordedAnswer:
+def write_answer(
+    answer: Answer, seconds: float, cost: Decimal | None, masking: Masking | None = None
+) -> RecordedAnswer:
     """What is kept of an answer that is whole. What was sent is not: the conversation has it."""
     assert answer.stop is not None
+    calls, stop = answer.calls(), answer.stop
+    if masking is not None:
+        shown = masking.calls(calls)
+        if shown != calls:
+            stop = StopPart(stop.reason, masking.kept(stop.kept, calls, shown))
+        calls = shown
     sent = answer.sent
     if sent is not None:
         sent = msgspec.structs.replace(sent, body=b"{}")
     usage = answer.usage if answer.counted else None
-    return RecordedAnswer(
-        answer.model, answer.attempt, answer.text, answer.calls(), answer.stop, usage, seconds, sent, cost
-    )
+    return RecordedAnswer(answer.model, answer.attempt, answer.text, calls, stop, usage, seconds, sent, cost)
 
 
-def read_answer(recorded: RecordedAnswer, request: ModelRequest) -> Answer:
+def read_answer(recorded: RecordedAnswer, request: ModelRequest, masking: Masking | None = None) -> Answer:
     """The answer that was recorded, as if it had just arrived."""
-    answer = Answer(recorded.model, request, recorded.attempt)
+    answer = Answer(recorded.model, request, recorded.attempt, masking)
     if recorded.sent is not None:
         answer.take(recorded.sent)
     if recorded.text:
@@ -198,10 +215,10 @@ def _whole(pieces: list[CallPart]) -> CallAsked:
     )
 
 
-def _plain(request: ModelRequest, messages: int) -> Mapping[str, Any]:
+def _plain(request: ModelRequest, messages: Sequence[Message]) -> Mapping[str, Any]:
     """A request that went over no wire, as plain data."""
     said: list[dict[str, Any]] = []
-    for message in request.messages.since(0)[:messages]:
+    for message in messages:
         if isinstance(message, UserMessage):
             said.append({"role": "user", "text": message.text})
         elif isinstance(message, ToolMessage):

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from handrail.adapter.conversation import Conversation
+from handrail.adapter.given import check_asking, one_message
 from handrail.adapter.output import Output
 from handrail.adapter.response import PromptResponse, respond
 from handrail.adapter.run import Settings
@@ -156,16 +157,6 @@ async def _nest(
     return frame, Conversation(frame.session, frame.run_context.run_id)
 
 
-def one_message(params: str, message: str | None) -> str:
-    """The user's message, where it was given once."""
-    if message is not None:
-        raise DefinitionError(
-            "two messages were given: a string as params is the user's message, and so is `message`. "
-            "Give one of them."
-        )
-    return params
-
-
 def override(
     settings: Settings,
     model: Model | str | None = None,
@@ -175,6 +166,7 @@ def override(
     """The same settings but for what is given."""
     if model is None and temperature is None and streaming is None:
         return settings
+    check_asking(temperature, None)
     return Settings(
         settings.model if model is None else model_named(model) if isinstance(model, str) else model,
         retry=settings.retry,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from weakref import WeakKeyDictionary, ref
 
 import msgspec
@@ -35,13 +35,15 @@ class Conversation:
     - It only grows. The session's log of `MessageAdded` is the record; this is the working copy.
     """
 
-    __slots__ = ("__weakref__", "_ids", "_session", "busy", "key", "messages", "opened")
+    __slots__ = ("__weakref__", "_ids", "_session", "_shown", "busy", "key", "messages", "opened")
 
     def __init__(self, session: Session, key: str) -> None:
         self.key = key
         self._session = ref(session)  # the session keeps its conversations, not the other way round
         self.busy = False
         self.messages: Sent[Message] = Sent()
+        self._shown: dict[int, Message] = {}
+        """Messages with secrets in them, by their number, as they may be seen."""
         self._ids = _ids_of(session)
         self.opened: list[str] = []
         """The sections a model has opened in it, in order."""
@@ -57,18 +59,26 @@ class Conversation:
         for opened in session[SectionOpened].where(lambda fact: fact.conversation == self.key):
             self.opened.append(opened.path)
 
-    def add(self, message: Message, run_id: str, *, again: bool = False) -> None:
+    def add(
+        self, message: Message, run_id: str, *, again: bool = False, shown: Message | None = None
+    ) -> None:
         """Say one more thing. Half a character in it, which no provider takes, becomes a whole one.
 
-        What is said `again`, because a run is gone through again, is kept and not published.
+        What is said `again`, because a run is gone through again, is kept and not published. `shown` is
+        what others may see of it, and all that is recorded, where that is not the message itself.
         """
-        if not isinstance(
-            message, AssistantMessage
-        ):  # a model's comes from JSON, where there is no such thing
-            message = _sendable(message)
+        if shown is None or shown is message:
+            shown = message = _sendable(message)
+        else:
+            self._shown[len(self.messages)] = shown
         self.messages.append(message)
         session = self._of()
-        (session.keep if again else session.record)(MessageAdded(self.key, message, run_id))
+        (session.keep if again else session.record)(MessageAdded(self.key, shown, run_id))
+
+    def shown_since(self, start: int) -> list[Message]:
+        """The messages from this one on, as they may be seen and recorded."""
+        shown = self._shown
+        return [shown.get(at, message) for at, message in enumerate(self.messages.since(start), start)]
 
     def open_section(self, path: str, run_id: str, *, again: bool = False) -> None:
         """Remember that a section is shown in full from here on."""
@@ -113,7 +123,9 @@ class Conversation:
         stem = f"call-{''.join(filter(str.isalnum, self._of().id))[:8]}"
         return stem if self.key == ROOT else f"{stem}-{hashlib.sha256(self.key.encode()).hexdigest()[:8]}"
 
-    def begin_with(self, history: Iterable[Message], run_id: str) -> None:
+    def begin_with(
+        self, history: Iterable[Message], run_id: str, shown: Callable[[Message], Message] | None = None
+    ) -> None:
         """Take over what was said elsewhere. Only an empty conversation can."""
         said = list(history)
         if said and len(self.messages):
@@ -132,7 +144,7 @@ class Conversation:
                 message = ToolMessage(
                     tuple(msgspec.structs.replace(result, id=call.id) for result, call in results)
                 )
-            self.add(message, run_id)
+            self.add(message, run_id, shown=None if shown is None else shown(message))
 
     def __enter__(self) -> Conversation:
         session = self._of()
@@ -146,8 +158,10 @@ class Conversation:
         self.busy = False
 
 
-def _sendable(message: UserMessage | ToolMessage) -> Message:
+def _sendable(message: Message) -> Message:
     """The message with nothing in it that is no text, such as names of files that are not UTF-8."""
+    if isinstance(message, AssistantMessage):
+        return message  # a model's comes from JSON, where there is no such thing
     if not isinstance(message, ToolMessage):
         return message if message.text.isascii() else UserMessage(_text(message.text), message.by_run)
     for result in message.results:

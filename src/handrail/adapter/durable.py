@@ -22,6 +22,7 @@ from handrail.clock import Clock
 from handrail.deadline import Deadline
 from handrail.dispatch.frame import Frame
 from handrail.errors import (
+    DefinitionError,
     PromptEvaluationError,
     RunBusy,
     RunError,
@@ -29,11 +30,13 @@ from handrail.errors import (
     ToolValidationError,
 )
 from handrail.events import MessageAdded, SectionOpened
+from handrail.guard.keeping import bring_in, decided_in, keep_decisions
 from handrail.journal.runlog import RunLog
 from handrail.limits import Budget, BudgetTracker
 from handrail.messages import Message, Usage
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.records import OVER, CommitUnit, Journal, RunRecord, RunRow, RunStatus
+from handrail.resources.paths import folder_of
 from handrail.schema import Schema, to_json
 from handrail.session import Session
 from handrail.session.saving import decode_item, encode_item, load_imported, said_in, save
@@ -70,6 +73,8 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     """What was said there."""
     shown: list[str] = []
     """The sections that were opened there."""
+    denied: list[bytes] = []
+    """What was denied there for the whole session, and what was taken back of that."""
 
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,8 +114,16 @@ async def begin_run(
     app: str,
 ) -> None:
     """Record a new run before anything of it happens."""
+    try:
+        code = code_of(app)
+    except ImportError as error:
+        raise DefinitionError(
+            f"app is {app!r}, which can't be imported: {error}. Give it as module:name, importable wherever the "
+            "run is resumed, or leave it out."
+        ) from error
     session = frame.session
     await _heed_undone(journal, session, frame.log)
+    await keep_decisions(session, journal)
     deadline, budget = frame.deadline, frame.budget
     begin = RunBegin(
         message=given["message"],
@@ -139,7 +152,7 @@ async def begin_run(
             began_at=frame.began_at.timestamp(),
             begin=msgspec.msgpack.encode(begin),
             app=app,
-            code=code_of(app),
+            code=code,
         )
     )
 
@@ -168,12 +181,6 @@ async def heed_undone(journal: Journal, session: Session, undone: Undone) -> Non
 def offer_of(tool: Tool[Any, Any]) -> str:
     """What a model is told of a tool."""
     return msgspec.json.encode([tool.description, tool.json_schema], order="sorted").decode()
-
-
-def folder_of(files: object) -> str:
-    """The folder that files are in; "" where it is none."""
-    root: object = getattr(files, "root", None)
-    return str(root) if isinstance(root, Path) else ""
 
 
 def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequence[Tool[Any, Any]]) -> None:
@@ -228,7 +235,14 @@ def prompt_of(run_id: str, app: str) -> Prompt[Any]:
             "it was begun without a reference to its prompt" if not app else f"its prompt is in {app!r}",
             "Give the prompt: resume(run_id, prompt).",
         )
-    found: Any = getattr(importlib.import_module(module), name, None)
+    try:
+        found: Any = getattr(importlib.import_module(module), name, None)
+    except ImportError as error:
+        raise RunError(
+            run_id,
+            f"its prompt is at {app!r}, which can't be imported: {error}",
+            "Start where it can be, or give the prompt: resume(run_id, prompt); on the command line, --app module:name.",
+        ) from error
     if not isinstance(found, Prompt):
         raise RunError(run_id, f"there is no Prompt at {app!r}", "Give the prompt: resume(run_id, prompt).")
     return cast("Prompt[Any]", found)
@@ -273,9 +287,8 @@ async def carry_out(
         raise
     except Exception as error:
         status = "failed"
-        words = (
-            str(error).encode(errors="replace").decode()
-        )  # half a character would keep it from being recorded
+        # Half a character would keep it from being recorded.
+        words = str(error).encode(errors="replace").decode()
         outcome = RunOutcome(stop_reason="failed", error=words, phase=getattr(error, "phase", ""))
         raise
     finally:
@@ -284,7 +297,7 @@ async def carry_out(
             outcome,
             usage=spending.usage,
             cost=spending.cost,
-            messages=conversation.messages.since(began),
+            messages=conversation.shown_since(began),
             opened=conversation.opened[shown:],
         )
         if frame.log is None or not frame.log.closed or status == "parked":
@@ -364,7 +377,8 @@ async def go_on(journal: Journal, row: RunRow, session: Session | None, clock: C
             )
         _bring_in(session, earlier, units, undone.calls)
     own = tuple(unit for unit in units if unit.run_id == record.id)
-    run_log = RunLog(journal, record.id, clock, await journal.entries(record.id), own, resumed=True)
+    entries, asked = await journal.entries(record.id), await journal.asked(record.id)
+    run_log = RunLog(journal, record.id, clock, entries, own, asked=asked, resumed=True)
     run_log.untold = undone.untold
     standing = tuple(unit for unit in own if unit.call_id not in undone.calls)
     return Resumed(row, decode_begin(record), session, run_log, standing)
@@ -381,12 +395,15 @@ async def session_after(journal: Journal, row: RunRow, session: Session | None) 
         _bring_in(session, each, units, undone.calls)
         if each.record.id == record.id:
             break
+    await keep_decisions(session, journal)
     return session
 
 
 async def session_before(journal: Journal, row: RunRow, session: Session | None) -> Session:
     """The session as the first of its runs found it."""
-    return _fresh(row.record, await journal.runs(session_id=row.record.session_id), session)
+    session = _fresh(row.record, await journal.runs(session_id=row.record.session_id), session)
+    await keep_decisions(session, journal)
+    return session
 
 
 def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone: Container[str]) -> None:
@@ -410,6 +427,7 @@ def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -
             )
         for fact in () if base is None else said_in(base, MessageAdded):
             session.keep(fact)  # the history it began with
+        bring_in(session, () if base is None else decided_in(base))
     else:
         session = (
             Session(id=record.session_id, principal=record.principal) if base is None else load_imported(base)
@@ -420,6 +438,7 @@ def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -
         for event in begin.events:
             session.redo(decode_item(event, session.id))
         _say_again(session, first.record.id, begin.said, begin.shown)
+        bring_in(session, [decode_item(fact, session.id) for fact in begin.denied])
     return session
 
 
@@ -450,7 +469,7 @@ def answer_of(row: RunRow, prompt: Prompt[Any], session: Session) -> PromptRespo
         raise PromptEvaluationError(problem, phase=outcome.phase or row.status, run_id=row.record.id)
     output: Any = pydantic_core.from_json(outcome.output)
     if prompt.output is not None:
-        with contextlib.suppress(ToolValidationError):
+        with contextlib.suppress(ToolValidationError):  # the type has changed since: as it was recorded
             schema: Schema[Any] = Schema(prompt.output)
             output = schema.parse(outcome.output)
     return PromptResponse(

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from handrail.adapter.bound import one_message
 from handrail.adapter.output import ANSWER_TOOL
-from handrail.dispatch.frame import Frame
+from handrail.dispatch.frame import Frame, check_tool
 from handrail.dispatch.opening import check_kinds
 from handrail.errors import DefinitionError
 from handrail.messages import Model
@@ -30,7 +29,34 @@ def given_to_evaluate(arguments: dict[str, Any]) -> dict[str, Any]:
     if isinstance(params, str):
         one_message(params, message)
     check_kinds(session=(arguments["session"], Session, "a Session"))
+    check_asking(arguments["temperature"], arguments["max_tokens"])
     return arguments
+
+
+def one_message(params: str, message: str | None) -> str:
+    """The user's message, where it was given once."""
+    if message is not None:
+        raise DefinitionError(
+            "two messages were given: a string as params is the user's message, and so is `message`. "
+            "Give one of them."
+        )
+    return params
+
+
+def check_asking(temperature: Any, max_tokens: Any) -> None:
+    """How a model is asked: refused here, where a provider would do so in the middle of a run."""
+    if temperature is not None and (
+        isinstance(temperature, bool)
+        or not isinstance(temperature, int | float)
+        or not 0 <= temperature < float("inf")
+    ):
+        raise DefinitionError(
+            f"temperature is {temperature!r}. Give a number from 0 on, or None for the model's own."
+        )
+    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+        raise DefinitionError(
+            f"max_tokens is {max_tokens!r}. Give a whole number from 1 on, or None for no bound."
+        )
 
 
 def given_to_resume(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -48,11 +74,7 @@ def check_added(prompt: Prompt[Any], tools: Sequence[Tool[Any, Any]]) -> None:
     taken.update(tool.name for _, section in walk(prompt.sections) for tool in section.tools)
     taken.update((OPENER, ANSWER_TOOL))
     for tool in tools:
-        if not isinstance(tool, Tool):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
-            name = getattr(tool, "__name__", repr(tool))
-            raise DefinitionError(
-                f"{name} is not a tool. Put `@tool` on the function, or make a `Tool` of it."
-            )
+        check_tool(tool)
         if tool.name in taken:
             raise DefinitionError(
                 f"a tool {tool.name!r} was added to a run of prompt {prompt.name!r}, which has one of that name. "

@@ -10,11 +10,12 @@ from typing import Any
 
 from handrail.adapter.advising import Advisers
 from handrail.adapter.answer import Answer
-from handrail.adapter.output import REPAIRS, what_to_correct
+from handrail.adapter.output import ANSWER_TOOL, REPAIRS, what_to_correct
 from handrail.adapter.requesting import ask
 from handrail.adapter.response import Outcome
 from handrail.adapter.run import Run
 from handrail.dispatch.replaying import RecordedResult
+from handrail.dispatch.secrets import is_masked
 from handrail.dispatch.turn import OpenTurn
 from handrail.errors import ToolValidationError
 from handrail.messages import CallAnswered, CallAsked, ToolMessage, UserMessage
@@ -118,6 +119,8 @@ def _answer_among(
     for call, result in zip(calls, results, strict=True):
         if run.answer_tool(call.name) and result.success:
             if isinstance(result, RecordedResult) and run.output is not None:
+                if run.output.schema.secret and is_masked(call.arguments):
+                    return None  # the secret in it was not recorded: it has to be given again
                 return ToolResult.ok(run.output.schema.parse(call.arguments))  # typed, as it was
             return result
     return None
@@ -131,7 +134,7 @@ def _outcome(run: Run, answer: Answer) -> Outcome:
     if output is None:
         return Outcome(answer.text, None, reason)
     if run.answers_by_call:
-        raise ToolValidationError("the answer was not given by calling final_answer")
+        raise ToolValidationError(f"the answer was not given by calling {ANSWER_TOOL}")
     if reason == "length":
         raise ToolValidationError("the answer was cut off because it is too long: make it shorter")
     return Outcome(answer.text, output.parse(answer.text), reason)

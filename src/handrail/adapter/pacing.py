@@ -27,9 +27,10 @@ class Retry:
     chance: Chance = random_fraction
 
     def __post_init__(self) -> None:
-        if isinstance(self.attempts, bool) or self.attempts < 1:
+        if type(self.attempts) is not int or self.attempts < 1:
             raise DefinitionError(f"{self.attempts!r} attempts are not possible. Give at least 1.")
-        if not 0 <= self.first_wait <= self.longest_wait:
+        waits = (self.first_wait, self.longest_wait)
+        if not all(type(each) in (int, float) for each in waits) or not 0 <= waits[0] <= waits[1]:
             raise DefinitionError(
                 f"waits from {self.first_wait!r} to {self.longest_wait!r} seconds are not possible. "
                 "Give two numbers of at least 0, the first not above the second."
@@ -55,9 +56,16 @@ class Throttle:
     def __init__(
         self, *, at_once: int | None = None, per_minute: float | None = None, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        for name, given in (("at_once", at_once), ("per_minute", per_minute)):
-            if given is not None and (isinstance(given, bool) or given <= 0):
-                raise DefinitionError(f"{name}={given!r} would let nothing through. Give a positive number.")
+        if at_once is not None and (type(at_once) is not int or at_once < 1):
+            raise DefinitionError(
+                f"at_once={at_once!r} is no number of requests. Give a whole number from 1 on."
+            )
+        if per_minute is not None and (
+            type(per_minute) not in (int, float) or not 0 < per_minute < float("inf")
+        ):
+            raise DefinitionError(
+                f"per_minute={per_minute!r} would let nothing through, or everything. Give a positive number, or leave it out."
+            )
         self._at_once = at_once
         self._spacing = 0.0 if per_minute is None else 60.0 / per_minute
         self._clock = clock

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
@@ -23,9 +24,10 @@ from handrail.dispatch.sharing import share_of
 from handrail.dispatch.starting import in_own_task
 from handrail.dispatch.transaction import Settled, Transaction
 from handrail.dispatch.undoing import compensate, shielded
-from handrail.errors import PromptEvaluationError, TicketError
+from handrail.errors import JournalError, PromptEvaluationError, TicketError
 from handrail.events import CallStatus, ToolInvoked
 from handrail.guard.approval import ApprovalMode
+from handrail.guard.keeping import keep_decisions
 from handrail.ids import random_id
 from handrail.journal.lease import LEASE_SECONDS, new_owner
 from handrail.limits import Budget
@@ -36,6 +38,8 @@ from handrail.resources.registry import Binding
 from handrail.session import Session
 from handrail.tools import EFFECTS, Tool, ToolResult
 from handrail.tools.effect import Effect, refusal
+
+log = logging.getLogger("handrail.adapter")
 
 
 def redeem(
@@ -137,6 +141,7 @@ async def _session_of(ticket: Ticket, journal: Journal, session: Session | None,
     """The session of the ticket's run, as everything that is committed has left it."""
     resumed = await go_on(journal, await journal.run(ticket.run_id), session, clock)
     resumed.catch_up()
+    await keep_decisions(resumed.session, journal)
     return resumed.session
 
 
@@ -170,7 +175,7 @@ class _Redemption:
                 # A task of its own: what stops it because its call is over does not stop whoever redeems.
                 return await in_own_task(self._carry_out(gate, around, arguments))
         finally:
-            _ground(around).drop()
+            around.open_transaction.drop()
             await shielded(gate.close())
 
     async def _carry_out(self, gate: Gate, around: LiveCall, arguments: Arguments) -> ToolResult[Any]:
@@ -186,7 +191,7 @@ class _Redemption:
         if result is None or call.token is None:  # no handler has begun: it can still be redeemed
             await shielded(self._box.give_back(*self._which, self._by))
         else:
-            await shielded(self._deposit(call, result, _ground(around)))
+            await shielded(self._deposit(call, result, around.open_transaction))
         if result is None or (ended is not None and not isinstance(ended, PromptEvaluationError)):
             raise ended or asyncio.CancelledError
         return result
@@ -219,7 +224,7 @@ class _Redemption:
         try:
             return (await compensate(call.gate, undoing, tuple(settled)))[1]
         finally:
-            _ground(around).drop()
+            around.open_transaction.drop()
 
     def _stand_in(self, gate: Gate) -> LiveCall:
         """What is around the call here, in the place of the one that gave the ticket out.
@@ -261,16 +266,16 @@ class _Redemption:
                 except TicketError as error:
                     gate.cancel(str(error))
                     return
+                except JournalError:
+                    log.warning(
+                        "the ticket %s%s could not be kept; it is tried again", *self._which, exc_info=True
+                    )
 
         holder = asyncio.get_running_loop().create_task(hold())
         try:
             yield
         finally:
             holder.cancel()
-
-
-def _ground(around: LiveCall) -> Transaction:
-    return around.open_transaction
 
 
 def _status_of(call: LiveCall) -> CallStatus:

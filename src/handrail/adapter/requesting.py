@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from handrail.adapter.answer import Answer, RecordedAnswer, read_answer, write_answer
+from handrail.adapter.masking import Writing
 from handrail.adapter.undone import tell_undone
 from handrail.dispatch.undoing import shielded
 from handrail.dispatch.watchdog import watchdog_of
@@ -31,6 +32,7 @@ from handrail.messages import (
     Message,
     ModelPart,
     ModelRequest,
+    StopPart,
     TextPart,
     ThinkingPart,
     ToolMessage,
@@ -86,7 +88,7 @@ async def ask(run: Run) -> Answer:
 def _heard_before(run: Run, recorded: RecordedAnswer) -> Answer:
     """An answer from the record: it is paid for again in the counts, and in nothing else."""
     budget = run.frame.budget
-    answer = read_answer(recorded, run.request())
+    answer = read_answer(recorded, run.request(), run.masking)
     # It was within the bounds when it was asked for, so nothing is checked again.
     reserved = None if budget is None else budget.reserve()
     _charge(run, answer, reserved, recorded.seconds, again=True)
@@ -121,7 +123,8 @@ async def _ask_until_answered(run: Run) -> Answer:
 async def _ask_once(run: Run, attempt: int) -> Answer:
     frame, model = run.frame, run.model
     request, reserved = (run.request(), None) if frame.budget is None else _reserve(run, frame.budget)
-    answer = Answer(model.name, request, attempt)
+    masking = run.masking
+    answer = Answer(model.name, request, attempt, masking)
     throttle = run.throttle
     try:
         if throttle is not None:
@@ -133,9 +136,10 @@ async def _ask_once(run: Run, attempt: int) -> Answer:
             parts = model.stream(request)
             try:
                 if request.stream:
+                    writing = None if masking is None else Writing(masking)
                     async for part in parts:
                         answer.take(part)
-                        _publish_delta(run, part)
+                        _publish_delta(run, part, writing)
                 else:
                     async for part in parts:
                         answer.take(part)
@@ -151,7 +155,7 @@ async def _ask_once(run: Run, attempt: int) -> Answer:
         cost = _charge(run, answer, reserved, seconds)
         reserved = None
         if frame.log is not None:
-            recorded = write_answer(answer, seconds, cost)
+            recorded = write_answer(answer, seconds, cost, masking)
             await shielded(frame.log.note("model answer", run.place_of_answer, recorded))
         return answer
     except BaseException:
@@ -196,7 +200,7 @@ def _reserve(run: Run, budget: BudgetTracker) -> tuple[ModelRequest, Reservation
     known, tokens = run.counted
     sent = tokens + sum(_size(message) for message in run.conversation.messages.since(known))
     if not known:
-        sent += len(run.system.encode()) + run.tools_size()
+        sent += len(run.system.encode()) + run.offered_size()
     run.counted = (len(run.conversation.messages), sent)  # until the provider says better
     room = run.max_tokens or OUTPUT_BOUND
     if "tokens" in left:
@@ -216,13 +220,20 @@ def _size(message: Message) -> int:
     return len(message.text.encode()) + _PER_MESSAGE
 
 
-def _publish_delta(run: Run, part: ModelPart) -> None:
+def _publish_delta(run: Run, part: ModelPart, writing: Writing | None) -> None:
     frame = run.frame
     if isinstance(part, TextPart):
         if run.on_text is not None:
             run.on_text(part.text)
         frame.publish(TextDelta(part.text, frame.run_context))
     elif isinstance(part, CallPart):
+        if writing is not None:
+            part = writing.take(part)
+            if not (part.id or part.name or part.arguments):
+                return
         frame.publish(CallDelta(part.index, part.id, part.name, part.arguments, frame.run_context))
     elif isinstance(part, ThinkingPart):
         frame.publish(ThinkingDelta(part.text, frame.run_context))
+    elif isinstance(part, StopPart) and writing is not None:
+        for rest in writing.rest():
+            frame.publish(CallDelta(rest.index, "", "", rest.arguments, frame.run_context))

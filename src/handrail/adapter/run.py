@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
+import msgspec
+
 from handrail.adapter.conversation import Conversation
+from handrail.adapter.masking import Masking
 from handrail.adapter.output import ANSWER_TOOL, Output
 from handrail.adapter.pacing import Retry, Throttle
 from handrail.dispatch import Gate
@@ -19,6 +22,9 @@ from handrail.models.prices import Tariff, tariff_of
 from handrail.prompt import RenderedPrompt
 from handrail.protocols import Filesystem, SessionView
 from handrail.tools import Tool
+
+_AROUND = 128
+"""Bytes that a wire puts around the schema of a tool, or of an answer, at most."""
 
 
 class Settings:
@@ -71,6 +77,7 @@ class Run:
         self.max_tokens = settings.max_tokens
         self.frame = frame
         self.gate = Gate(frame)
+        self._masking = Masking(frame)
         self.conversation = conversation
         self.rendered = rendered
         self.prompt_name = prompt_name
@@ -80,7 +87,9 @@ class Run:
         self.feedback = feedback
         self.completion = completion
         self.on_text = on_text
-        self.answers_by_call = output is not None and not settings.model.traits.native_output
+        native = settings.model.traits.native_output
+        self.answers_by_call = output is not None and (not native or output.schema.secret)
+        """By a call also where an answer has secrets: those of a call are masked, those of a text can't be."""
         self._extra_tools = [
             *added,
             *extra_tools,
@@ -134,7 +143,14 @@ class Run:
 
     def say(self, message: Message) -> None:
         """Add to the conversation; what is recorded has been heard before."""
-        self.conversation.add(message, self.frame.run_context.run_id, again=self.again)
+        masking = self.masking
+        shown = message if masking is None else masking.message(message)
+        self.conversation.add(message, self.frame.run_context.run_id, again=self.again, shown=shown)
+
+    @property
+    def masking(self) -> Masking | None:
+        """What masks the secrets a model writes; None where none of its tools takes any."""
+        return self._masking if self.frame.secretive else None
 
     # What is asked of the model.
 
@@ -165,12 +181,11 @@ class Run:
     def place_of_answer(self) -> str:
         return f"{self.frame.place}#{self.answers}"
 
-    def tools_size(self) -> int:
-        """The bytes of what is said about the tools, at most."""
-        return sum(
-            len(str(offered.tool.json_schema)) + len(offered.tool.description.encode())
-            for offered in self.tools
-        )
+    def offered_size(self) -> int:
+        """The bytes of what is said of the tools, and of the answer that is wanted, at most."""
+        schema = None if self.output is None or self.answers_by_call else self.output.schema.json_schema
+        tools = sum(_size_of(offered.tool) for offered in self.tools)
+        return tools if schema is None else tools + len(msgspec.json.encode(schema)) + _AROUND
 
     def uncounted_cost(self) -> Decimal | None:
         """What a request cost whose usage nobody has told: unknown, unless the model is free."""
@@ -186,12 +201,16 @@ class Run:
         shown = [tool for tool in opening.tools if self.frame.offers(tool)]
         for tool in shown:
             self.tools.append(Offered(tool, deferred=True))
+        known, tokens = self.counted
+        if known:  # what was counted was sent without them
+            self.counted = (known, tokens + sum(map(_size_of, shown)))
         self._allow(opening.rendered)
         return tuple(tool.name for tool in shown)
 
     def _allow(self, rendered: RenderedPrompt[Any]) -> None:
         policies = [within_scope(scoped.policy, scoped.tools) for scoped in rendered.policies]
         self.frame.rendered_prompt = rendered
+        self.frame.secretive = self.frame.secretive or rendered.secretive
         self.frame.show([*rendered.tools, *self._extra_tools], policies)
 
     # How it ends.
@@ -231,3 +250,8 @@ class Run:
     def answer_tool(self, name: str) -> bool:
         """Is this the call by which the run is answered?"""
         return self.answers_by_call and name == ANSWER_TOOL
+
+
+def _size_of(tool: Tool[Any, Any]) -> int:
+    """The bytes of what is said of a tool, at most."""
+    return len(msgspec.json.encode([tool.name, tool.description, tool.json_schema])) + _AROUND

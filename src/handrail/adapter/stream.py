@@ -39,7 +39,6 @@ class RunStream(Generic[OutputT]):
         self._name = name
         self._task: asyncio.Task[PromptResponse[OutputT]] | None = None
         self._iterated = False
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def run_id(self) -> str:
@@ -74,8 +73,7 @@ class RunStream(Generic[OutputT]):
 
     def _start(self) -> asyncio.Task[PromptResponse[OutputT]]:
         if self._task is None:
-            self._loop = asyncio.get_running_loop()
-            self._task = self._loop.create_task(self._begin())
+            self._task = asyncio.get_running_loop().create_task(self._begin())
             self._task.add_done_callback(_seen)
         return self._task
 

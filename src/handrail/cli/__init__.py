@@ -1,4 +1,4 @@
-"""The command line: `handrail run`, `chat`, `workers`, `new`.
+"""The command line: `handrail run`, `chat`, `new`, `workers`, `serve`, `runs`.
 
 Only this file is loaded without the extra `cli`; what needs typer and rich is imported when it is used.
 """

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from handrail.cli.asked import Asked, Files, JournalFile, Model, takes_asked
 from handrail.cli.codes import CODES
 from handrail.cli.runs import app as recorded_runs
 
@@ -41,56 +42,13 @@ def _main(
     """The options of the program itself."""
 
 
-Worker = Annotated[
-    str, typer.Argument(help="A worker's file (demo/main.md), or a folder with workers (demo, demo/main).")
-]
-Model = Annotated[
-    str | None,
-    typer.Option(help="Another model than the worker's, as provider:name, or module:name of your own."),
-]
-ApproveOption = Annotated[
-    str,
-    typer.Option(
-        help="What needs approval: ask whoever is there (nobody there: no), all (yes), strict (no), or later: "
-        "the run is parked until `handrail runs answer`."
-    ),
-]
-Files = Annotated[
-    Path | None,
-    typer.Option(help="The folder tools may change. Default: `files` beside the worker, if there is one."),
-]
-DeadlineOption = Annotated[
-    str | None, typer.Option(help="How long a run may take: 90s, 5m, 1h. Waiting for you does not count.")
-]
-Tokens = Annotated[int | None, typer.Option("--budget-tokens", min=0, help="Tokens at most.")]
-Money = Annotated[float | None, typer.Option("--budget-money", min=0, help="US dollars at most.")]
-Requests = Annotated[int | None, typer.Option("--budget-requests", min=0, help="Requests to models at most.")]
-Calls = Annotated[int | None, typer.Option("--budget-calls", min=0, help="Tool calls at most.")]
-JournalFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--journal", help="Where runs are recorded. Default: $HANDRAIL_JOURNAL, else .handrail/runs.db here."
-    ),
-]
-NoJournal = Annotated[bool, typer.Option("--no-journal", help="Record nothing.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer and nothing else.")]
-Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Say more; show tracebacks (so does HANDRAIL_DEBUG=1).")
-]
-
-
-def _approve(word: str) -> Any:
-    if word not in ("ask", "all", "strict", "later"):
-        raise typer.BadParameter(f"{word!r} is none of ask, all, strict, later", param_hint="--approve")
-    return word
-
-
 @app.command(epilog=_EPILOG)
+@takes_asked
 def run(
-    worker: Worker,
+    asked: Asked,
     given: Annotated[
         str | None,
-        typer.Argument(metavar="[INPUT]", help="What to say to it; - or nothing reads standard input."),
+        typer.Argument(metavar="INPUT", help="What to say to it; - or nothing reads standard input."),
     ] = None,
     attach: Annotated[
         list[Path] | None, typer.Option("--attach", "-a", help="A file to hand over; may be repeated.")
@@ -99,74 +57,19 @@ def run(
         bool,
         typer.Option("--json", help="Print one JSON object: answer, usage, cost, errors. Nobody is asked."),
     ] = False,
-    model: Model = None,
-    approve: ApproveOption = "ask",
-    files: Files = None,
-    deadline: DeadlineOption = None,
-    tokens: Tokens = None,
-    money: Money = None,
-    requests: Requests = None,
-    calls: Calls = None,
-    journal: JournalFile = None,
-    no_journal: NoJournal = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Run a worker once. The answer goes to standard output; piped, everything else to standard error."""
     from handrail.cli import commands
 
-    asked = commands.Asked(
-        worker=worker,
-        model=model,
-        approve=_approve(approve),
-        files=files,
-        deadline=deadline,
-        tokens=tokens,
-        money=money,
-        requests=requests,
-        calls=calls,
-        quiet=quiet,
-        verbose=verbose,
-        journal=journal,
-        no_journal=no_journal,
-    )
     raise typer.Exit(commands.run(asked, given, attach or [], as_json))
 
 
 @app.command(epilog=_EPILOG)
-def chat(
-    worker: Worker,
-    model: Model = None,
-    approve: ApproveOption = "ask",
-    files: Files = None,
-    deadline: DeadlineOption = None,
-    tokens: Tokens = None,
-    money: Money = None,
-    requests: Requests = None,
-    calls: Calls = None,
-    journal: JournalFile = None,
-    no_journal: NoJournal = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
+@takes_asked
+def chat(asked: Asked) -> None:
     """Talk with a worker. Ctrl-C cancels what is running, Ctrl-D leaves, /help says more."""
     from handrail.cli import commands
 
-    asked = commands.Asked(
-        worker=worker,
-        model=model,
-        approve=_approve(approve),
-        files=files,
-        deadline=deadline,
-        tokens=tokens,
-        money=money,
-        requests=requests,
-        calls=calls,
-        quiet=quiet,
-        verbose=verbose,
-        journal=journal,
-        no_journal=no_journal,
-    )
     raise typer.Exit(commands.chat(asked))
 
 
@@ -228,11 +131,7 @@ def serve(
     """Serve an app: a page for people, AG-UI for programs. Ctrl-C stops it and loses nothing."""
     from handrail.cli import serving
 
-    if approve == "later":
-        raise typer.BadParameter(
-            "on the page everything is asked, now or later: use ask", param_hint="--approve"
-        )
-    asked = serving.Asked(
+    asked = serving.ServeAsked(
         app=served,
         host=host,
         port=port,
@@ -240,7 +139,7 @@ def serve(
         model=model,
         files=files,
         journal=journal,
-        approve=_approve(approve),
+        approve=approve,
         open=open_browser,
         hosts=tuple(allow_host or ()),
         origins=tuple(allow_origin or ()),

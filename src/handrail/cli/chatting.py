@@ -7,12 +7,13 @@ import contextlib
 import sys
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 from rich.text import Text
 
 from handrail.cli.codes import CANCELLED, DONE, USAGE
-from handrail.cli.lines import money, summary
+from handrail.cli.ending import complain
+from handrail.cli.lines import answer_of, money, spending, summary
 from handrail.cli.running import Ended, watched
 from handrail.cli.screen import View
 from handrail.cli.streams import nothing_printed
@@ -43,12 +44,14 @@ class Chat:
         session: Session,
         files: Any,
         quiet: bool,
+        journal: str = "",
     ) -> None:
         self._begin = begin
         self._view = view
         self._session = session
         self._files = files
         self._quiet = quiet
+        self._journal = journal
         self._usage = Usage()
         self._cost: Decimal | None = Decimal(0)
         self._done: list[str] = []
@@ -87,7 +90,9 @@ class Chat:
         started = SYSTEM_CLOCK.monotonic()
         with nothing_printed():
             ended = runner.run(
-                watched(lambda session: self._begin(message, session), self._session, self._view)
+                watched(
+                    lambda session: self._begin(message, session), self._session, self._view, self._journal
+                )
             )
         self._code = ended.code
         self._done += self._view.ledger.done
@@ -97,19 +102,26 @@ class Chat:
         view = self._view
         if ended.response is not None:
             response = ended.response
-            view.answer(response.text)
+            view.answer(answer_of(response))
             self._usage += response.usage
             known = self._cost is not None and response.cost is not None
             self._cost = self._cost + response.cost if known else None  # pyright: ignore[reportOperatorIssue]
             if ended.note:
-                view.note(ended.note, "yellow")
+                self._tell(ended.note, "yellow")
             if not self._quiet:
                 view.note(summary(response.usage, response.cost, spent))
         elif ended.trouble is not None:
-            style = "yellow" if ended.code >= CANCELLED else "red"
-            view.note(ended.trouble.message, style)
+            style: Literal["red", "yellow"] = "yellow" if ended.code >= CANCELLED else "red"
+            self._tell(ended.trouble.message, style)
         if self._there:
             view.note("")
+
+    def _tell(self, message: str, style: Literal["red", "yellow"]) -> None:
+        """What went wrong is said also where nothing else is."""
+        if self._quiet:
+            complain(message, style)
+        else:
+            self._view.note(message, style)
 
     # Commands.
 
@@ -132,8 +144,8 @@ class Chat:
 
     def _say_cost(self, rest: list[str]) -> None:
         usage = self._usage
-        said = summary(usage, self._cost, 0).plain.rpartition(" · ")[0]
-        self._view.note(said if usage.requests else f"Nothing was asked yet: {money(Decimal(0))}.")
+        nothing = f"Nothing was asked yet: {money(Decimal(0))}."
+        self._view.note(spending(usage, self._cost) if usage.requests else nothing)
 
     def _approvals(self, rest: list[str]) -> None:
         kept = _remembered(self._session)

@@ -3,52 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sys
-import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pydantic_core
 from rich.text import Text
 
 from handrail.cli import options
+from handrail.cli.asked import Asked
 from handrail.cli.chatting import Chat
 from handrail.cli.codes import DONE
-from handrail.cli.ending import Trouble, UsageError, debugging, trouble
-from handrail.cli.lines import summary
+from handrail.cli.ending import (
+    Trouble,
+    UsageError,
+    complain,
+    debugging,
+    print_json,
+    refused,
+    show_traceback,
+)
+from handrail.cli.lines import answer_of, summary
 from handrail.cli.plain import PlainView
 from handrail.cli.running import Ended, watched
 from handrail.cli.screen import LiveScreen, View
 from handrail.cli.streams import nothing_printed
 from handrail.clock import SYSTEM_CLOCK
 from handrail.environment import Terminal
-from handrail.environment.ink import Ink, is_terminal, wants_colour
+from handrail.environment.ink import is_terminal
 from handrail.environment.visible import on_one_line, visible
 from handrail.schema import to_json
 from handrail.session import Session
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """The options that `run` and `chat` share."""
-
-    worker: str
-    model: str | None = None
-    approve: options.Approve = "ask"
-    files: Path | None = None
-    deadline: str | None = None
-    tokens: int | None = None
-    money: float | None = None
-    requests: int | None = None
-    calls: int | None = None
-    quiet: bool = False
-    verbose: bool = False
-    journal: Path | None = None
-    no_journal: bool = False
+if TYPE_CHECKING:
+    from handrail.journal.sqlite import SqliteJournal
+    from handrail.workers import Worker
 
 
 def run(asked: Asked, given: str | None, attached: list[Path], as_json: bool) -> int:
@@ -56,25 +47,27 @@ def run(asked: Asked, given: str | None, attached: list[Path], as_json: bool) ->
     _logging(asked.verbose)
     try:
         with nothing_printed(as_json):
-            place = options.find_worker(asked.worker)
+            worker = options.find_worker(asked.worker)
         message = options.read_input(given)
-        files = options.filesystem(asked.files, place.folder)
+        files = options.filesystem(asked.files, worker.registry.folder)
         view, terminal = _view(asked, silent_answer=as_json)
         journal = options.journal(asked.journal, asked.no_journal)
-        begin = _begin(asked, place, files, terminal, journal, tuple(_attachment(path) for path in attached))
+        begin = _begin(asked, worker, files, terminal, journal, tuple(_attachment(path) for path in attached))
         session = Session()
         started = SYSTEM_CLOCK.monotonic()
         with asyncio.Runner() as runner, nothing_printed(as_json):
             runner.run(_recover(files, journal))
-            ended = runner.run(watched(lambda session: begin(message, session), session, view))
+            ended = runner.run(
+                watched(lambda session: begin(message, session), session, view, _path_of(journal))
+            )
     except Exception as error:
-        return _refused(error, as_json, asked.verbose)
+        return refused(error, as_json=as_json, verbose=asked.verbose)
     if as_json:
-        _print_json(_as_json(ended, view))
+        print_json(_as_json(ended, view))
     else:
         _say(ended, view, asked.quiet, SYSTEM_CLOCK.monotonic() - started)
     if ended.error is not None:
-        _traceback(ended.error, asked.verbose)
+        show_traceback(ended.error, asked.verbose)
     return ended.code
 
 
@@ -83,22 +76,21 @@ def chat(asked: Asked) -> int:
     _logging(asked.verbose)
     try:
         with nothing_printed():
-            place = options.find_worker(asked.worker)
-        files = options.filesystem(asked.files, place.folder)
+            worker = options.find_worker(asked.worker)
+        files = options.filesystem(asked.files, worker.registry.folder)
         view, terminal = _view(asked)
         journal = options.journal(asked.journal, asked.no_journal)
         asyncio.run(_recover(files, journal))
-        begin = _begin(asked, place, files, terminal, journal, ())
+        begin = _begin(asked, worker, files, terminal, journal, ())
         if terminal.run_mode == "user" and not asked.quiet:
-            _greet(place, asked, files, view)
-        return Chat(begin, view, Session(), files, asked.quiet).talk()
+            _greet(worker, asked, files, view)
+        return Chat(begin, view, Session(), files, asked.quiet, _path_of(journal)).talk()
     except Exception as error:
-        return _refused(error, False, asked.verbose)
+        return refused(error, verbose=asked.verbose)
 
 
-def _greet(place: options.Place, asked: Asked, files: Any, view: View) -> None:
-    worker = place.worker
-    text = Text(on_one_line(place.name), "bold")
+def _greet(worker: Worker, asked: Asked, files: Any, view: View) -> None:
+    text = Text(on_one_line(worker.name), "bold")
     text.append(f"  {on_one_line(worker.description or '', 120)}", "default")
     view.note(text)
     model = asked.model or worker.model or "no model"
@@ -112,6 +104,10 @@ def _from_here(path: Path) -> str:
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
+def _path_of(journal: SqliteJournal | None) -> str:
+    return "" if journal is None else journal.path
+
+
 async def _recover(files: Any, journal: Any) -> None:
     """Finish what a process that was killed had recorded and not applied, before the folder is used."""
     if files is not None and journal is not None:
@@ -120,7 +116,7 @@ async def _recover(files: Any, journal: Any) -> None:
 
 def _begin(
     asked: Asked,
-    place: options.Place,
+    worker: Worker,
     files: Any,
     terminal: Terminal,
     journal: Any,
@@ -133,6 +129,7 @@ def _begin(
     options.deadline(asked.deadline)  # what is wrong with it is said before anything runs
     tracker = None if bounds is None else BudgetTracker(bounds)
     model = options.model(asked.model)
+    approvals = options.approvals(asked.approve, can_wait=True)
     environment: Any = terminal
     if asked.approve == "later":
         if journal is None:
@@ -142,15 +139,15 @@ def _begin(
         environment = LaterEnvironment()
 
     def begin(message: str, session: Session) -> Any:
-        return place.registry.stream(
-            place.name,
+        return worker.registry.stream(
+            worker.name,
             message,
             attachments=attachments,
-            models={} if model is None else dict.fromkeys(place.registry.names, model),
+            models=worker.registry.all_on(model),
             session=session,
             journal=journal,
             environment=environment,
-            approvals=options.approvals(asked.approve),
+            approvals=approvals,
             filesystem=files,
             deadline=options.deadline(asked.deadline),
             budget=tracker,
@@ -195,19 +192,11 @@ def _say(ended: Ended, view: View, quiet: bool, spent: float) -> None:
         if ended.trouble is not None:
             complain(ended.trouble.message)
         return
-    view.answer(response.text or _output_text(response.output))
+    view.answer(answer_of(response))
     if ended.note:
         complain(ended.note, "yellow")
     if not quiet:
         view.note(summary(response.usage, response.cost, spent))
-
-
-def _output_text(output: Any) -> str:
-    return (
-        ""
-        if output is None
-        else json.dumps(pydantic_core.from_json(to_json(output)), indent=2, ensure_ascii=False)
-    )
 
 
 def _as_json(ended: Ended, view: View) -> dict[str, Any]:
@@ -215,7 +204,7 @@ def _as_json(ended: Ended, view: View) -> dict[str, Any]:
     said: dict[str, Any] = {"ok": ended.code == DONE, "exit_code": ended.code}
     if response is None:
         found = ended.trouble or Trouble(ended.code, "", "")
-        return {**said, "run_id": view.ledger.root or None, "error": _error_json(found)}
+        return {**said, "run_id": view.ledger.root or None, "error": found.as_json()}
     output = None if response.output is None else pydantic_core.from_json(to_json(response.output))
     usage = response.usage
     return {
@@ -233,39 +222,6 @@ def _as_json(ended: Ended, view: View) -> dict[str, Any]:
         "cost": None if response.cost is None else str(response.cost),
         "run_id": response.run_id,
     }
-
-
-def _error_json(found: Trouble) -> dict[str, str]:
-    return {"kind": found.kind, "message": found.message}
-
-
-def _print_json(said: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(said) + "\n")
-    sys.stdout.flush()
-
-
-def _refused(error: Exception, as_json: bool, verbose: bool) -> int:
-    """What is said of a command that could not begin."""
-    found = trouble(error)
-    if as_json:
-        _print_json({"ok": False, "exit_code": found.code, "run_id": None, "error": _error_json(found)})
-    else:
-        complain(found.message)
-    _traceback(error, verbose)
-    return found.code
-
-
-def complain(message: str, colour: Any = "red") -> None:
-    """Say on standard error what went wrong."""
-    ink = Ink(wants_colour(sys.stderr))
-    head, _, rest = visible(message).partition("\n")
-    sys.stderr.write(f"{ink(f'handrail: {head}', colour)}\n{rest}{chr(10) if rest else ''}")
-    sys.stderr.flush()
-
-
-def _traceback(error: BaseException, verbose: bool) -> None:
-    if verbose or debugging():
-        sys.stderr.write(visible("".join(traceback.format_exception(error))))
 
 
 class _VisibleFormatter(logging.Formatter):

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
-from typing import NamedTuple
+import shlex
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from handrail.cli.codes import DONE, FAILED, LIMIT, NOT_APPROVED, USAGE, WAITS
+from handrail.environment.ink import Ink, wants_colour
 from handrail.environment.visible import visible
 from handrail.errors import (
     DefinitionError,
@@ -15,6 +21,9 @@ from handrail.errors import (
     PromptRenderError,
     RunParked,
 )
+
+JOURNAL = Path(".handrail/runs.db")
+"""Where runs are recorded if nobody says otherwise."""
 
 
 class UsageError(Exception):
@@ -28,9 +37,12 @@ class Trouble(NamedTuple):
     kind: str
     message: str
 
+    def as_json(self) -> dict[str, str]:
+        return {"kind": self.kind, "message": self.message}
 
-def trouble(error: BaseException) -> Trouble:
-    """What an exception means to whoever ran the command."""
+
+def trouble(error: BaseException, journal: str = "") -> Trouble:
+    """What an exception means to whoever ran the command; `journal` is where its run is recorded."""
     message = visible(str(error)) or type(error).__name__
     kind = type(error).__name__
     if isinstance(error, PromptEvaluationError):
@@ -38,23 +50,31 @@ def trouble(error: BaseException) -> Trouble:
         return Trouble(LIMIT if limited else FAILED, kind, message)
     if isinstance(error, RunParked):
         asked = ", ".join(visible(question.name) for question in error.questions)
-        how = (
-            f"Answer with `handrail runs answer {error.run_id}`, then `handrail runs resume {error.run_id}`."
-        )
+        answer, resume = (runs_command(verb, error.run_id, journal) for verb in ("answer", "resume"))
+        how = f"Answer with `{answer}`, then `{resume}`."
         return Trouble(WAITS, kind, f"It waits for an answer to {asked}. {how}")
     if isinstance(error, LimitError):
         return Trouble(LIMIT, kind, message)
     if isinstance(error, UsageError | DefinitionError | PromptRenderError):
         return Trouble(USAGE, kind, message)
-    if isinstance(error, HandrailError):
-        return Trouble(FAILED, kind, message)
-    if isinstance(error, OSError):
+    if isinstance(error, HandrailError | OSError):
         return Trouble(FAILED, kind, message)
     return Trouble(
         FAILED,
         kind,
         f"{kind}: {message}. This is a defect: run it again with HANDRAIL_DEBUG=1 in the environment to see where.",
     )
+
+
+def journal_path(given: Path | None) -> Path:
+    """Which journal is meant: the file named, else $HANDRAIL_JOURNAL, else `.handrail/runs.db` here."""
+    return given or Path(os.environ.get("HANDRAIL_JOURNAL") or JOURNAL)
+
+
+def runs_command(verb: str, run_id: str, journal: str) -> str:
+    """The next command, as it has to be typed for a run in this journal; "" for the one that is meant anyway."""
+    usual = not journal or Path(journal) == journal_path(None)
+    return f"handrail runs {verb} {run_id}{'' if usual else f' --journal {shlex.quote(journal)}'}"
 
 
 def stopped(stop_reason: str, denied: list[str]) -> tuple[int, str]:
@@ -70,6 +90,38 @@ def stopped(stop_reason: str, denied: list[str]) -> tuple[int, str]:
         names = ", ".join(dict.fromkeys(denied))
         return NOT_APPROVED, f"Not approved: {visible(names)}. It did not run."
     return DONE, ""
+
+
+# Saying it.
+
+
+def refused(error: Exception, *, as_json: bool = False, verbose: bool = False) -> int:
+    """Say why a command could not be done, to a person or to a program; the exit code."""
+    found = trouble(error)
+    if as_json:
+        print_json({"ok": False, "exit_code": found.code, "run_id": None, "error": found.as_json()})
+    else:
+        complain(found.message)
+    show_traceback(error, verbose)
+    return found.code
+
+
+def complain(message: str, colour: Any = "red") -> None:
+    """Say on standard error what went wrong."""
+    ink = Ink(wants_colour(sys.stderr))
+    head, _, rest = visible(message).partition("\n")
+    sys.stderr.write(f"{ink(f'handrail: {head}', colour)}\n{rest}{chr(10) if rest else ''}")
+    sys.stderr.flush()
+
+
+def print_json(said: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(said) + "\n")
+    sys.stdout.flush()
+
+
+def show_traceback(error: BaseException, verbose: bool) -> None:
+    if verbose or debugging():
+        sys.stderr.write(visible("".join(traceback.format_exception(error))))
 
 
 def debugging() -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pydantic_core
 from rich.text import Text
@@ -20,6 +21,9 @@ from handrail.events import (
 )
 from handrail.messages import Usage
 from handrail.schema import to_json
+
+if TYPE_CHECKING:
+    from handrail.adapter import PromptResponse
 
 _MARKS: dict[CallStatus, tuple[str, str]] = {
     "ok": ("✓", "green"),
@@ -135,8 +139,19 @@ def advised(event: Advised) -> Text:
     return Text(f"· {on_one_line(event.by, 60)} {verb}: {on_one_line(event.text, _WHY)}", "dim")
 
 
+def spending(usage: Usage, cost: Decimal | None) -> str:
+    """What answers took, but for their time."""
+    asked = f"{usage.requests} request{'' if usage.requests == 1 else 's'}"
+    return f"{asked} · {usage.input:,} tokens in, {usage.output:,} out · {money(cost)}"
+
+
 def summary(usage: Usage, cost: Decimal | None, spent: float) -> Text:
     """What a run took, at its end."""
-    asked = f"{usage.requests} request{'' if usage.requests == 1 else 's'}"
-    tokens = f"{usage.input:,} tokens in, {usage.output:,} out"
-    return Text(f"{asked} · {tokens} · {money(cost)} · {seconds(spent)}", "dim")
+    return Text(f"{spending(usage, cost)} · {seconds(spent)}", "dim")
+
+
+def answer_of(response: PromptResponse[Any]) -> str:
+    """What a run came to, as text: what the model said, or else its output as JSON."""
+    if response.text or response.output is None:
+        return response.text
+    return json.dumps(pydantic_core.from_json(to_json(response.output)), indent=2, ensure_ascii=False)

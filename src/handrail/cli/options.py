@@ -7,9 +7,9 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from handrail.cli.ending import UsageError
+from handrail.cli.ending import UsageError, complain, journal_path
 from handrail.environment.ink import is_terminal
 
 if TYPE_CHECKING:
@@ -17,34 +17,58 @@ if TYPE_CHECKING:
     from handrail.journal.sqlite import SqliteJournal
     from handrail.limits import Budget
     from handrail.resources.directory import DirectoryFilesystem
+    from handrail.workers import Worker
 
-Approve = Literal["ask", "all", "strict", "later"]
-_MODES: dict[Approve, Any] = {"ask": None, "all": "approve_all", "strict": "strict", "later": None}
+_MODES = {"ask": None, "all": "approve_all", "strict": "strict"}
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _MOST_INPUT = 16 * 1024 * 1024
-JOURNAL = Path(".handrail/runs.db")
-"""Where runs are recorded if nobody says otherwise."""
 
 
-def approvals(approve: Approve) -> Any:
-    """The approval mode a run gets. Asked for, it asks whoever is there, and nobody is a no."""
-    return _MODES[approve]
+def approvals(word: str, *, can_wait: bool = False) -> Any:
+    """The approval mode a run gets. `ask` asks whoever is there, and nobody is a no.
+
+    Where a run can wait, `later` is known too: who is asked then is the environment's to say.
+    """
+    modes = {**_MODES, "later": None} if can_wait else _MODES
+    if word not in modes:
+        raise UsageError(f"--approve {word!r} is none of {', '.join(modes)}. Give one of these.")
+    return modes[word]
+
+
+def look_here() -> None:
+    """Let modules be found in the current folder, as `python -m` does."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
 
 
 def model(named: str | None) -> Any:
     """A model by its name, provider:name, or one of the user's own, as module:name; None for none."""
     if named is None:
         return None
-    module, _, name = named.partition(":")
-    try:
-        found: Any = getattr(importlib.import_module(module), name, None) if name.isidentifier() else None
-    except ImportError:
-        found = None
-    if hasattr(found, "stream"):
-        return found
     from handrail.models import model_named
 
-    return model_named(named)
+    return _own_model(named) or model_named(named)
+
+
+def _own_model(named: str) -> Any:
+    """What the user's own module has under this name, if it is a model; None where there is no such module."""
+    from handrail.models import PROVIDERS
+
+    module, _, name = named.partition(":")
+    if module in PROVIDERS or not all(part.isidentifier() for part in (*module.split("."), name)):
+        return None
+    look_here()
+    try:
+        found: Any = getattr(importlib.import_module(module), name, None)
+    except Exception as error:  # whatever the user's own module does when it is imported
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            return None
+        raise UsageError(
+            f"--model {named}: the module {module!r} can't be loaded: {type(error).__name__}: {error}. "
+            "Correct it there."
+        ) from error
+    return found if hasattr(found, "stream") else None
 
 
 def deadline(text: str | None) -> Deadline | None:
@@ -80,26 +104,41 @@ def filesystem(files: Path | None, folder: Path) -> DirectoryFilesystem | None:
     return DirectoryFilesystem(root)
 
 
-def journal(given: Path | None, off: bool) -> SqliteJournal | None:
-    """Where runs are recorded: the file named, else $HANDRAIL_JOURNAL, else `.handrail/runs.db` here.
-
-    Where nobody named one and none can be made, the run goes on without.
-    """
-    if off:
-        return None
+def opened_journal(given: Path | None) -> SqliteJournal:
+    """The journal that is meant, made where there is none, or `UsageError` with why it can't be."""
     from handrail.errors import JournalError
     from handrail.journal.sqlite import SqliteJournal
 
-    named = given or os.environ.get("HANDRAIL_JOURNAL")
-    path = Path(named) if named else JOURNAL
+    path = journal_path(given)
+    mend = "Name another: --journal FILE."
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not named:
+        if not is_named(given):
             path.with_name(".gitignore").write_text("*\n")  # what happened here is nobody's source
         return SqliteJournal(path)
-    except (OSError, JournalError) as error:
-        if named:
-            raise UsageError(f"--journal {path}: {error}") from None
+    except JournalError as error:
+        raise UsageError(f"{error} {mend}") from None
+    except OSError as error:
+        raise UsageError(f"journal {str(path)!r}: it can't be made: {error.strerror}. {mend}") from None
+
+
+def is_named(journal: Path | None) -> bool:
+    """Did somebody say where runs are recorded?"""
+    return journal is not None or bool(os.environ.get("HANDRAIL_JOURNAL"))
+
+
+def journal(given: Path | None, off: bool) -> SqliteJournal | None:
+    """Where runs are recorded. Where nobody named a place and none can be made, that is said, and it goes on."""
+    if off and given is not None:
+        raise UsageError("--journal says where to record, --no-journal not to. Give one of them.")
+    if off:
+        return None
+    try:
+        return opened_journal(given)
+    except UsageError as error:
+        if is_named(given):
+            raise
+        complain(f"nothing is recorded. {error}", "yellow")
         return None
 
 
@@ -109,7 +148,7 @@ def read_input(given: str | None) -> str:
         return given
     if given is None and is_terminal(sys.stdin):
         raise UsageError('there is no input. Write it behind the worker, "like this", or pipe it in.')
-    raw = sys.stdin.buffer.read(_MOST_INPUT + 1) if sys.stdin is not None else b""  # pyright: ignore[reportUnnecessaryComparison]  # there is none under some daemons
+    raw = sys.stdin.buffer.read(_MOST_INPUT + 1)
     if len(raw) > _MOST_INPUT:
         raise UsageError(f"the input is over {_MOST_INPUT // 2**20} MiB. Attach it as a file: -a FILE.")
     try:
@@ -121,16 +160,7 @@ def read_input(given: str | None) -> str:
     return text
 
 
-class Place(NamedTuple):
-    """Where a worker was found."""
-
-    registry: Any
-    name: str
-    worker: Any
-    folder: Path
-
-
-def find_worker(named: str) -> Place:
+def find_worker(named: str) -> Worker:
     """The worker of `folder/main.md`, `folder/main` or `folder` (then its `main`, or its only one)."""
     from handrail.workers import WorkerRegistry
 
@@ -140,30 +170,4 @@ def find_worker(named: str) -> Place:
             f"{path} is a module, and a worker (NAME.md) is wanted. A module is served: `handrail serve {path}`; "
             "at a terminal, run its prompt from Python: Adapter(model, environment=Terminal())."
         )
-    if path.is_file():
-        registry, worker = WorkerRegistry.of_file(path)
-        return Place(registry, worker.name, worker, path.parent)
-    if path.is_dir():
-        registry = WorkerRegistry(path)
-        names, name = registry.names, registry.main
-        if not name:
-            if not names:
-                raise UsageError(
-                    f"there is no worker (NAME.md) in {str(path)!r}. Name another folder; `handrail new demo` makes one."
-                )
-            raise UsageError(
-                f"{path} does not say which worker. It has {', '.join(names)}: write {path}/{names[0]}."
-            )
-        return Place(registry, name, registry[name], path)
-    if path.parent.is_dir() and path.suffix != ".md":
-        registry = WorkerRegistry(path.parent)
-        if path.name in registry:
-            return Place(registry, path.name, registry[path.name], path.parent)
-        if registry.names:
-            known = ", ".join(registry.names)
-            raise UsageError(f"there is no worker {path.name!r} in {path.parent}. There: {known}.")
-    first = path.parts[0] if path.parts else ""
-    raise UsageError(
-        f"there is no {named}. Name a worker's file, or a folder with workers; "
-        f"`handrail new {first if first not in ('', '/', '.', '..') else 'demo'}` makes one."
-    )
+    return WorkerRegistry.worker_at(path)

@@ -12,15 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from handrail.cli.codes import DONE, USAGE
-from handrail.cli.commands import complain
-from handrail.cli.ending import UsageError, trouble
+from handrail.cli.ending import UsageError, complain, refused
 from handrail.cli.options import find_worker
 from handrail.cli.streams import nothing_printed
 from handrail.environment.ink import is_terminal, wants_colour
 from handrail.environment.visible import on_one_line, visible
 from handrail.errors import HandrailError
-
-COMMANDS = ("list", "show", "check")
 
 
 def workers(words: list[str]) -> int:
@@ -34,8 +31,7 @@ def workers(words: list[str]) -> int:
             )
         return commands[command](rest[0])
     except (HandrailError, UsageError, OSError) as error:
-        complain(trouble(error).message)
-        return USAGE
+        return refused(error)
 
 
 def _registry(folder: str) -> Any:
@@ -50,10 +46,11 @@ def _registry(folder: str) -> Any:
 
 def _list(folder: str) -> int:
     with nothing_printed():
-        found = _registry(folder).workers
-    if not found:
+        registry = _registry(folder)
+        found, names = registry.workers, registry.names
+    wrong = [name for name in names if name not in found]
+    if not names:
         sys.stdout.write(f"{folder} has no workers. A worker is a Markdown file that begins with `---`.\n")
-        return DONE
     rows = [
         (
             on_one_line(name),
@@ -64,22 +61,23 @@ def _list(folder: str) -> int:
     ]
     if not is_terminal(sys.stdout):  # a line each, for programs
         sys.stdout.write("".join("\t".join(row) + "\n" for row in rows))
-        return DONE
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("worker", "model", "what it does"):
-        table.add_column(heading)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    _console().print(table)
-    return DONE
+    elif rows:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for heading in ("worker", "model", "what it does"):
+            table.add_column(heading)
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in row))
+        _console().print(table)
+    if wrong:
+        complain(f"something is wrong with {', '.join(wrong)}. `handrail workers check {folder}` says what.")
+    return USAGE if wrong else DONE
 
 
 def _show(named: str) -> int:
     with nothing_printed():
-        place = find_worker(named)
-    worker = place.worker
+        worker = find_worker(named)
     facts = {
-        "worker": place.name,
+        "worker": worker.name,
         "file": str(worker.path),
         "what it does": worker.description or "",
         "model": worker.model or "the caller's",
@@ -109,7 +107,7 @@ def _check(folder: str) -> int:
     with nothing_printed():
         problems = list(_registry(folder).check())
     for each in problems:
-        sys.stdout.write(f"{on_one_line(f'{each.file}:{each.line}: {each.problem}. {each.mend}')}\n")
+        sys.stdout.write(f"{on_one_line(str(each))}\n")
     if problems:
         return USAGE
     sys.stdout.write(f"{folder}: nothing is wrong.\n")

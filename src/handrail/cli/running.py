@@ -45,8 +45,10 @@ class Stopper:
         self._view.note("Cancelling: what is under way is undone. Once more ends it at once.", "yellow")
 
 
-async def watched(begin: Callable[[Session], RunStream[Any]], session: Session, view: View) -> Ended:
-    """Run to the end, showing every event; never raises for the run."""
+async def watched(
+    begin: Callable[[Session], RunStream[Any]], session: Session, view: View, journal: str = ""
+) -> Ended:
+    """Run to the end, showing every event; never raises for the run. `journal` is where it is recorded."""
     loop = asyncio.get_running_loop()
 
     def show(event: object) -> None:
@@ -67,14 +69,14 @@ async def watched(begin: Callable[[Session], RunStream[Any]], session: Session, 
             loop.remove_signal_handler(signal.SIGINT)
             loop.remove_signal_handler(signal.SIGTERM)
             stop()
-        return _ended(task, stopper, view)
+        return _ended(task, stopper, view, journal)
 
 
 async def _response(begin: Callable[[Session], RunStream[Any]], session: Session) -> PromptResponse[Any]:
     return await begin(session).response
 
 
-def _ended(task: asyncio.Task[PromptResponse[Any]], stopper: Stopper, view: View) -> Ended:
+def _ended(task: asyncio.Task[PromptResponse[Any]], stopper: Stopper, view: View, journal: str) -> Ended:
     if stopper.code and (task.cancelled() or task.exception() is not None):
         said = "Cancelled. What was under way was undone."
         return Ended(stopper.code, None, Trouble(stopper.code, "Cancelled", said), said)
@@ -83,7 +85,7 @@ def _ended(task: asyncio.Task[PromptResponse[Any]], stopper: Stopper, view: View
     else:
         error = task.exception()
     if error is not None:
-        found = trouble(error)
+        found = trouble(error, journal)
         return Ended(found.code, None, found, "", error)
     response = task.result()
     code, note = stopped(response.stop_reason, view.ledger.denied)

@@ -10,9 +10,9 @@ import typer
 
 app = typer.Typer(
     name="runs",
-    help="Look at recorded runs and go on with them: resume, answer, cancel, fork, undo, replay.",
+    help="Look at recorded runs and go on with them: resume, answer, approvals, cancel, fork, undo, replay.",
     epilog="Exit codes: 0 done; 1 it could not be done, or the replay differs; 2 the command line is wrong; "
-    "5 the run waits for an answer.",
+    "4 the run's deadline or budget was spent; 5 the run waits for an answer; 130 cancelled by Ctrl-C.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -128,6 +128,19 @@ def answer(
 def cancel(run: Run, journal: Journal = None, as_json: Json = False) -> None:
     """End a run. One that a process has is stopped by that process within seconds."""
     _do("cancel", journal, as_json, run=run)
+
+
+@app.command()
+def approvals(
+    run: Run,
+    revoke: Annotated[
+        str | None, typer.Option("--revoke", help="Take this one back, by its number here or its id.")
+    ] = None,
+    journal: Journal = None,
+    as_json: Json = False,
+) -> None:
+    """List what was approved or denied for the whole session of a run, and take it back."""
+    _do("approvals", journal, as_json, run=run, revoke=revoke)
 
 
 @app.command()

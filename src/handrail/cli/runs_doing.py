@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from handrail import runs
 from handrail.adapter.durable import code_of, decode_begin, prompt_of
 from handrail.cli import options
 from handrail.cli import runs_view as view
-from handrail.cli.codes import DONE, FAILED, USAGE, WAITS
+from handrail.cli.codes import CANCELLED, DONE, FAILED, WAITS
+from handrail.cli.ending import (
+    Trouble,
+    UsageError,
+    complain,
+    journal_path,
+    print_json,
+    refused,
+    runs_command,
+    stopped,
+)
+from handrail.cli.lines import answer_of
 from handrail.clock import SYSTEM_CLOCK
-from handrail.errors import DefinitionError, HandrailError, RunParked, RunUnknown
+from handrail.environment.visible import visible
+from handrail.errors import HandrailError, RunParked, RunUnknown
 from handrail.journal.sqlite import SqliteJournal
 from handrail.question import Answer, Question
 from handrail.records import OVER, RunRow
+from handrail.runs.deciding import approval_json
+from handrail.runs.listing import Standing
 
-_STANDINGS = ("running", "parked", "interrupted", "done", "failed", "cancelled")
+STANDINGS = get_args(Standing)
 _SPANS = {"h": 1.0, "d": 24.0, "w": 168.0}
-
-
-class Wrong(Exception):
-    """The command can't begin like this. The message says what to do."""
 
 
 class Said:
@@ -42,9 +50,8 @@ class Said:
 
 def carry_out(command: Callable[..., Any], journal: Path | None, as_json: bool, given: dict[str, Any]) -> int:
     """Run one command on its journal, say what came of it, and give the exit code."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # where `module:name` is looked for, as with python -m
     try:
+        options.look_here()
         path = _path(journal, new=command is import_)
 
         async def run() -> Said:
@@ -56,36 +63,34 @@ def carry_out(command: Callable[..., Any], journal: Path | None, as_json: bool, 
 
         said = asyncio.run(run())
     except Exception as error:
-        if not isinstance(error, HandrailError | Wrong | OSError | ImportError):
-            raise
-        code = USAGE if isinstance(error, Wrong | DefinitionError) else FAILED
-        if as_json:
-            view.print_json(
-                {
-                    "ok": False,
-                    "exit_code": code,
-                    "error": {"kind": type(error).__name__, "message": str(error)},
-                }
-            )
-        else:
-            view.complain(str(error))
-        return code
+        return refused(error, as_json=as_json)
+    except KeyboardInterrupt:
+        return _cancelled(as_json)
     if as_json:
-        view.print_json({"ok": said.code == DONE, "exit_code": said.code, **said.data})
+        print_json({"ok": said.code == DONE, "exit_code": said.code, **said.data})
     else:
         for each in said.text:
             view.say(each)
     return said.code
 
 
+def _cancelled(as_json: bool) -> int:
+    found = Trouble(CANCELLED, "Cancelled", "Cancelled. What was under way was undone.")
+    if as_json:
+        print_json({"ok": False, "exit_code": found.code, "error": found.as_json()})
+    else:
+        complain(found.message, "yellow")
+    return found.code
+
+
 def _path(given: Path | None, new: bool) -> Path:
     """Where the journal is. None is made by looking for it."""
-    path = given or Path(os.environ.get("HANDRAIL_JOURNAL") or ".handrail/runs.db")
+    path = journal_path(given)
     if new:
         path.parent.mkdir(parents=True, exist_ok=True)
     elif not path.is_file():
         how = "Name one: --journal FILE, or set HANDRAIL_JOURNAL."
-        raise Wrong(f"there is no journal at {path}. {how}")
+        raise UsageError(f"there is no journal at {path}. {how}")
     return path
 
 
@@ -98,7 +103,7 @@ async def _find(journal: SqliteJournal, named: str) -> RunRow:
         found = [line.id for line in lines if line.id.startswith(named)]
         if not named or len(found) != 1:
             if found:
-                raise Wrong(
+                raise UsageError(
                     f"{len(found)} runs begin with {named!r}: {', '.join(found[:5])}. Write more of it."
                 ) from None
             raise
@@ -109,9 +114,9 @@ async def _find(journal: SqliteJournal, named: str) -> RunRow:
 
 
 async def list_(journal: SqliteJournal, standing: list[str], session: str | None, limit: int) -> Said:
-    unknown = [each for each in standing if each not in _STANDINGS]
+    unknown = [each for each in standing if each not in STANDINGS]
     if unknown:
-        raise Wrong(f"--standing {unknown[0]!r} is none of {', '.join(_STANDINGS)}")
+        raise UsageError(f"--standing {unknown[0]!r} is none of {', '.join(STANDINGS)}. Give one of these.")
     wanted: Any = standing
     lines = await runs.list_runs(journal, session_id=session, standing=wanted, limit=limit)
     now = SYSTEM_CLOCK.now().timestamp()
@@ -139,9 +144,7 @@ async def resume(
     from handrail.environment import Terminal
     from handrail.environment.later import LaterEnvironment
 
-    modes: dict[str, Any] = {"ask": None, "all": "approve_all", "strict": "strict"}
-    if approve not in modes:
-        raise Wrong(f"--approve {approve!r} is none of {', '.join(modes)}")
+    mode = options.approvals(approve)
     row = await _find(journal, run)
     prompt, changed = _code(row, app)
     terminal = Terminal()
@@ -150,12 +153,12 @@ async def resume(
     given: Any = {
         "environment": terminal if somebody else LaterEnvironment(),
         "filesystem": folder,
-        "approvals": modes[approve],
+        "approvals": mode,
     }
     try:
         if _is_worker(named := app or row.record.app):
             registry, worker = _worker(named)
-            models = {} if model is None else dict.fromkeys(registry.names, options.model(model))
+            models = registry.all_on(options.model(model))
             going = registry.resume(worker.name, row.record.id, journal=journal, models=models, **given)
         else:
             adapter = Adapter(options.model(model or row.record.model), journal=journal)
@@ -178,7 +181,9 @@ async def resume(
         "text": response.text,
         "stop_reason": response.stop_reason,
     }
-    return Said({**data, "code_changed": changed}, *_about(changed), view.plain(response.text))
+    code, note = stopped(response.stop_reason, [])
+    lines = [*_about(changed), visible(answer_of(response)), *([note] if note else [])]
+    return Said({**data, "code_changed": changed}, *lines, code=code)
 
 
 def _code(row: RunRow, app: str | None) -> tuple[Any, bool]:
@@ -190,7 +195,7 @@ def _code(row: RunRow, app: str | None) -> tuple[Any, bool]:
     except HandrailError:
         raise
     except Exception as error:  # whatever the user's own module does when it is imported
-        raise Wrong(
+        raise UsageError(
             f"the code at {named!r} can't be loaded: {type(error).__name__}: {error}. "
             "Go to the folder it is imported from, or name it: --app module:name."
         ) from error
@@ -198,9 +203,7 @@ def _code(row: RunRow, app: str | None) -> tuple[Any, bool]:
 
 def _then(journal: SqliteJournal, command: str, row: RunRow) -> str:
     """The next command, as it has to be typed."""
-    usual = {os.environ.get("HANDRAIL_JOURNAL"), str(options.JOURNAL)}
-    where = "" if journal.path in usual else f" --journal {journal.path}"
-    return f"handrail runs {command} {row.record.id}{where}"
+    return runs_command(command, row.record.id, journal.path)
 
 
 def _is_worker(app: str) -> bool:
@@ -225,9 +228,7 @@ async def _folder(journal: SqliteJournal, row: RunRow, files: Path | None) -> An
         recorded = decode_begin(row.record).folder if row.record.begin else ""
         root = recorded or next((unit.root for unit in await journal.load(row.record.id) if unit.root), "")
         return DirectoryFilesystem(root) if root and Path(root).is_dir() else None
-    if not files.is_dir():
-        raise Wrong(f"--files {files}: no such folder. Make it first, or name another.")
-    return DirectoryFilesystem(files)
+    return options.filesystem(files, Path())
 
 
 async def answer(
@@ -241,9 +242,9 @@ async def answer(
     row = await _find(journal, run)
     asked = await _question(journal, row, question)
     if value is not None and approve is not None:
-        raise Wrong("give --value, or --approve or --deny, not both")
+        raise UsageError("give --value, or --approve or --deny, not both")
     if approve is not None and asked.kind != "approval":
-        raise Wrong(f"the question {asked.name!r} is not an approval. Give its answer: --value JSON.")
+        raise UsageError(f"the question {asked.name!r} is not an approval. Give its answer: --value JSON.")
     given: Any
     if approve is not None:
         given = {"approved": approve, **({"reason": reason} if reason else {})}
@@ -251,7 +252,7 @@ async def answer(
         try:
             given = json.loads(value)
         except ValueError as error:
-            raise Wrong(
+            raise UsageError(
                 f"--value is not JSON: {error}. A text is written with quotes: '\"like this\"'."
             ) from None
     else:
@@ -270,7 +271,7 @@ async def _asked_here(journal: SqliteJournal, row: RunRow, asked: Question) -> S
 
     terminal = Terminal()
     if terminal.run_mode != "user":
-        raise Wrong("there is no answer. Give --value JSON, or --approve or --deny for an approval.")
+        raise UsageError("there is no answer. Give --value JSON, or --approve or --deny for an approval.")
     return await _taken(journal, row, asked, await terminal.ask(asked))
 
 
@@ -289,9 +290,12 @@ async def _question(journal: SqliteJournal, row: RunRow, named: str | None) -> Q
     if len(found) == 1:
         return found[0]
     if not waiting:
-        raise Wrong(f"the run {row.record.id} waits for no answer")
+        raise UsageError(
+            f"the run {row.record.id} waits for no answer. `{_then(journal, 'show', row)}` says how it stands."
+        )
     ids = "\n".join(f"  {each.id}  {each.name}" for each in waiting)
-    raise Wrong(f"{'say which question' if named is None else f'there is no question {named!r}'}:\n{ids}")
+    which = "say which question" if found else f"there is no question {named!r}. Name one by its id"
+    raise UsageError(f"{which}:\n{ids}")
 
 
 # --- changing -------------------------------------------------------------------------------------------
@@ -312,8 +316,26 @@ async def fork(journal: SqliteJournal, run: str, step: int, new: str | None) -> 
     return Said(
         {"run_id": id, "forked_from": row.record.id, "step": step},
         f"{id} has the first {step} of the model's answers. Files are as they are now, not as they were then.",
-        f"Go on with: handrail runs resume {id}",
+        f"Go on with: {_then(journal, 'resume', made)}",
     )
+
+
+async def approvals(journal: SqliteJournal, run: str, revoke: str | None) -> Said:
+    record = (await _find(journal, run)).record
+    memory = await runs.approvals(journal, record.session_id, principal=record.principal)
+    kept = memory.list()
+    lines = [view.approval_line(number, each) for number, each in enumerate(kept, 1)]
+    if revoke is not None:
+        numbered = {str(number): each for number, each in enumerate(kept, 1)}
+        found = numbered.get(revoke) or next((each for each in kept if each.id == revoke), None)
+        if found is None:
+            there = f"Give a number from 1 to {len(kept)}." if kept else "Nothing is remembered."
+            raise UsageError(f"--revoke {revoke!r} is none of those remembered. {there}")
+        memory.revoke(found.id)
+        said = [view.approval_line(None, found), "Taken back: it is asked about again."]
+        return Said({"session_id": record.session_id, "revoked": approval_json(found)}, *said)
+    data = {"session_id": record.session_id, "approvals": [approval_json(each) for each in kept]}
+    return Said(data, *(lines or ["Nothing is remembered in this session."]))
 
 
 async def undo(journal: SqliteJournal, run: str, call: str, files: Path | None) -> Said:
@@ -395,5 +417,5 @@ def _time(text: str | None) -> datetime | None:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise Wrong(f"--before {text!r} is no time. Write 30d, 12h, 2w, or a day: 2026-01-31.") from None
+        raise UsageError(f"--before {text!r} is no time. Write 30d, 12h, 2w, or a day: 2026-01-31.") from None
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -16,7 +15,10 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from handrail.cli.lines import money, spending
+from handrail.environment.ink import is_terminal, wants_colour
 from handrail.environment.visible import visible
+from handrail.events import ApprovalRemembered
 from handrail.question import Question
 from handrail.records import Asked
 from handrail.runs import CallNode, Divergence, RunLine, RunTree, Turn, Undoing
@@ -32,35 +34,21 @@ _SHORT, _DIFF_LINES = 100, 12
 
 def say(what: Any) -> None:
     """Print to standard output: with colours on a terminal, plain and unfolded elsewhere."""
-    there = sys.stdout.isatty()
+    there = is_terminal(sys.stdout)
     if isinstance(what, str) and not there:
         sys.stdout.write(f"{what}\n")  # as it is, with its tabs
         return
     console = Console(
-        file=sys.stdout, highlight=False, width=None if there else 240, no_color=not there or None
+        file=sys.stdout,
+        highlight=False,
+        width=None if there else 240,
+        no_color=not wants_colour(sys.stdout),
     )
     console.print(what, markup=False, soft_wrap=not there)
 
 
-def complain(message: str) -> None:
-    """Say on standard error what went wrong."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(
-        Text(f"handrail: {plain(message)}", "red" if sys.stderr.isatty() else "")
-    )
-
-
-def print_json(data: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
-    sys.stdout.flush()
-
-
-def plain(text: str) -> str:
-    """The text with what can't be seen written out: it comes from models and files."""
-    return visible(text)
-
-
 def _line(text: str, most: int = _SHORT) -> str:
-    text = " ".join(plain(text).split())
+    text = " ".join(visible(text).split())
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -78,12 +66,6 @@ def _seconds(spent: float | None) -> str:
     return f"{spent * 1000:.0f} ms" if spent < 1 else f"{spent:.1f} s"
 
 
-def _money(cost: Decimal | None) -> str:
-    if cost is None:
-        return "cost unknown"
-    return f"${cost.normalize():f}" if cost else "no cost"
-
-
 # --- a list ---------------------------------------------------------------------------------------------
 
 
@@ -94,12 +76,12 @@ def run_list(lines: Sequence[RunLine], now: float) -> Any:
     heads = ("RUN", "STANDS", "PROMPT", "MODEL", "BEGAN", "WAITS FOR", "FROM")
     rows = [
         (
-            plain(line.id), line.standing, _line(line.row.record.prompt, 40), _line(line.row.record.model, 40),
+            visible(line.id), line.standing, _line(line.row.record.prompt, 40), _line(line.row.record.model, 40),
             _ago(line.row.record.began_at, now), _waits(line), _line(line.row.record.forked_from, 40),
         )
         for line in lines
     ]  # fmt: skip
-    if not sys.stdout.isatty():
+    if not is_terminal(sys.stdout):
         return "\n".join("\t".join(row) for row in (heads, *rows))
     table = Table(box=None, pad_edge=False, header_style="dim")
     for head in heads:
@@ -120,12 +102,9 @@ def _waits(line: RunLine) -> str:
 def run_tree(tree: RunTree, full: bool) -> Any:
     """A run: what was said, what was called, what came of it."""
     row, record = tree.row, tree.row.record
-    head = Text(plain(record.id), "bold")
+    head = Text(visible(record.id), "bold")
     head.append(f"  {tree.standing}", _COLOURS[tree.standing])
-    usage = tree.usage
-    spent = (
-        f"{usage.requests} requests · {usage.input:,} tokens in, {usage.output:,} out · {_money(tree.cost)}"
-    )
+    spent = spending(tree.usage, tree.cost)
     began = datetime.fromtimestamp(record.began_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     lasted = (
         f" · {_seconds(row.changed_at - record.began_at)}"
@@ -134,7 +113,7 @@ def run_tree(tree: RunTree, full: bool) -> Any:
     )
     head.append(f"\n{_line(record.prompt)} on {_line(record.model)} · {began}{lasted}\n{spent}", "dim")
     if record.forked_from:
-        head.append(f"\nforked from {plain(record.forked_from)}", "dim")
+        head.append(f"\nforked from {visible(record.forked_from)}", "dim")
     shown = Tree(head, guide_style="dim")
     if tree.begin.message is not None:
         shown.add(Text(f"» {_text(tree.begin.message, full)}"))
@@ -149,13 +128,13 @@ def run_tree(tree: RunTree, full: bool) -> Any:
 
 
 def _text(text: str, full: bool) -> str:
-    return plain(text) if full else _line(text)
+    return visible(text) if full else _line(text)
 
 
 def _add_turn(above: Tree, turn: Turn, full: bool) -> None:
     text = Text(f"step {turn.number}", "bold cyan")
     tokens = "" if turn.usage is None else f" · {turn.usage.input:,} in, {turn.usage.output:,} out"
-    cost = "" if turn.cost is None else f" · {_money(turn.cost)}"
+    cost = "" if turn.cost is None else f" · {money(turn.cost)}"
     text.append(f"  {_seconds(turn.seconds)}{tokens}{cost}", "not bold dim")
     if turn.text:
         text.append(f"\n{_text(turn.text, full)}", "not bold default")
@@ -170,7 +149,7 @@ def _add_call(above: Tree, call: CallNode, full: bool) -> None:
     text.append(_line(call.tool, 60), "bold")
     arguments = call.arguments if call.arguments not in ("", "{}", "null") else ""
     text.append(f" {_text(arguments, full)}" if arguments else "")
-    notes = [_seconds(call.seconds), plain(call.id), *([] if call.status == "ok" else [call.status])]
+    notes = [_seconds(call.seconds), visible(call.id), *([] if call.status == "ok" else [call.status])]
     text.append(f"  {' · '.join(note for note in notes if note)}", "dim")
     if call.undone:
         text.append("  undone", "bold magenta")
@@ -198,14 +177,20 @@ def _add_run(above: Tree, nested: Nested, full: bool) -> None:
 
 
 def _diff(diff: str, full: bool) -> Text:
-    lines = plain(diff).splitlines()
+    lines = visible(diff).splitlines()
     shown = lines if full else lines[:_DIFF_LINES]
-    text = Text()
-    for number, line in enumerate(shown):
-        colour = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
-        text.append(f"{chr(10) if number else ''}{line}", colour)
+    text = _coloured(shown)
     if len(lines) > len(shown):
         text.append(f"\n… {len(lines) - len(shown)} more lines: --full", "dim")
+    return text
+
+
+def _coloured(diff: Sequence[str]) -> Text:
+    """Lines of a diff: green comes, red goes."""
+    text = Text()
+    for number, line in enumerate(diff):
+        colour = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
+        text.append(f"{chr(10) if number else ''}{line}", colour)
     return text
 
 
@@ -224,7 +209,18 @@ def _answered(asked: Asked) -> Text:
 def question_line(question: Question) -> Text:
     """One question that waits, with what it is answered by."""
     text = Text(f"? {_line(question.message)}", "yellow")
-    text.append(f"  {plain(question.id)}", "dim")
+    text.append(f"  {visible(question.id)}", "dim")
+    return text
+
+
+def approval_line(number: int | None, kept: ApprovalRemembered) -> Text:
+    """One decision that holds for a session, with the number and the id it is revoked by."""
+    text = Text("" if number is None else f"{number}  ")
+    text.append("approved" if kept.approved else "denied", "green" if kept.approved else "yellow")
+    text.append(f"  {_line(kept.tool)}: {_line(kept.scope)}")
+    if kept.reason:
+        text.append(f"  ({_line(kept.reason)})")
+    text.append(f"  {visible(kept.id)}", "dim")
     return text
 
 
@@ -233,22 +229,21 @@ def question_line(question: Question) -> Text:
 
 def undone(done: Undoing) -> list[Any]:
     """What was taken back, and what was not."""
-    places = ", ".join([*map(plain, done.paths), *done.slices]) or "it had changed nothing"
+    places = ", ".join([*map(visible, done.paths), *done.slices]) or "it had changed nothing"
     said: list[Any] = [f"{done.tool} is undone: {places}. The model is told in its next turn."]
     if done.stands:
         said.append(
-            Text(f"This stands, since it can't be taken back: {', '.join(map(plain, done.stands))}", "yellow")
+            Text(
+                f"This stands, since it can't be taken back: {', '.join(map(visible, done.stands))}", "yellow"
+            )
         )
     return said
 
 
 def divergence(found: Divergence) -> Text:
     """What differs first."""
-    text = Text(f"It differs {plain(str(found))}\n", "bold")
-    for line in plain(found.diff()).splitlines():
-        colour = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
-        text.append(f"{line}\n", colour)
-    return text
+    head = Text(f"It differs {visible(str(found))}\n", "bold")
+    return head + _coloured(visible(found.diff()).splitlines()) + Text("\n")
 
 
 # --- for programs -----------------------------------------------------------------------------------------

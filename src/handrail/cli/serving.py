@@ -9,15 +9,13 @@ import importlib.util
 import os
 import re
 import sys
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from handrail.cli import options
 from handrail.cli.codes import DONE
-from handrail.cli.commands import complain
-from handrail.cli.ending import UsageError, debugging, trouble
+from handrail.cli.ending import UsageError, refused
 from handrail.cli.streams import nothing_printed
 from handrail.environment.visible import on_one_line
 
@@ -32,7 +30,7 @@ _MODULE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ServeAsked:
     """The options of `serve`."""
 
     app: str
@@ -42,35 +40,27 @@ class Asked:
     model: str | None = None
     files: Path | None = None
     journal: Path | None = None
-    approve: options.Approve = "ask"
+    approve: str = "ask"
     open: bool = False
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
 
 
-def serve(asked: Asked) -> int:
+def serve(asked: ServeAsked) -> int:
     """Serve until told to stop; the exit code."""
     try:
         _check_installed()
         with nothing_printed():
             loaded = _loaded(asked)
-        journal = options.journal(asked.journal, False)
-        if journal is None:
-            raise UsageError(
-                "no journal can be made here, and threads live in one. Name a place: --journal FILE."
-            )
-        with contextlib.closing(journal):
+        with contextlib.closing(options.opened_journal(asked.journal)) as journal:
             app = _app(asked, loaded, journal)
             asyncio.run(_serve(asked, app, _listening(asked, app)))
     except Exception as error:
-        complain(trouble(error).message)
-        if debugging():
-            traceback.print_exception(error)
-        return trouble(error).code
+        return refused(error)
     return DONE
 
 
-async def _serve(asked: Asked, app: ServedApp, listening: socket.socket) -> None:
+async def _serve(asked: ServeAsked, app: ServedApp, listening: socket.socket) -> None:
     from handrail.serve.process import address_of, run
 
     token = _token(asked)
@@ -90,7 +80,7 @@ async def _serve(asked: Asked, app: ServedApp, listening: socket.socket) -> None
     await run(app, listening, ready=ready, stopping=stopping)
 
 
-def _listening(asked: Asked, app: ServedApp) -> socket.socket:
+def _listening(asked: ServeAsked, app: ServedApp) -> socket.socket:
     from handrail.serve.process import listen
 
     try:
@@ -99,7 +89,7 @@ def _listening(asked: Asked, app: ServedApp) -> socket.socket:
         raise UsageError(_cannot_listen(asked, error)) from None
 
 
-def _app(asked: Asked, loaded: Loaded, journal: Journal) -> ServedApp:
+def _app(asked: ServeAsked, loaded: Loaded, journal: Journal) -> ServedApp:
     from handrail.serve.http import asgi
 
     return asgi(
@@ -113,7 +103,7 @@ def _app(asked: Asked, loaded: Loaded, journal: Journal) -> ServedApp:
     )
 
 
-def _loaded(asked: Asked) -> Loaded:
+def _loaded(asked: ServeAsked) -> Loaded:
     """What is served. Workers have the files beside them, as `run` and `chat` give them."""
     from handrail.serve.source import load
 
@@ -142,20 +132,18 @@ def _can_be_module(named: str) -> bool:
         return True
     if not _MODULE.fullmatch(module):
         return False
-    sys.path.insert(0, str(Path.cwd()))
+    options.look_here()
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
         return False
-    finally:
-        sys.path.pop(0)
 
 
-def _token(asked: Asked) -> str | None:
+def _token(asked: ServeAsked) -> str | None:
     return asked.token or os.environ.get("HANDRAIL_TOKEN") or None
 
 
-def _cannot_listen(asked: Asked, error: OSError) -> str:
+def _cannot_listen(asked: ServeAsked, error: OSError) -> str:
     where = f"{asked.host}:{asked.port}"
     if error.errno == errno.EADDRINUSE:
         return (

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from handrail.cli.codes import DONE, FAILED, USAGE
-from handrail.cli.commands import complain
+from handrail.cli.ending import complain
 
 STARTER = Path(__file__).with_name("starter")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_. -]{0,63}")

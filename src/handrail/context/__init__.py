@@ -221,6 +221,10 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
         Keyed by this call's identity and `key`, never by arguments. A settled one is not run again:
         its recorded value is returned. Execution is at least once, the settled effect at most once.
+
+        One found begun and not settled after a crash is decided first: `probe` says whether it happened
+        (None: it does not know), then with `on_unknown="ask"` whoever is there does. Where nobody knows it is
+        `OutcomeUnknown`; where it did happen, the value is None, since what it gave is lost.
         """
         self._call.home.check()
         return self._call.once(key, function, probe, on_unknown)

@@ -64,6 +64,7 @@ class RateLimit:
     requests_left: int | None = None
     tokens_left: int | None = None
     resets_at: datetime | None = None
+    """When all of it is there again."""
 
 
 TRACING_SPAN: ExtraKey[Any] = ExtraKey(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pydantic_core
 
 from handrail.context import Approval
 from handrail.context.verbs import WaitFor
+from handrail.deadline import is_span
+from handrail.dispatch.deciding import Decided, decide
 from handrail.dispatch.parking import waiting_for_a_person
 from handrail.dispatch.places import places_of, spelled
 from handrail.errors import (
@@ -21,12 +25,12 @@ from handrail.errors import (
 )
 from handrail.events import ApprovalDecided, ApprovalRequested, DecidedBy, QuestionAnswered, QuestionAsked
 from handrail.guard.approval import APPROVAL_SCHEMA
-from handrail.guard.covering import NEVER_REMEMBERED, Asks, covering
+from handrail.guard.covering import NEVER_REMEMBERED, Asks, Covering, covering
 from handrail.guard.memory import Recall
 from handrail.journal import digest
 from handrail.operation import Operation
 from handrail.protocols import ApprovalRequest
-from handrail.question import Answer, Question, QuestionKind
+from handrail.question import Answer, Lasting, Question, QuestionKind
 from handrail.records import Check
 from handrail.schema import Schema, schema_of, to_json
 
@@ -39,7 +43,7 @@ def wait_for(call: LiveCall) -> WaitFor:
 
     def verb(kind: str, payload: object, schema: Any, *, timeout: float | None = None) -> Operation[Any]:
         call.home.check()
-        if timeout is not None and (isinstance(timeout, str | bool) or not timeout > 0):
+        if timeout is not None and not is_span(timeout):
             raise DefinitionError(
                 f"wait_for({kind!r}): the timeout is {timeout!r}. Give a positive number of seconds, or None to wait."
             )
@@ -131,24 +135,23 @@ async def ask_approval(
     session = frame.session
     params = _params_that_came(call)
     arguments = pydantic_core.from_json(call.tool.dump(params))  # secrets masked
-    keys = covering(
-        call.tool,
-        asks,
-        name,
-        whose=(session.id, session.principal),
-        arguments=call.arguments,
-        shown=arguments,
-        diff=diff,
-        paths=places_of(call, params, bool(diff)) if asks == "call" else None,
-        spelled=spelled(call, params),
-    )
+    cover = _covering(call, asks, name, params, arguments, diff)
+    keys = cover(session.id)
     kept = call.tool.capabilities.isdisjoint(NEVER_REMEMBERED)
-    scopes = tuple(scope.words for scope in keys.scopes) if kept else ()
+    scopes = {scope.words: scope.key for scope in keys.scopes} if kept else {}
     payload = {"tool": call.name, "arguments": arguments, "reason": reason}
     if kept:
-        payload["scopes"] = scopes  # without them, whoever asks offers no memory
+        payload["scopes"] = tuple(scopes)  # without them, whoever asks offers no memory
     if diff:
         payload["diff"] = diff
+    lasting = Lasting(
+        tool=call.name,
+        words=keys.words,
+        exact=keys.exact,
+        whatever_it_does=keys.whatever_it_does,
+        scopes=scopes,
+        run_context=call.run_context,
+    )
     question = question_of(
         call,
         question_id or call.next_approval_id(),
@@ -158,37 +161,62 @@ async def ask_approval(
         payload,
         APPROVAL_SCHEMA,
         frame.approval_seconds,
+        lasting if kept else None,
     )
-    recall = Recall(session, question, call.name, keys, frame.clock, call.run_context)
+    recall = Recall(session, question, cover, frame.clock)
     asked = ApprovalRequest(
         question=question,
         tool=call.name,
         arguments=arguments,
         diff=diff,
-        scopes=scopes,
+        scopes=tuple(scopes),
         recall=recall if kept else None,
     )
     session.record(ApprovalRequested(question.id, call.id, call.name, call.path, reason, call.run_context))
-    approval = Approval(False, "", "", "cancelled")
-    how: DecidedBy = "asked"
+    decided = Decided(Approval(False, "", "", "cancelled"), "asked")
     try:
         with waiting_for_a_person(call):
-            approval = await frame.broker.decide(asked)
-        how = _how(approval, recall, getattr(frame.broker, "mode", None))
+            decided = await decide(call, asked, recall)
     finally:
-        if not frame.parked or approval.outcome != "cancelled":  # else it stays open
+        if not frame.parked or decided.approval.outcome != "cancelled":  # else it stays open
             session.record(
                 ApprovalDecided(
                     question.id,
                     call.id,
                     call.name,
-                    approval,
+                    decided.approval,
                     call.run_context,
-                    how,
-                    None if recall.used is None else recall.used.id,
+                    decided.how,
+                    decided.remembered,
                 )
             )
-    return approval, how
+    return decided.approval, decided.how
+
+
+def _covering(
+    call: LiveCall, asks: Asks, name: str, params: Any, shown: Any, diff: str
+) -> Callable[[str], Covering]:
+    """The keys of a request, by the id of the session that they are for."""
+    frame = call.frame
+    places = places_of(call, params, bool(diff)) if asks == "call" else None
+    spellings = spelled(call, params)
+
+    @cache
+    def cover(session_id: str) -> Covering:
+        return covering(
+            call.tool,
+            asks,
+            name,
+            whose=(session_id, frame.session.principal),
+            arguments=call.arguments,
+            shown=shown,
+            diff=diff,
+            paths=places,
+            spelled=spellings,
+            secret=None if frame.journal is None else frame.journal.key,
+        )
+
+    return cover
 
 
 def _params_that_came(call: LiveCall) -> Any:
@@ -196,14 +224,6 @@ def _params_that_came(call: LiveCall) -> Any:
     if not call.let_through or call.arguments is None:
         return call.params
     return call.tool.parse(call.arguments)
-
-
-def _how(approval: Approval, recall: Recall, mode: str | None) -> DecidedBy:
-    if recall.used is not None:
-        return "remembered"
-    if approval.outcome == "nobody there":
-        return "nobody"
-    return "mode" if mode in ("approve_all", "strict") else "asked"
 
 
 def question_of(
@@ -215,6 +235,7 @@ def question_of(
     payload: object,
     schema: dict[str, Any],
     timeout: float | None,
+    lasting: Lasting | None = None,
 ) -> Question:
     frame = call.frame
     now = frame.clock.now()
@@ -245,6 +266,7 @@ def question_of(
         asked_at=now,
         expires_at=None if timeout is None else now + timedelta(seconds=timeout),
         run_id=frame.run_context.request_id,
+        lasting=lasting,
     )
 
 

@@ -40,7 +40,7 @@ from handrail.protocols import (
     RenderedPromptView,
 )
 from handrail.resources.registry import CallResources
-from handrail.tools import RunMode, Tool, ToolResult
+from handrail.tools import Tool, ToolResult
 
 if TYPE_CHECKING:
     from handrail.dispatch.gate import Gate
@@ -406,11 +406,6 @@ class LiveCall(msgspec.Struct, eq=False):
         return give_ticket(self)
 
     # Verbs of an environment.
-
-    @property
-    def mode(self) -> RunMode:
-        """Whose place is taken."""
-        return self.frame.mode_of(self.tool)
 
     @property
     def wait_for(self) -> WaitFor | None:

@@ -8,6 +8,7 @@ from types import TracebackType
 from weakref import WeakKeyDictionary
 
 from handrail.session import Session
+from handrail.threads import forget_closed
 
 _WAIT = 0.001
 """Seconds between two looks at a lock that another event loop holds."""
@@ -24,6 +25,7 @@ class CommitLock:
         loop = asyncio.get_running_loop()
         within = self._within.get(loop)
         if within is None:
+            forget_closed(self._within)
             within = self._within[loop] = asyncio.Lock()
         await within.acquire()
         try:

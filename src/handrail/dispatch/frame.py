@@ -63,7 +63,7 @@ NO_PROVIDER = NoProvider()
 
 
 class Frame:
-    """One run as its calls see it. Plain data: the gate reads it and changes nothing but the counter."""
+    """One run as its calls see it: what they share, and which of them are at work."""
 
     # Slots: every call reads some thirty of these, and a class attribute or a dict this large is slow to read.
     __slots__ = (
@@ -105,6 +105,7 @@ class Frame:
         "rendered_prompt",
         "resources",
         "run_context",
+        "secretive",
         "session",
         "spending",
         "steps",
@@ -120,7 +121,13 @@ class Frame:
     """The workers its calls may reach; None where there are none."""
     worker: WorkerFacts | None
     """What is known of the worker whose run this is; None where it is nobody's."""
+    tools: Mapping[str, Tool[Any, Any]]
+    open_tools: Mapping[str, Tool[Any, Any]]
+    """The tools that can be called without a further look: most of them."""
+    policies: tuple[ToolPolicy, ...]
     parking: Parking | None
+    secretive: bool
+    """Does a tool of its take secrets, or one that is yet to be shown? Then what a model writes is looked at."""
     _unbounded: BudgetTracker | None
     _given: Mapping[type, Callable[[], Any]] | None
 
@@ -153,10 +160,7 @@ class Frame:
         prompt_model: Callable[[Any], PromptModel] | None = None,
     ) -> None:
         self.workers = self.worker = self.parking = self._unbounded = self._given = None
-        self.tools: Mapping[str, Tool[Any, Any]] = {}
-        self.open_tools: Mapping[str, Tool[Any, Any]] = {}
-        """The tools that can be called without a further look: most of them."""
-        self.policies: tuple[ToolPolicy, ...] = ()
+        self.secretive = False
         self.show(tools, policies)
         self.session = session
         self.record = session.record
@@ -212,6 +216,7 @@ class Frame:
             name: tool for name, tool in self.tools.items() if tool.handler is not None and not tool.needs
         }
         self.policies = tuple(policies)
+        self.secretive = self.secretive or any(tool.secret for tool in self.tools.values())
 
     def ends(self, call: LiveCall) -> None:
         """A call is at work no more; what came of it has not been told yet."""
@@ -275,14 +280,17 @@ class Frame:
         return self._given
 
 
+def check_tool(given: object) -> None:
+    """Refuse what is no tool, as a plain function is, which callers who are not typed give."""
+    if not isinstance(given, Tool):
+        name = getattr(given, "__name__", repr(given))
+        raise DefinitionError(f"{name} is not a tool. Put `@tool` on the function, or make a `Tool` of it.")
+
+
 def _by_name(tools: Iterable[Tool[Any, Any]]) -> Mapping[str, Tool[Any, Any]]:
     found: dict[str, Tool[Any, Any]] = {}
     for tool in tools:
-        if not isinstance(tool, Tool):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
-            name = getattr(tool, "__name__", repr(tool))
-            raise DefinitionError(
-                f"{name} is not a tool. Put `@tool` on the function, or make a `Tool` of it."
-            )
+        check_tool(tool)
         tool.check_whole()
         if tool.name in found and found[tool.name] is not tool:
             raise DefinitionError(f"two tools are called {tool.name!r}. Rename one of them.")

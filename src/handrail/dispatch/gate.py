@@ -58,7 +58,7 @@ from handrail.errors import Conflict, DefinitionError, DepthExceededError, RunBu
 from handrail.events import ToolInvoked, ToolRolledBack, ToolStarted
 from handrail.operation import Operation
 from handrail.protocols import PolicyDecision
-from handrail.schema import to_json
+from handrail.schema import clear_json
 from handrail.threads import run_in_thread
 from handrail.tools import EFFECTS, Tool, ToolResult
 from handrail.tools.effect import refusal
@@ -122,10 +122,10 @@ class Gate:
                 self._check_nesting(call, call.parent)
             policies = () if call.act else frame.policies
             if policies and type(arguments) is not str and type(arguments) is not bytes:
-                arguments = to_json(arguments)  # what is checked and approved is what runs, whoever holds it
-            call.params, call.arguments = tool.parse(arguments), arguments  # 2
+                arguments = clear_json(arguments)  # what is checked is what runs, whoever holds it
             if frame.log is not None:
-                await decide_interrupted(call)
+                await decide_interrupted(call, arguments)
+            call.params, call.arguments = tool.parse(arguments), arguments  # 2
             while True:
                 # Opened here and used from step 7 on: what policies look at counts as read by the call.
                 call.transaction = new_transaction(call, tool)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +13,7 @@ from handrail.dispatch.transaction import Settled
 from handrail.errors import EffectRefused, OutcomeUnknown
 from handrail.operation import Operation
 from handrail.schema import Schema
-from handrail.threads import run_in_thread
+from handrail.threads import call_either
 from handrail.tools import EFFECTS
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ async def _once(
     frame = call.frame
     value = await frame.steps.step(
         f"{call.invocation.idempotency_key}/{key}",
-        lambda: _awaited(function),
+        lambda: call_either(function),
         run_id="" if frame.log is None else frame.log.run_id,
         unsettled=lambda: _settle_unknown(call, key, function, probe, on_unknown),
     )
@@ -72,12 +71,12 @@ async def _settle_unknown(
     on_unknown: OnUnknown,
 ) -> Any:
     """A `once` found begun and not finished: probed, or asked about. Its value is None if it happened."""
-    happened: Any = None if probe is None else await _awaited(probe)
+    happened: Any = None if probe is None else await call_either(probe)
     if happened is None and on_unknown == "ask":
         happened = await _ask_whether(call, key)
     if happened is None:
         raise OutcomeUnknown(f"{call.name}: once({key!r})")
-    return None if happened else await _awaited(function)
+    return None if happened else await call_either(function)
 
 
 async def _ask_whether(call: LiveCall, key: str) -> bool | None:
@@ -98,11 +97,3 @@ async def _ask_whether(call: LiveCall, key: str) -> bool | None:
     with waiting_for_a_person(call):
         answer = await put(call, question, wanted.parse_value)
     return wanted.parse_value(answer.value).happened if answer.outcome == "answered" else None
-
-
-async def _awaited(function: Callable[[], Any]) -> Any:
-    """Run what `once` was given: an async function here, a plain one in a thread."""
-    if inspect.iscoroutinefunction(function):
-        return await function()
-    value = await run_in_thread(function)
-    return await value if inspect.isawaitable(value) else value

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.context import RunContext
 from handrail.context.verbs import PromptModel
-from handrail.deadline import Deadline
+from handrail.deadline import Deadline, is_span
 from handrail.dispatch.frame import DEPTH_LIMIT, Frame
 from handrail.dispatch.gate import Gate
 from handrail.errors import DefinitionError
@@ -122,11 +122,7 @@ def open_frame(
             f"environment is a {type(environment).__name__}, and nobody can be asked through it. "
             "Give an Environment, which has `run_mode` and `ask`; in tests, Person(approve=True)."
         )
-    if isinstance(depth_limit, bool) or depth_limit < 0:
-        raise DefinitionError(
-            f"a depth limit of {depth_limit!r} is not possible. Give a whole number of at least 0."
-        )
-    _check_seconds(approval_seconds)
+    _check_limits(depth_limit, approval_seconds)
     session = session or Session(new_id=new_id)
     steps = journal or MemoryJournal(clock)
     if journal is not None:
@@ -217,10 +213,12 @@ def nested_frame(
     return frame
 
 
-def _check_seconds(approval_seconds: float | None) -> None:
-    if approval_seconds is not None and (
-        isinstance(approval_seconds, str | bool) or not approval_seconds > 0
-    ):
+def _check_limits(depth_limit: int, approval_seconds: float | None) -> None:
+    if type(depth_limit) is not int or depth_limit < 0:
+        raise DefinitionError(
+            f"a depth limit of {depth_limit!r} is not possible. Give a whole number of at least 0."
+        )
+    if approval_seconds is not None and not is_span(approval_seconds):
         raise DefinitionError(
             f"approval_seconds is {approval_seconds!r}. "
             "Give a positive number of seconds after which nobody may approve any more, or None to wait."

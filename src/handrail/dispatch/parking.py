@@ -10,6 +10,8 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from handrail.dispatch.secrets import had_secret
+
 if TYPE_CHECKING:
     from handrail.deadline import Deadline
     from handrail.dispatch.call import LiveCall
@@ -213,5 +215,11 @@ def _rests(call: LiveCall, is_around: bool) -> bool:
 
 
 def _enters_again(call: LiveCall) -> bool:
-    """Can this call be gone through again? Where its handler has not begun, it is being approved."""
-    return call.token is None or call.tool.enters_again
+    """Can this call be gone through again? Where its handler has not begun, it is being approved.
+
+    One that was given a secret can't, wherever it is: the record has a mask in its place.
+    """
+    tool = call.tool
+    if tool.secret and had_secret(tool, call.arguments):
+        return False
+    return call.token is None or tool.enters_again

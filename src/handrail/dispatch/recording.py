@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 from handrail.dispatch.replaying import inner_call, write_result
 from handrail.dispatch.undoing import shielded
 from handrail.records import CommitUnit, Journal
+from handrail.resources.paths import folder_of
 from handrail.session.saving import encode_item
 from handrail.threads import run_in_thread
 from handrail.tools import ToolResult
 
+if TYPE_CHECKING:
+    from handrail.dispatch.call import LiveCall
+
 log = logging.getLogger("handrail.gate")
 
 _LONGEST_DIFF = 64 * 1024
-
-if TYPE_CHECKING:
-    from handrail.dispatch.call import LiveCall
+"""Letters of a diff that are recorded; the files themselves are kept whole."""
 
 
 def commit_unit(
@@ -48,7 +50,7 @@ def commit_unit(
         writes=[] if transaction is None else transaction.writes(),
         diff=diff[:_LONGEST_DIFF],
         charged=call.spending is not None,
-        root=str(getattr(frame.filesystem, "root", "")),
+        root=folder_of(frame.filesystem),
         decision=call.decision,
     )
 

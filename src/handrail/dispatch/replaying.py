@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import logging
 from asyncio import CancelledError
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ import msgspec
 import pydantic_core
 
 from handrail.dispatch.failures import Unsuccessful, WrongResult
+from handrail.dispatch.secrets import enters_again, had_secret, is_masked
 from handrail.dispatch.sharing import Spent, charge
 from handrail.dispatch.transaction import Settled, Transaction, new_transaction
 from handrail.dispatch.undoing import compensate
@@ -24,7 +24,7 @@ from handrail.messages import Usage
 from handrail.records import CommitUnit
 from handrail.schema import to_json
 from handrail.session.saving import decode_item, encode_item
-from handrail.threads import run_in_thread
+from handrail.threads import call_either
 from handrail.tools import EFFECTS, Tool, ToolResult
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ async def from_the_record(call: LiveCall, arguments: Any) -> ToolResult[Any] | N
         await _bill_tickets(call, log)
         return _taken_up(call, unit)
     try:
-        log.check_verb(call.place, verb_of(call.name, arguments))
+        log.check_verb(call.place, verb_of(call, arguments))
         inner = log.find("inner call", call.place, InnerCall)
         if inner is None:
             return None
@@ -150,7 +150,7 @@ async def from_the_record(call: LiveCall, arguments: Any) -> ToolResult[Any] | N
     except Diverged as error:
         raise OutcomeUnknown(f"{call.path[-2]} ({error})") from error
     _bill_nested(call)
-    return _ended(call, inner.status, inner.result, inner.seconds)
+    return end_as_recorded(call, inner.status, inner.result, inner.seconds)
 
 
 class _Spent(msgspec.Struct, frozen=True):
@@ -188,11 +188,11 @@ def _taken_up(call: LiveCall, unit: CommitUnit) -> ToolResult[Any]:
     if unit.charged and frame.budget is not None:
         frame.budget.reserve().settle(tool_calls=1)
     _bill_nested(call)
-    return _ended(call, unit.status, unit.result, unit.seconds)
+    return end_as_recorded(call, unit.status, unit.result, unit.seconds)
 
 
-def _ended(call: LiveCall, status: Any, written: bytes, seconds: float) -> ToolResult[Any]:
-    """Give the call the end it had. Whoever listens has heard of it before; it is only kept."""
+def end_as_recorded(call: LiveCall, status: Any, written: bytes, seconds: float) -> ToolResult[Any]:
+    """Give the call the end it had. Whoever listens has heard of it, then or where it ran; it is only kept."""
     result = read_result(call.tool, written)
     call.status, call.result = status, result
     call.close()
@@ -227,6 +227,8 @@ def settled_by(call: LiveCall, inner: InnerCall) -> list[Settled]:
     found: list[Settled] = []
     for done in inner.settled:
         tool = call.frame.tools.get(done.tool) if done.tool else None
+        if tool is not None and tool.secret and had_secret(tool, done.params):
+            tool = None  # what it takes to undo it was not kept
         params = tool.parse(done.params) if tool is not None else None
         value = read_value(tool, done.value) if tool is not None else None
         found.append(Settled(done.what, done.call_id, tool, params, value))
@@ -245,12 +247,19 @@ def read_value(tool: Tool[Any, Any], written: bytes) -> Any:
 # --- what is recorded of inner calls ----------------------------------------------------------------
 
 
-def verb_of(name: str, arguments: Any) -> str:
-    """What an inner call is told by, when the handler around it is entered again."""
-    if not isinstance(arguments, str | bytes):
+def verb_of(call: LiveCall, arguments: Any) -> str:
+    """What an inner call is told by, when the handler around it is entered again.
+
+    Secrets are masked first: a digest of a password can be guessed, and what a model wrote comes masked
+    from the record.
+    """
+    tool = call.tool if call.act else call.frame.tools.get(call.name, call.tool)
+    if tool.secret:
+        arguments = tool.mask(arguments)
+    elif not isinstance(arguments, str | bytes):
         arguments = to_json(arguments)
     text = arguments if isinstance(arguments, bytes) else arguments.encode("utf-8", "surrogatepass")
-    return f"call {name} {hashlib.sha256(text).hexdigest()[:16]}"
+    return f"call {call.name} {hashlib.sha256(text).hexdigest()[:16]}"
 
 
 def inner_call(call: LiveCall, result: ToolResult[Any]) -> InnerCall:
@@ -280,7 +289,7 @@ def record_of(
         events = [encode_item(event, call.frame.session.id) for event in transaction.events]
         settled = [*(transaction.settled or ())]
     return InnerCall(
-        verb_of(call.name, call.arguments),
+        verb_of(call, call.arguments),
         status or call.status,
         _write_act(call, result) if call.act else write_result(result),
         events,
@@ -308,24 +317,31 @@ def _written(done: Settled) -> _Done:
 async def mark_begun(call: LiveCall) -> None:
     """Before the handler of a call that may not be run twice: it has begun."""
     log = call.frame.log
-    if log is not None and not call.tool.enters_again:
+    if log is not None and not enters_again(call):
         if log.closed:  # nothing can be marked any more, so nothing that has to be may begin
             raise CancelledError if call.frame.cancellation.cancelled else RunBusy(log.run_id, "another one")
         await log.note("call begun", f"{call.place}~{call.tries}", call.name)
 
 
-async def decide_interrupted(call: LiveCall) -> None:
+async def decide_interrupted(call: LiveCall, arguments: Any) -> None:
     """A call that had begun when the process ended, and may not run again: find what there is to say.
 
-    Returns where it can run after all. `WasDone` and `Unsuccessful` carry its result.
+    Returns where it can run after all. `WasDone` and `Unsuccessful` carry its result. One that was given a
+    secret may not: what a model wrote comes masked from the record, and parsing refuses that.
     """
-    log = call.frame.log
-    if log is None or not log.resumed or call.tool.enters_again:
+    log, tool = call.frame.log, call.tool
+    if log is None or not log.resumed or (tool.enters_again and not tool.secret):
         return
+    secret = tool.secret and had_secret(tool, arguments)
+    if tool.enters_again and not secret:
+        return
+    lost = secret and is_masked(arguments)
     if log.find("call begun", f"{call.place}~{call.tries}", str) is None:
+        if lost:
+            await _withdraw(call, log)
         return
-    tool = call.tool
-    happened = None if tool.probe is None else await _probe(call, tool.probe)
+    call.params = None if lost else tool.parse(arguments)
+    happened = None if lost or tool.probe is None else await _probe(call, tool.probe)
     if happened is False:
         return  # it never was, so there is nothing to repeat
     _bill_nested(call)
@@ -337,8 +353,16 @@ async def decide_interrupted(call: LiveCall) -> None:
             )
         )
     left = _left_by(call, await _bill_tickets(call, log))
-    await log.journal.withdraw(f"{log.run_id}{call.place}~")  # nobody waits for an answer to it any more
-    if tool.effect == "compensable":
+    await _withdraw(call, log)
+    why = "It was given a secret, and these are not kept, so it is not run again. " if secret else ""
+    if EFFECTS[tool.effect].transactional:
+        raise Unsuccessful(
+            ToolResult.error(
+                f"{call.name} was interrupted when the process ended, and nothing of it stands. {why}"
+                f"Call it again, with the secret, if it is still wanted.{left}"
+            )
+        )
+    if tool.effect == "compensable" and not lost:
         undone, _ = await compensate(call.gate, call, [Settled(call.name, call.id, tool, call.params, None)])
         if undone:
             raise Unsuccessful(
@@ -347,7 +371,12 @@ async def decide_interrupted(call: LiveCall) -> None:
                     f"undone. Call it again if it is still wanted.{left}"
                 )
             )
-    raise OutcomeUnknown(call.name, f"Find out what stands before you do it again.{left}")
+    raise OutcomeUnknown(call.name, f"{why}Find out what stands before you do it again.{left}")
+
+
+async def _withdraw(call: LiveCall, log: RunLog) -> None:
+    """Nobody waits for an answer to what this call asked, or was asked about it, any more."""
+    await log.journal.withdraw(f"{log.run_id}{call.place}~")
 
 
 def _left_by(call: LiveCall, deposited: Mapping[str, bytes]) -> str:
@@ -367,10 +396,7 @@ async def _probe(call: LiveCall, probe: Any) -> bool | None:
     probing.transaction = transaction = new_transaction(probing, call.tool)
     context = call.tool.context_type(probing)
     try:
-        if inspect.iscoroutinefunction(probe):
-            return await probe(call.params, context=context)
-        made = await run_in_thread(lambda: probe(call.params, context=context))
-        return await made if inspect.isawaitable(made) else made
+        return await call_either(probe, call.params, context=context)
     except Exception:
         logger.exception("the probe of %s raised, so it is not known whether it happened", call.name)
         return None

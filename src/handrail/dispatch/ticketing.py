@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from handrail.dispatch.call import LiveCall
-from handrail.dispatch.replaying import Deposit, apply_inner, read_result, settled_by
+from handrail.dispatch.replaying import Deposit, apply_inner, end_as_recorded, settled_by
 from handrail.dispatch.sharing import GivenTicket, charge
 from handrail.dispatch.transaction import Settled, Transaction
 from handrail.dispatch.undoing import shielded
-from handrail.events import ToolInvoked
 from handrail.tools import EFFECTS
 
 if TYPE_CHECKING:
@@ -43,7 +42,8 @@ async def take_up_tickets(call: LiveCall) -> None:
         except BaseException:
             _settle_all(call, transaction, found[number:])
             raise
-        _keep(inner, deposit)
+        record = deposit.inner
+        end_as_recorded(inner, record.status, record.result, record.seconds)
 
 
 async def answer_for_tickets(call: LiveCall, transaction: Transaction) -> None:
@@ -109,27 +109,4 @@ def _inner_of(call: LiveCall, given: GivenTicket) -> LiveCall:
         call,
         call.depth,
         tool=call.tool,
-    )
-
-
-def _keep(inner: LiveCall, deposit: Deposit) -> None:
-    """Log how it ended. Whoever listened where it ran has heard of it."""
-    record, frame = deposit.inner, inner.frame
-    result = read_result(inner.tool, record.result)
-    inner.status, inner.result = record.status, result
-    inner.close()
-    frame.session.keep(
-        ToolInvoked(
-            inner.id,
-            inner.name,
-            inner.path,
-            record.status,
-            result,
-            None,
-            record.seconds,
-            1,
-            (),
-            None,
-            frame.run_context,
-        )
     )

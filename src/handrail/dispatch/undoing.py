@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
 import traceback
 from collections.abc import Coroutine, Sequence
@@ -14,7 +13,7 @@ from handrail.dispatch.call import LiveCall
 from handrail.dispatch.committing import commit_lock_of
 from handrail.dispatch.failures import in_short
 from handrail.dispatch.transaction import Settled, Transaction, new_transaction
-from handrail.threads import run_in_thread
+from handrail.threads import call_either
 from handrail.tools import ToolResult
 
 if TYPE_CHECKING:
@@ -84,13 +83,7 @@ async def _compensate(gate: Gate, call: LiveCall, done: Settled) -> None:
     transaction = undoing.transaction = new_transaction(undoing, tool)
     context = tool.context_type(undoing)
     try:
-        if inspect.iscoroutinefunction(tool.compensate):
-            await tool.compensate(done.params, done.value, context=context)
-        else:
-            function = tool.compensate
-            made = await run_in_thread(lambda: function(done.params, done.value, context=context))
-            if inspect.isawaitable(made):
-                await made
+        await call_either(tool.compensate, done.params, done.value, context=context)
         undoing.close()
         await _commit(undoing, transaction)
     except BaseException:

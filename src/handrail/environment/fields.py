@@ -97,9 +97,7 @@ def parsed(schema: JsonSchema, typed: str) -> Any:
     listed = options(schema)
     if listed is not None:
         return chosen(listed, typed)
-    read = _READERS.get(str(schema.get("type", "")), _anything)
-    value = read(schema, typed)
-    return value
+    return _READERS.get(str(schema.get("type", "")), _anything)(schema, typed)
 
 
 def _string(schema: JsonSchema, typed: str) -> str:

@@ -16,6 +16,7 @@ from handrail.environment.fields import (
 )
 from handrail.environment.ink import Style
 from handrail.environment.visible import compact, laid_out, on_one_line, visible
+from handrail.errors import Declined
 
 
 class Desk(Protocol):
@@ -246,13 +247,6 @@ async def filled_in(schema: JsonSchema, desk: Desk, before: Any = NOTHING) -> An
             if typed in ("e", "edit"):
                 break
             if typed in ("d", "decline", "n"):
-                await decline(desk)
+                raise Declined("", (await desk.line("  why (Enter for no reason): ")).strip())
             desk.say(f"  not that: s, e or d, not {visible(typed)!r}.", "yellow")
         before = value
-
-
-async def decline(desk: Desk) -> None:
-    """Ask why, and raise `Declined`."""
-    from handrail.errors import Declined
-
-    raise Declined("", (await desk.line("  why (Enter for no reason): ")).strip())

@@ -56,9 +56,7 @@ def coloured_diff(lines: list[str], ink: Ink) -> list[str]:
 
 
 def _style_of(line: str) -> tuple[Style, ...]:
-    if line.startswith("diff --git"):
-        return ("bold",)
-    if line.startswith(("+++ ", "--- ")):
+    if line.startswith(("diff --git", "+++ ", "--- ")):
         return ("bold",)
     if line.startswith("@@"):
         return ("cyan",)

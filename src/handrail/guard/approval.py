@@ -103,7 +103,8 @@ class Broker:
                 return Approval(False, "", "", "nobody there")
             answer = await self._asked(request, environment)
             if answer is not None:
-                return _decision(answer, request)
+                return decision(answer, request)
+            await self._journal.withdraw(request.question.id, alone=True)  # nobody hears an answer to it
 
     async def _asked(self, request: ApprovalRequest, environment: Environment) -> Answer | None:
         """The answer to a request; None where it was withdrawn since another's answer covers it now."""
@@ -149,7 +150,7 @@ def _checked(value: Any, request: ApprovalRequest) -> ApprovalAnswer:
     return answer
 
 
-def _decision(answer: Answer, request: ApprovalRequest) -> Approval:
+def decision(answer: Answer, request: ApprovalRequest) -> Approval:
     """What an answer comes to, remembered where it says so."""
     if answer.outcome != "answered":
         outcomes: dict[str, ApprovalOutcome] = {"declined": "denied", "timed out": "timed out"}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from handrail.errors import DefinitionError
-from handrail.guard.feedback import CAP
+from handrail.guard.feedback import CAP, checked_cap
 from handrail.guard.watching import RunState
 from handrail.resources.shell import Shell
 
@@ -40,7 +40,7 @@ class FilesThere:
         if not paths:
             raise DefinitionError("FilesThere() waits for no file. Name at least one.")
         object.__setattr__(self, "paths", paths)
-        object.__setattr__(self, "cap", cap)
+        object.__setattr__(self, "cap", checked_cap(cap))
         object.__setattr__(self, "name", name)
 
     def missing(self, state: RunState, /) -> str | None:
@@ -66,12 +66,21 @@ class OutputFilled:
         if not fields:
             raise DefinitionError("OutputFilled() looks at no field. Name at least one.")
         object.__setattr__(self, "fields", fields)
-        object.__setattr__(self, "cap", cap)
+        object.__setattr__(self, "cap", checked_cap(cap))
         object.__setattr__(self, "name", name)
 
     def missing(self, state: RunState, /) -> str | None:
-        empty = [field for field in self.fields if getattr(state.output, field) in (None, "", (), [], {})]
+        empty = [field for field in self.fields if _field(state.output, field) in (None, "", (), [], {})]
         return f"These fields of the answer are empty: {', '.join(empty)}. Fill them." if empty else None
+
+
+def _field(output: Any, field: str) -> Any:
+    """What a field of the answer holds."""
+    if not hasattr(output, field):
+        raise DefinitionError(
+            f"OutputFilled: a {type(output).__name__} has no field {field!r}. Name fields of the prompt's output."
+        )
+    return getattr(output, field)
 
 
 class CommandPassing:
@@ -85,7 +94,7 @@ class CommandPassing:
         shell.rules.check(argv)
         self._shell = shell
         self._argv = argv
-        self.cap = cap
+        self.cap = checked_cap(cap)
         self.name = name
 
     async def missing(self, state: RunState, /) -> str | None:
@@ -107,7 +116,7 @@ class _Composed:
         if not checkers:
             raise DefinitionError(f"{how}_of() has nothing to check. Give at least one checker.")
         self.checkers = checkers
-        self.cap = cap
+        self.cap = checked_cap(cap)
         self.name = f"{how} of ({', '.join(checker.name for checker in checkers)})"
 
     async def _each(self, state: RunState) -> list[str | None]:

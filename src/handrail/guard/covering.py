@@ -27,7 +27,7 @@ Asks = Literal["call", "message", "permission"]
 NEVER_REMEMBERED = frozenset({"worker.create"})
 """Capabilities that somebody is asked about every time: no answer holds for a second call."""
 _KEY = new_key()
-"""For arguments that hold what nobody was shown: their key says nothing, and means nothing, elsewhere."""
+"""For arguments that hold what nobody was shown, where no journal has a key for that: it means nothing elsewhere."""
 _SHORT = 200
 _MANY = 5
 """Files past which nobody reads their list, so it is not offered."""
@@ -74,13 +74,16 @@ def covering(
     diff: str,
     paths: Sequence[str] | None,
     spelled: Mapping[str, str],
+    secret: bytes | None = None,
 ) -> Covering:
     """The keys of a request.
 
     `whose` is the session's id and principal; `arguments` are those that came and `shown` what a person
     sees of them; `paths` are the places it goes to in their one spelling, None where they are not known;
-    `spelled` has the one spelling of each path as it was named.
+    `spelled` has the one spelling of each path as it was named; `secret` is what keys are made with where
+    something of the arguments is not shown, so that nobody guesses it by them.
     """
+    secret = _KEY if secret is None else secret
     given = _given(arguments)
     written = json.dumps([given, shown], sort_keys=True)
     about = ("exact", asks, name, _identity(tool))
@@ -88,8 +91,8 @@ def covering(
         exactly = written
         however = json.dumps(_respelled(shown, spelled), sort_keys=True)
     else:
-        exactly = digest(_KEY, written)
-        however = digest(_KEY, json.dumps(_respelled([given, shown], spelled), sort_keys=True))
+        exactly = digest(secret, written)
+        however = digest(secret, json.dumps(_respelled([given, shown], spelled), sort_keys=True))
     return Covering(
         words=_in_short(f"exactly {_request(tool, asks, name)} {json.dumps(shown)}"),
         exact=_key(whose, *about, exactly, diff),

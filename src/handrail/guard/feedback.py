@@ -6,11 +6,19 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from handrail.deadline import is_span
 from handrail.errors import DefinitionError
 from handrail.guard.watching import RunState
 
 CAP = 3
 """How often whoever watches over a run may speak in it, unless told otherwise."""
+
+
+def checked_cap(cap: int) -> int:
+    """How often somebody may speak: a number, refused here and not in the middle of a run."""
+    if type(cap) is not int or cap < 0:
+        raise DefinitionError(f"cap is {cap!r}. Give a whole number from 0 on.")
+    return cap
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +35,9 @@ class Trigger:
     def __post_init__(self) -> None:
         if self.calls is None and self.seconds is None and self.event is None:
             raise DefinitionError("a trigger without anything never fires. Give calls, seconds, or event.")
-        if self.calls is not None and (isinstance(self.calls, bool) or self.calls < 1):
+        if self.calls is not None and (type(self.calls) is not int or self.calls < 1):
             raise DefinitionError(f"every {self.calls!r} calls is never. Give a whole number of at least 1.")
-        if self.seconds is not None and not self.seconds > 0:
+        if self.seconds is not None and not is_span(self.seconds):
             raise DefinitionError(f"every {self.seconds!r} seconds is no time. Give a positive number.")
 
 

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.context.facts import RunContext
 from handrail.errors import DefinitionError, SessionError
 from handrail.events import ApprovalRemembered, ApprovalRevoked
 from handrail.guard.covering import Covering
+from handrail.journal.decisions import lasting
 from handrail.question import Question
 from handrail.session import Session
 
@@ -18,7 +18,8 @@ class ApprovalMemory:
     """The decisions somebody said are to hold for more than one call of this session.
 
     They are facts in the session's log: kept although a call fails, saved and loaded with the session,
-    and of no effect in another session or for another principal.
+    and recorded where its runs are. An approval is of no effect in another session, nor is either for
+    another principal.
     """
 
     __slots__ = ("_clock", "_session")
@@ -55,7 +56,7 @@ class ApprovalMemory:
                     f"Give the id of one: {ids}.",
                 )
             by = session.principal if by is None else by
-            session.record(ApprovalRevoked(id, found.tool, found.covers, by, self._clock.now()))
+            _record(session, ApprovalRevoked(id, found.tool, found.covers, by, self._clock.now()))
 
 
 def approvals_of(session: Session) -> ApprovalMemory:
@@ -64,70 +65,67 @@ def approvals_of(session: Session) -> ApprovalMemory:
 
 
 def remembered_in(session: Session) -> tuple[ApprovalRemembered, ...]:
-    """The decisions of this session that still hold."""
+    """The decisions that still hold in this session: its own, and the denials it was parted with."""
     kept = session[ApprovalRemembered].all()
     if not kept:
         return ()
     revoked = {each.id for each in session[ApprovalRevoked].all()}
-    return tuple(each for each in kept if each.id not in revoked)
+    return tuple(
+        each
+        for each in kept
+        if each.id not in revoked and not (each.approved and each.run_context.session_id != session.id)
+    )
+
+
+def _record(session: Session, fact: ApprovalRemembered | ApprovalRevoked) -> None:
+    """Let a decision count. It is recorded first, where the session is: what can't be does not count."""
+    if session.decisions is not None:
+        session.decisions.write(fact)
+    session.record(fact)
 
 
 class Recall:
-    """What the session remembers about one request, and how an answer to it is remembered."""
+    """What the session remembers about one request, and how an answer to it is remembered.
 
-    __slots__ = ("_clock", "_covering", "_question", "_run_context", "_session", "_tool", "used")
+    `cover` gives the keys that the request has in the session of an id: in this one, and in one from
+    which a denial was brought along.
+    """
+
+    __slots__ = ("_clock", "_cover", "_question", "_session", "lies_open", "used")
 
     def __init__(
-        self,
-        session: Session,
-        question: Question,
-        tool: str,
-        covering: Covering,
-        clock: Clock,
-        run_context: RunContext,
+        self, session: Session, question: Question, cover: Callable[[str], Covering], clock: Clock
     ) -> None:
         self._session = session
         self._question = question
-        self._tool = tool
-        self._covering = covering
+        self._cover = cover
         self._clock = clock
-        self._run_context = run_context
+        self.lies_open = False
+        """Was it put to somebody before, who may be looking at it still? Then it is theirs to decide."""
         self.used: ApprovalRemembered | None = None
         """What decided the request, where something remembered did."""
 
     def find(self) -> ApprovalRemembered | None:
         """The decision that covers this request. A denial goes before every approval."""
-        found = remembered_in(self._session)
+        found = () if self.lies_open else remembered_in(self._session)
         if not found:
             return None
-        denying, approving = self._covering.denying, self._covering.approving
         for each in found:
-            if not each.approved and each.key in denying:
+            if not each.approved and each.key in self._cover(each.run_context.session_id).denying:
                 return each
+        approving = self._cover(self._session.id).approving
         return next((each for each in found if each.approved and each.key in approving), None)
 
     def keep(self, approved: bool, reason: str, by: str, scope: str | None = None) -> None:
         """Remember an answer: for this scope, which was offered, or for exactly this."""
-        covering = self._covering
-        if scope is not None:
-            key = next(offered.key for offered in covering.scopes if offered.words == scope)
+        session = self._session
+        fact = lasting(self._question, approved, reason, by, scope, self._clock.now())
+        if fact is None:
+            return
+        if any(each.id == fact.id for each in session[ApprovalRemembered].all()):
+            session.dispatcher.publish(fact)  # it was recorded with its answer, and is heard of now
         else:
-            key = covering.exact if approved else covering.whatever_it_does
-        self._session.record(
-            ApprovalRemembered(
-                self._question.id,
-                self._tool,
-                "exact" if scope is None else "scope",
-                covering.words if scope is None else scope,
-                approved,
-                reason,
-                by,
-                self._clock.now(),
-                self._question.asked_by,
-                key,
-                self._run_context,
-            )
-        )
+            _record(session, fact)
 
     def when_covered(self, wake: Callable[[], object]) -> Callable[[], None]:
         """Call `wake`, on this loop, once something is remembered that covers this; returns how to stop."""

@@ -53,13 +53,16 @@ def run_as_agent(
     so whatever asks for approval is denied. An act that fails raises `CallFailed`.
     """
     if not isinstance(handoff, Handoff):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
-        raise DefinitionError(f"run_as_agent takes a Handoff, not a {type(handoff).__name__}.")
+        raise DefinitionError(
+            f"run_as_agent takes a Handoff, not a {type(handoff).__name__}. "
+            "A tool that is none is called through a gate: open_gate([...]).invoke(...)."
+        )
     acts = handoff.acts
     act = copy.copy(acts.asking(acts.public.parse_value(public)))
     fill(act, "run_mode", "agent")
     arguments = b"{}"
     if params is not None:
-        arguments = handoff.dump(params)
+        arguments = handoff.clear(params)
     elif acts.client is not None and acts.client.wants_params and handoff.params is not None:
         raise DefinitionError(
             f"the `client` of handoff {handoff.name!r} takes params, and none were given. "
@@ -68,6 +71,7 @@ def run_as_agent(
     else:
         fill(act, "_schema", None)  # nothing is parsed, since nobody looks at it
         fill(act, "_quick", None)
+        fill(act, "secret", False)
 
     async def run() -> AnswerT:
         where = session or Session(new_id=new_id)
@@ -91,7 +95,8 @@ def run_as_agent(
         run_id = frame.run_context.run_id
 
         def told(event: Emitted) -> None:
-            if on_emit is not None and event.run_context.run_id.startswith(run_id):
+            of = event.run_context.run_id
+            if on_emit is not None and (of == run_id or of.startswith(f"{run_id}.")):
                 on_emit(event.event)
 
         stop = where.dispatcher.subscribe(Emitted, told)

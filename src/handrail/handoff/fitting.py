@@ -72,7 +72,7 @@ def schema_for(handoff: str, what: str, annotation: Any, namespace: Mapping[str,
     try:
         return Schema[Any](annotation, namespace)
     except DefinitionError as error:
-        problem, _, mend = str(error).partition(". ")
+        problem, mend = error.in_two
         more = "What lives only in this process belongs into `resources`." if what == "private" else ""
         raise ToolDefinitionError(
             handoff, f"its {what} part can't be written down: {problem}", f"{mend} {more}".strip()

@@ -30,7 +30,7 @@ _TRIES = 3
 class _Lying:
     """A question on the desk, and the answer once there is one."""
 
-    __slots__ = ("answer", "check", "left", "loop", "question", "settled")
+    __slots__ = ("answer", "answered_at", "check", "left", "loop", "question", "settled")
 
     def __init__(self, question: Question, loop: asyncio.AbstractEventLoop, check: Check | None) -> None:
         self.question = question
@@ -38,6 +38,7 @@ class _Lying:
         self.loop = loop
         self.settled: asyncio.Future[Answer] = loop.create_future()
         self.answer: Answer | None = None
+        self.answered_at: float | None = None
         self.left = False
         """Has whoever asked gone, without its being over?"""
 
@@ -74,7 +75,7 @@ class QuestionDesk:
         with self._lock:
             lying = tuple(self._questions.values())
         return tuple(
-            Asked(each.question, each.answer)
+            Asked(each.question, each.answer, each.answered_at)
             for each in lying
             if each.answer is None or each.answer.outcome in ("answered", "declined")
         )
@@ -183,6 +184,7 @@ class QuestionDesk:
             if self.keep is not None and not recorded:
                 self.keep(answer)
             lying.answer = answer
+            lying.answered_at = self._clock.now().timestamp()
             lying.check = None
             if self._open.get(lying.question.id) is lying:
                 del self._open[lying.question.id]

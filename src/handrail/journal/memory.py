@@ -16,6 +16,7 @@ import pydantic_core
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, RunBusy, RunError, RunUnknown, SessionError
 from handrail.ids import random_id
+from handrail.journal.decisions import MemoryDecisions
 from handrail.journal.desk import QuestionDesk
 from handrail.journal.digest import new_key
 from handrail.journal.lease import LEASE_SECONDS, is_free, new_owner
@@ -27,6 +28,7 @@ from handrail.records import (
     Asked,
     Check,
     CommitUnit,
+    DecisionBox,
     Entry,
     Mark,
     RunCopy,
@@ -63,6 +65,11 @@ class MemoryJournal:
         self.desk = QuestionDesk(clock)
         self.desk.stays = lambda question: question.run_id in self._runs  # a parked run asks it again
         self.tickets: TicketBox = MemoryTickets(self.owner, clock, self._runs, self._entries)
+        self._decisions = MemoryDecisions(self.owner, self._runs)
+
+    @property
+    def decisions(self) -> DecisionBox:
+        return self._decisions
 
     def _now(self) -> float:
         return self._clock.now().timestamp()
@@ -187,7 +194,7 @@ class MemoryJournal:
         run_id = copy.row.record.id
         if run_id in self._runs:
             raise run_exists(run_id)
-        self._runs[run_id] = copy.row
+        self._runs[run_id] = msgspec.structs.replace(copy.row, owner="", leased_until=0.0, stopping=False)
         self._entries[run_id] = {(entry.kind, entry.key): entry for entry in copy.entries}
         for unit in copy.units:
             self._add(unit)
@@ -199,13 +206,16 @@ class MemoryJournal:
 
     async def forget(self, run_ids: Sequence[str], /) -> None:
         """Keep nothing of these runs any more."""
+        going = {row.record.session_id for id in run_ids if (row := self._runs.get(id)) is not None}
         for run_id in run_ids:
             self._forget_steps(run_id)
             self._runs.pop(run_id, None)
             self._entries.pop(run_id, None)
             self._units.pop(run_id, None)
             self._order = [unit for unit in self._order if unit.run_id != run_id]
+            self._unapplied = [unit for unit in self._unapplied if unit.run_id != run_id]
             self.desk.forget_run(run_id)
+        self._decisions.forget(going - {row.record.session_id for row in self._runs.values()})
 
     def _forget_steps(self, run_id: str) -> None:
         for key in self._steps_of.pop(run_id, ()):
@@ -309,10 +319,10 @@ class MemoryJournal:
             if (value := self._steps.get(key)) is not None and value.done() and value.exception() is None
         )
 
-    async def withdraw(self, prefix: str, /) -> None:
-        """Forget the questions without an answer whose ids begin like this."""
+    async def withdraw(self, prefix: str, /, *, alone: bool = False) -> None:
+        """Forget the questions without an answer whose ids begin like this; `alone`, the one of this id."""
         for question in self.desk.open_questions():
-            if question.id.startswith(prefix):
+            if question.id == prefix if alone else question.id.startswith(prefix):
                 self.desk.cancel(question.id)
 
     async def sleep(self, until: datetime, /) -> None:

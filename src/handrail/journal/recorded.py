@@ -28,6 +28,12 @@ def plain(encoded: bytes) -> Answer:
     return msgspec.msgpack.decode(encoded, type=Answer)
 
 
+class Kept(Answer, frozen=True, kw_only=True):
+    """An answer on file: with the time at which it was taken, which is nothing that whoever answers says."""
+
+    at: float | None = None
+
+
 def encode(value: Any, what: str) -> bytes:
     """The value in bytes; `what` says whose it is, where it can't be."""
     try:

@@ -10,7 +10,7 @@ import msgspec
 
 from handrail.clock import Clock
 from handrail.errors import Diverged, RunBusy
-from handrail.records import CommitUnit, Entry, EntryKind, Journal
+from handrail.records import Asked, CommitUnit, Entry, EntryKind, Journal
 
 T = TypeVar("T")
 
@@ -36,6 +36,7 @@ class RunLog:
         "_nested",
         "_tickets",
         "_verbs",
+        "asked",
         "closed",
         "journal",
         "resumed",
@@ -51,6 +52,7 @@ class RunLog:
         entries: Iterable[Entry] = (),
         units: Iterable[CommitUnit] = (),
         *,
+        asked: Iterable[Asked] = (),
         resumed: bool = False,
     ) -> None:
         self.journal = journal
@@ -60,6 +62,8 @@ class RunLog:
         """Parked, or another process has it: nothing more is recorded."""
         self.untold: Mapping[str, Any] = {}
         """The calls of the session that were undone, and of which its model has not heard."""
+        self.asked: Mapping[str, Asked] = {each.question.id: each for each in asked}
+        """The questions that lay open when the record was loaded, or had been answered."""
         self._clock = clock
         self._found: dict[tuple[EntryKind, str], bytes] = {
             (each.kind, each.key): each.body for each in entries

@@ -9,7 +9,7 @@ import msgspec
 
 from handrail.errors import JournalError
 
-SCHEMA = 3
+SCHEMA = 4
 """Which shape the file has. A newer one is refused, never guessed at."""
 
 _FIRST: Sequence[str] = (
@@ -61,7 +61,14 @@ _TO_THIRD: Sequence[str] = (
     "UPDATE questions SET principal = principal_in(question)",
     "CREATE INDEX open_questions_to_a_principal ON questions (principal, asked_at) WHERE answer IS NULL",
 )
-MIGRATIONS: Sequence[Sequence[str]] = (_FIRST, _TO_SECOND, _TO_THIRD)
+_TO_FOURTH: Sequence[str] = (
+    """CREATE TABLE decisions (
+        number INTEGER PRIMARY KEY, session_id TEXT NOT NULL, principal TEXT NOT NULL,
+        kind TEXT NOT NULL CHECK (kind IN ('remembered', 'revoked')), id TEXT NOT NULL,
+        at REAL NOT NULL, body BLOB NOT NULL, UNIQUE (session_id, principal, kind, id)
+    )""",
+)
+MIGRATIONS: Sequence[Sequence[str]] = (_FIRST, _TO_SECOND, _TO_THIRD, _TO_FOURTH)
 """What makes a file of each shape out of one of the shape before, the first out of nothing."""
 
 

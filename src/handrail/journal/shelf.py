@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from handrail.errors import RunUnknown
-from handrail.question import Answer, Question
+from handrail.journal.recorded import Kept, plain
+from handrail.question import Question
 from handrail.records import Asked, CommitUnit, Entry, Mark, RunCopy, RunRecord, RunRow, SessionRow
 
 ROW = """record, status, owner, leased_until, changed_at, outcome, stopping,
@@ -163,7 +164,20 @@ def remove(connection: sqlite3.Connection, run_ids: Sequence[str]) -> None:
         marks = ", ".join("?" * len(some))
         for table in ("entries", "units", "questions", "tickets", "steps"):
             connection.execute(f"DELETE FROM {table} WHERE run_id IN ({marks})", some)
+        connection.execute(
+            f"""DELETE FROM decisions WHERE session_id IN (SELECT session_id FROM runs WHERE id IN ({marks}))
+            AND NOT EXISTS (SELECT 1 FROM runs WHERE session_id = decisions.session_id AND id NOT IN ({marks}))""",
+            some * 2,
+        )
         connection.execute(f"DELETE FROM runs WHERE id IN ({marks})", some)
+
+
+def unapplied(connection: sqlite3.Connection) -> list[tuple[CommitUnit, str]]:
+    """Units whose files are not known to be as they say, each with the owner of its run, if it has one."""
+    query = """SELECT unit, coalesce(owner, '') FROM units LEFT JOIN runs ON runs.id = run_id
+        WHERE state = 'committed' ORDER BY number"""
+    rows = connection.execute(query).fetchall()
+    return [(msgspec.msgpack.decode(unit, type=CommitUnit), owner) for unit, owner in rows]
 
 
 def later(connection: sqlite3.Connection, unit: CommitUnit) -> tuple[CommitUnit, ...]:
@@ -193,13 +207,13 @@ def asked(connection: sqlite3.Connection, run_id: str) -> tuple[Asked, ...]:
     rows = connection.execute(
         "SELECT question, answer FROM questions WHERE run_id = ? ORDER BY asked_at, id", (run_id,)
     )
-    return tuple(
-        Asked(
-            msgspec.msgpack.decode(question, type=Question),
-            None if answer is None else msgspec.msgpack.decode(answer, type=Answer),
-        )
-        for question, answer in rows
-    )
+    return tuple(_asked(msgspec.msgpack.decode(question, type=Question), answer) for question, answer in rows)
+
+
+def _asked(question: Question, answer: bytes | None) -> Asked:
+    if answer is None:
+        return Asked(question)
+    return Asked(question, plain(answer), msgspec.msgpack.decode(answer, type=Kept).at)
 
 
 def steps(connection: sqlite3.Connection, run_id: str) -> tuple[tuple[str, bytes | None], ...]:

@@ -11,19 +11,15 @@ from typing import Any, Literal, TypeVar, cast
 import msgspec
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import (
-    AnswerRefused,
-    DefinitionError,
-    RunBusy,
-    RunUnknown,
-)
+from handrail.errors import AnswerRefused, DefinitionError, RunBusy, RunUnknown
 from handrail.ids import NewId, random_id
 from handrail.journal import shelf
+from handrail.journal.decisions import SqliteDecisions
 from handrail.journal.desk import check_answer
 from handrail.journal.digest import key_beside
 from handrail.journal.lease import LEASE_SECONDS, is_dead, is_free
 from handrail.journal.memory import MemoryJournal, after_last, check_nobodys, run_exists
-from handrail.journal.recorded import encode, plain, still_fits
+from handrail.journal.recorded import Kept, encode, plain, still_fits
 from handrail.journal.schema import SCHEMA
 from handrail.journal.tickets import SqliteTickets
 from handrail.journal.watching import Watch
@@ -35,6 +31,7 @@ from handrail.records import (
     Asked,
     Check,
     CommitUnit,
+    DecisionBox,
     Entry,
     Mark,
     RunCopy,
@@ -97,6 +94,11 @@ class SqliteJournal(MemoryJournal):
         self.key = key_beside(self.path)
         self.desk.keep, self.desk.stays = self._keep_answer, lambda question: False
         self.tickets = SqliteTickets(self.owner, clock, self._writer)
+        self._in_file = SqliteDecisions(self.owner, clock, self._writer)
+
+    @property
+    def decisions(self) -> DecisionBox:
+        return self._in_file
 
     def close(self) -> None:
         """Finish what is being written and let go of the file; harmless when called twice."""
@@ -141,9 +143,8 @@ class SqliteJournal(MemoryJournal):
             return row
 
         taken = await self._do(take)
-        self._forget_steps(
-            run_id
-        )  # what they gave is what the file says: another process may have had the run
+        # What its steps gave is what the file says: another process may have had the run.
+        self._forget_steps(run_id)
         return taken
 
     async def keep(self, run_id: str, /) -> bool:
@@ -159,7 +160,12 @@ class SqliteJournal(MemoryJournal):
 
     async def stop(self, run_id: str, /) -> None:
         """Ask the process that has a run to cancel it."""
-        await self._do(_run("UPDATE runs SET stopping = 1 WHERE id = ?", run_id))
+
+        def stop(connection: sqlite3.Connection) -> None:
+            shelf.row_of(connection, run_id)  # `RunUnknown` where there is none
+            connection.execute("UPDATE runs SET stopping = 1 WHERE id = ?", (run_id,))
+
+        await self._do(stop)
 
     async def leave(self, run_id: str, status: RunStatus, outcome: bytes = b"", /) -> None:
         """Let go of a run, and say where it stands."""
@@ -374,21 +380,21 @@ class SqliteJournal(MemoryJournal):
     ) -> Sequence[Question]:
         return await self._do(lambda connection: shelf.questions(connection, run_id, principal))
 
-    async def withdraw(self, prefix: str, /) -> None:
-        await super().withdraw(prefix)
-        query = "DELETE FROM questions WHERE answer IS NULL AND substr(id, 1, ?) = ?"
-        await self._do(_run(query, len(prefix), prefix))
+    async def withdraw(self, prefix: str, /, *, alone: bool = False) -> None:
+        await super().withdraw(prefix, alone=alone)
+        which = "id" if alone else "substr(id, 1, length(?1))"
+        await self._do(_run(f"DELETE FROM questions WHERE answer IS NULL AND {which} = ?1", prefix))
 
     def _keep_answer(self, answer: Answer) -> None:
         """Record an answer that stands, before anybody hears of it; `AnswerRefused` if there is another."""
         if answer.outcome not in _STANDING:
             return
-        encoded = encode(answer, f"the answer to {answer.question_id!r} is")
+        kept = Kept(**msgspec.structs.asdict(answer), at=self._clock.now().timestamp())
+        encoded = encode(kept, f"the answer to {answer.question_id!r} is")
 
         def keep(connection: sqlite3.Connection) -> None:
-            found = connection.execute(
-                "SELECT answer FROM questions WHERE id = ?", (answer.question_id,)
-            ).fetchone()
+            query = "SELECT answer, question FROM questions WHERE id = ?"
+            found = connection.execute(query, (answer.question_id,)).fetchone()
             if found is not None and found[0] is not None:
                 if msgspec.msgpack.decode(found[0], type=Answer) != plain(encoded):
                     raise AnswerRefused(
@@ -396,6 +402,10 @@ class SqliteJournal(MemoryJournal):
                     )
                 return
             connection.execute("UPDATE questions SET answer = ? WHERE id = ?", (encoded, answer.question_id))
+            if found is not None:
+                self._in_file.take(
+                    connection, msgspec.msgpack.decode(found[1], type=Question), plain(encoded)
+                )
 
         self._writer.do_now(keep)
 
@@ -441,15 +451,11 @@ class SqliteJournal(MemoryJournal):
 
     async def unapplied(self) -> Sequence[CommitUnit]:
         """Those that nobody is about to apply: neither this process nor another that lives."""
-        query = """SELECT unit, coalesce(owner, '') FROM units LEFT JOIN runs ON runs.id = run_id
-            WHERE state = 'committed' ORDER BY number"""
-        rows = await self._do(lambda connection: connection.execute(query).fetchall())
-        units = [
-            msgspec.msgpack.decode(unit, type=CommitUnit)
-            for unit, owner in rows
-            if not owner or owner == self.owner or is_dead(owner)
-        ]
-        return tuple(unit for unit in units if unit.call_id not in self._applying)
+        return tuple(
+            unit
+            for unit, owner in await self._do(shelf.unapplied)
+            if (not owner or owner == self.owner or is_dead(owner)) and unit.call_id not in self._applying
+        )
 
     async def load(self, run_id: str, /) -> Sequence[CommitUnit]:
         return await self._fetch(

@@ -10,6 +10,7 @@ import msgspec
 
 from handrail.clock import Clock
 from handrail.errors import OutcomeUnknown, RunBusy, RunUnknown, TicketError
+from handrail.journal import shelf
 from handrail.journal.lease import LEASE_SECONDS, is_free
 from handrail.journal.writer import Writer
 from handrail.records import OVER, Entry, RunRow
@@ -209,6 +210,7 @@ class _InFile:
     """The rows in the file, within one transaction."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
         self._execute = connection.execute
 
     def run(self, run_id: str, /) -> Any:
@@ -225,7 +227,4 @@ class _InFile:
         self._execute(query, values)
 
     def note(self, run_id: str, entry: Entry, /) -> None:
-        self._execute(
-            "INSERT OR REPLACE INTO entries (run_id, kind, key, at, body) VALUES (?, ?, ?, ?, ?)",
-            (run_id, entry.kind, entry.key, entry.at, entry.body),
-        )
+        shelf.put_entries(self._connection, run_id, [entry])

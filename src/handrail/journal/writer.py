@@ -35,6 +35,8 @@ class Writer:
         self._synced = synced
         self._closed = False
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._putting = threading.Lock()
+        """Held to add a job: behind the last one, which ends the thread, it would never be done."""
         self._connection: sqlite3.Connection | None = None
         self._thread: threading.Thread | None = None
         if inline:
@@ -52,42 +54,47 @@ class Writer:
 
     def close(self) -> None:
         """Finish what is being written and let go of the file; harmless when called twice."""
-        if not self._closed:
-            self._closed = True
-            self._jobs.put(None)
-            if self._connection is not None:
-                self._connection.close()
+        with self._putting:
+            if not self._closed:
+                self._closed = True
+                self._jobs.put(None)
+                if self._connection is not None:
+                    self._connection.close()
         if self._thread is not None:
             self._thread.join()
 
     async def do(self, work: Work, *, synced: bool = True) -> Any:
         """Have it done and wait until it is recorded."""
-        self._check_open()
         if self._connection is not None:
             return self._outcome(_Job(work, synced=synced))
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        self._jobs.put(_Job(work, lambda job: loop.call_soon_threadsafe(_deliver, future, job), synced))
+        self._put(_Job(work, lambda job: loop.call_soon_threadsafe(_deliver, future, job), synced))
         return await future
 
     def do_now(self, work: Work) -> Any:
         """The same for whoever can't await it, from any thread."""
-        self._check_open()
         job = _Job(work)
         if self._connection is not None:
             return self._outcome(job)
-        self._jobs.put(job)
+        self._put(job)
         job.done.wait()
         if job.error is not None:
             raise job.error
         return job.value
 
     def _outcome(self, job: _Job) -> Any:
+        self._check_open()
         assert self._connection is not None
         self._carry_out(self._connection, job)
         if job.error is not None:
             raise job.error
         return job.value
+
+    def _put(self, job: _Job) -> None:
+        with self._putting:
+            self._check_open()
+            self._jobs.put(job)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -96,7 +103,7 @@ class Writer:
     def _write(self, opened: _Job, new_id: str) -> None:
         try:
             connection = self._open(new_id)
-        except JournalError as error:
+        except BaseException as error:  # raised where it was to be opened
             opened.error = error
             return
         finally:
@@ -106,6 +113,8 @@ class Writer:
         connection.close()
 
     def _open(self, new_id: str) -> sqlite3.Connection:
+        if "\0" in self.path:
+            raise JournalError(self.path, "its path holds a zero byte", "Give one without.")
         try:
             connection = sqlite3.connect(
                 self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False

@@ -9,7 +9,7 @@ from importlib import import_module
 from handrail.errors import DefinitionError
 from handrail.messages import Model
 
-_PROVIDERS = {
+PROVIDERS = {
     "openai": ("handrail.models.openai", "OpenAIModel"),
     "anthropic": ("handrail.models.anthropic", "AnthropicModel"),
     "local": ("handrail.models.local", "LocalModel"),
@@ -28,17 +28,17 @@ def model_named(name: str) -> Model:
         )
     made = _made.get(name)
     if made is None:
-        near = difflib.get_close_matches(provider, _PROVIDERS, n=1, cutoff=0.85)
-        if provider not in _PROVIDERS and (near or provider == "scripted"):
+        near = difflib.get_close_matches(provider, PROVIDERS, n=1, cutoff=0.85)
+        if provider not in PROVIDERS and (near or provider == "scripted"):
             mend = (
                 f"Did you mean {near[0]}:{model}?"
                 if near
                 else "A scripted model is made in code: give it itself."
             )
             raise DefinitionError(f"there is no provider {provider!r}. {mend}")
-        module, kind = _PROVIDERS.get(provider, ("handrail.models.bridge", "BridgedModel"))
+        module, kind = PROVIDERS.get(provider, ("handrail.models.bridge", "BridgedModel"))
         make: Callable[[str], Model] = getattr(import_module(module), kind)
-        made = _made[name] = make(model if provider in _PROVIDERS else name)
+        made = _made[name] = make(model if provider in PROVIDERS else name)
     return made
 
 

@@ -235,13 +235,13 @@ def _whole(answer: Any) -> Iterator[ModelPart]:
     yield StopPart(_STOPS.get(answer.get("stop_reason") or "end_turn", "done"), _kept(blocks))
 
 
-def _usage(usage: Mapping[str, Any], output: int | None = None) -> Usage:
+def _usage(usage: Mapping[str, Any]) -> Usage:
     read, written = (
         count(usage.get("cache_read_input_tokens")),
         count(usage.get("cache_creation_input_tokens")),
     )
     sent = count(usage.get("input_tokens")) + read + written
-    return Usage(sent, count(usage.get("output_tokens")) if output is None else output, read, written, 1)
+    return Usage(sent, count(usage.get("output_tokens")), read, written, 1)
 
 
 def _kept(blocks: list[Any]) -> Kept | None:

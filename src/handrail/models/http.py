@@ -12,9 +12,10 @@ import asyncio
 import contextlib
 import io
 import os
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -41,6 +42,13 @@ _LARGE = 1 << 20
 _PASSING = frozenset({408, 425, 500, 502, 503, 504, 520, 522, 524, 529})
 _SHOWN = frozenset({"content-type", "anthropic-version", "anthropic-beta", "openai-beta", "accept"})
 _MOST_SAID = 500
+_RESETS = (
+    *("x-ratelimit-reset-requests", "x-ratelimit-reset-tokens"),
+    *("anthropic-ratelimit-requests-reset", "anthropic-ratelimit-tokens-reset"),
+)
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SPAN_PIECE = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
+_SPAN = re.compile(rf"(?:{_SPAN_PIECE.pattern})+", re.ASCII)
 _LAST_BYTES = 1.0
 """Seconds for what comes after a stream's last event."""
 _BOM = b"\xef\xbb\xbf"
@@ -202,6 +210,7 @@ class Provider:
                 headers.get("x-ratelimit-remaining-tokens")
                 or headers.get("anthropic-ratelimit-tokens-remaining")
             ),
+            self._resets_at(headers),
         )
 
     async def _failure(self, response: aiohttp.ClientResponse) -> ModelError:
@@ -227,12 +236,15 @@ class Provider:
                 return float(said)
             when = parsedate_to_datetime(said)
             when = when if when.tzinfo else when.replace(tzinfo=UTC)
-            return max((when - self._now()).total_seconds(), 0.0)
+            return max((when - self._clock.now()).total_seconds(), 0.0)
         except ValueError:
             return None
 
-    def _now(self) -> datetime:
-        return self._clock.now()
+    def _resets_at(self, headers: Mapping[str, str]) -> datetime | None:
+        """When nothing is used up any more: the last of what the provider says of requests and tokens."""
+        said = [headers[name] for name in _RESETS if name in headers]
+        found = [at for each in said if (at := _moment(each, self._clock)) is not None]
+        return max(found, default=None)
 
 
 def _fits_header(text: str) -> bool:
@@ -246,6 +258,23 @@ def refuse_key(given: object, variable: str | None) -> None:
             f"a model takes no api_key: keys come from the environment. Set {variable or 'a variable'}, or name "
             "another one with `key_variable`."
         )
+
+
+def _moment(text: str, clock: Clock) -> datetime | None:
+    """A time of day, or how long until then (`6m0s`, `20ms`); None where it is neither."""
+    try:
+        if _SPAN.fullmatch(text):
+            return clock.now() + sum(
+                (
+                    timedelta(seconds=float(number) * _UNITS[unit])
+                    for number, unit in _SPAN_PIECE.findall(text)
+                ),
+                timedelta(),
+            )
+        at = datetime.fromisoformat(text)
+    except (ValueError, OverflowError):
+        return None
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
 def _number(text: str | None) -> int | None:

@@ -186,7 +186,7 @@ class _Check:
         try:
             return Schema(output, self.namespace)
         except DefinitionError as error:
-            problem, _, mend = str(error).partition(". ")
+            problem, mend = error.in_two
             raise self.refuse(f"its output: {problem}", mend) from error.__cause__
 
     def overrides(self, params_type: Any) -> Words | None:

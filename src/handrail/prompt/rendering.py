@@ -45,7 +45,7 @@ class ClosedSection:
 class Tree:
     """Everything of a prompt that is enabled in one rendering, whether it is shown yet or not."""
 
-    __slots__ = ("_by_path", "examples", "nodes", "output_schema", "policies", "prompt", "tools")
+    __slots__ = ("_by_path", "examples", "nodes", "output_schema", "policies", "prompt", "secretive", "tools")
 
     def __init__(
         self,
@@ -68,6 +68,8 @@ class Tree:
             + [(f"section {node.path!r}", node.tools) for node in _all_of(nodes)],
         )
         self.policies = self._scoped(policies)
+        shown = (tool for node in self._by_path.values() for tool in node.tools)
+        self.secretive = any(tool.secret for tool in (*self.tools, *shown))
 
     def _scoped(self, policies: Sequence[ToolPolicy]) -> tuple[ScopedPolicy, ...]:
         """Each policy once, with the tools of all the sections that declare it."""
@@ -149,6 +151,11 @@ class RenderedPrompt(Generic[OutputT]):
     opened: frozenset[str]
     """The summaries that were opened: given to `render(opened=...)`, they give this again."""
     _tree: Tree = dataclasses.field(repr=False, compare=False)
+
+    @property
+    def secretive(self) -> bool:
+        """Does a tool of it take secrets, also of a section that is shown as a summary?"""
+        return self._tree.secretive
 
     def open(self, paths: Sequence[str]) -> Opening[OutputT]:
         """Show these sections in full, and the ones around them that are still closed.

@@ -70,7 +70,7 @@ class Overlay(Layer):
                 raise ContextExpired(self._owner)
             if not self._writable:
                 raise EffectRefused(
-                    self._owner, "pure or read", f"it may not write {change!r}: that takes effect='staged'"
+                    self._owner, None, f"it may not write {change!r}: that takes effect='staged'"
                 )
             if self._claimed:
                 refuse_claimed(self._claimed, change)

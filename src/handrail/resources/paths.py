@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
@@ -143,3 +144,9 @@ def _cut(path: str) -> str:
 
 def _refuse_type(path: object) -> NoReturn:
     raise PathRefused(str(path), f"a path is text, and this is a {type(path).__name__}. Pass a str")
+
+
+def folder_of(files: object) -> str:
+    """The folder of the machine that is a filesystem's root; "" where it has none."""
+    root: object = getattr(files, "root", None)
+    return str(root) if isinstance(root, Path) else ""

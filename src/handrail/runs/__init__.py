@@ -4,6 +4,7 @@ Everything here works on a journal. None of it needs the process that ran the ru
 """
 
 from handrail.runs.carrying import export, import_
+from handrail.runs.deciding import approvals
 from handrail.runs.ending import cancel
 from handrail.runs.forking import fork
 from handrail.runs.listing import RunLine, list_runs
@@ -20,6 +21,7 @@ __all__ = [
     "RunTree",
     "Turn",
     "Undoing",
+    "approvals",
     "cancel",
     "export",
     "forget",

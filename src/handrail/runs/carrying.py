@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from handrail.adapter.answer import RecordedAnswer
 from handrail.adapter.durable import decode_begin
 from handrail.errors import RunError
 from handrail.records import CommitUnit, Entry, Journal, RunCopy, RunRow
@@ -18,7 +17,6 @@ from handrail.runs.lineage import Lineage, lineage_of, parted
 
 FORMAT = 1
 """The version of the file. A newer one is refused, never guessed at."""
-_MASK = "**********"
 
 
 class _Head(msgspec.Struct):
@@ -30,13 +28,12 @@ class _Head(msgspec.Struct):
 async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> int:
     """Write a run into one file, in lines of JSON; returns how many.
 
-    It holds the session as the run found it, so no other run is needed. Not in it: arguments that are
-    secret, questions (those that are open are asked again), and what folders keep for undoing.
+    It holds the session as the run found it, so no other run is needed. Not in it: what the journal has
+    not either (secrets are masked there), questions (those that are open are asked again), and what folders keep for undoing.
     """
     row = await journal.run(run_id)
     record = row.record
     begin = parted(decode_begin(record), await lineage_of(journal, row), record.session_id)
-    units = await journal.load(run_id)
     lines: list[Any] = [_Head("run", FORMAT, run_id)]
     lines.append(
         {
@@ -49,7 +46,8 @@ async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> in
             )
         }
     )
-    lines += [{"entry": entry} for entry in _masked(await journal.entries(run_id), units)]
+    lines += [{"entry": entry} for entry in await journal.entries(run_id)]
+    units = await journal.load(run_id)
     lines += [{"unit": msgspec.structs.replace(unit, files=(), root="")} for unit in units]
     lines += [{"step": step} for step in await journal.steps(run_id)]
     target = Path(path)
@@ -58,8 +56,12 @@ async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> in
         with unfinished.open("wb") as file:
             file.writelines(msgspec.json.encode(line) + b"\n" for line in lines)
         unfinished.replace(target)
+    except OSError as error:
+        problem = f"it can't be written to {target}: {error.strerror}"
+        raise RunError(run_id, problem, "Name a file in a folder that can be written to.") from None
     finally:
-        unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
     return len(lines)
 
 
@@ -74,7 +76,9 @@ async def import_(
         taken = await journal.runs(session_id=record.session_id)
         session_id = new_id if taken else record.session_id
     begin = decode_begin(record)
-    again = parted(begin, Lineage(begin.base, begin.events, begin.said, begin.shown), session_id)
+    again = parted(
+        begin, Lineage(begin.base, begin.events, begin.said, begin.shown, begin.denied), session_id
+    )
     record = msgspec.structs.replace(record, id=new_id, session_id=session_id, begin=again)
     status = "parked" if copy.row.status == "running" else copy.row.status
     await journal.bring(
@@ -90,34 +94,19 @@ async def import_(
     return await journal.run(new_id)
 
 
-def _masked(entries: Sequence[Entry], units: Sequence[CommitUnit]) -> Iterator[Entry]:
-    """The entries, with the secrets among the arguments a model sent masked as in the calls' own record."""
-    shown = {unit.place: unit.arguments for unit in units if _MASK in unit.arguments}
-    made = 0
-    for entry in entries:
-        if shown and entry.kind == "model answer" and entry.key.startswith("#"):
-            answer = msgspec.msgpack.decode(entry.body, type=RecordedAnswer)
-            calls = tuple(
-                msgspec.structs.replace(call, arguments=shown.get(f".{made + at}", call.arguments))
-                for at, call in enumerate(answer.calls, 1)
-            )
-            made += len(calls)
-            body = msgspec.msgpack.encode(msgspec.structs.replace(answer, calls=calls))
-            entry = msgspec.structs.replace(entry, body=body)
-        yield entry
-
-
 def _read(path: Path) -> RunCopy:
-    name = path.name
+    name, mend = path.name, "Give a file that `export` wrote."
     try:
-        head_line, *lines = path.read_bytes().splitlines()
-        head = msgspec.json.decode(head_line, type=_Head)
-    except (ValueError, OSError) as error:
-        raise RunError(
-            name, f"it is not an exported run: {error}", "Give a file that `export` wrote."
-        ) from None
+        lines = path.read_bytes().splitlines()
+        if not lines:
+            raise RunError(name, "it is not an exported run: it is empty", mend)
+        head = msgspec.json.decode(lines[0], type=_Head)
+    except OSError as error:
+        raise RunError(name, f"it can't be read: {error.strerror}", mend) from None
+    except ValueError as error:
+        raise RunError(name, f"it is not an exported run: {error}", mend) from None
     if head.handrail != "run":
-        raise RunError(name, "it is not an exported run", "Give a file that `export` wrote.")
+        raise RunError(name, "it is not an exported run", mend)
     if head.version > FORMAT:
         raise RunError(
             head.run_id,
@@ -131,7 +120,7 @@ def _read(path: Path) -> RunCopy:
         "unit": CommitUnit,
         "step": tuple[str, bytes | None],
     }
-    for number, line in enumerate(lines, 2):
+    for number, line in enumerate(lines[1:], 2):
         try:
             ((kind, body),) = msgspec.json.decode(line, type=dict[str, msgspec.Raw]).items()
             found[kind].append(msgspec.json.decode(body, type=kinds[kind]))

@@ -8,8 +8,8 @@ from handrail.adapter.durable import RunBegin, base_of, decode_begin, decode_out
 from handrail.adapter.undone import undone_in
 from handrail.errors import RunError
 from handrail.messages import Message
-from handrail.records import OVER, Journal, RunRow
-from handrail.session.saving import under_id
+from handrail.records import OVER, Decision, Journal, RunRow
+from handrail.session.saving import decode_item, under_id
 
 
 class Lineage(msgspec.Struct, frozen=True):
@@ -19,6 +19,8 @@ class Lineage(msgspec.Struct, frozen=True):
     events: list[bytes]
     said: list[Message]
     shown: list[str]
+    denied: list[bytes] = []
+    """What was denied for the whole session, and what was taken back: approvals are for no other session."""
 
 
 async def lineage_of(journal: Journal, row: RunRow) -> Lineage:
@@ -44,7 +46,13 @@ async def lineage_of(journal: Journal, row: RunRow) -> Lineage:
         outcome = decode_outcome(earlier)
         said += outcome.messages
         shown += outcome.opened
-    return Lineage(base_of(runs), events, said, shown)
+    decisions = await journal.decisions.read(record.session_id, record.principal)
+    denied = [*first.denied, *(each.body for each in decisions if not _approves(each))]
+    return Lineage(base_of(runs), events, said, shown, denied)
+
+
+def _approves(decision: Decision) -> bool:
+    return decision.kind == "remembered" and decode_item(decision.body, decision.session_id).approved
 
 
 def parted(begin: RunBegin, lineage: Lineage, session_id: str, **changes: object) -> bytes:
@@ -52,6 +60,12 @@ def parted(begin: RunBegin, lineage: Lineage, session_id: str, **changes: object
     base = None if lineage.base is None else under_id(lineage.base, session_id)
     return msgspec.msgpack.encode(
         msgspec.structs.replace(
-            begin, base=base, events=lineage.events, said=lineage.said, shown=lineage.shown, **changes
+            begin,
+            base=base,
+            events=lineage.events,
+            said=lineage.said,
+            shown=lineage.shown,
+            denied=lineage.denied,
+            **changes,
         )
     )

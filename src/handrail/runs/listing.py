@@ -55,7 +55,8 @@ async def list_runs(
         if session_id is None:
             page = await journal.runs(principal=principal, limit=_PAGE if standing else limit, before=before)
         else:
-            page = tuple(reversed(await journal.runs(session_id=session_id, principal=principal)))
+            whole = await journal.runs(session_id=session_id, principal=principal)
+            page = [row for row in reversed(whole) if before is None or row.record.mark < before]
         lines = (RunLine(row, standing_of(row, now)) for row in page)
         found += [line for line in lines if not standing or line.standing in standing]
         if session_id is not None or len(page) < _PAGE:

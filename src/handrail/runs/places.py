@@ -9,7 +9,6 @@ import re
 from typing import NamedTuple
 
 _OF_A_CALL = re.compile(r"\.(\d+)")
-_LAST = re.compile(r"(.*?)(?:~(\d+))?([./])(\d+)")
 
 
 class Parent(NamedTuple):
@@ -17,7 +16,6 @@ class Parent(NamedTuple):
 
     place: str
     is_run: bool
-    number: int
 
 
 def call_number(place: str) -> int | None:
@@ -31,8 +29,8 @@ def parent_of(place: str) -> Parent | None:
     cut = max(place.rfind("."), place.rfind("/"))
     if cut < 1 or not place[cut + 1 :].isdecimal():
         return None
-    around, number = place[:cut], int(place[cut + 1 :])
+    around = place[:cut]
     head, tilde, tries = around.rpartition("~")
     if tilde and tries.isdecimal():
-        return Parent(head, False, number)
-    return Parent(around, True, number)
+        return Parent(head, False)
+    return Parent(around, True)

@@ -21,6 +21,7 @@ from handrail.dispatch.gate import Gate
 from handrail.dispatch.opening import open_frame
 from handrail.dispatch.policing import close_policy_context
 from handrail.dispatch.replaying import read_result
+from handrail.dispatch.secrets import is_masked
 from handrail.dispatch.transaction import new_transaction
 from handrail.errors import (
     HandrailError,
@@ -35,6 +36,7 @@ from handrail.messages import CallAsked
 from handrail.prompt import OPENER, Prompt, RenderedPrompt
 from handrail.protocols import Filesystem
 from handrail.records import CommitUnit, Journal
+from handrail.resources.paths import folder_of
 from handrail.resources.registry import Binding
 from handrail.runs.undoing import meet
 from handrail.session import Session
@@ -102,9 +104,9 @@ async def replay(
 
     No model is asked and nothing is changed: calls of effect `pure`, `read` and `staged` run in a
     transaction that is dropped, of others the recorded result is taken, and so it is of calls that asked
-    somebody, ran a prompt of their own, or worked on files that have changed since. `filesystem` are the
-    files as they were when the run began; without them calls that used files are not run. `params` go
-    before those that were recorded.
+    somebody, were given a secret, ran a prompt of their own, or worked on files that have changed since.
+    `filesystem` are the files as they were when the run began; without them calls that used files are not
+    run. `params` go before those that were recorded.
     """
     row = await journal.run(run_id)
     resumed = await go_on(journal, row, session, clock)
@@ -163,7 +165,7 @@ async def _changed_since(
     journal: Journal, units: Sequence[CommitUnit], filesystem: Filesystem | None
 ) -> list[str]:
     """The paths that are not as the run found them, where it is given the very folder it worked in."""
-    root = str(getattr(filesystem, "root", ""))
+    root = folder_of(filesystem)
     first = next((unit for unit in units if unit.root == root), None) if root else None
     if first is None:
         return []
@@ -287,6 +289,9 @@ class _Walk:
             return None
         if tool is None:
             return self._missing(step, unit)
+        if tool.secret and is_masked(asked.arguments):
+            self._take(outer, unit)  # it was given a secret, which is not recorded
+            return None
         found, params = self._parse(step, tool, asked, unit)
         if found is None and params is not None:
             found = await self._decide(outer, step, tool, asked, unit)

@@ -128,6 +128,9 @@ class _Builder:
         for place, nested in self.nested.items():
             nested.turns = self.turns.get(place, [])
         turns = self.turns.get("", [])
+        for call in self.calls.values():
+            if parent_of(call.place) is None:
+                _reach_back(call)
         usage, cost = _sum([turn for turns in self.turns.values() for turn in turns])
         outcome = decode_outcome(self.row)
         if self.row.outcome:
@@ -224,15 +227,35 @@ class _Builder:
         cut = min((at for at in (place.find("!"), place.find("?")) if at >= 0), default=len(place))
         head, tilde, tries = place[:cut].rpartition("~")
         if tilde and tries.isdecimal():
-            self._call(head, asked.question.asked_by[-1] if asked.question.asked_by else "").questions.append(
-                asked
-            )
+            by = asked.question.asked_by
+            self._call(head, by[-1] if by else "").questions.append(asked)
 
 
 _NOTHING = RunBegin(
     message=None, params=None, history=[], system="", tools=[], opened=[], temperature=None, max_tokens=None,
     deadline=None, pauses=False, budget=None, base=None,
 )  # fmt: skip
+
+
+def _reach_back(node: CallNode) -> float | None:
+    """Let a call have begun when the first thing in it did; that time.
+
+    The record of one that was entered again is of the last time only, and of one that is open there is none.
+    """
+    turns = [turn for run in node.runs for turn in run.turns]
+    inner = [*node.calls, *(call for run in node.runs for call in run.calls)]
+    inner += [call for turn in turns for call in turn.calls]
+    times = [
+        *(asked.question.asked_at.timestamp() for asked in node.questions),
+        *(turn.at for turn in turns),
+        *(at for at in map(_reach_back, inner) if at is not None),
+    ]
+    first = min(times, default=None)
+    if first is not None and (node.at is None or first < node.at):
+        if node.at is not None and node.seconds is not None:
+            node.seconds += node.at - first
+        node.at = first
+    return node.at
 
 
 def _order(place: str) -> tuple[int, str]:

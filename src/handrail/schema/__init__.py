@@ -16,12 +16,13 @@ from typing import Any, ClassVar, Generic, TypeVar, cast, get_origin
 
 import msgspec
 import pydantic_core
-from pydantic import BaseModel, PydanticUserError, SecretStr, TypeAdapter
+from pydantic import BaseModel, PydanticUserError, TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, JsonSchemaWarningKind
 from pydantic_core import core_schema
 
 from handrail.errors import DefinitionError, ToolValidationError
+from handrail.schema.secrets import MASK, WITHHELD, holds_secrets, in_clear, masked
 from handrail.schema.wording import NOT_FINITE, describe, location_of, problems_of, schemas_at
 
 T = TypeVar("T")
@@ -57,6 +58,7 @@ class Schema(Generic[T]):
         "annotation",
         "json_schema",
         "quick",
+        "secret",
     )
 
     def __init__(self, annotation: Any, namespace: Mapping[str, Any] | None = None) -> None:
@@ -68,6 +70,8 @@ class Schema(Generic[T]):
         self._may_hold_floats = any(_holds_floats(part) for part in _schemas_in(self.json_schema))
         self.quick: Validate | None = None if self._may_hold_floats else self._validate
         """Where only the type itself has to be looked at: what takes good input in at once."""
+        self.secret = holds_secrets(self._adapter.core_schema, self.json_schema)
+        """Can there be a secret in it?"""
 
     def parse(self, data: str | bytes) -> T:
         """The value that this JSON text stands for, or `ToolValidationError` with every problem."""
@@ -92,22 +96,43 @@ class Schema(Generic[T]):
     def parse_value(self, value: object) -> T:
         """The same for a Python value: it goes through JSON, as a model's would."""
         if isinstance(value, BaseModel) or dataclasses.is_dataclass(value):
-            return self.parse(self._json_of(value))
-        return self.parse(to_json(value))
+            return self.parse(self.clear(value))
+        return self.parse(clear_json(value))
 
-    def _json_of(self, value: object) -> bytes:
-        """JSON by the type's own rules, its aliases for one, where the value is of the type."""
+    def clear(self, value: object) -> bytes:
+        """The value as JSON with the secrets in it, by the type's own rules: to be parsed, and never kept."""
         kind = get_origin(self.annotation) or self.annotation
         if not isinstance(kind, type) or not isinstance(value, kind):
-            return to_json(value)
+            return clear_json(value)
         try:
+            if self.secret:
+                return in_clear(value, self._serializer)
             return self._serializer.to_json(value, by_alias=True, round_trip=True, warnings=False)
         except (pydantic_core.PydanticSerializationError, ValueError) as error:
             raise _unwritable(error) from None
 
     def dump(self, value: T) -> bytes:
         """The value as the JSON text that it can be parsed from; secrets masked."""
-        return self._serializer.to_json(value, by_alias=True, round_trip=True)
+        written = self._serializer.to_json(value, by_alias=True, round_trip=True)
+        if not self.secret:
+            return written
+        return pydantic_core.to_json(masked(pydantic_core.from_json(written), self.json_schema))
+
+    def mask(self, data: str | bytes) -> str:
+        """This JSON text as it can be shown and recorded: the secrets in it masked.
+
+        What does not fit the type is withheld as a whole, since nobody can tell what of it is secret. What
+        was masked before stays as it is.
+        """
+        try:
+            return self.dump(self._validate(data, strict=True, extra="forbid")).decode()
+        except pydantic_core.ValidationError as error:
+            given: Any = pydantic_core.from_json(data) if _is_json(data) else None
+            if all(_stands_at(given, one["loc"]) == MASK for one in error.errors(include_url=False)):
+                return pydantic_core.to_json(masked(given, self.json_schema)).decode()
+            return WITHHELD
+        except Exception:  # a validator or `__post_init__` of the user's
+            return WITHHELD
 
     def __repr__(self) -> str:
         return f"Schema({self.annotation!r})"
@@ -125,6 +150,32 @@ def to_json(value: object) -> bytes:
         return pydantic_core.to_json(value, inf_nan_mode="constants")
     except (pydantic_core.PydanticSerializationError, ValueError, RecursionError) as error:
         raise _unwritable(error) from None
+
+
+def clear_json(value: object) -> bytes:
+    """The same with the secrets in it: what is to be parsed at once, and neither shown nor kept."""
+    written = to_json(value)
+    return in_clear(value) if MASK.encode() in written else written
+
+
+def _is_json(data: str | bytes) -> bool:
+    try:
+        pydantic_core.from_json(data)
+    except ValueError:
+        return False
+    return True
+
+
+def _stands_at(value: Any, location: tuple[str | int, ...]) -> Any:
+    """What an input has where an error is; labels that pydantic puts in for forms of a union are passed by."""
+    here = value
+    for part in location:
+        if isinstance(here, dict) and part in here:
+            here = cast("dict[Any, Any]", here)[part]
+        elif isinstance(here, list) and isinstance(part, int):
+            items = cast("list[Any]", here)
+            here = items[part] if part < len(items) else None
+    return cast(Any, here)
 
 
 def _unwritable(error: Exception) -> ToolValidationError:
@@ -232,11 +283,8 @@ def _close(schema: JsonSchemaValue) -> JsonSchemaValue:
     return schema
 
 
-_MASK = str(SecretStr("any"))
-
-
 def _unfit_to_show(value: Any) -> bool:
-    return value == _MASK or (isinstance(value, float) and not math.isfinite(value))
+    return value == MASK or (isinstance(value, float) and not math.isfinite(value))
 
 
 def _json_schema_of(adapter: TypeAdapter[Any], annotation: Any) -> JsonSchema:

@@ -231,27 +231,53 @@ def _shown(value: Any) -> str:
 
 
 def _is_secret(location: Location, schema: Mapping[str, Any]) -> bool:
-    return any(part.get("writeOnly") for part in schemas_at(schema, location))
+    """May a secret stand at this place, or have been meant for a place inside it?"""
+    return any(_asks_for_secrets(part, schema, set()) for part in schemas_at(schema, location))
+
+
+def _asks_for_secrets(part: Mapping[str, Any], root: Mapping[str, Any], seen: set[int]) -> bool:
+    if id(part) in seen:
+        return False
+    seen.add(id(part))
+    if part.get("writeOnly") is True:
+        return True
+    inner = [*part.get("properties", {}).values(), *part.get("prefixItems", ())]
+    inner += [part.get(word) for word in ("items", "additionalProperties", "propertyNames")]
+    return any(
+        _asks_for_secrets(form, root, seen)
+        for one in inner
+        if isinstance(one, dict)
+        for form in forms_of(cast("dict[str, Any]", one), root)
+    )
 
 
 def schemas_at(schema: Mapping[str, Any], location: Location) -> list[Mapping[str, Any]]:
     """The schemas that may describe the value at a place; several where there is a union."""
-    here = _forms(schema, schema, set())
+    here = forms_of(schema, schema)
     for part in location:
-        inner: list[Any] = []
-        for form in here:
-            if isinstance(part, int):
-                prefix = form.get("prefixItems", [])
-                inner.append(prefix[part] if part < len(prefix) else form.get("items"))
-            else:
-                inner.append(form.get("properties", {}).get(part, form.get("additionalProperties")))
-        here = [
-            found
-            for one in inner
-            if isinstance(one, dict)
-            for found in _forms(cast(dict[str, Any], one), schema, set())
-        ]
+        here = inside(here, part, schema)
     return here
+
+
+def inside(
+    forms: Iterable[Mapping[str, Any]], part: str | int, root: Mapping[str, Any]
+) -> list[Mapping[str, Any]]:
+    """The schemas that may describe what has this key, or this number, in what these describe."""
+    inner: list[Any] = []
+    for form in forms:
+        if isinstance(part, int):
+            prefix = form.get("prefixItems", [])
+            inner.append(prefix[part] if part < len(prefix) else form.get("items"))
+        else:
+            inner.append(form.get("properties", {}).get(part, form.get("additionalProperties")))
+    return [
+        found for one in inner if isinstance(one, dict) for found in forms_of(cast(dict[str, Any], one), root)
+    ]
+
+
+def forms_of(part: Mapping[str, Any], root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """A schema, and every schema it refers to or is a union of."""
+    return _forms(part, root, set())
 
 
 def _forms(part: Mapping[str, Any], root: Mapping[str, Any], seen: set[str]) -> list[Mapping[str, Any]]:

@@ -13,17 +13,15 @@ from starlette.responses import JSONResponse, Response
 
 from handrail.errors import RequestRefused
 from handrail.question import Answer
-from handrail.records import RunRow
 from handrail.serve import bodies, seen
 from handrail.serve.agui.legs import begin
 from handrail.serve.agui.reading import read
-from handrail.serve.asked import before_of, limit_of, thread_of
+from handrail.serve.asked import before_of, limit_of, mark_of, thread_of, words_of
 from handrail.serve.feed import Event
 from handrail.serve.guarding import PRINCIPAL
 from handrail.serve.limits import Limits, Places
+from handrail.serve.listed import Listed
 from handrail.serve.metrics import Metrics
-from handrail.serve.naming import named_by
-from handrail.serve.spending import Spending
 from handrail.serve.streams import EventStream, Streams, lines, only
 from handrail.serve.thread import Thread
 from handrail.serve.threads import Threads
@@ -38,7 +36,7 @@ class Conversations:
         self._streams = streams
         self._metrics = metrics
         self._limits = limits
-        self._spending = Spending(threads.journal)
+        self._listed = Listed(threads)
         self._beginning = Places(
             limits.runs_per_principal,
             "TooManyRuns",
@@ -83,29 +81,10 @@ class Conversations:
 
     async def threads(self, request: Request) -> Response:
         principal = request.scope[PRINCIPAL]
-        before = before_of(request)
-        rows = await self._journal.sessions(
-            principal, limit=limit_of(request), before=None if before is None else (before, "")
+        found, next = await self._listed.page(
+            principal, limit=limit_of(request), before=before_of(request), words=words_of(request)
         )
-        found: list[dict[str, Any]] = []
-        for row in rows:
-            named = named_by(row.session_id)
-            if named is not None and named[0] == principal:
-                usage, cost = await self._spending.of(row.session_id)
-                found.append(
-                    {
-                        "id": named[1],
-                        "title": seen.title([RunRow(record=row.first, status="done")]),
-                        "status": seen.status([row.newest], self._threads.find(*named)),
-                        "began_at": seen.iso(row.first.began_at),
-                        "updated_at": seen.iso(row.changed_at),
-                        "questions": row.questions,
-                        "runs": row.runs,
-                        "usage": seen.usage_of(usage),
-                        "cost": seen.money(cost),
-                    }
-                )
-        return JSONResponse({"threads": found})
+        return JSONResponse({"threads": found, "next": None if next is None else mark_of(request, next)})
 
     async def thread(self, request: Request) -> Response:
         return JSONResponse(await seen.thread(self._journal, thread_of(self._threads, request)))

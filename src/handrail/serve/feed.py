@@ -49,7 +49,7 @@ class Feed:
     """What happened in a thread, newest last, as far back as is kept.
 
     Each reader has a place of its own, and nobody waits for a reader: one that is slow falls out of what
-    is kept, and is told so. The first event after a silence is told at once, those that follow it closely
+    is kept, and is told so. One that waits for what comes next gets it, however much comes at once. The first event after a silence is told at once, those that follow it closely
     together. `boot` tells the numbers of this feed from those of any other, of this process or of one before it.
     """
 
@@ -70,6 +70,8 @@ class Feed:
         self._pause = pause
         self._ended = ended  # told of every event that ends a leg
         self._changed: asyncio.Future[None] | None = None
+        self._waiting: dict[object, int] = {}
+        """The places of the readers that wait. What comes after them stays until they are woken, however much it is."""
         self._timer: asyncio.TimerHandle | None = None
         self._told_at = float("-inf")
         self.owner: object = None
@@ -113,8 +115,8 @@ class Feed:
             )
             self._items.append(item)
             self._bytes += _size(item)
-        while len(self._items) > self._most_items or (
-            self._bytes > self._most_bytes and len(self._items) > 1
+        while self._is_too_much() and self._items[0].number <= min(
+            self._waiting.values(), default=self._last
         ):
             self._bytes -= _size(self._items.popleft())
         if self._last > before and self._changed is not None:
@@ -152,7 +154,12 @@ class Feed:
         if number >= self._last:
             if self._changed is None:
                 self._changed = asyncio.get_running_loop().create_future()
-            await asyncio.wait({self._changed}, timeout=seconds)
+            waits = object()
+            self._waiting[waits] = number
+            try:
+                await asyncio.wait({self._changed}, timeout=seconds)
+            finally:
+                del self._waiting[waits]
         return self.since(number, _AT_ONCE)
 
     def _tell_soon(self) -> None:
@@ -171,6 +178,10 @@ class Feed:
         waited, self._changed = self._changed, None
         if waited is not None and not waited.done():
             waited.set_result(None)
+
+    def _is_too_much(self) -> bool:
+        many = len(self._items)
+        return many > self._most_items or (many > 1 and self._bytes > self._most_bytes)
 
     def _oldest(self) -> int:
         return self._items[0].number if self._items else self._last + 1

@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from handrail import runs
 from handrail.errors import RunUnknown
+from handrail.runs.deciding import approval_json
 from handrail.serve import bodies, seen
 from handrail.serve.asked import limit_of, thread_of
 from handrail.serve.guarding import PRINCIPAL
@@ -57,20 +58,7 @@ class History:
 
     async def approvals(self, request: Request) -> Response:
         kept = await thread_of(self._threads, request).approvals()
-        told = [
-            {
-                "id": each.id,
-                "tool": each.tool,
-                "covers": each.covers,
-                "scope": each.scope,
-                "approved": each.approved,
-                "reason": each.reason,
-                "by": each.by,
-                "at": each.at.isoformat(),
-            }
-            for each in kept
-        ]
-        return JSONResponse({"approvals": told})
+        return JSONResponse({"approvals": [approval_json(each) for each in kept]})
 
     async def revoke(self, request: Request) -> Response:
         await thread_of(self._threads, request).revoke(request.path_params["approval_id"])

@@ -14,6 +14,7 @@ from handrail.serve.limits import Limits
 from handrail.serve.metrics import Metrics
 from handrail.serve.principals import Authenticate, Principals
 from handrail.serve.source import Source
+from handrail.serve.stopping import told_first
 from handrail.serve.threads import Threads
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class ServedApp:
         self.threads = Threads(source, journal, park_after=park_after, ended=self.metrics.leg_ended)
         self.streams = Streams(self.limits, self.metrics)
         self._grace = grace
+        self._stopping: asyncio.Task[None] | None = None
         principals = Principals(journal.key, token=token, authenticate=authenticate, limits=self.limits)
         self.is_open = principals.open
         """May everybody come in who reaches it?"""
@@ -90,6 +92,14 @@ class ServedApp:
 
     async def stop(self) -> None:
         """Begin nothing any more, leave every run to the journal, and end every stream. Once is enough."""
+        await asyncio.shield(self._begin_to_stop())
+
+    def _begin_to_stop(self) -> asyncio.Task[None]:
+        if self._stopping is None:
+            self._stopping = asyncio.get_running_loop().create_task(self._stop())
+        return self._stopping
+
+    async def _stop(self) -> None:
         await self.threads.stop(self._grace)
         await asyncio.sleep(0.05)  # readers are told in portions: the last one is on its way
         self.streams.close()
@@ -97,7 +107,8 @@ class ServedApp:
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:
         await self.threads.start()
-        yield
+        with told_first(self._begin_to_stop):
+            yield
         await self.stop()
 
 

@@ -6,10 +6,11 @@ import base64
 import hashlib
 import hmac
 import inspect
+import ipaddress
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, RequestRefused
@@ -71,10 +72,16 @@ class Principals:
         return self._token is None and self._authenticate is None
 
     async def of(self, request: Request) -> str:
-        """Who it is by, or `RequestRefused`: 401, or 429 after many wrong tokens."""
+        """Who it is by, or `RequestRefused`: 401, or 429 after many wrong tokens.
+
+        Where everybody may come in, that is everybody on this machine: 403 for who is not.
+        """
         if self._authenticate is not None:
             return await self._asked(self._authenticate, request)
-        if self._token is None or self._has_cookie(request):
+        if self._token is None:
+            _check_near(request)
+            return LOCAL
+        if self._has_cookie(request):
             return LOCAL
         given = request.headers.get("authorization", "")
         scheme, _, token = given.partition(" ")
@@ -149,6 +156,30 @@ class Principals:
 def cookie_name(request: Request) -> str:
     """One a port: servers on one machine share a browser's cookies."""
     return f"handrail-{request.url.port or (443 if request.url.scheme == 'https' else 80)}"
+
+
+def _check_near(request: Request) -> None:
+    """Refuse whoever is not on this machine, or is not known to be: at both ends the connection must be loopback."""
+    server: Any = request.scope.get("server")
+    far_end = None if request.client is None else request.client.host
+    if _is_loopback(far_end) and (server is None or _is_loopback(server[0])):
+        return
+    raise RequestRefused(
+        403,
+        "TokenNeeded",
+        "this server has no token, so it serves its own machine only. Whoever runs it can give one to "
+        "`asgi(..., token=...)`, or say who comes in with `authenticate=...`.",
+    )
+
+
+def _is_loopback(host: Any) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(str(host).partition("%")[0])
+    except ValueError:
+        return False
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def _digest(text: str | bytes) -> bytes:

@@ -71,7 +71,7 @@ class Routes:
             Route("/threads/{id}/files", past.files),
             Route("/threads/{id}/calls/{call_id:path}/undo", past.undo, methods=_POST),
             Route("/threads/{id}/approvals", past.approvals),
-            Route("/threads/{id}/approvals/{approval_id}", past.revoke, methods=_DELETE),
+            Route("/threads/{id}/approvals/{approval_id:path}", past.revoke, methods=_DELETE),
             Route("/runs", past.runs),
         ]
 

@@ -10,6 +10,7 @@ from handrail.events import MessageAdded
 from handrail.messages import AssistantMessage, Message, UserMessage
 from handrail.serve.agui.events import Event
 from handrail.serve.agui.pen import call_json, result_id
+from handrail.serve.agui.shortening import shortened
 from handrail.session import Session
 
 Said = tuple[str, Message]
@@ -60,7 +61,7 @@ def _shown(message: Message, id: str, run_id: str, turns: dict[str, int]) -> Ite
                 "id": result_id(result.id),
                 "role": "tool",
                 "toolCallId": result.id,
-                "content": result.text,
+                "content": shortened(result.text, run_id),
             }
 
 

@@ -433,6 +433,7 @@ def call_node(call: CallNode) -> dict[str, Any]:
                 "kind": asked.question.kind,
                 "asked_at": asked.question.asked_at.isoformat(),
                 "answered": asked.answer is not None,
+                "answered_at": None if asked.answered_at is None else iso(asked.answered_at),
                 "outcome": None if asked.answer is None else asked.answer.outcome,
             }
             for asked in call.questions

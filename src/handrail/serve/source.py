@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -198,7 +199,7 @@ class WorkersSource:
         return self._registry.stream(
             self.name,
             message,
-            models=self._models(),
+            models=self._registry.all_on(self._given),
             run_id=run_id,
             session=session,
             environment=environment,
@@ -221,7 +222,7 @@ class WorkersSource:
         return self._registry.resume_stream(
             self.name,
             run_id,
-            models=self._models(),
+            models=self._registry.all_on(self._given),
             session=session,
             environment=environment,
             journal=journal,
@@ -229,9 +230,6 @@ class WorkersSource:
             filesystem=self.files,
             tools=tools,
         )
-
-    def _models(self) -> dict[str, Any]:
-        return {} if self._given is None else dict.fromkeys(self._registry.names, self._given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,15 +300,7 @@ def _said_of(error: Exception) -> str:
 def load_module(named: str) -> ModuleType:
     """A module by its name or its file."""
     if named.endswith(".py"):
-        path = Path(named).resolve()
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        if spec is None or spec.loader is None or not path.is_file():
-            raise DefinitionError(f"there is no module in {named!r}. Name a file, or a module as pkg.mod.")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
-        sys.path.insert(0, str(path.parent))
-        spec.loader.exec_module(module)
-        return module
+        return _load_file(Path(named).resolve(), named)
     sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(named)
@@ -318,6 +308,48 @@ def load_module(named: str) -> ModuleType:
         if error.name != named and not named.startswith(f"{error.name}."):
             raise
         raise DefinitionError(f"there is no module {named!r}. Name a file, or a module as pkg.mod.") from None
+
+
+def _load_file(path: Path, named: str) -> ModuleType:
+    """The module of a file, under the name it would be imported by from its own folder.
+
+    So its types and its runs are called the same however it is loaded. Where that is another module's name (a
+    `json.py`) it gets one of its own, and its folder comes last: everybody else gets what they always got.
+    """
+    is_taken = _is_taken(path)
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
+    name = f"handrail_app_{path.stem}_{digest}" if is_taken else path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise DefinitionError(f"there is no module in {named!r}. Name a file, or a module as pkg.mod.")
+    module = importlib.util.module_from_spec(spec)
+    before, places = sys.modules.get(name), list(sys.path)
+    sys.modules[name] = module  # annotations are resolved by the module's name
+    sys.path.insert(len(sys.path) if is_taken else 0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.path[:] = places
+        sys.modules.pop(name)
+        if before is not None:
+            sys.modules[name] = before
+        raise
+    return module
+
+
+def _is_taken(path: Path) -> bool:
+    """Is the name of this file that of another module, here or installed?"""
+    if path.stem in sys.modules:
+        where = getattr(sys.modules[path.stem], "__file__", None)
+    else:
+        try:
+            spec = importlib.util.find_spec(path.stem)
+        except (ImportError, ValueError):  # no name of a module at all
+            return False
+        if spec is None:
+            return False
+        where = spec.origin
+    return where is None or Path(where).resolve() != path
 
 
 def _renderers_of(module: ModuleType) -> Path | None:
@@ -333,22 +365,7 @@ def _renderers_of(module: ModuleType) -> Path | None:
 def _worker_of(path: Path, model: Model | None, approvals: Any, files: Any) -> WorkersSource:
     from handrail.workers import WorkerRegistry
 
-    if path.is_dir():
-        registry = WorkerRegistry(path)
-        names, name = registry.names, registry.main
-        if not name:
-            if not names:
-                raise DefinitionError(
-                    f"there is no worker (NAME.md) in {str(path)!r}. Name another folder, or a module: "
-                    f"{path / 'app.py'}."
-                )
-            raise DefinitionError(
-                f"{path} does not say which worker is served. It has {', '.join(names)}: name "
-                f"{path / names[0]}.md."
-            )
-    elif path.is_file():
-        registry, worker = WorkerRegistry.of_file(path)
-        name = worker.name
-    else:
-        raise DefinitionError(f"there is no {path}. Name a worker's file, or a folder with workers.")
-    return WorkersSource(registry, name, model=model, files=files, approvals=approvals)
+    worker = WorkerRegistry.worker_at(path)
+    if model is None and worker.model is None:
+        raise worker.without_model()  # said now, and not to whoever writes the first message
+    return WorkersSource(worker.registry, worker.name, model=model, files=files, approvals=approvals)

@@ -111,6 +111,8 @@ class Streams:
 
     def add(self, stream: EventStream) -> None:
         self._open.add(stream)
+        if self._closed:  # meanwhile: it had its place already
+            stream.end()
 
     def discard(self, stream: EventStream) -> None:
         self._open.discard(stream)
@@ -136,7 +138,10 @@ class Place:
 
 
 class EventStream:
-    """The answer that sends a stream. It ends with what it sends, when its reader goes, or when it is ended."""
+    """The answer that sends a stream. It ends with what it sends, when its reader goes, or when it is ended.
+
+    A server that cancels it ends it too. That is no failure: nothing is lost by it, so nothing is raised.
+    """
 
     def __init__(self, streams: Streams, place: Place, chunks: AsyncGenerator[bytes]) -> None:
         self._streams = streams
@@ -151,7 +156,7 @@ class EventStream:
         self._streams.add(self)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError, asyncio.CancelledError):
                 async with asyncio.timeout(None) as self._scope:
                     if not self._ended:
                         await self._pump(scope, send)

@@ -203,11 +203,11 @@ class Thread:
 
     async def approvals(self) -> Sequence[ApprovalRemembered]:
         """The decisions that hold for later calls, oldest first."""
-        return approvals_of(await self._session_now()).list()
+        return approvals_of(await self._session_as_decided()).list()
 
     async def revoke(self, approval_id: str) -> None:
         """Let a decision count no more, also for the run that goes; `SessionError` where there is none."""
-        approvals_of(await self._session_now()).revoke(approval_id, self.principal)
+        approvals_of(await self._session_as_decided()).revoke(approval_id, self.principal)
 
     async def forget(self) -> None:
         """Keep nothing of it any more. `ThreadBusy` while a run of it goes."""
@@ -367,9 +367,13 @@ class Thread:
                     session.redo(decode_item(bytes(event), session.id))
         return session
 
-    async def _session_now(self) -> Session:
+    async def _session_as_decided(self) -> Session:
+        """The session, with all that was decided for it, also meanwhile and elsewhere."""
         live = self.live
-        return live.session if live is not None and live.has_begun else await self.session()
+        session = live.session if live is not None and live.has_begun else await self.session()
+        if session.decisions is not None:
+            await session.decisions.read()
+        return session
 
     def _shown(self, session: Session) -> Any:
         if not self._source.shown:

@@ -18,6 +18,8 @@ from handrail.serve.metrics import Metrics
 from handrail.serve.refusals import body
 
 _HEALTH = b"GET /health "
+_LAST_SECONDS = 1.0
+"""How long a reader has for what is on its way to it when the server stops."""
 
 
 def wire(limits: Limits, metrics: Metrics) -> type[H11Protocol]:
@@ -120,6 +122,10 @@ class _Wire(H11Protocol):
         self._stalled = _cancelled(self._stalled)
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self.loop.call_later(_LAST_SECONDS, self.transport.abort)
 
     @property
     def _answers(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast, get_args
 
 from handrail.errors import DefinitionError, ReducerError, SessionError
 from handrail.ids import NewId, random_id
-from handrail.protocols import Slice
+from handrail.protocols import DecisionBook, Slice
 from handrail.session.bus import Dispatcher, Listener, check_event, check_unchangeable, subscriber_raised
 from handrail.session.fork import SessionFork, Snapshot
 from handrail.session.log import Log
@@ -64,6 +64,8 @@ class Session:
         self._told: dict[type, tuple[Listener, ...]] = self._dispatcher.matching if plain else {}
         self._checks: list[Callable[[object], None]] = []
         self._reducing = False
+        self.decisions: DecisionBook | None = None
+        """Where what is remembered of approvals is recorded beyond this process; None where it is not."""
         for kind, rules in self._rules.items():
             _check_rules(self._id, kind, rules)
 

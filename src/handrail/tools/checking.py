@@ -199,12 +199,13 @@ class _Check:
             result = None if tool.result is Any else Schema[Any](tool.result, self.namespace)
             paths = PathFinder(tool.params, self.namespace)
         except DefinitionError as error:
-            problem, _, mend = str(error).partition(". ")
+            problem, mend = error.in_two
             raise self.refuse(problem, mend) from error.__cause__
         self.fill("_schema", schema)
         self.fill("result_class", _class_of(tool.result))
         self.fill("_copy", quick_copy(tool.params, self.namespace))
-        self.fill("_quick", None if schema is None else schema.quick)
+        self.fill("secret", schema is not None and schema.secret)
+        self.fill("_quick", None if schema is None or schema.secret else schema.quick)
         self.fill("_result_schema", result)
         self.fill("_paths", paths)
         self.fill("json_schema", dict(_NO_ARGUMENTS) if schema is None else schema.json_schema)

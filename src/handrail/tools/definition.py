@@ -10,7 +10,8 @@ import pydantic_core
 
 from handrail.context import ToolContext
 from handrail.errors import ToolValidationError
-from handrail.schema import JsonSchema, Schema, Validate
+from handrail.schema import JsonSchema, Problem, Schema, Validate, clear_json
+from handrail.schema.secrets import MASK, WITHHELD, masks_in
 from handrail.tools.checking import check
 from handrail.tools.copying import Copy
 from handrail.tools.effect import EFFECTS, Effect
@@ -22,6 +23,8 @@ from handrail.tools.signature import MISSING
 ParamsT = TypeVar("ParamsT")
 ResultT = TypeVar("ResultT")
 Params_contra = TypeVar("Params_contra", contravariant=True)
+
+_MASKED = "is masked, so what stood here is not known any more: secrets are not kept. Give it again"
 
 _NOTHING: dict[type, tuple[Any, ...]] = {str: ("", "null"), bytes: (b"", b"null")}
 
@@ -77,6 +80,8 @@ class Tool(Generic[ParamsT, ResultT]):
     is_async: bool = dataclasses.field(init=False, repr=False, compare=False)
     context_type: type[ToolContext] = dataclasses.field(init=False, repr=False, compare=False)
     needs: frozenset[Need] = dataclasses.field(init=False, repr=False, compare=False)
+    secret: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
+    """Can there be a secret among its arguments? Then what a model writes is masked before it is shown."""
     json_schema: JsonSchema = dataclasses.field(init=False, repr=False, compare=False)
     _schema: Schema[ParamsT] | None = dataclasses.field(init=False, repr=False, compare=False)
     _result_schema: Schema[ResultT] | None = dataclasses.field(init=False, repr=False, compare=False)
@@ -114,11 +119,23 @@ class Tool(Generic[ParamsT, ResultT]):
             if (arguments if data is None else _decoded(data)) != {}:
                 raise ToolValidationError(f"{self.name} takes no arguments. Call it with {{}}.")
             return cast(ParamsT, None)
+        if self.secret:
+            data = clear_json(arguments) if data is None else data
+            _refuse_masks(data)
         return self._schema.parse_value(arguments) if data is None else self._schema.parse(data)
+
+    def mask(self, arguments: str | bytes | Mapping[str, Any]) -> str:
+        """These arguments as they can be shown and recorded, also where they do not fit: then all is masked."""
+        data = arguments if isinstance(arguments, str | bytes) else clear_json(arguments)
+        return WITHHELD if self._schema is None else self._schema.mask(data)
 
     def dump(self, params: ParamsT) -> bytes:
         """These params as the JSON a model would have sent; secrets masked."""
         return b"{}" if self._schema is None else self._schema.dump(params)
+
+    def clear(self, params: ParamsT) -> bytes:
+        """The same with the secrets in it: to be parsed again at once, and never shown or kept."""
+        return b"{}" if self._schema is None else self._schema.clear(params)
 
     @property
     def enters_again(self) -> bool:
@@ -139,6 +156,15 @@ class Tool(Generic[ParamsT, ResultT]):
     def paths(self, params: ParamsT) -> tuple[NamedPath, ...]:
         """The paths these params name, where the type declares them with `PathArg`."""
         return self._paths.find(params)
+
+
+def _refuse_masks(data: str | bytes) -> None:
+    """Refuse what was masked: nobody is to run a tool with a mask for a password."""
+    if (MASK if isinstance(data, str) else MASK.encode()) not in data:  # pyright: ignore[reportOperatorIssue]  # of one kind
+        return
+    problems = [Problem(where, _MASKED) for where in dict.fromkeys(masks_in(_decoded(data)))]
+    if problems:
+        raise ToolValidationError("; ".join(map(str, problems)), problems)
 
 
 def _decoded(data: str | bytes) -> Any:

@@ -277,7 +277,7 @@ def _schema(name: str, parameter: str, annotation: Any, namespace: Mapping[str, 
         try:
             return Schema[Any](annotation, namespace)
         except DefinitionError as error:
-            problem, _, mend = str(error).partition(". ")
+            problem, mend = error.in_two
             raise ToolDefinitionError(name, f"{parameter!r}: {problem}", mend) from None
 
 

@@ -18,7 +18,7 @@ from handrail.protocols import Filesystem
 from handrail.tools import Tool, tool
 from handrail.workers.front_matter import AttachmentRule
 
-NONE = AttachmentRule(count=0)
+NO_ATTACHMENTS = AttachmentRule(count=0)
 _SHOWN = 16 * 1024
 """Bytes of text that are shown to the model at once; larger ones it reads by itself."""
 _PAGE = 400

@@ -119,8 +119,7 @@ class Draft:
             rules = [Allow(*[... if each == "..." else each for each in command]) for command in entry.shell]
             self.sections.append(ShellTools(Shell(rules)))
         except DefinitionError as error:
-            problem, _, mend = str(error).partition(". ")
-            self.refuse(where, problem, mend)
+            self.refuse(where, *error.in_two)
 
     def _missing(self, name: str, where: str, functions: Functions) -> None:
         if functions.problems().problems:
@@ -177,8 +176,7 @@ class Draft:
         try:
             prompt = prompt_of(self.name, own, self.sections, policies, output, rule_of(front))
         except DefinitionError as error:
-            problem, _, mend = str(error).partition(". ")
-            self.refuse("tools", problem, mend)
+            self.refuse("tools", *error.in_two)
             return None
         sections = [tool.name for section in self.sections for tool in section.tools]
         return Worker(

@@ -54,9 +54,8 @@ class Functions:
             try:
                 self._tools[name] = cast("Any", defined if isinstance(defined, Tool) else tool(defined))
             except DefinitionError as error:
-                what, _, mend = str(error).partition(". ")
                 at = Finder(self.path)
-                at.add(self.line_of(name), what, mend)
+                at.add(self.line_of(name), *error.in_two)
                 find.problems += at.problems
                 return None
         return self._tools[name]

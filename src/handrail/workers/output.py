@@ -6,16 +6,14 @@ numbers, truth values, enums and choices. Whatever it does not take is an error,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, create_model, model_validator
 
 from handrail.errors import DefinitionError
 from handrail.schema import Schema
-
-Refuse = Callable[[str, str, str], None]
-"""Called with a place in the schema, what is wrong there, and the mend."""
+from handrail.workers.problem import Refuse
 
 _WORDS = frozenset(
     [
@@ -94,7 +92,7 @@ def output_type(schema: Mapping[str, Any], refuse: Refuse) -> type[BaseModel] | 
     try:
         Schema(made)
     except DefinitionError as error:
-        refuse("output", str(error).partition(". ")[0], "Correct the schema.")
+        refuse("output", error.in_two[0], "Correct the schema.")
         return None
     return made
 

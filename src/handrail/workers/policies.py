@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from handrail.errors import DefinitionError
@@ -14,8 +13,7 @@ from handrail.guard import (
 )
 from handrail.protocols import ToolPolicy
 from handrail.workers.front_matter import PolicyEntry
-
-Refuse = Callable[[str, str, str], None]
+from handrail.workers.problem import Refuse
 
 
 def policies_of(worker: str, given: list[Any] | None, refuse: Refuse) -> tuple[ToolPolicy, ...]:
@@ -28,8 +26,7 @@ def policies_of(worker: str, given: list[Any] | None, refuse: Refuse) -> tuple[T
         try:
             policy = _policy(worker, entry, where, refuse)
         except DefinitionError as error:
-            problem, _, mend = str(error).partition(". ")
-            refuse(where, problem, mend)
+            refuse(where, *error.in_two)
             continue
         if policy is not None and any(each.name == policy.name for each in made):
             refuse(where, f"there are two policies {policy.name!r}", "Make one of them.")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 
 from handrail.errors import WorkerError
+
+Refuse = Callable[[str, str, str], None]
+"""Called with a place in the front matter, what is wrong there, and the mend."""
 
 
 class WorkerProblem(msgspec.Struct, frozen=True):

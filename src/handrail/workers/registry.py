@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -23,27 +24,42 @@ from handrail.limits import Budget, BudgetTracker
 from handrail.messages import Message, Model
 from handrail.models import model_named
 from handrail.operation import Operation
+from handrail.prompt import Prompt
 from handrail.prompt.section import walk
 from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, SessionView
 from handrail.records import Journal
 from handrail.resources.registry import Binding
 from handrail.session import Session
 from handrail.tools import Effect, Tool
-from handrail.workers.attachments import message_with, of_disk, taken
+from handrail.workers.attachments import NO_ATTACHMENTS, message_with, of_disk, taken
 from handrail.workers.creating import WorkerCreated, check_rights, creation_tools
 from handrail.workers.drafting import Draft
-from handrail.workers.front_matter import AttachmentRule, CreationDefaults
+from handrail.workers.front_matter import CreationDefaults
 from handrail.workers.functions import Functions
 from handrail.workers.problem import Finder, WorkerProblem, refuse
 from handrail.workers.reading import has_front_matter, read_text
 from handrail.workers.running import Given, InWorker, Reach, tool_for
-from handrail.workers.worker import Worker, rule_of, strongest
+from handrail.workers.worker import Rendered, Worker, rule_of, strongest
 
 _MOST_KEPT = 256
 """How many created workers are kept as they were made, of all sessions."""
 
 
-class ResumeOptions(TypedDict, total=False):
+class WorkerOptions(TypedDict, total=False):
+    """What each way of running a worker takes beside what the adapter takes."""
+
+    attachments: Sequence[Attachment | Path | str]
+    """A path of the machine (`Path`), a path among the run's files (a text), or an `Attachment`."""
+    model: Model | str | None
+    """Runs the workers whose files name none."""
+    models: Mapping[str, Model | str] | None
+    """By the name of a worker; goes before what its file says."""
+    adapter: Adapter | None
+    message_callback: MessageCallback | None
+    """Hears every message of this worker and of those below it."""
+
+
+class ResumeOptions(WorkerOptions, total=False):
     """What resuming a worker's run takes of what `Adapter.resume` takes."""
 
     session: Session | None
@@ -55,21 +71,14 @@ class ResumeOptions(TypedDict, total=False):
     tools: Sequence[Tool[Any, Any]]
 
 
-class EvaluateOptions(TypedDict, total=False):
+class EvaluateOptions(ResumeOptions, total=False):
     """What a run of a worker takes of what `Adapter.evaluate` takes."""
 
     history: Sequence[Message]
-    session: Session | None
-    bus: EventBus | None
     deadline: Deadline | None
     budget: Budget | BudgetTracker | None
-    filesystem: Filesystem | None
-    resources: Sequence[Binding[Any]]
-    environment: Environment | None
-    approvals: ApprovalMode | ApprovalBroker | None
     temperature: float | None
     max_tokens: int | None
-    tools: Sequence[Tool[Any, Any]]
     run_id: str | None
 
 
@@ -112,6 +121,37 @@ class WorkerRegistry:
             )
             raise refuse(find.problems)
         return registry, registry._worker_of(draft)
+
+    @classmethod
+    def worker_at(cls, path: str | Path) -> Worker:
+        """The worker that a path stands for.
+
+        Its file, its name behind its folder (`folder/main`), or a folder: then its `main`, or its only one.
+        """
+        place = Path(path)
+        if place.is_file():
+            return cls.of_file(place)[1]
+        if place.is_dir():
+            return cls(place)._standing_for_all()
+        if place.parent.is_dir() and (registry := cls(place.parent)).names:
+            return registry[place.name.removesuffix(".md")]
+        first = place.parts[0] if place.parts else ""
+        new = "" if not first or os.path.lexists(first) else f"; `handrail new {first}` makes one"
+        raise WorkerError(f"there is no {path}. Name a worker's file, or a folder with workers{new}.")
+
+    def _standing_for_all(self) -> Worker:
+        if self.main:
+            return self[self.main]
+        here = str(self.folder)
+        if not self.names:
+            raise WorkerError(
+                f"there is no worker (NAME.md) in {here!r}. Name another folder, or, to serve a module, its "
+                f"file: {self.folder / 'app.py'}; `handrail new demo` makes a folder with workers."
+            )
+        raise WorkerError(
+            f"{here} does not say which worker. It has {', '.join(self.names)}: write "
+            f"{self.folder / self.names[0]}."
+        )
 
     # What is there.
 
@@ -231,7 +271,7 @@ class WorkerRegistry:
             made = self._tools[name] = tool_for(
                 name,
                 draft.description,
-                _NO_RULE if draft.text is None else rule_of(draft.text.front),
+                NO_ATTACHMENTS if draft.text is None else rule_of(draft.text.front),
                 self._effect_of(draft),
                 lambda: self[name],
             )
@@ -285,18 +325,12 @@ class WorkerRegistry:
 
     # Running one.
 
+    def all_on(self, model: Model | str | None) -> dict[str, Model | str]:
+        """`models=` for one that runs every worker here, whatever the files say; for None, as they say."""
+        return {} if model is None else dict.fromkeys(self.names, model)
+
     def run(
-        self,
-        name: str,
-        input: str,
-        *,
-        attachments: Sequence[Attachment | Path | str] = (),
-        model: Model | str | None = None,
-        adapter: Adapter | None = None,
-        models: Mapping[str, Model | str] | None = None,
-        message_callback: MessageCallback | None = None,
-        journal: Journal | None = None,
-        **options: Unpack[EvaluateOptions],
+        self, name: str, input: str, *, journal: Journal | None = None, **options: Unpack[EvaluateOptions]
     ) -> Operation[PromptResponse[Any]]:
         """Run a worker until it is done.
 
@@ -305,107 +339,64 @@ class WorkerRegistry:
         `Attachment`. `message_callback` hears every message of this worker and of those below it. With
         a `journal` the run outlives its process: `resume` goes on with it.
         """
-        worker = self[name]
-        given = Given(name, models or {}, message_callback)
-        runner, files = self._prepared(worker, given, attachments, model, adapter, journal, options)
-        return runner.evaluate(
-            worker.prompt,
-            worker.render(input, [each.name for each in files]),
-            message=message_with(input, files),
-            app=str(worker.path.resolve()),
-            **options,
-        )
+        runner, what, how = self._beginning(name, input, journal, options)
+        return runner.evaluate(*what, **how)
 
     def stream(
-        self,
-        name: str,
-        input: str,
-        *,
-        attachments: Sequence[Attachment | Path | str] = (),
-        model: Model | str | None = None,
-        adapter: Adapter | None = None,
-        models: Mapping[str, Model | str] | None = None,
-        message_callback: MessageCallback | None = None,
-        journal: Journal | None = None,
-        **options: Unpack[EvaluateOptions],
+        self, name: str, input: str, *, journal: Journal | None = None, **options: Unpack[EvaluateOptions]
     ) -> RunStream[Any]:
         """The same run as a stream of its events. On the same session again, the conversation goes on."""
-        worker = self[name]
-        given = Given(name, models or {}, message_callback)
-        runner, files = self._prepared(worker, given, attachments, model, adapter, journal, options)
-        return runner.stream(
-            worker.prompt,
-            worker.render(input, [each.name for each in files]),
-            message=message_with(input, files),
-            app=str(worker.path.resolve()),
-            **options,
-        )
+        runner, what, how = self._beginning(name, input, journal, options)
+        return runner.stream(*what, **how)
 
     def resume(
-        self,
-        name: str,
-        run_id: str,
-        *,
-        journal: Journal,
-        attachments: Sequence[Attachment | Path | str] = (),
-        model: Model | str | None = None,
-        adapter: Adapter | None = None,
-        models: Mapping[str, Model | str] | None = None,
-        message_callback: MessageCallback | None = None,
-        **options: Unpack[ResumeOptions],
+        self, name: str, run_id: str, *, journal: Journal, **options: Unpack[ResumeOptions]
     ) -> Operation[PromptResponse[Any]]:
         """Go on with a recorded run of a worker. Its attachments are not recorded: give them again."""
         worker = self[name]
-        given = Given(name, models or {}, message_callback)
-        limits: EvaluateOptions = {"filesystem": options.get("filesystem")}
-        runner, _ = self._prepared(worker, given, attachments, model, adapter, journal, limits)
-        return runner.resume(run_id, worker.prompt, **options)
+        runner, _, left = self._prepared(worker, journal, options)
+        return runner.resume(run_id, worker.prompt, **left)
 
     def resume_stream(
-        self,
-        name: str,
-        run_id: str,
-        *,
-        journal: Journal,
-        attachments: Sequence[Attachment | Path | str] = (),
-        model: Model | str | None = None,
-        adapter: Adapter | None = None,
-        models: Mapping[str, Model | str] | None = None,
-        message_callback: MessageCallback | None = None,
-        **options: Unpack[ResumeOptions],
+        self, name: str, run_id: str, *, journal: Journal, **options: Unpack[ResumeOptions]
     ) -> RunStream[Any]:
         """The same as a stream of events, from where the record ends."""
         worker = self[name]
-        given = Given(name, models or {}, message_callback)
-        limits: EvaluateOptions = {"filesystem": options.get("filesystem")}
-        runner, _ = self._prepared(worker, given, attachments, model, adapter, journal, limits)
-        return runner.resume_stream(run_id, worker.prompt, **options)
+        runner, _, left = self._prepared(worker, journal, options)
+        return runner.resume_stream(run_id, worker.prompt, **left)
+
+    def _beginning(
+        self, name: str, input: str, journal: Journal | None, options: EvaluateOptions
+    ) -> tuple[Adapter, tuple[Prompt[Any], Rendered], dict[str, Any]]:
+        """Who runs a worker, its prompt filled in, and all else that a run of it begins with."""
+        worker = self[name]
+        runner, files, left = self._prepared(worker, journal, options)
+        own, told = worker.deadline(SYSTEM_CLOCK), options.get("deadline")
+        if own is not None and (told is None or own.at < told.at):
+            left["deadline"] = own
+        left["budget"] = _tighter(options.get("budget"), worker.budget())
+        left |= {"message": message_with(input, files), "app": str(worker.path.resolve())}
+        rendered = worker.render(input, [each.name for each in files])
+        return runner, (worker.prompt, rendered), left
 
     def _prepared(
-        self,
-        worker: Worker,
-        given: Given,
-        attachments: Sequence[Attachment | Path | str],
-        model: Model | str | None,
-        adapter: Adapter | None,
-        journal: Journal | None,
-        options: EvaluateOptions,
-    ) -> tuple[Adapter, tuple[Attachment, ...]]:
-        chosen = given.models.get(worker.name) or worker.model or model or (adapter and adapter.model)
+        self, worker: Worker, journal: Journal | None, options: ResumeOptions
+    ) -> tuple[Adapter, tuple[Attachment, ...], dict[str, Any]]:
+        """Who runs a worker, the attachments it gets, and what is left of the options for the adapter."""
+        given = Given(worker.name, options.get("models") or {}, options.get("message_callback"))
+        adapter = options.get("adapter")
+        chosen = (
+            given.models.get(worker.name)
+            or worker.model
+            or options.get("model")
+            or (adapter and adapter.model)
+        )
         if chosen is None:
-            raise WorkerError(
-                f"nothing says which model runs the worker {worker.name!r}. Write `model: provider:name` into "
-                f"{worker.path}, or give one: model='provider:name'; on the command line, --model provider:name."
-            )
+            raise worker.without_model()
         chosen = model_named(chosen) if isinstance(chosen, str) else chosen
         runner = Adapter(chosen, journal=journal) if adapter is None else adapter
         if adapter is not None and journal is not None:
             runner = adapter.with_journal(journal)
-        own = worker.deadline(SYSTEM_CLOCK)
-        told = options.get("deadline")
-        if own is not None and (told is None or own.at < told.at):
-            options["deadline"] = own
-        options["budget"] = _tighter(options.get("budget"), worker.budget())
         disk = options.get("filesystem") or runner.filesystem
 
         def files() -> Filesystem:
@@ -413,16 +404,15 @@ class WorkerRegistry:
                 raise ResourceError("Filesystem", "the run has no files", "Give it some.")
             return disk
 
-        read = [of_disk(each) if isinstance(each, Path) else each for each in attachments]
+        attached = options.get("attachments", ())
+        read = [of_disk(each) if isinstance(each, Path) else each for each in attached]
         try:
             found = taken(worker.name, worker.attachments, read, files)
         except ToolValidationError as error:
             raise WorkerError(str(error)) from None
         inside = InWorker(self, worker, found, given, (worker.name,))
-        return runner.with_workers(inside, chosen), found
-
-
-_NO_RULE = AttachmentRule(count=0)
+        left = {name: value for name, value in options.items() if name not in WorkerOptions.__annotations__}
+        return runner.with_workers(inside, chosen), found, left
 
 
 def _tighter(given: Budget | BudgetTracker | None, own: Budget | None) -> Budget | BudgetTracker | None:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from handrail.clock import Clock
 from handrail.deadline import Deadline
+from handrail.errors import WorkerError
 from handrail.limits import Budget
 from handrail.prompt import MarkdownSection, Prompt, Section
 from handrail.protocols import ToolPolicy
 from handrail.schema import JsonSchema
 from handrail.tools import EFFECTS, Effect, Tool
-from handrail.workers.attachments import NONE, READ_ATTACHMENT
+from handrail.workers.attachments import NO_ATTACHMENTS, READ_ATTACHMENT
 from handrail.workers.front_matter import AttachmentRule, CreationDefaults, FrontMatter, Limits
 from handrail.workers.template import Instructions, rendered
 
@@ -85,6 +86,13 @@ class Worker:
         seconds = self.limits.seconds
         return None if seconds is None else Deadline.after(seconds, clock=clock)
 
+    def without_model(self) -> WorkerError:
+        """What is said where neither its file nor whoever runs it names a model."""
+        return WorkerError(
+            f"nothing says which model runs the worker {self.name!r}. Write `model: provider:name` into "
+            f"{self.path}, or give one: model='provider:name'; on the command line, --model provider:name."
+        )
+
 
 def prompt_of(
     name: str,
@@ -112,4 +120,4 @@ def strongest(effects: Sequence[Effect]) -> Effect:
 
 
 def rule_of(front: FrontMatter) -> AttachmentRule:
-    return NONE if front.attachments is None else front.attachments
+    return NO_ATTACHMENTS if front.attachments is None else front.attachments

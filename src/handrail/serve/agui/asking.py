@@ -19,7 +19,7 @@ FRONTEND_TOOL = "frontend_tool"
 def question_json(question: Question) -> dict[str, Any]:
     """A question as our own page takes it."""
     shown: dict[str, Any] = plain_json(msgspec.to_builtins(question))
-    del shown["principal"]
+    del shown["principal"], shown["lasting"]
     return shown
 
 

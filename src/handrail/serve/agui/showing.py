@@ -17,6 +17,7 @@ from handrail.runs.places import call_number
 from handrail.runs.tree import text_of
 from handrail.serve.agui.events import clean
 from handrail.serve.agui.pen import call_json, result_id
+from handrail.serve.agui.shortening import shortened
 from handrail.serve.said import messages
 from handrail.session import Session
 
@@ -83,7 +84,7 @@ def shown_nested(said: Iterable[Inside]) -> Iterator[dict[str, Any]]:
                     "id": result_id(result.id),
                     "role": "tool",
                     "toolCallId": result.id,
-                    "content": clean(result.text),
+                    "content": clean(shortened(result.text, run_id)),
                     "subagentRunId": run_id,
                 }
 

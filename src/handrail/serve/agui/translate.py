@@ -56,6 +56,7 @@ from handrail.serve.agui.nesting import Subagents
 from handrail.serve.agui.patching import patch
 from handrail.serve.agui.pen import Pen
 from handrail.serve.agui.places import around
+from handrail.serve.agui.shortening import shortened
 
 CANCELLED = "The run was cancelled."
 _CUT = "What came of this call is not known: the call around it ended without it."
@@ -326,7 +327,7 @@ class Translator:
         if call_id not in known.calls or call_id in known.results:
             return []
         known.results.add(call_id)
-        return [self._pen.result(call_id, text, run.tag)]
+        return [self._pen.result(call_id, shortened(text, self.run_id), run.tag)]
 
     def _started(self, event: ToolStarted, run: RunUnderWay) -> list[Event]:
         return self._calls.started(event, run)

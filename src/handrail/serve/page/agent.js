@@ -9,10 +9,10 @@ import { many, STATUS } from "./words.js";
 export function Agent({ agent, view, conversation }) {
   const entries = view.entries[agent.id] ?? [];
   const asked = entries.some((entry) => entry.kind === "call" && isAsked(view, entry.id));
-  // Open while it works or asks, unless the reader chose otherwise; it does not shut by itself, since things would jump.
+  // Opens when it works or asks, unless the reader chose otherwise; it does not shut by itself, since things would jump.
   const [chosen, setChosen] = useState(null);
   const [worked, setWorked] = useState(false);
-  if (agent.status === "running" && !worked) setWorked(true);
+  if ((agent.status === "running" || asked) && !worked) setWorked(true);
   const open = asked || (chosen ?? worked);
   const calls = entries.filter((entry) => entry.kind === "call").length;
   const status = asked ? "waiting" : (agent.status ?? "ok");

@@ -6,6 +6,7 @@ import { Conversation } from "./conversation.js";
 import { FilesPane, TimelinePane } from "./panes.js";
 import { Header, Tabs } from "./header.js";
 import { useMedia } from "./hooks.js";
+import { useThreads } from "./listed.js";
 import { loadRenderers } from "./renderers.js";
 import { toQuestion } from "./question.js";
 import { address, takeToken, useRoute } from "./route.js";
@@ -121,32 +122,4 @@ function useConversation({ id, unsaid }, signedOut, told) {
   useEffect(() => void (unsaid || held.current.open()), [id]);
   useEffect(() => () => held.current.close(), []);
   return held.current;
-}
-
-/** The list of threads, asked for again when something happens and now and then while the page is seen. */
-function useThreads(signedOut) {
-  const [state, setState] = useState({ threads: null, problem: null });
-  const timer = useRef(null);
-  const load = useCallback(async () => {
-    try {
-      setState({ threads: await server.threads(), problem: null });
-    } catch (error) {
-      if (error.status === 401) signedOut();
-      else setState((before) => ({ ...before, problem: error }));
-    }
-  }, []);
-  const reload = useCallback(() => {
-    clearTimeout(timer.current);
-    timer.current = setTimeout(load, 120);
-  }, []);
-  useEffect(() => {
-    load();
-    const now = setInterval(() => document.hidden || load(), 20_000);
-    return () => {
-      clearInterval(now);
-      clearTimeout(timer.current);
-    };
-  }, []);
-  const waiting = (state.threads ?? []).filter((thread) => thread.status === "waiting").length;
-  return { ...state, waiting, reload, load };
 }

@@ -26,7 +26,7 @@ export function Approvals({ id, unsaid }) {
     return load();
   };
   return html`<div class="approvals">
-    <p class="soft">What you decided for the session is not asked again, until you revoke it, its run has waited for long, or the server was restarted.</p>
+    <p class="soft">What you decided for the session is not asked again until you revoke it.</p>
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
     ${kept === null && !problem && html`<${Loading} words="Loading…" />`}
     ${kept?.length === 0 && html`<p class="nothing">Nothing is remembered in this thread.</p>`}

@@ -48,7 +48,10 @@ const thread = (id) => `threads/${encodeURIComponent(id)}`;
 
 export const about = () => json("about");
 export const login = (token) => json("login", sent("POST", { token }));
-export const threads = async () => (await json("threads?limit=200")).threads;
+export const threads = ({ before, find }) => {
+  const query = new URLSearchParams({ limit: "100", ...(before && { before }), ...(find && { find }) });
+  return json(`threads?${query}`);
+};
 export const snapshot = (id) => json(thread(id));
 export const say = (id, text) => json(`${thread(id)}/messages`, sent("POST", { text }));
 export const answer = (id, given) => json(`${thread(id)}/answers`, sent("POST", given));

@@ -4,11 +4,15 @@ import { drawnFor } from "./hooks.js";
 import { Icon } from "./icons.js";
 import { address } from "./route.js";
 import * as server from "./server.js";
-import { html, useState } from "./vendor/standalone.js";
+import { html, useRef, useState } from "./vendor/standalone.js";
 import { ago, many, THREAD_STATUS } from "./words.js";
 
+const FEW = 8; // up to so many are seen at a glance
+
 export const ThreadList = drawnFor(
-  ({ list, current, live }) => [list.threads, list.problem, current, live.status, live.questions],
+  ({ list, current, live }) => [
+    list.threads, list.words, list.shown.threads, list.shown.next, list.shown.problem, list.shown.busy, current, live.status, live.questions,
+  ],
   Threads,
 );
 
@@ -22,22 +26,39 @@ function Threads({ list, current, live, onForgotten }) {
     event.preventDefault();
     links[Math.min(links.length - 1, Math.max(0, place + step))].focus();
   };
+  const all = useRef(null);
+  const older = async () => {
+    const before = list.shown.threads.length;
+    await list.shown.older();
+    // To the first that is new: the button may be gone, and the focus with it.
+    requestAnimationFrame(() => all.current?.children[before]?.querySelector("a")?.focus());
+  };
+  const { threads, next, problem, busy, load } = list.shown;
+  const searching = list.words.trim() !== "";
   return html`<div class="threads">
     <a class="new" href="#/" onClick=${begun}><${Icon} name="plus" /> New thread</a>
-    ${list.problem && html`<p class="problem" role="alert">${list.problem.message} <button type="button" class="link" onClick=${list.load}>Try again</button></p>`}
-    ${list.threads === null && !list.problem && html`<p class="soft" role="status">Loading…</p>`}
-    ${list.threads?.length === 0 && html`<p class="soft">What you talk about is kept here.</p>`}
-    <ul onKeyDown=${walk}>
-      ${(list.threads ?? []).map(
+    ${(list.words || list.next || list.threads?.length > FEW) &&
+    html`<input type="search" aria-label="Search threads" placeholder="Search threads" value=${list.words} maxlength="200"
+      onInput=${(event) => list.search(event.target.value)} />`}
+    ${problem && html`<p class="problem" role="alert">${problem.message} <button type="button" class="link" onClick=${load}>Try again</button></p>`}
+    ${threads === null && !problem && html`<p class="soft" role="status">${searching ? "Searching…" : "Loading…"}</p>`}
+    ${threads?.length === 0 && html`<p class="soft" role="status">${searching ? nothing(next) : "What you talk about is kept here."}</p>`}
+    <ul onKeyDown=${walk} ref=${all}>
+      ${(threads ?? []).map(
         (thread) => html`<${Thread}
           key=${thread.id}
           thread=${thread.id === current && live.runs.length ? { ...thread, status: live.status, questions: Object.keys(live.questions).length } : thread}
           chosen=${thread.id === current}
-          forgotten=${() => (list.load(), onForgotten(thread.id))}
+          forgotten=${() => (list.drop(thread.id), list.load(), onForgotten(thread.id))}
         />`,
       )}
     </ul>
+    ${threads && next && html`<button type="button" class="quiet small older" disabled=${busy} onClick=${older}>${busy ? "Loading…" : "Older threads"}</button>`}
   </div>`;
+}
+
+function nothing(next) {
+  return next ? "Not in the newest threads. Older ones were not looked at yet." : "No thread begins with these words.";
 }
 
 /** A new thread, also where the address is that of one already. */

@@ -4,13 +4,13 @@
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/standalone.js";
 import { axisOf, lasting } from "./timeline/axis.js";
 import { Picture } from "./timeline/picture.js";
-import { spansOf } from "./timeline/spans.js";
+import { isGoing, spansOf } from "./timeline/spans.js";
 
 const MOST_ZOOM = 64;
 
 /** @param {{tree: object}} props a run, as `GET /threads/{id}/runs/{run_id}` gives it */
 export function Timeline({ tree }) {
-  const now = useNow(["running", "waiting"].includes(tree?.status));
+  const now = useNow(isGoing(tree));
   const spans = useMemo(() => spansOf(tree, now), [tree, now]);
   if (!spans.length) return html`<div class="state"><p>Nothing has happened in this run yet.</p></div>`;
   return html`<${Spans} tree=${tree} spans=${spans} />`;

@@ -16,7 +16,7 @@ from collections import Counter
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-from handrail.errors import SimulationError
+from handrail.errors import DefinitionError, SimulationError
 from handrail.testing.simulation.points import Point
 from handrail.testing.simulation.report import Broken, Report
 from handrail.testing.simulation.scenario import Law, Play, Scenario, Seen, SimulatedModel, Stage
@@ -62,12 +62,15 @@ def simulate(
     - `at`: only this point, as a report names it.
     - `jobs`: how many points are tried at once.
     """
+    for name, every in (("write_every", write_every), ("step_every", step_every), ("jobs", jobs)):
+        if every < 1:
+            raise DefinitionError(f"{name} is {every}, and counts from 1 on. Give 1 for all there are.")
+    if overtaken_every < 0 or parked_every < 0:
+        raise DefinitionError("overtaken_every and parked_every count from 1 on. Give 0 for none.")
     began = time.perf_counter()
     parts = [
-        Wanted(
-            write_every, step_every, overtaken_every, parked_every, again, connected, at, part, max(1, jobs)
-        )
-        for part in range(max(1, jobs))
+        Wanted(write_every, step_every, overtaken_every, parked_every, again, connected, at, part, jobs)
+        for part in range(jobs)
     ]
     # A new interpreter each: this one may have threads, and then a fork of it is not safe.
     context = multiprocessing.get_context("spawn")

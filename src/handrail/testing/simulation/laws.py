@@ -107,21 +107,39 @@ class Trial(NamedTuple):
     uncrashed: History
     overtaken: bool
     secrets: Sequence[str]
+    unrecorded: Sequence[str]
+    recorded: bytes
+    """All that the journal's files hold."""
 
     def doubtful(self) -> frozenset[str]:
         """The ids of the calls whose results may be other than without a crash.
 
-        Those that were cut, and those that were about to be entered: it was recorded that they began.
+        Those that were cut, and those that were about to be entered: it was recorded that they began, or
+        that they were asked for with a secret, which is not recorded.
         """
         found = list(self.seen.cut)
         for _, began in self.seen.restarts():
             marked = (self.uncrashed.entered_at(begun) for begun in began["begun"])
-            found += [call for call in marked if call is not None and call["place"] not in began["finished"]]
+            lost = (call for call in self.uncrashed.of("entered") if self._lost(call, began))
+            found += [
+                call
+                for call in (*marked, *lost)
+                if call is not None and call["place"] not in began["finished"]
+            ]
         return frozenset(id for call in found for id in call["ids"])
+
+    def _lost(self, call: Details, began: Details) -> bool:
+        """Was it asked for with a secret in an answer that was recorded?"""
+        ended = self.uncrashed.ended
+        if not call["secret"] or ended is None:
+            return False
+        answers = [message for message in ended["messages"] if message["type"] == "assistant"]
+        asked = [any(each["id"] == call["ids"][-1] for each in answer.get("calls", ())) for answer in answers]
+        return True in asked and f"#{asked.index(True) + 1}" in began["model"]
 
 
 def is_unrepeatable(call: Details) -> bool:
-    return call["effect"] in _UNREPEATABLE and not call["reenters"]
+    return call["secret"] or (call["effect"] in _UNREPEATABLE and not call["reenters"])
 
 
 def the_run_ends(trial: Trial) -> Iterator[str]:
@@ -294,10 +312,14 @@ def ids_are_the_same(trial: Trial) -> Iterator[str]:
 
 
 def nothing_secret_is_shown(trial: Trial) -> Iterator[str]:
+    """Nor is it recorded, where it is what a model wrote for a secret."""
     shown = json.dumps(trial.seen.of("shown"))
-    for secret in trial.secrets:
+    for secret in (*trial.secrets, *trial.unrecorded):
         if json.dumps(secret)[1:-1] in shown:
             yield f"{secret!r} was shown"
+    for secret in trial.unrecorded:
+        if secret.encode() in trial.recorded or json.dumps(secret)[1:-1].encode() in trial.recorded:
+            yield f"{secret!r} was recorded"
 
 
 def usage_is_counted_once(trial: Trial) -> Iterator[str]:

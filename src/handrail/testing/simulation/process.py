@@ -16,6 +16,7 @@ from handrail.adapter.conversation import Conversation
 from handrail.adapter.durable import decode_outcome
 from handrail.dispatch.gate import Gate
 from handrail.dispatch.parking import Parking
+from handrail.dispatch.secrets import had_secret
 from handrail.environment.later import LaterEnvironment
 from handrail.errors import AnswerRefused, RunParked, RunUnknown
 from handrail.events import ToolInvoked
@@ -180,7 +181,7 @@ def _watch_conversations(journal: SimulatedJournal) -> None:
 
     def watched(conversation: Any, *said: Any, **options: Any) -> None:
         add(conversation, *said, **options)
-        message = msgspec.to_builtins(conversation.messages[-1])
+        message = msgspec.to_builtins(conversation.shown_since(len(conversation.messages) - 1)[0])
         journal.world.happened(
             "said", attempt=journal.attempt, conversation=conversation.key, message=message
         )
@@ -272,6 +273,7 @@ def _watch_handlers(world: World) -> None:
             effect=tool.effect,
             probed=tool.probe is not None,
             reenters=tool.reenters,
+            secret=tool.secret and had_secret(tool, call.arguments),
             place=call.place,
             tries=call.tries,
             ids=ids,

@@ -107,6 +107,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """The scenario's own, besides those that always hold."""
     secrets: Sequence[str] = ()
     """Texts that nobody who is asked may be shown."""
+    unrecorded: Sequence[str] = ()
+    """Texts that no journal may hold either: what a model writes for a `SecretStr`."""
 
 
 class SimulatedModel:

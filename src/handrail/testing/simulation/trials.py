@@ -92,7 +92,9 @@ class Trials:
             folder = self._folder(name)
             connected = self._wanted.connected or name == "connected"
             status = self._wait(self._fork(folder, 0, measuring=True, connected=connected))
-            history = History(World(folder / WORLD).all())
+            world = World(folder / WORLD)
+            history = History(world.all())
+            world.close()
             over = history.over
             if status or over is None or history.ended is None:
                 failed = history.of("failed")
@@ -176,7 +178,15 @@ class Trials:
         self, at: str, folder: Path, uncrashed: Path, overtaken: bool = False, peeked: int | None = None
     ) -> list[Broken]:
         world, other = World(folder / WORLD), World(uncrashed / WORLD)
-        trial = Trial(History(world.all(), peeked), History(other.all()), overtaken, self._scenario.secrets)
+        recorded = b"".join(path.read_bytes() for path in sorted(folder.glob(f"{JOURNAL}*")))
+        trial = Trial(
+            History(world.all(), peeked),
+            History(other.all()),
+            overtaken,
+            self._scenario.secrets,
+            self._scenario.unrecorded,
+            recorded,
+        )
         broken = [Broken(law.__name__, at, what) for law in LAWS for what in law(trial)]
         for law in self._scenario.laws:
             what = law(Seen(at, world, other, overtaken))

@@ -94,5 +94,6 @@ function duration(span, left, wide, y, width, room = 0) {
   if (left + wide + room + long < width) return html`<text class="lasted" x=${left + wide + room + 5} y=${base}>${words}</text>`;
   if (left > long) return html`<text class="lasted" x=${left - 5} y=${base} text-anchor="end">${words}</text>`;
   if (span.kind === "run") return null;
-  return html`<text class="lasted is-inside" x=${left + 6} y=${base}>${words}</text>`;
+  // On the stripes of a wait it keeps its own ground, else nobody could read it.
+  return html`<text class=${span.waits.length ? "lasted is-on-stripes" : "lasted is-inside"} x=${left + 6} y=${base}>${words}</text>`;
 }

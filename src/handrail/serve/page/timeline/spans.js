@@ -16,10 +16,15 @@
  * @returns {Span[]}
  */
 export function spansOf(tree, now) {
-  const goes = ["running", "waiting"].includes(tree?.status);
+  const goes = isGoing(tree);
   const made = { spans: [], now: goes ? now : lastTime(tree), goes };
   turnsInto(made, tree?.turns ?? [], "t", 0, null);
   return made.spans;
+}
+
+/** Is the run not over? One that is parked waits for somebody, as long as that takes. */
+export function isGoing(tree) {
+  return ["running", "waiting", "parked"].includes(tree?.status);
 }
 
 function turnsInto(made, turns, prefix, depth, parent) {
@@ -48,13 +53,20 @@ function callsInto(made, calls, prefix, depth, parent) {
     const end = endOf(made, start, call.seconds);
     const inner = [...(call.calls ?? []), ...(call.runs ?? []).flatMap((run) => [...(run.turns ?? []), ...(run.calls ?? [])])];
     made.spans.push({
-      id, parent, depth, kind: "call", label: call.tool, status: call.status ?? "running", start, end,
+      id, parent, depth, kind: "call", label: call.tool, status: statusOf(made, call), start, end,
       open: made.goes && isOpen(call), waits: waitsOf(call, start, end, inner), usage: null, cost: call.cost ?? null,
       message: call.message ?? "", callId: call.id, children: inner.length > 0,
     });
     callsInto(made, call.calls ?? [], `${id}.`, depth + 1, id);
     (call.runs ?? []).forEach((run, place) => runInto(made, run, `${id}.r${place + 1}`, depth + 1, id));
   });
+}
+
+/** How a call stands; of one that is not over only its questions tell. */
+function statusOf(made, call) {
+  const status = call.status ?? "open";
+  if (status !== "open" || !made.goes) return status;
+  return (call.questions ?? []).some((question) => !question.answered) ? "waiting" : "running";
 }
 
 /** A nested run: a span over all that is in it, then what is in it. */
@@ -82,8 +94,8 @@ function sum(turns) {
 }
 
 /**
- * When a call waited for a person. Where it is not said when the answer came, the wait is taken to last until
- * the next thing began in the call, or to its end.
+ * When a call waited for a person. Where it is not said when the answer came (a record of an older version), the wait
+ * is taken to last until the next thing began in the call, or to its end.
  */
 function waitsOf(call, start, end, inner) {
   const asked = (call.questions ?? []).map((question) => ({ ...question, from: seconds(question.asked_at) ?? start })).sort((a, b) => a.from - b.from);
@@ -110,7 +122,9 @@ function lastTime(tree) {
     const start = seconds(one.at);
     if (start !== null) last = Math.max(last, start + (one.seconds ?? 0));
     // A run's own line has their number, a call has them all.
-    for (const question of Array.isArray(one.questions) ? one.questions : []) last = Math.max(last, seconds(question.asked_at) ?? 0);
+    for (const question of Array.isArray(one.questions) ? one.questions : []) {
+      last = Math.max(last, seconds(question.asked_at) ?? 0, seconds(question.answered_at) ?? 0);
+    }
     for (const inner of [...(one.turns ?? []), ...(one.calls ?? []), ...(one.runs ?? [])]) see(inner);
   };
   see(tree ?? {});

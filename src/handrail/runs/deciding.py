@@ -1,0 +1,50 @@
+"""What was decided for a whole session, from the record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from handrail.adapter.durable import base_of, decode_begin
+from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.errors import RunUnknown
+from handrail.events import ApprovalRemembered
+from handrail.guard import ApprovalMemory
+from handrail.guard.keeping import bring_in, decided_in, keep_decisions
+from handrail.records import Journal
+from handrail.session import Session
+from handrail.session.saving import decode_item
+
+
+async def approvals(
+    journal: Journal, session_id: str, *, principal: str, clock: Clock = SYSTEM_CLOCK
+) -> ApprovalMemory:
+    """The approvals and denials that hold for somebody's session: `.list()` them, `.revoke(id)` one.
+
+    What is revoked is recorded, and counts at once for a run of the session, in whichever process that
+    is. Nothing else of the session is read, so its code is not needed. `RunUnknown` where this principal
+    has no run in a session of this id.
+    """
+    runs = await journal.runs(session_id=session_id, principal=principal)
+    if not runs:
+        raise RunUnknown(session_id)
+    session = Session(id=session_id, principal=principal)
+    base, first = base_of(runs), runs[0].record
+    bring_in(session, () if base is None else decided_in(base))
+    if first.begin:
+        bring_in(session, [decode_item(fact, session_id) for fact in decode_begin(first).denied])
+    await keep_decisions(session, journal)
+    return ApprovalMemory(session, clock)
+
+
+def approval_json(kept: ApprovalRemembered) -> dict[str, Any]:
+    """A decision as programs are told of it."""
+    return {
+        "id": kept.id,
+        "tool": kept.tool,
+        "covers": kept.covers,
+        "scope": kept.scope,
+        "approved": kept.approved,
+        "reason": kept.reason,
+        "by": kept.by,
+        "at": kept.at.isoformat(),
+    }

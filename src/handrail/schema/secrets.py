@@ -1,0 +1,127 @@
+"""What is secret among values, by their type: finding it, masking it, and telling what was masked.
+
+A `SecretStr` is told by how its type is written as JSON, and by `writeOnly` in the JSON Schema: what both
+say is masked, so that neither a custom serializer nor a custom JSON Schema brings one to light.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any, cast
+
+import pydantic_core
+from pydantic import Secret, SecretStr, TypeAdapter
+from pydantic_core import core_schema
+
+from handrail.schema.wording import Location, forms_of, inside, location_of
+
+MASK = str(SecretStr("any"))
+"""What stands in the place of a secret wherever somebody, or a journal, could read it."""
+WITHHELD = pydantic_core.to_json({MASK: "not shown: there may be a secret in it"}).decode()
+"""What stands in the place of arguments in which nobody can tell what is secret."""
+
+
+@lru_cache(maxsize=1)
+def _maskers() -> frozenset[Any]:
+    """The functions by which pydantic writes secrets."""
+    kinds: tuple[Any, ...] = (SecretStr, Secret[str])
+    return frozenset(
+        part["function"]
+        for kind in kinds
+        for part in _parts(TypeAdapter(kind).core_schema)
+        if part.get("type") == "function-plain"
+    )
+
+
+def holds_secrets(core: Any, json_schema: Any) -> bool:
+    """Can there be a secret in what this type describes?"""
+    if any(part.get("writeOnly") is True for part in _parts(json_schema)):
+        return True
+    return any(
+        part.get("type") == "function-plain" and part["function"] in _maskers() for part in _parts(core)
+    )
+
+
+def _parts(schema: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(schema, dict):
+        yield cast("dict[str, Any]", schema)
+        for inner in cast("dict[str, Any]", schema).values():
+            yield from _parts(inner)
+    elif isinstance(schema, list | tuple):
+        for inner in cast("list[Any]", schema):
+            yield from _parts(inner)
+
+
+# --- masking -----------------------------------------------------------------------------------
+
+
+def masked(value: Any, schema: Mapping[str, Any]) -> Any:
+    """Plain JSON with a mask wherever the JSON Schema says that a value is written and never read."""
+    return _masked(value, forms_of(schema, schema), schema)
+
+
+def _masked(value: Any, forms: list[Mapping[str, Any]], root: Mapping[str, Any]) -> Any:
+    if any(form.get("writeOnly") is True and _is_meant(value, form) for form in forms):
+        return MASK
+    if isinstance(value, dict):
+        return {
+            _key(key, forms, root): _masked(one, inside(forms, key, root), root)
+            for key, one in cast("dict[str, Any]", value).items()
+        }
+    if isinstance(value, list):
+        items = enumerate(cast("list[Any]", value))
+        return [_masked(one, inside(forms, at, root), root) for at, one in items]
+    return value
+
+
+def _is_meant(value: Any, form: Mapping[str, Any]) -> bool:
+    """Is this what the form is about? Nothing is no secret, and a number is none where text is asked for."""
+    if value is None or value == "":
+        return False
+    return isinstance(value, str) or form.get("type") != "string"
+
+
+def _key(key: str, forms: list[Mapping[str, Any]], root: Mapping[str, Any]) -> str:
+    named = any(key in form.get("properties", ()) for form in forms)
+    names = [form["propertyNames"] for form in forms if isinstance(form.get("propertyNames"), dict)]
+    secret = not named and any(one.get("writeOnly") is True for each in names for one in forms_of(each, root))
+    return MASK if secret else key
+
+
+def masks_in(value: Any, location: Location = ()) -> Iterator[str]:
+    """Where a mask stands in plain JSON, in words; "" where it is all of it."""
+    if isinstance(value, str):
+        if value == MASK:
+            yield location_of(location)
+    elif isinstance(value, dict):
+        for key, one in cast("dict[str, Any]", value).items():
+            if key == MASK:
+                yield location_of(location)
+            else:
+                yield from masks_in(one, (*location, key))
+    elif isinstance(value, list):
+        for at, one in enumerate(cast("list[Any]", value)):
+            yield from masks_in(one, (*location, at))
+
+
+# --- as they are -------------------------------------------------------------------------------
+
+_ANYTHING = pydantic_core.SchemaSerializer(core_schema.any_schema())
+
+
+def in_clear(value: object, serializer: pydantic_core.SchemaSerializer = _ANYTHING) -> bytes:
+    """A Python value as JSON text with its secrets in it: to be parsed again at once, and never kept."""
+    plain = serializer.to_python(value, by_alias=True, round_trip=True, warnings=False)
+    return pydantic_core.to_json(_revealed(plain), inf_nan_mode="constants")
+
+
+def _revealed(value: Any) -> Any:
+    reveal = getattr(value, "get_secret_value", None)
+    if reveal is not None:
+        return _revealed(reveal())
+    if isinstance(value, Mapping):
+        return {_revealed(key): _revealed(one) for key, one in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_revealed(one) for one in cast("list[Any]", value)]
+    return value

@@ -1,0 +1,97 @@
+"""A served file is a module that takes nobody's name."""
+
+from __future__ import annotations
+
+import calendar
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail.errors import DefinitionError
+from handrail.serve.source import load
+
+APP = '''"""A desk."""
+from __future__ import annotations
+from dataclasses import dataclass
+from handrail import Adapter, Prompt, ScriptedModel, tool
+from beside import WORD
+
+@dataclass
+class Order:
+    seats: int
+
+@tool
+async def book(order: Order) -> str:
+    """Book."""
+    return WORD
+
+prompt = Prompt("desk", "Help.", tools=[book])
+adapter = Adapter(ScriptedModel(lambda request: "hello"))
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder with a module beside the app; what is loaded from it is forgotten after the test."""
+    modules, places = dict(sys.modules), list(sys.path)
+    (tmp_path / "beside.py").write_text('WORD = "booked"\n')
+    yield tmp_path
+    sys.path[:] = places
+    for name in sys.modules.keys() - modules.keys():
+        del sys.modules[name]
+    sys.modules.update(modules)
+
+
+def app_of(path: Path) -> Any:
+    return load(str(path)).source
+
+
+@pytest.mark.parametrize("name", ["json", "calendar", "this", "handrail", "pydantic", "__main__", "sys"])
+def test_a_file_called_like_another_module_leaves_it_alone(folder: Path, name: str):
+    """Also one that nobody has imported yet, such as `this`."""
+    path = folder / f"{name}.py"
+    path.write_text(APP)
+    before = sys.modules.get(name)
+    first, again = app_of(path), app_of(path)
+    assert sys.modules.get(name) is before
+    assert first.name == "desk"
+    assert first.app == again.app, "a server that is started again knows its runs"
+    assert first.app.startswith(f"handrail_app_{name}_")
+    assert (importlib.import_module("json"), importlib.import_module("calendar")) == (json, calendar)
+    found = importlib.util.find_spec(name) if name != "__main__" else None
+    assert found is None or found.origin != str(path)
+
+
+def test_two_files_of_such_a_name_are_two_apps(folder: Path):
+    apps: list[str] = []
+    for place in ("one", "two"):
+        (folder / place).mkdir()
+        (folder / place / "json.py").write_text(APP.replace("from beside import WORD", "WORD = ''"))
+        apps.append(app_of(folder / place / "json.py").app)
+    assert len(set(apps)) == 2
+
+
+def test_any_other_file_is_called_as_it_is_imported(folder: Path):
+    """So `handrail runs resume`, which imports it by its name, finds the same types."""
+    (folder / "front_desk.py").write_text(APP)
+    assert app_of(folder / "front_desk.py").app == "front_desk:prompt"
+    assert app_of(folder / "front_desk.py").app == "front_desk:prompt", "also when it is loaded again"
+    assert importlib.import_module("front_desk").Order.__module__ == "front_desk"
+
+
+@pytest.mark.parametrize("name", ["front_desk", "json"])
+def test_a_file_that_can_not_be_loaded_leaves_nothing(folder: Path, name: str):
+    path = folder / f"{name}.py"
+    path.write_text("from handrail import Prompt\nraise RuntimeError('not today')\n")
+    modules, places = dict(sys.modules), list(sys.path)
+    with pytest.raises(DefinitionError, match="not today"):
+        app_of(path)
+    assert (dict(sys.modules), sys.path) == (modules, places)
+    with pytest.raises(DefinitionError, match="there is no module"):
+        app_of(folder / f"no_{name}.py")
