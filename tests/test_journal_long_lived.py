@@ -180,3 +180,12 @@ def test_a_process_that_can_not_be_seen_from_here_is_not_said_to_be_dead(monkeyp
         assert not lease.is_dead(gone)
     finally:
         lease._host.cache_clear()  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_name_is_given_without_looking_up_again_when_this_process_started(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Every run has one, also a run nobody records; a look into /proc for each costs more than a call."""
+    first = lease.new_owner()
+    monkeypatch.setattr(lease, "_started", lambda pid: pytest.fail("it was looked up again"))
+    assert lease.new_owner().split("/")[:3] == first.split("/")[:3]

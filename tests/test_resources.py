@@ -1,6 +1,7 @@
 """Resources: three scopes, who makes a thing, who closes it, and when."""
 
 import asyncio
+import gc
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -10,6 +11,7 @@ import pytest
 
 from handrail import ContextExpired, Deadline, ToolContext, ToolResult, TransientError, gather, tool
 from handrail.dispatch import Gate, open_gate
+from handrail.dispatch.call import LiveCall
 from handrail.errors import ResourceError
 from handrail.limits import Budget, BudgetTracker
 from handrail.protocols import BudgetTracker as BudgetTrackerProtocol
@@ -870,3 +872,17 @@ def test_resource_errors_are_ours_and_carry_the_resource():
         Binding(A, numbered([]), "always")  # pyright: ignore[reportArgumentType]  # wrong on purpose
     assert isinstance(caught.value, LookupError)
     assert caught.value.resource == "A"
+
+
+async def test_a_call_that_asked_for_resources_is_freed_when_it_is_over():
+    """Without the collector: its view of them points back to it, and what it held would pile up."""
+    scene = Scene(given(Thing, Thing("shared", [])), Binding(A, numbered([]), "call"))
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            assert (await scene.call(getting(Thing, A))).success
+        left = [each for each in gc.get_objects() if type(each) is LiveCall]
+    finally:
+        gc.enable()
+    assert left == []

@@ -160,15 +160,16 @@ class Conversation:
 
 def _sendable(message: Message) -> Message:
     """The message with nothing in it that is no text, such as names of files that are not UTF-8."""
-    if isinstance(message, UserMessage):
+    if isinstance(message, AssistantMessage):
+        return message  # a model's comes from JSON, where there is no such thing
+    if not isinstance(message, ToolMessage):
         return message if message.text.isascii() else UserMessage(_text(message.text), message.by_run)
-    if isinstance(message, ToolMessage):
-        if all(result.text.isascii() for result in message.results):
-            return message
-        return ToolMessage(
-            tuple(msgspec.structs.replace(each, text=_text(each.text)) for each in message.results)
-        )
-    return message  # a model's comes from JSON, where there is no such thing
+    for result in message.results:
+        if not result.text.isascii():
+            return ToolMessage(
+                tuple([msgspec.structs.replace(each, text=_text(each.text)) for each in message.results])
+            )
+    return message
 
 
 def _text(text: str) -> str:

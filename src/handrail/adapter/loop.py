@@ -16,7 +16,7 @@ from handrail.adapter.response import Outcome
 from handrail.adapter.run import Run
 from handrail.dispatch.replaying import RecordedResult
 from handrail.dispatch.secrets import is_masked
-from handrail.dispatch.turn import OpenTurn, ToolCall
+from handrail.dispatch.turn import OpenTurn
 from handrail.errors import ToolValidationError
 from handrail.messages import CallAnswered, CallAsked, ToolMessage, UserMessage
 from handrail.prompt import OPENER
@@ -72,7 +72,7 @@ async def run_until_done(run: Run) -> Outcome:
 
 async def _run_calls(run: Run, calls: tuple[CallAsked, ...], message_id: str) -> tuple[ToolResult[Any], ...]:
     """Run a turn's calls through the gate and give each its result, also when the turn is cut short."""
-    turn = OpenTurn(run.gate, [ToolCall(call.name, call.arguments, call.id) for call in calls], message_id)
+    turn = OpenTurn(run.gate, calls, message_id)
     run.calls += len(calls)
     if run.again and not turn.is_recorded():
         run.goes_on()
@@ -85,7 +85,11 @@ async def _run_calls(run: Run, calls: tuple[CallAsked, ...], message_id: str) ->
         answered = tuple(
             [
                 CallAnswered(
-                    call.id, call.name, result.render(), not result.success, _opened(run, call, result)
+                    call.id,
+                    call.name,
+                    result.render(),
+                    not result.success,
+                    _opened(run, call, result) if call.name == OPENER else (),
                 )
                 for call, result in zip(calls, results, strict=True)
             ]
@@ -98,8 +102,8 @@ async def _run_calls(run: Run, calls: tuple[CallAsked, ...], message_id: str) ->
 
 
 def _opened(run: Run, call: CallAsked, result: ToolResult[Any]) -> tuple[str, ...]:
-    """Bring the tools into view that a call has opened, and say which."""
-    if call.name != OPENER or not result.success:
+    """Bring the tools into view that a call of the opener has opened, and say which."""
+    if not result.success:
         return ()
     paths = [path for path in result.value if path not in run.rendered.opened]
     if not paths:

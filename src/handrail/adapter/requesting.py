@@ -52,7 +52,7 @@ _PER_MESSAGE = 16
 async def ask(run: Run) -> Answer:
     """The model's next answer, whole. Anything else is a `PromptEvaluationError`."""
     frame = run.frame
-    if frame.parked:
+    if frame.parking is not None and frame.parked:
         raise asyncio.CancelledError  # it came while something was shielded from it
     if frame.log is not None:
         place = run.next_place()

@@ -39,7 +39,6 @@ from handrail.protocols import (
     PromptView,
     RenderedPromptView,
 )
-from handrail.protocols import BudgetTracker as BudgetTrackerProtocol
 from handrail.resources.registry import CallResources
 from handrail.tools import Tool, ToolResult
 
@@ -59,6 +58,7 @@ class LiveCall(msgspec.Struct, eq=False):
     path: tuple[str, ...]
     loop: asyncio.AbstractEventLoop
     started: float
+    """Seconds into the run, once it goes through the gate."""
     ordinal: int
     """The how-manieth call of its run, or of the call around it, this is."""
     parent: LiveCall | None = None
@@ -316,15 +316,8 @@ class LiveCall(msgspec.Struct, eq=False):
     @property
     def resources(self) -> CallResources:
         if self.made_resources is None:
-            self.made_resources = CallResources(self.frame.resources, self.home, self.fork, self.given())
+            self.made_resources = CallResources(self.frame.resources, self, self.frame.given)
         return self.made_resources
-
-    def given(self) -> Mapping[type, Callable[[], Any]]:
-        """What a call has of itself, among its resources."""
-        return {
-            BudgetTracker: lambda: self.budget_tracker,
-            BudgetTrackerProtocol: lambda: self.budget_tracker,
-        }
 
     @property
     def filesystem(self) -> Filesystem:
@@ -455,14 +448,11 @@ def new_call(
 ) -> LiveCall:
     """A call of the tool called `name`, inside `parent` or the call this whole run is nested in."""
     frame = gate.frame
-    started = frame.monotonic() - frame.began
     outer = frame.outer
     if parent is None and outer is None:
         number = next(frame.counter)
         loop = asyncio.get_running_loop()
-        made = LiveCall(
-            gate, frame, name, id or f"{frame.call_prefix}{number}", (name,), loop, started, number
-        )
+        made = LiveCall(gate, frame, name, id or f"{frame.call_prefix}{number}", (name,), loop, 0.0, number)
     elif parent is None or parent is outer:
         assert outer is not None
         number = next(frame.counter)
@@ -473,7 +463,7 @@ def new_call(
             id or f"{frame.call_prefix}{number}",
             (*outer.path, name),
             outer.loop,
-            started,
+            0.0,
             number,
             outer,
             outer.depth + 1,
@@ -485,7 +475,7 @@ def new_call(
             inside = id
         path = (*parent.path, name)
         made = LiveCall(
-            gate, frame, name, inside, path, parent.loop, started, parent.inner, parent, parent.depth + 1
+            gate, frame, name, inside, path, parent.loop, 0.0, parent.inner, parent, parent.depth + 1
         )
         made.undoing = parent.undoing
     if message_id is not None:

@@ -26,6 +26,7 @@ from handrail.protocols import (
     ToolPolicy,
     Workers,
 )
+from handrail.protocols import BudgetTracker as BudgetTrackerProtocol
 from handrail.records import Journal
 from handrail.resources.registry import RunResources
 from handrail.session import Dispatcher, Session
@@ -64,14 +65,71 @@ NO_PROVIDER = NoProvider()
 class Frame:
     """One run as its calls see it: what they share, and which of them are at work."""
 
-    workers: Workers | None = None
+    # Slots: every call reads some thirty of these, and a class attribute or a dict this large is slow to read.
+    __slots__ = (
+        "__weakref__",
+        "_given",
+        "_unbounded",
+        "adapter",
+        "approval_seconds",
+        "began",
+        "began_at",
+        "broker",
+        "budget",
+        "call_prefix",
+        "cancellation",
+        "clock",
+        "counter",
+        "deadline",
+        "depth_limit",
+        "ending",
+        "environment",
+        "filesystem",
+        "journal",
+        "key",
+        "lease",
+        "limited",
+        "live",
+        "log",
+        "monotonic",
+        "open_tools",
+        "outer",
+        "parking",
+        "place",
+        "policies",
+        "prompt",
+        "prompt_model",
+        "provider",
+        "publish",
+        "record",
+        "rendered_prompt",
+        "resources",
+        "run_context",
+        "secretive",
+        "session",
+        "spending",
+        "steps",
+        "task",
+        "told",
+        "tools",
+        "within",
+        "worker",
+        "workers",
+    )
+
+    workers: Workers | None
     """The workers its calls may reach; None where there are none."""
-    worker: WorkerFacts | None = None
+    worker: WorkerFacts | None
     """What is known of the worker whose run this is; None where it is nobody's."""
-    parking: Parking | None = None
-    secretive = False
+    tools: Mapping[str, Tool[Any, Any]]
+    open_tools: Mapping[str, Tool[Any, Any]]
+    """The tools that can be called without a further look: most of them."""
+    policies: tuple[ToolPolicy, ...]
+    parking: Parking | None
+    secretive: bool
     """Does a tool of its take secrets, or one that is yet to be shown? Then what a model writes is looked at."""
-    _unbounded: BudgetTracker | None = None
+    _unbounded: BudgetTracker | None
+    _given: Mapping[type, Callable[[], Any]] | None
 
     def __init__(
         self,
@@ -101,10 +159,8 @@ class Frame:
         adapter: Callable[[Any], BoundAdapter] | None = None,
         prompt_model: Callable[[Any], PromptModel] | None = None,
     ) -> None:
-        self.tools: Mapping[str, Tool[Any, Any]] = {}
-        self.open_tools: Mapping[str, Tool[Any, Any]] = {}
-        """The tools that can be called without a further look: most of them."""
-        self.policies: tuple[ToolPolicy, ...] = ()
+        self.workers = self.worker = self.parking = self._unbounded = self._given = None
+        self.secretive = False
         self.show(tools, policies)
         self.session = session
         self.record = session.record
@@ -148,8 +204,7 @@ class Frame:
         """The calls at work, and the task each runs in."""
         self.ending: set[LiveCall] = set()
         """The calls that are over, and of which nobody has been told yet."""
-        self.monotonic = clock.monotonic
-        self.began = clock.monotonic()
+        self.monotonic, self.began = clock.monotonic, clock.monotonic()
         self.call_prefix = f"{run_context.run_id}."
         self.counter = itertools.count(1)
         """Calls are numbered, never named by chance, so that a resumed run gives them the same ids."""
@@ -216,6 +271,13 @@ class Frame:
         if self._unbounded is None:
             self._unbounded = BudgetTracker()
         return self._unbounded
+
+    @property
+    def given(self) -> Mapping[type, Callable[[], Any]]:
+        """What its calls find among their resources without anybody binding it."""
+        if self._given is None:
+            self._given = {kind: lambda: self.tracker for kind in (BudgetTracker, BudgetTrackerProtocol)}
+        return self._given
 
 
 def check_tool(given: object) -> None:

@@ -461,6 +461,7 @@ class Gate:
             close_policy_context(call)
         if call.spending is not None:
             call.spending.settle()
+        call.made_resources = None  # it points back here, and only the collector could free the circle
         result: Any = call.result
         if call.first is not None:
             call.first.result = result

@@ -136,7 +136,7 @@ def open_frame(
         policies=check_policies(policies),
         session=session,
         resources=RunResources(bindings),
-        filesystem=filesystem if isinstance(filesystem, Forkable) else None,
+        filesystem=filesystem if filesystem is not None and isinstance(filesystem, Forkable) else None,
         environment=environment,
         broker=Broker(steps, environment, approvals)
         if approvals is None or isinstance(approvals, str)

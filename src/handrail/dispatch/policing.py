@@ -10,8 +10,9 @@ from handrail.context import ToolContext
 from handrail.dispatch.call import LiveCall
 from handrail.dispatch.failures import Refused
 from handrail.dispatch.views import PolicySession
+from handrail.errors import ContextExpired
 from handrail.operation import Home
-from handrail.protocols import Filesystem
+from handrail.protocols import Filesystem, Forkable
 from handrail.resources.registry import CallResources
 from handrail.tools import ToolResult
 
@@ -35,6 +36,14 @@ class PolicyCall(msgspec.Struct, eq=False):
             self._home.closed = self._ended
         return self._home
 
+    def check(self) -> None:
+        """Raise `ContextExpired` if the call is over: later than for its handler, since policies hear of that."""
+        if self._ended:
+            raise ContextExpired(self._call.id)
+
+    def fork(self, protocol: type, resource: Forkable) -> Any:
+        return self._call.fork(protocol, resource)
+
     def close(self) -> None:
         """The call is over, and with it what its policies may do through the context."""
         self._ended = True
@@ -49,9 +58,8 @@ class PolicyCall(msgspec.Struct, eq=False):
     def resources(self) -> CallResources:
         if self._resources is None:
             self._call.policies_made_resources = True
-            self._resources = CallResources(
-                self._call.frame.resources, self.home, self._call.fork, self._call.given()
-            )
+            frame = self._call.frame
+            self._resources = CallResources(frame.resources, self, frame.given)
         return self._resources
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, cast
+from typing import Any
 
 from handrail.context import ToolContext, WorkerContext
 from handrail.dispatch.call import LiveCall
@@ -69,9 +69,9 @@ _SIMPLE = (str, int, float, bool, type(None))
 
 def check_result(tool: Tool[Any, Any], result: Any) -> None:
     """What a handler gave back must be a result, of the type it declares, that can be shown."""
-    if type(result) is not ToolResult and not isinstance(result, ToolResult):
+    if not issubclass(type(result), ToolResult):
         raise SignatureMismatch(f"its handler returned a {type(result).__name__} instead of a ToolResult")
-    value = cast("ToolResult[Any]", result).value
+    value = result.value
     kind = tool.result_class
     if kind is not None:
         if not isinstance(value, kind) and result.success:

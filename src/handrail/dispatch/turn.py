@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from handrail.dispatch.call import LiveCall, new_call
 from handrail.dispatch.gate import Arguments, Gate
+from handrail.messages import CallAsked
 from handrail.operation import cancel_and_await
 from handrail.tools import ToolResult
 
@@ -34,16 +35,21 @@ class OpenTurn:
 
     __slots__ = ("_gate", "_live")
 
-    def __init__(self, gate: Gate, calls: Sequence[ToolCall], message_id: str | None = None) -> None:
+    def __init__(
+        self, gate: Gate, calls: Sequence[ToolCall | CallAsked], message_id: str | None = None
+    ) -> None:
         self._gate = gate
         self._live = [
             (new_call(gate, call.name, call.id, None, message_id), call.arguments) for call in calls
         ]
 
-    async def run(self) -> BaseException | None:
+    def run(self) -> Coroutine[Any, Any, BaseException | None]:
         """Run them all; what is returned is what the run has to hear, if anything."""
         if len(self._live) == 1:
-            return await _run_group(self._gate, self._live)
+            return _run_one(self._gate, *self._live[0])
+        return self._run_groups()
+
+    async def _run_groups(self) -> BaseException | None:
         for group in _groups(self._gate, self._live):
             ending = await _run_group(self._gate, group)
             if ending is not None:
@@ -86,16 +92,19 @@ def _groups(gate: Gate, live: list[tuple[LiveCall, Any]]) -> Iterator[list[tuple
         yield group
 
 
+async def _run_one(gate: Gate, call: LiveCall, arguments: Arguments) -> BaseException | None:
+    try:
+        await gate.pass_through(call, arguments)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        return error
+    return None
+
+
 async def _run_group(gate: Gate, group: list[tuple[LiveCall, Arguments]]) -> BaseException | None:
     if len(group) == 1:
-        call, arguments = group[0]
-        try:
-            await gate.pass_through(call, arguments)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            return error
-        return None
+        return await _run_one(gate, *group[0])
     loop = asyncio.get_running_loop()
     tasks = [loop.create_task(gate.pass_through(call, arguments)) for call, arguments in group]
     waiting = set(tasks)

@@ -15,7 +15,7 @@ LEASE_SECONDS = 30.0
 
 def new_owner() -> str:
     """A name for this process: its machine, its number, when it started, and chance."""
-    return f"{_host()}/{os.getpid()}/{_started(os.getpid())}/{secrets.token_hex(4)}"
+    return f"{_host()}/{os.getpid()}/{_started_here()}/{secrets.token_hex(4)}"
 
 
 def is_free(owner: str, leased_until: float, now: float, me: str) -> bool:
@@ -41,6 +41,15 @@ def _host() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
         numbers = os.readlink("/proc/self/ns/pid").strip("pid:[]")
     return f"{socket.gethostname()}.{boot}.{numbers}".replace("/", "_")
+
+
+@lru_cache(maxsize=1)
+def _started_here() -> str:
+    """When this process started: every run without a journal is given a name too, and none need look again."""
+    return _started(os.getpid())
+
+
+os.register_at_fork(after_in_child=_started_here.cache_clear)
 
 
 def _started(pid: int) -> str:

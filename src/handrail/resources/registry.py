@@ -7,7 +7,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from handrail.errors import ContextExpired, ResourceError
 from handrail.operation import Home, Operation
@@ -118,42 +118,55 @@ class RunResources:
             raise ExceptionGroup("closing resources", errors)
 
 
+class Owner(Protocol):
+    """The call whose view of the resources it is."""
+
+    @property
+    def home(self) -> Home: ...
+    def check(self) -> None:
+        """Raise `ContextExpired` if it is over."""
+        ...
+
+    def fork(self, protocol: type, resource: Forkable) -> Any:
+        """Its own version of a resource."""
+        ...
+
+
 class CallResources:
     """A call's view: run resources shared (forkable ones as the call's own fork), the rest its own."""
 
-    __slots__ = ("_call", "_fork", "_given", "_run", "home")
+    __slots__ = ("_call", "_given", "_owner", "_run")
 
-    def __init__(
-        self,
-        run: RunResources,
-        home: Home,
-        fork: Callable[[type, Forkable], Any],
-        given: Mapping[type, Callable[[], Any]],
-    ) -> None:
-        self.home = home
+    def __init__(self, run: RunResources, owner: Owner, given: Mapping[type, Callable[[], Any]]) -> None:
         self._run = run
-        self._fork = fork
+        self._owner = owner
         self._given = given
-        self._call = Scoped()
+        self._call: Scoped | None = None
+        """What was made for this call alone, once something was."""
+
+    @property
+    def home(self) -> Home:
+        return self._owner.home
 
     def get(self, protocol: type[T], /) -> T:
         """What is bound to `protocol`, made now if it is not there yet."""
-        self.home.check()
-        return cast(T, self.get_for(protocol, "fresh", ()))
+        self._owner.check()
+        found: Any = self.get_for(protocol, "fresh", ())
+        return found
 
     def open(self, protocol: type[T], /) -> Operation[T]:
         """The same for a binding that has to be awaited, and for every other."""
-        self.home.check()
+        self._owner.check()
         name = f"resources.open({name_of(protocol)})"
         return Operation(lambda: self.open_for(protocol, "fresh", ()), name, self.home)
 
     async def close(self) -> list[Exception]:
-        return await self._call.close()
+        return [] if self._call is None else await self._call.close()
 
     @property
     def untouched(self) -> bool:
         """Was nothing made that would have to be closed with the call?"""
-        return self._call.empty
+        return self._call is None or self._call.empty
 
     # For a thing that lives as long as `within` says, and is needed to make what is on `path`.
 
@@ -223,7 +236,8 @@ class CallResources:
                 "it lives for one call and is asked for by one that lives for the whole run",
                 "Give it the scope 'run', or the other the scope 'call'.",
             )
-        kept = self._scope(binding.scope).made.get(protocol)
+        scope = self._run.scope if binding.scope == "run" else self._call
+        kept = None if scope is None else scope.made.get(protocol)
         return _NOTHING if kept is None else self._shown(binding, kept, within)
 
     def _shown(self, binding: Binding[Any], kept: Kept, within: Scope) -> Any:
@@ -235,7 +249,7 @@ class CallResources:
                 "each call works on its own fork of it, and it is asked for by one that lives for the whole run",
                 "Give the other the scope 'call'.",
             )
-        return self._fork(binding.protocol, kept.thing)
+        return self._owner.fork(binding.protocol, kept.thing)
 
     def _keep(
         self, binding: Binding[Any], inside: Inside, thing: Any, closer: Callable[[], Any] | None
@@ -272,7 +286,12 @@ class CallResources:
 
     def _scope(self, lives: Scope) -> Scoped:
         """Where a thing is kept and closed; a fresh one lives as long as whoever asked for it."""
-        return self._run.scope if lives == "run" else self._call
+        if lives == "run":
+            return self._run.scope
+        with self._run.lock:  # two threads may ask at once
+            if self._call is None:
+                self._call = Scoped()
+            return self._call
 
 
 class Inside:
@@ -367,6 +386,8 @@ def _yielded(binding: Binding[Any], how_often: str) -> ResourceError:
 
 
 def _takes_one(function: Callable[..., Any]) -> bool:
+    if isinstance(function, _Ready):
+        return True  # ours, made for every run that is given a thing: looking at its signature takes long
     try:
         inspect.signature(function).bind(None)
     except TypeError:

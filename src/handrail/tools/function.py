@@ -325,16 +325,16 @@ def _result_type(signature: Signature) -> Any:
 def _handler(function: Any, signature: Signature, context_name: str | None) -> Any:
     """The function in a handler's shape; its context has the type the function asks for."""
 
-    def arguments_of(params: Any, context: Any) -> dict[str, Any]:
-        arguments: dict[str, Any] = params.__dict__
-        return arguments if context_name is None else {**arguments, context_name: context}
-
     def plain_handler(params: Any, *, context: Any) -> ToolResult[Any]:
-        value = function(**arguments_of(params, context))
+        arguments = params.__dict__
+        value = function(**(arguments if context_name is None else {**arguments, context_name: context}))
         return cast(ToolResult[Any], value) if type(value) is ToolResult else ToolResult("", value)
 
     async def async_handler(params: Any, *, context: Any) -> ToolResult[Any]:
-        value = await function(**arguments_of(params, context))
+        arguments = params.__dict__
+        value = await function(
+            **(arguments if context_name is None else {**arguments, context_name: context})
+        )
         return cast(ToolResult[Any], value) if type(value) is ToolResult else ToolResult("", value)
 
     handler: Any = async_handler if signature.is_async else plain_handler
