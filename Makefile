@@ -29,7 +29,8 @@ docs:
 	@echo 'open site/index.html'
 
 test:
-	@scripts/check
+	@scripts/venv .venv requirements/dev.txt
+	@scripts/others & scripts/check; code=$$?; wait; exit $$code
 	@scripts/test
 
 test-deep: export HANDRAIL_DEEP = 1
