@@ -31,6 +31,7 @@ from handrail import (
 )
 from handrail.errors import QuestionCancelled, RunParked
 from handrail.messages import AssistantMessage, ModelRequest, ToolMessage
+from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.testing import VirtualClock, run_virtual
 from handrail.tools import RunMode
@@ -191,24 +192,38 @@ class Lasting(World):
 
 
 class Restarted(World):
-    """A new process, which has the journal and nothing else, for every single thing."""
+    """A new process, which has the journal and nothing else, for every single thing.
+
+    A run with a secret in it can't be parked: it has one process to its end, and the next run another.
+    """
+
+    held: asyncio.Future[Any] | None = None
 
     async def begin(self, run_id: str) -> None:
         self.restart()
-        adapter = Adapter(
-            self.model(), journal=self.journal, environment=LaterEnvironment(), clock=self.clock
-        )
+        secret = any(call.name == "unlock" for call in self.turn.calls)
         session = Session(id="ada/s", principal="ada")
         if await self.journal.runs(session_id="ada/s"):
             session = await runs.session(self.journal, "ada/s", principal="ada")
-        await self.carry(adapter.evaluate(PROMPT, "go", session=session, run_id=run_id, **self.given()))
+        adapter = self.adapter(Desk() if secret else LaterEnvironment())
+        going = adapter.evaluate(PROMPT, "go", session=session, run_id=run_id, **self.given())
+        if secret:
+            self.held = asyncio.ensure_future(going)
+            await asyncio.sleep(1)
+        else:
+            self.held = None
+            await self.carry(going)
 
     async def hear(self, run_id: str) -> None:
+        if self.held is not None:
+            await asyncio.sleep(1)
+            return
         self.restart()
-        adapter = Adapter(
-            self.model(), journal=self.journal, environment=LaterEnvironment(), clock=self.clock
-        )
+        adapter = self.adapter(LaterEnvironment())
         await self.carry(adapter.resume(run_id, PROMPT, **self.given()))
+
+    def adapter(self, environment: Environment) -> Adapter:
+        return Adapter(self.model(), journal=self.journal, environment=environment, clock=self.clock)
 
     async def carry(self, going: Any) -> None:
         try:
