@@ -23,7 +23,7 @@ from handrail.events import ToolInvoked
 from handrail.journal.sqlite import SqliteJournal
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
-from handrail.records import Check
+from handrail.records import Check, Mask
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.session import Session
 from handrail.session.saving import encode_item
@@ -233,11 +233,16 @@ class SimulatedJournal(SqliteJournal):
         )
 
     async def ask(
-        self, question: Question, environment: Environment | None = None, check: Check | None = None, /
+        self,
+        question: Question,
+        environment: Environment | None = None,
+        check: Check | None = None,
+        mask: Mask | None = None,
+        /,
     ) -> Answer:
         if environment is not None:
             self.world.happened("shown", question=msgspec.to_builtins(question, builtin_types=()))
-        return await super().ask(question, environment, check)
+        return await super().ask(question, environment, check, mask)
 
     async def step(
         self,
