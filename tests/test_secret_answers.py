@@ -30,6 +30,7 @@ from handrail import (
     ToolResult,
     tool,
 )
+from handrail.cli import runs_doing
 from handrail.cli.plain import PlainView
 from handrail.clock import SYSTEM_CLOCK
 from handrail.environment import LaterEnvironment
@@ -45,6 +46,7 @@ from handrail.serve import seen
 from handrail.serve.agui.events import plain_json
 from handrail.session import save
 from handrail.testing import Person
+from served_threads import give, over, plan, served, settle
 from test_resting import answer_to
 from test_secret_after_crash import Cut
 from test_secret_arguments import MARK, WIDER, Drawn, Key, logged, login_with, recorded_in, revealed, written
@@ -572,3 +574,74 @@ async def test_an_answer_that_only_the_schema_calls_secret_is_masked_too() -> No
     assert MARK not in everything(
         [heard, save(session), await journal.entries("run"), await journal.asked("run")]
     )
+
+
+# --- a server -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["live", "parked", "restarted"])
+async def test_somebody_answers_a_server_with_a_secret(how: str, tmp_path: Path) -> None:
+    """Also to a run that was parked, or whose server was stopped: it is brought back to hear it."""
+    got: list[Any] = []
+    async with served(tmp_path, tools=[asking(Key, got)], park_after=0.0 if how == "parked" else None) as app:
+        thread = app.thread()
+        await thread.say(plan([["login", {}]], "ok"))
+        await (over(thread) if how == "parked" else settle(thread))
+        if how == "restarted":
+            await app.restart()
+            thread = app.thread()
+        [question] = await thread.questions()
+        with pytest.raises(AnswerRefused, match="does not fit") as refused:
+            await give(thread, question, {"key": {"x": MARK}})
+        assert MARK not in str(refused.value)
+        await give(thread, question, {"key": MARK})
+        await over(thread)
+        assert [each.key.get_secret_value() for each in got] == [MARK]
+        assert await give(thread, question, {"key": MARK}) == ""  # a repeat is harmless
+        with pytest.raises(AnswerRefused, match="answered already"):
+            await give(thread, question, {"key": f"{MARK}2"})
+        [row] = await thread.rows()
+        found = {
+            "feed": [item.data for item in thread.feed.since(0)],
+            "snapshot": await seen.thread(app.journal, thread),
+            "messages": await thread.messages(),
+            "tree": seen.tree(await show(app.journal, row.record.id)),
+            "journal": recorded_in(tmp_path),
+        }
+        for where, each in found.items():
+            assert MARK not in everything(each), where
+
+
+async def test_an_answer_to_a_run_that_another_process_has_is_refused(tmp_path: Path) -> None:
+    """It can be given there: a secret does not go through the journal."""
+    got: list[Any] = []
+    async with served(tmp_path, tools=[asking(Key, got)]) as app:
+        thread = app.thread()
+        await thread.say(plan([["login", {}]], "ok"))
+        await settle(thread)
+        [question] = await thread.questions()
+        other = SqliteJournal(tmp_path / "runs.db")
+        with pytest.raises(AnswerRefused, match="not recorded"):
+            other.answer(answer_to(question, {"key": MARK}))
+        other.close()
+        assert MARK.encode() not in recorded_in(tmp_path)
+        await give(thread, question, {"key": MARK})
+        await over(thread)
+        assert len(got) == 1
+
+
+# --- the command line ---------------------------------------------------------------------------
+
+
+async def test_the_command_line_refuses_before_a_secret_is_typed(tmp_path: Path) -> None:
+    """`runs answer` is never the process that asked."""
+    journal = SqliteJournal(tmp_path / "runs.db")
+    adapter = Adapter(
+        ScriptedModel([ToolCall("login"), "done"]), journal=journal, environment=LaterEnvironment()
+    )
+    with pytest.raises(RunParked):
+        await adapter.evaluate(Prompt("p", "Do.", tools=[asking(Key, [])]), "go", run_id="run")
+    for value in (None, json.dumps({"key": MARK})):
+        with pytest.raises(AnswerRefused, match="handrail runs resume"):
+            await runs_doing.answer(journal, "run", None, value, None, "")
+    journal.close()
