@@ -149,13 +149,14 @@ async def from_the_record(call: LiveCall, arguments: Any) -> ToolResult[Any] | N
         inner = log.find("inner call", call.place, InnerCall)
         if inner is None:
             return None
-        if inner.lost:
-            _check_not_used(call, log)
+        if inner.lost and _is_asked_again(call, log):
             return None
         call.tool = call.frame.tools.get(call.name, call.tool)
         apply_inner(call, inner)
         await _bill_tickets(call, log)
     except Conflict as error:
+        if call.given_secret:
+            raise  # and what it was given is not there any more
         if EFFECTS[call.tool.effect].transactional:
             return None  # what it worked on has changed since, and it can simply run again
         raise OutcomeUnknown(f"{call.name} ({error})") from error
@@ -165,16 +166,22 @@ async def from_the_record(call: LiveCall, arguments: Any) -> ToolResult[Any] | N
     return end_as_recorded(call, inner.status, inner.result, inner.seconds)
 
 
-def _check_not_used(call: LiveCall, log: RunLog) -> None:
-    """A handoff was given a secret that is gone: it is asked for again, unless `after` had begun with it."""
+def _is_asked_again(call: LiveCall, log: RunLog) -> bool:
+    """A handoff was given a secret that is gone: is somebody asked for it again?
+
+    Not where `after` is over, which then comes from the record and hears no mask. Where it had begun with the
+    secret, and may have done something that stands, its outcome is unknown.
+    """
     handoff = call.parent
     assert handoff is not None
-    if EFFECTS[handoff.tool.effect].transactional:
-        return  # nothing of it stands
     after = f"{handoff.place}~{handoff.tries}.{call.ordinal + 1}"
+    if log.has("inner call", after):
+        return False
     tried = log.find("call tried", after, _Try)
-    if log.has("call begun", f"{after}~{1 if tried is None else tried.tries}"):
+    begun = log.has("call begun", f"{after}~{1 if tried is None else tried.tries}")
+    if begun and not EFFECTS[handoff.tool.effect].transactional:
         raise OutcomeUnknown(handoff.name, f"{_NOT_KEPT}Find out what stands before you do it again.")
+    return True
 
 
 class _Spent(msgspec.Struct, frozen=True):

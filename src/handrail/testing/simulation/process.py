@@ -319,9 +319,9 @@ def recorded(journal: Path) -> dict[str, Any]:
         "finished": {
             **{unit["place"]: _left_something(unit) for unit in units},
             **{
-                key: _left_something(msgspec.msgpack.decode(body))
+                key: _left_something(inner)
                 for kind, key, body in entries
-                if kind == "inner call"
+                if kind == "inner call" and not (inner := msgspec.msgpack.decode(body)).get("lost")
             },
         },
         "begun": [key for kind, key, _ in entries if kind == "call begun"],
