@@ -341,15 +341,16 @@ async def test_what_is_nested_in_a_call_with_a_secret_does_not_wait_until_later(
 # --- when the process ends ----------------------------------------------------------------------
 
 
-async def _answered(run: Cut, value: Any, reached: asyncio.Event) -> None:
-    """Begin the run, answer what it asks, and cut it once it has come to `reached`."""
+async def _answered(run: Cut, value: Any, reached: asyncio.Event, *, asks_more: bool = False) -> None:
+    """Begin the run, answer what it asks, and cut it once it has come to `reached`, or asks more after that."""
     going = asyncio.ensure_future(run.adapter.evaluate(run.prompt, "go", run_id="run"))
     await run.there.until_rest()
     (question,) = await run.journal.questions("run")
     run.journal.answer(answer_to(question, value))
     await reached.wait()
-    parking = run.there.parking
+    parking = await run.there.until_rest() if asks_more else run.there.parking
     assert parking is not None
+    assert parking.quiet == asks_more
     assert not parking.may_park
     assert parking.park(by_force=True)
     with pytest.raises(RunParked):
@@ -379,7 +380,7 @@ async def test_a_call_that_was_answered_with_a_secret_is_not_run_again(effect: A
         return "in"
 
     run = Cut([login], ToolCall("login"))
-    await _answered(run, {"key": MARK}, reached)
+    await _answered(run, {"key": MARK}, reached, asks_more=True)
     said = await run.told()
     assert told in said
     assert "given a secret" in said
