@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import BaseModel, Field, SecretStr, TypeAdapter
 
 from handrail.environment.fields import parsed
 from handrail.environment.form import NOTHING, filled_in
@@ -22,6 +22,8 @@ class Desk:
     def __init__(self, *typed: str) -> None:
         self._typed = list(typed)
         self.seen: list[str] = []
+        self.hid: list[str] = []
+        """What was asked for without showing what is typed."""
 
     def say(self, text: str = "", *styles: str) -> None:
         self.seen.append(text)
@@ -31,6 +33,10 @@ class Desk:
         if not self._typed:
             raise Declined("", "")
         return self._typed.pop(0)
+
+    async def hidden(self, prompt: str) -> str:
+        self.hid.append(prompt)
+        return await self.line(prompt)
 
     @property
     def left(self) -> list[str]:
@@ -247,3 +253,22 @@ def test_what_is_typed_is_what_is_meant(drawn: tuple[Any, Any]):
     typed = "y" if value is True else "n" if value is False else str(value)
     read = parsed(adapter.json_schema(), typed)
     assert adapter.validate_json(json.dumps(read)) == value
+
+
+class Login(BaseModel):
+    user: str
+    key: SecretStr
+    old: SecretStr | None = None
+    more: list[SecretStr] = []
+
+
+async def test_a_secret_is_typed_unseen_and_shown_masked() -> None:
+    """Neither while it is typed, nor before it is sent, nor as what Enter keeps."""
+    desk = Desk("ann", "hunter2", "hunter3", "y", "hunter4", "", "e", "", "", "", "n", "s")
+    value = await filled_in(Schema(Login).json_schema, desk)
+    assert value == {"user": "ann", "key": "hunter2", "old": "hunter3", "more": ["hunter4"]}
+    assert desk.left == []
+    assert "hunter" not in desk.text
+    assert "**********" in desk.text
+    assert not any("user" in prompt for prompt in desk.hid)
+    assert len(desk.hid) == 6

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import anyio
 import pytest
@@ -600,6 +600,29 @@ def test_read_only_effects_may_not_write() -> None:
         assert rig.paths == ["a.txt"]
 
     run_virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("declared", "fitting", "other"),
+    [
+        (int | None, (3, None), "three"),
+        (list[int] | None, ([3], None), "three"),
+        (Annotated[str, "a name"], ("three",), 3),
+        (float | str, (3, 0.5, "three"), [3]),
+        (Literal["a"] | None, ("a", None), None),
+    ],
+)
+async def test_a_union_is_any_of_what_it_is_made_of(declared: Any, fitting: Any, other: Any) -> None:
+    """However it is written, and whatever is said beside it."""
+    given: list[Any] = [*fitting, other]
+
+    async def handler(params: None, *, context: ToolContext) -> ToolResult[Any]:
+        return ToolResult.ok(given.pop(0))
+
+    rig = Rig([Tool("work", "Work.", handler, result=declared, effect="read")])
+    for each in fitting:
+        assert (await rig.call("work")).value == each
+    assert (await rig.call("work")).success == (other is None)
 
 
 def test_plain_result_is_required_of_a_handler() -> None:

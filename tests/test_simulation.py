@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from handrail import Adapter, Prompt, ToolContext, tool
+from handrail import Adapter, Handoff, Parked, Prompt, ToolContext, ToolResult, tool
 from handrail.dispatch.turn import ToolCall
 from handrail.environment.later import LaterEnvironment
 from handrail.errors import DefinitionError, SimulationError
@@ -113,6 +113,72 @@ BANK = Scenario(name="a bank", play=bank, laws=[used_as_it_is, paid_at_most_once
 @pytest.mark.timeout(240)
 def test_secrets_are_recorded_nowhere_and_never_used_from_a_record():
     report = crashed(BANK, step_every=4, overtaken_every=4)
+    report.assert_kept()
+    assert report.tried["before write"] > 5
+
+
+def vault(stage: Stage) -> Play:
+    """Somebody is asked for a secret by each of its calls."""
+
+    async def asked(context: ToolContext) -> None:
+        assert context.wait_for is not None
+        key = await context.wait_for("key", {}, SecretStr)
+        stage.world.happened("used", key=key.get_secret_value())
+
+    @tool(effect="read")
+    async def login(context: ToolContext) -> str:
+        """Log in."""
+        await asked(context)
+        return "in"
+
+    @tool(effect="idempotent")
+    async def order(context: ToolContext) -> str:
+        """Order, by way of another call."""
+        return (await context.call("login")).message
+
+    @tool
+    async def pay(context: ToolContext) -> str:
+        """Pay."""
+        await asked(context)
+        stage.world.happened("paid")
+        return "paid"
+
+    sign: Any = Handoff("sign", "Let somebody sign.", answer=SecretStr, effect="irreversible")
+
+    @sign.before
+    async def before(params: None, *, context: ToolContext) -> Parked[int, str]:
+        return Parked(1, "sign this")
+
+    @sign.after
+    async def after(private: int, answer: SecretStr, *, context: ToolContext) -> ToolResult[str]:
+        stage.world.happened("used", key=answer.get_secret_value())
+        stage.world.happened("signed")
+        return ToolResult.ok("signed")
+
+    person = Person(answers={"key": KEY, "sign": KEY})
+    calls = [ToolCall(name) for name in ("login", "order", "sign", "pay")]
+    adapter = stage_adapter(stage, *calls, "Done.")
+    return Play(adapter, Prompt("try", "You try.", tools=[login, order, sign, pay]), "Go.", person)
+
+
+def signed_at_most_once(seen: Seen) -> str | None:
+    signed = seen.world.count("signed")
+    return None if signed <= 1 else f"signed {signed} times"
+
+
+VAULT = Scenario(
+    name="a vault",
+    play=vault,
+    laws=[used_as_it_is, paid_at_most_once, signed_at_most_once],
+    unrecorded=[KEY],
+)
+
+
+@pytest.mark.timeout(240)
+def test_secrets_that_somebody_answers_with_are_recorded_nowhere_either():
+    """And a handoff asks again, unless what comes after the answer had begun."""
+    every: dict[str, Any] = {} if DEEP else {"step_every": 4, "overtaken_every": 4}
+    report = simulate(VAULT, connected=True, **every)  # a secret is answered where the run lives
     report.assert_kept()
     assert report.tried["before write"] > 5
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from pydantic import SecretStr, create_model
 
 from handrail import (
     Adapter,
@@ -264,6 +265,25 @@ async def test_a_form_through_the_keys():
         )
         assert answer.value == {"a": 3}
         assert "hint: apples" in seen.text()
+
+
+async def test_a_secret_is_never_on_the_screen():
+    """Not while it is typed, not before it is sent, and what is typed after it is seen again."""
+    schema = create_model("Login", key=(SecretStr, ...), user=(str, ...)).model_json_schema()
+    with at_terminal() as (seen, terminal):
+        answer = await answered(
+            seen,
+            terminal,
+            question("input", schema=schema, payload=None),
+            ("key (password):", "hunter2\n"),
+            ("user (text):", "ann\n"),
+            ("s send (Enter)", "\n"),
+        )
+        assert answer.value == {"key": "hunter2", "user": "ann"}
+        seen.take()
+        assert b"hunter2" not in seen.raw
+        assert "user (text): ann" in seen.shown()
+        assert "**********" in seen.shown()
 
 
 async def test_an_answer_that_did_not_fit_is_kept_for_the_next_try():

@@ -317,8 +317,9 @@ class Declined(NoAnswer):
 class QuestionCancelled(NoAnswer):
     """The question was withdrawn before anybody answered."""
 
-    def __init__(self, question: str) -> None:
-        super().__init__(question, "cancelled before it was answered")
+    def __init__(self, question: str, reason: str = "") -> None:
+        super().__init__(question, f"cancelled: {reason}" if reason else "cancelled before it was answered")
+        self.reason = reason
 
 
 class QuestionTimedOut(NoAnswer, TimeoutError):

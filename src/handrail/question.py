@@ -63,6 +63,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """The run that waits for it, the outermost one."""
     lasting: Lasting | None = None
     """For an approval whose answer can be remembered. It is for the record, and not to be shown."""
+    secret: bool = False
+    """Can there be a secret in its answer? Then that is recorded masked, and taken only where whoever asked waits."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,3 +76,5 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     outcome: AnswerOutcome = "answered"
     value: Any = None
     reason: str = ""
+    seal: str = ""
+    """Of an answer on record whose value is masked: by what it is known again. Whoever answers gives none."""

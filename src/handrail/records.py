@@ -234,6 +234,8 @@ class TicketBox(Protocol):
 
 Check = Callable[[Any], object]
 """Refuses a value that does not fit by raising `ToolValidationError`."""
+Mask = Callable[[Any], Any]
+"""Gives a value as plain JSON with its secrets masked."""
 
 
 class Journal(Protocol):
@@ -356,17 +358,26 @@ class Journal(Protocol):
         ...
 
     async def ask(
-        self, question: Question, environment: Environment | None = None, check: Check | None = None, /
+        self,
+        question: Question,
+        environment: Environment | None = None,
+        check: Check | None = None,
+        mask: Mask | None = None,
+        /,
     ) -> Answer:
         """Record a question, put it to whoever is there, and wait for its answer.
 
         The answer may come from there, from `answer`, or not at all: then its outcome says so. An
-        answer whose value `check` refuses is not taken.
+        answer whose value `check` refuses is not taken. Of one with secrets in it what `mask` gives is
+        recorded; asked again, such a question is asked anew.
         """
         ...
 
     def answer(self, answer: Answer, /) -> None:
-        """Take an answer. The first wins, a repeat is harmless, anything else is `AnswerRefused`."""
+        """Take an answer. The first wins, a repeat is harmless, anything else is `AnswerRefused`.
+
+        So is one with a secret in it where whoever asked does not wait in this process: nothing could keep it.
+        """
         ...
 
     async def questions(

@@ -29,6 +29,7 @@ from handrail.cli.lines import answer_of
 from handrail.clock import SYSTEM_CLOCK
 from handrail.environment.visible import visible
 from handrail.errors import HandrailError, RunParked, RunUnknown
+from handrail.journal.seal import not_heard
 from handrail.journal.sqlite import SqliteJournal
 from handrail.question import Answer, Question
 from handrail.records import OVER, RunRow
@@ -243,6 +244,8 @@ async def answer(
     asked = await _question(journal, row, question)
     if value is not None and approve is not None:
         raise UsageError("give --value, or --approve or --deny, not both")
+    if asked.secret:
+        raise not_heard(asked)  # before somebody types one for nothing
     if approve is not None and asked.kind != "approval":
         raise UsageError(f"the question {asked.name!r} is not an approval. Give its answer: --value JSON.")
     given: Any

@@ -26,11 +26,14 @@ class Acting:
         self._call = _call_of(context)
         self._ids: dict[str, str] = {}
 
-    async def run(self, act: Tool[Any, Any]) -> ToolResult[Any]:
+    async def run(
+        self, act: Tool[Any, Any], *, asks_only: bool = False, given_secret: bool = False
+    ) -> ToolResult[Any]:
         """Run the next act. Its id follows from the call's id and the order of acts."""
         call = self._call
         part = new_call(call.gate, act.name, parent=call)
         part.tool, part.act, part.depth = act, True, call.depth
+        part.asks_only, part.given_secret = asks_only, given_secret
         self._ids[part.id] = act.name
         return await call.gate.pass_through(part, call.arguments)
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pydantic_core
 
 from handrail.context import Approval
@@ -15,6 +16,7 @@ from handrail.deadline import is_span
 from handrail.dispatch.deciding import Decided, decide
 from handrail.dispatch.parking import waiting_for_a_person
 from handrail.dispatch.places import places_of, spelled
+from handrail.dispatch.secrets import has_secret, mark_given
 from handrail.errors import (
     Declined,
     DefinitionError,
@@ -31,7 +33,6 @@ from handrail.journal import digest
 from handrail.operation import Operation
 from handrail.protocols import ApprovalRequest
 from handrail.question import Answer, Lasting, Question, QuestionKind
-from handrail.records import Check
 from handrail.schema import Schema, schema_of, to_json
 
 if TYPE_CHECKING:
@@ -80,22 +81,28 @@ async def ask_value(
     question = question_of(
         call, call.question_id(number), of, kind, message, payload, wanted.json_schema, timeout
     )
+    if wanted.secret:
+        question = msgspec.structs.replace(question, secret=True)
     call.frame.session.record(QuestionAsked(question.id, call.id, kind, call.path, call.run_context))
     outcome, by = "cancelled", ""
     try:
         with waiting_for_a_person(call):
-            answer = await put(call, question, wanted.parse_value)
+            answer = await put(call, question, wanted)
         outcome, by = answer.outcome, answer.by
     finally:
         if not call.frame.parked or outcome != "cancelled":  # else it stays open
             call.frame.session.record(QuestionAnswered(question.id, call.id, outcome, by, call.run_context))
-    return wanted.parse_value(_value_of(answer, kind))
+    value = _value_of(answer, kind)
+    if has_secret(wanted, value):
+        await mark_given(call)
+    return wanted.parse_given(value)
 
 
-async def put(call: LiveCall, question: Question, check: Check) -> Answer:
+async def put(call: LiveCall, question: Question, wanted: Schema[Any]) -> Answer:
     """Ask whoever is there. Where nobody is who answers now, the run may be parked meanwhile."""
     frame = call.frame
-    return await frame.steps.ask(question, frame.environment, check)
+    mask = wanted.hide if wanted.secret else None
+    return await frame.steps.ask(question, frame.environment, wanted.parse_given, mask)
 
 
 async def note_verb(call: LiveCall, number: int, verb: str) -> None:
@@ -110,7 +117,8 @@ def _value_of(answer: Answer, kind: str) -> Any:
     if answer.outcome == "timed out":
         raise QuestionTimedOut(kind)
     if answer.outcome == "cancelled":
-        raise QuestionCancelled(kind)
+        plain = QuestionCancelled(kind)
+        raise plain if answer.reason in ("", str(plain)) else QuestionCancelled(kind, answer.reason)
     return answer.value
 
 

@@ -67,6 +67,10 @@ class LiveCall(msgspec.Struct, eq=False):
     tool: Tool[Any, Any] = NO_TOOL
     act: bool = False
     """Is this a part of the call around it? Then its tool is given, and that call was allowed and counted."""
+    asks_only: bool = False
+    """Is it there to ask somebody? Then it is asked again, where the answer was not kept."""
+    given_secret: bool = False
+    """Was it given a secret in an answer? That is kept nowhere, so nobody could give it again."""
     params: Any = None
     seen: Any = None
     """The params as policies see them."""
@@ -184,6 +188,8 @@ class LiveCall(msgspec.Struct, eq=False):
             self.message_id,
             self.tool,
             self.act,
+            self.asks_only,
+            self.act and self.given_secret,
             attempt=self.attempt,
             reruns=self.reruns,
             approved=self.approved if self.preview is None else None,

@@ -95,5 +95,5 @@ async def _ask_whether(call: LiveCall, key: str) -> bool | None:
         None,
     )
     with waiting_for_a_person(call):
-        answer = await put(call, question, wanted.parse_value)
+        answer = await put(call, question, wanted)
     return wanted.parse_value(answer.value).happened if answer.outcome == "answered" else None

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from handrail.dispatch.secrets import had_secret
+from handrail.dispatch.secrets import was_given_one
 
 if TYPE_CHECKING:
     from handrail.deadline import Deadline
@@ -79,6 +79,14 @@ async def wait_for_later() -> bool:
         return await asyncio.get_running_loop().create_future()
     finally:
         call.waiting -= 1
+
+
+def held_by_secret() -> bool:
+    """In an environment's `ask`: was the call that asks, or one around it, given a secret? Then it can't be parked."""
+    call = asker.get()
+    while call is not None and not was_given_one(call):
+        call = call.parent
+    return call is not None
 
 
 class Parking:
@@ -219,7 +227,4 @@ def _enters_again(call: LiveCall) -> bool:
 
     One that was given a secret can't, wherever it is: the record has a mask in its place.
     """
-    tool = call.tool
-    if tool.secret and had_secret(tool, call.arguments):
-        return False
-    return call.token is None or tool.enters_again
+    return not was_given_one(call) and (call.token is None or call.tool.enters_again)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from asyncio import CancelledError
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -13,11 +12,11 @@ import msgspec
 import pydantic_core
 
 from handrail.dispatch.failures import Unsuccessful, WrongResult
-from handrail.dispatch.secrets import enters_again, had_secret, is_masked
+from handrail.dispatch.secrets import GIVEN, enters_again, had_secret, has_secret, is_masked, mark
 from handrail.dispatch.sharing import Spent, charge
 from handrail.dispatch.transaction import Settled, Transaction, new_transaction
 from handrail.dispatch.undoing import compensate
-from handrail.errors import Conflict, Diverged, OutcomeUnknown, RunBusy, ToolValidationError
+from handrail.errors import Conflict, Diverged, OutcomeUnknown, ToolValidationError
 from handrail.events import CallStatus, ToolInvoked
 from handrail.journal.runlog import RunLog
 from handrail.messages import Usage
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("handrail.gate")
 
 _PROBING = object()
+_NOT_KEPT = "It was given a secret, and these are not kept, so it is not run again. "
 
 
 class RecordedResult(ToolResult[Any], frozen=True):
@@ -84,6 +84,8 @@ class InnerCall(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     act: bool = False
     """Is it an act of a handoff? Its result is for the act after it, and for nobody to look at."""
+    lost: bool = False
+    """Was there a secret in what somebody answered? Then that is not here, and it is asked for again."""
 
 
 class Deposit(Spent, frozen=True, kw_only=True):
@@ -101,8 +103,15 @@ def write_result(result: ToolResult[Any], text: str | None = None) -> bytes:
     )
 
 
+def _is_lost(call: LiveCall, result: ToolResult[Any]) -> bool:
+    """Is this an answer with a secret in it, which the record can't give back?"""
+    return call.asks_only and result.success and has_secret(call.tool.result_schema, result.value)
+
+
 def _write_act(call: LiveCall, result: ToolResult[Any]) -> bytes:
     """The result of an act, which no model is told, and which must come back exactly as it is."""
+    if _is_lost(call, result) and call.tool.shown is not None:
+        return write_result(call.tool.shown(result), "")
     written = write_result(result, "")
     if result.success and read_result(call.tool, written).value != result.value:
         raise WrongResult(
@@ -140,10 +149,14 @@ async def from_the_record(call: LiveCall, arguments: Any) -> ToolResult[Any] | N
         inner = log.find("inner call", call.place, InnerCall)
         if inner is None:
             return None
+        if inner.lost and _is_asked_again(call, log):
+            return None
         call.tool = call.frame.tools.get(call.name, call.tool)
         apply_inner(call, inner)
         await _bill_tickets(call, log)
     except Conflict as error:
+        if call.given_secret:
+            raise  # and what it was given is not there any more
         if EFFECTS[call.tool.effect].transactional:
             return None  # what it worked on has changed since, and it can simply run again
         raise OutcomeUnknown(f"{call.name} ({error})") from error
@@ -151,6 +164,24 @@ async def from_the_record(call: LiveCall, arguments: Any) -> ToolResult[Any] | N
         raise OutcomeUnknown(f"{call.path[-2]} ({error})") from error
     _bill_nested(call)
     return end_as_recorded(call, inner.status, inner.result, inner.seconds)
+
+
+def _is_asked_again(call: LiveCall, log: RunLog) -> bool:
+    """A handoff was given a secret that is gone: is somebody asked for it again?
+
+    Not where `after` is over, which then comes from the record and hears no mask. Where it had begun with the
+    secret, and may have done something that stands, its outcome is unknown.
+    """
+    handoff = call.parent
+    assert handoff is not None
+    after = f"{handoff.place}~{handoff.tries}.{call.ordinal + 1}"
+    if log.has("inner call", after):
+        return False
+    tried = log.find("call tried", after, _Try)
+    begun = log.has("call begun", f"{after}~{1 if tried is None else tried.tries}")
+    if begun and not EFFECTS[handoff.tool.effect].transactional:
+        raise OutcomeUnknown(handoff.name, f"{_NOT_KEPT}Find out what stands before you do it again.")
+    return True
 
 
 class _Spent(msgspec.Struct, frozen=True):
@@ -297,6 +328,7 @@ def record_of(
         [_written(done) for done in (*settled, *also)],
         call.elapsed,
         call.act,
+        _is_lost(call, result),
     )
 
 
@@ -316,27 +348,28 @@ def _written(done: Settled) -> _Done:
 
 async def mark_begun(call: LiveCall) -> None:
     """Before the handler of a call that may not be run twice: it has begun."""
-    log = call.frame.log
-    if log is not None and not enters_again(call):
-        if log.closed:  # nothing can be marked any more, so nothing that has to be may begin
-            raise CancelledError if call.frame.cancellation.cancelled else RunBusy(log.run_id, "another one")
-        await log.note("call begun", f"{call.place}~{call.tries}", call.name)
+    if call.frame.log is not None and not enters_again(call):
+        await mark(call, call.name)
 
 
 async def decide_interrupted(call: LiveCall, arguments: Any) -> None:
     """A call that had begun when the process ended, and may not run again: find what there is to say.
 
     Returns where it can run after all. `WasDone` and `Unsuccessful` carry its result. One that was given a
-    secret may not: what a model wrote comes masked from the record, and parsing refuses that.
+    secret may not: what a model wrote comes masked from the record, and parsing refuses that; what somebody
+    answered it would have to ask for again, after it may have done something with the first.
     """
     log, tool = call.frame.log, call.tool
-    if log is None or not log.resumed or (tool.enters_again and not tool.secret):
+    if log is None or not log.resumed:
+        return
+    begun = log.find("call begun", f"{call.place}~{call.tries}", str)
+    if tool.enters_again and not tool.secret and begun != GIVEN:
         return
     secret = tool.secret and had_secret(tool, arguments)
-    if tool.enters_again and not secret:
+    if tool.enters_again and not secret and begun != GIVEN:
         return
     lost = secret and is_masked(arguments)
-    if log.find("call begun", f"{call.place}~{call.tries}", str) is None:
+    if begun is None:
         if lost:
             await _withdraw(call, log)
         return
@@ -354,12 +387,15 @@ async def decide_interrupted(call: LiveCall, arguments: Any) -> None:
         )
     left = _left_by(call, await _bill_tickets(call, log))
     await _withdraw(call, log)
-    why = "It was given a secret, and these are not kept, so it is not run again. " if secret else ""
+    why = _NOT_KEPT if secret or begun == GIVEN else ""
     if EFFECTS[tool.effect].transactional:
+        mend = (
+            "with the secret, if it is still wanted" if secret else "if it is still wanted, and it asks again"
+        )
         raise Unsuccessful(
             ToolResult.error(
                 f"{call.name} was interrupted when the process ended, and nothing of it stands. {why}"
-                f"Call it again, with the secret, if it is still wanted.{left}"
+                f"Call it again, {mend}.{left}"
             )
         )
     if tool.effect == "compensable" and not lost:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from typing import TYPE_CHECKING, Any
 
 import pydantic_core
 
-from handrail.schema.secrets import MASK, masks_in
+from handrail.errors import RunBusy
+from handrail.schema import Schema
+from handrail.schema import secrets as schema_secrets
+from handrail.schema.secrets import MASK
+from handrail.tools import EFFECTS, Tool
 
 if TYPE_CHECKING:
     from handrail.dispatch.call import LiveCall
-    from handrail.tools import Tool
+
+GIVEN = "given a secret"
+"""The mark of a call that was given one in an answer; that of another which may not run twice is its name."""
 
 
 def had_secret(tool: Tool[Any, Any], arguments: Any) -> bool:
@@ -23,15 +30,45 @@ def is_masked(arguments: Any) -> bool:
     if not isinstance(arguments, str | bytes):
         return False
     try:
-        return any(True for _ in masks_in(pydantic_core.from_json(arguments)))
+        return schema_secrets.is_masked(pydantic_core.from_json(arguments))
     except ValueError:
         return False
+
+
+def has_secret(schema: Schema[Any] | None, value: object) -> bool:
+    """Is there a secret in this value?"""
+    return schema is not None and schema.secret and schema_secrets.is_masked(schema.hide(value))
+
+
+def was_given_one(call: LiveCall) -> bool:
+    """Was it given a secret, as an argument or since?"""
+    return call.given_secret or (call.tool.secret and had_secret(call.tool, call.arguments))
 
 
 def enters_again(call: LiveCall) -> bool:
     """May this call's handler, once it was cut, be entered again from the top?
 
-    Not where it was given a secret: that is kept nowhere, so nobody could give it again.
+    Not where it was given a secret: that is kept nowhere, so nobody could give it again. Only an act can
+    have been given one before it begins that is no argument: an answer, and if all of the act can be undone,
+    that is asked for again.
     """
     tool = call.tool
+    if call.given_secret and not EFFECTS[tool.effect].transactional:
+        return False
     return tool.enters_again and not (tool.secret and had_secret(tool, call.arguments))
+
+
+async def mark(call: LiveCall, what: str) -> None:
+    """Record that a call has begun which may not be run twice, before it goes on."""
+    log = call.frame.log
+    if log is not None:
+        if log.closed:  # nothing can be marked any more, so nothing that has to be may go on
+            raise CancelledError if call.frame.cancellation.cancelled else RunBusy(log.run_id, "another one")
+        await log.note("call begun", f"{call.place}~{call.tries}", what)
+
+
+async def mark_given(call: LiveCall) -> None:
+    """Before a handler hears an answer with a secret in it: from here on it is not run again."""
+    call.given_secret = True
+    if not call.asks_only:
+        await mark(call, GIVEN)

@@ -17,6 +17,8 @@ from handrail.environment.fields import (
 from handrail.environment.ink import Style
 from handrail.environment.visible import compact, laid_out, on_one_line, visible
 from handrail.errors import Declined
+from handrail.schema.secrets import masked
+from handrail.schema.wording import asks_for_secrets
 
 
 class Desk(Protocol):
@@ -25,6 +27,10 @@ class Desk(Protocol):
     def say(self, text: str = "", *styles: Style) -> None: ...
     async def line(self, prompt: str) -> str:
         """A typed line. Who ends it with Ctrl-D raises `Declined`."""
+        ...
+
+    async def hidden(self, prompt: str) -> str:
+        """The same, and what is typed is not shown."""
         ...
 
 
@@ -87,11 +93,12 @@ class Form:
             self._desk.say(f"{indent}{on_one_line(name) or 'one of'}:")
             for mark, value in zip(labels(listed), listed, strict=True):
                 self._desk.say(f"{indent}  {mark}) {on_one_line(str(value))}")
-        enter = _on_enter(kept, ends)
+        secret = asks_for_secrets(schema, self._root)
+        enter = _on_enter(masked(kept, schema, self._root) if secret else kept, ends)
         wanted = "choose one" if listed is not None else hint(schema)
         prompt = f"{indent}{on_one_line(name) or 'answer'} ({wanted}{enter}): "
         while True:
-            typed = await self._desk.line(prompt)
+            typed = await (self._desk.hidden(prompt) if secret else self._desk.line(prompt))
             if not typed.strip():
                 if ends:
                     return NOTHING
@@ -170,7 +177,7 @@ class Form:
         self._desk.say(f"{indent}{on_one_line(name) or 'list'}: one after the other, Enter ends", "bold")
         self._describe(schema, indent)
         if kept is not NOTHING:
-            shown = on_one_line(compact(kept), 60)
+            shown = on_one_line(compact(masked(kept, schema, self._root)), 60)
             if not await self._yes(f"change {shown}?", depth):
                 return kept
         items: list[Any] = []
@@ -238,7 +245,7 @@ async def filled_in(schema: JsonSchema, desk: Desk, before: Any = NOTHING) -> An
     while True:
         value = await form.fill(before)
         desk.say("  This will be sent:", "bold")
-        for line in laid_out(value, "    "):
+        for line in laid_out(masked(value, schema), "    "):
             desk.say(line)
         while True:
             typed = (await desk.line("  s send (Enter), e edit, d decline: ")).strip().casefold()

@@ -32,6 +32,7 @@ class Terminal:
     - Somebody is there (`run_mode` is `user`) when both streams are terminals. Elsewhere it is `headless`, and
       nobody is asked anything.
     - Questions are asked one after the other. One that is withdrawn while it is shown ends and says so.
+    - What is typed for a secret is not shown, neither then nor before it is sent.
     - What was typed before a question was shown does not answer it; Enter alone approves nothing; Ctrl-D declines.
     - Whatever a model, a tool or a file says is shown with its control characters written out.
     - The terminal is never put into raw mode, so it is as it was whenever this ends.
@@ -127,7 +128,17 @@ class _Sheet:
 
     async def line(self, prompt: str) -> str:
         self._terminal.write(prompt)
-        typed = await self._keyboard.line()
+        return self._typed(await self._keyboard.line())
+
+    async def hidden(self, prompt: str) -> str:
+        self._terminal.write(prompt)
+        with self._keyboard.echoing(False):
+            typed = await self._keyboard.line()
+        if typed is not None:
+            self._terminal.write("\n")  # Enter was not shown either
+        return self._typed(typed)
+
+    def _typed(self, typed: str | None) -> str:
         if typed is None:
             self._terminal.write("\n")
             raise Declined("", "")

@@ -14,6 +14,7 @@ import pydantic_core
 from handrail.context import ToolContext
 from handrail.dispatch.acting import Acting, hand_over
 from handrail.dispatch.failures import WrongResult
+from handrail.dispatch.secrets import has_secret
 from handrail.errors import (
     ActFailed,
     CallFailed,
@@ -72,11 +73,12 @@ class Acts:
         if state.parked is None:
             acting.done()
             return ToolResult(begun.message, state.value, True, begun.exclude_value_from_context)
-        answered = await acting.run(self.asking(state.parked.public))
+        answered = await acting.run(self.asking(state.parked.public), asks_only=True)
         if not answered.success:
             return answered
         given = (state.parked.private, answered.value)
-        ended = await acting.run(_with(self.ends, self.after, given, None, kept_back))
+        ends = _with(self.ends, self.after, given, None, kept_back)
+        ended = await acting.run(ends, given_secret=has_secret(self.answer, answered.value))
         if ended.success:
             acting.done()
         return ended
@@ -159,6 +161,8 @@ def act_tool(
         fill(made, "own_task", sys.version_info < (3, 13) and mentions(act.function, "TaskGroup"))
     if name == "before":
         fill(made, "shown", _without_private)
+    elif name == "client" and made.result_schema is not None and made.result_schema.secret:
+        fill(made, "shown", _masked_by(made.result_schema))
     return made
 
 
@@ -184,6 +188,15 @@ def _without_private(result: ToolResult[Any]) -> ToolResult[Any]:
     begun = cast("Begun[Any, Any, Any]", came)
     value = begun.value if begun.parked is None else begun.parked.public
     return ToolResult(result.message, value, result.success, result.exclude_value_from_context)
+
+
+def _masked_by(schema: Schema[Any]) -> Callable[[ToolResult[Any]], ToolResult[Any]]:
+    """What somebody answered, as the rest of the world may see it."""
+
+    def shown(result: ToolResult[Any]) -> ToolResult[Any]:
+        return ToolResult(result.message, schema.hide(result.value), True) if result.success else result
+
+    return shown
 
 
 def _handled(tool: Tool[Any, Any], handler: Callable[..., Any]) -> Tool[Any, Any]:

@@ -15,11 +15,13 @@ import msgspec
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import AnswerRefused, Declined, NoAnswer, QuestionTimedOut, ToolValidationError
+from handrail.journal.digest import new_key
+from handrail.journal.seal import not_heard, sealed
 from handrail.protocols import Environment
 from handrail.question import Answer, AnswerOutcome, Question
-from handrail.records import Asked, Check
+from handrail.records import Asked, Check, Mask
 from handrail.schema import Problem
-from handrail.schema.outline import misfits
+from handrail.schema.outline import Misfit, misfits
 
 log = logging.getLogger("handrail.questions")
 
@@ -30,14 +32,22 @@ _TRIES = 3
 class _Lying:
     """A question on the desk, and the answer once there is one."""
 
-    __slots__ = ("answer", "answered_at", "check", "left", "loop", "question", "settled")
+    __slots__ = ("answer", "answered_at", "check", "left", "loop", "mask", "question", "settled")
 
-    def __init__(self, question: Question, loop: asyncio.AbstractEventLoop, check: Check | None) -> None:
+    def __init__(
+        self,
+        question: Question,
+        loop: asyncio.AbstractEventLoop,
+        check: Check | None,
+        mask: Mask | None = None,
+    ) -> None:
         self.question = question
         self.check = check
+        self.mask = mask
         self.loop = loop
         self.settled: asyncio.Future[Answer] = loop.create_future()
         self.answer: Answer | None = None
+        """As it may be shown: only whoever asked hears the secrets in it."""
         self.answered_at: float | None = None
         self.left = False
         """Has whoever asked gone, without its being over?"""
@@ -52,11 +62,14 @@ class QuestionDesk:
     - A question without an answer ends as declined, timed out or cancelled, never as a made-up
       answer, and never not at all because whoever was to be asked could not be reached.
     - The same question again, as from a call that is run again, gets the answer it was given. One
-      that timed out or was cancelled may be asked again.
+      that timed out or was cancelled may be asked again, and one is whose answer had a secret in it.
+    - Whoever asked hears what was given; what is kept of it, and shown to anybody, has the secrets masked.
     """
 
-    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, clock: Clock = SYSTEM_CLOCK, key: bytes | None = None) -> None:
         self._clock = clock
+        self.key = new_key() if key is None else key
+        """What answers with secrets in them are known again by."""
         self._questions: dict[str, _Lying] = {}
         self._open: dict[str, _Lying] = {}
         self._lock = threading.Lock()
@@ -88,19 +101,26 @@ class QuestionDesk:
                     del kept[id]
 
     async def ask(
-        self, question: Question, environment: Environment | None = None, check: Check | None = None
+        self,
+        question: Question,
+        environment: Environment | None = None,
+        check: Check | None = None,
+        mask: Mask | None = None,
     ) -> Answer:
         """Lay a question out and wait until it is over."""
         loop = asyncio.get_running_loop()
         with self._lock:
             lying = self._questions.get(question.id)
             if lying is None or _may_be_asked_again(lying, question):
-                lying = self._questions[question.id] = self._open[question.id] = _Lying(question, loop, check)
+                lying = self._questions[question.id] = self._open[question.id] = _Lying(
+                    question, loop, check, mask
+                )
                 is_new = True
             else:
                 is_new = False
+            settled = lying.settled
         if not is_new:
-            return lying.answer or await asyncio.shield(lying.settled)
+            return lying.answer or await asyncio.shield(settled)
         asking: asyncio.Task[None] | None = None
         timer: asyncio.TimerHandle | None = None
         if question.expires_at is not None:
@@ -109,7 +129,7 @@ class QuestionDesk:
         if environment is not None:
             asking = loop.create_task(self._put(lying, environment))
         try:
-            return await lying.settled
+            return await settled
         except asyncio.CancelledError:
             if not self.stays(question):
                 self._close(lying, "cancelled")
@@ -128,8 +148,10 @@ class QuestionDesk:
             raise AnswerRefused(answer.question_id, "there is no such question", "Answer one that is open.")
         check_whose(lying.question, answer)
         if lying.answer is None:
+            if lying.left and lying.question.secret and answer.outcome == "answered":
+                raise not_heard(lying.question)
             self._check_fit(lying, answer)
-        if not self._settle(lying, answer) and lying.answer != answer:
+        if not self._settle(lying, answer) and lying.answer != self._shown(lying, answer):
             over = "" if lying.answer is None else lying.answer.outcome
             raise AnswerRefused(lying.question.id, f"it is over: {over}", "The first answer counts.")
 
@@ -150,7 +172,7 @@ class QuestionDesk:
     def take(self, answer: Answer) -> None:
         """Let an answer be heard that was recorded elsewhere, if it fits."""
         lying = self._questions.get(answer.question_id)
-        if lying is not None and lying.answer is None:
+        if lying is not None and lying.answer is None and not answer.seal:
             self._check_fit(lying, answer)
             self._settle(lying, answer, recorded=True)
 
@@ -176,20 +198,26 @@ class QuestionDesk:
                     problems=error.problems or (Problem("", str(error)),),
                 ) from None
 
+    def _shown(self, lying: _Lying, answer: Answer) -> Answer:
+        return sealed(lying.question, answer, lying.mask, self.key)
+
     def _settle(self, lying: _Lying, answer: Answer, recorded: bool = False) -> bool:
         """Let this be the answer, unless there is one. Only here does a question end."""
         with self._lock:
             if lying.answer is not None:
                 return False
+            shown, settled = self._shown(lying, answer), lying.settled
             if self.keep is not None and not recorded:
-                self.keep(answer)
-            lying.answer = answer
+                self.keep(shown)
+            lying.answer = shown
+            if shown.seal:
+                lying.settled = lying.loop.create_future()  # nothing here holds the secret any more
             lying.answered_at = self._clock.now().timestamp()
             lying.check = None
             if self._open.get(lying.question.id) is lying:
                 del self._open[lying.question.id]
         with contextlib.suppress(RuntimeError):  # the loop that asked has ended; the answer is kept
-            lying.loop.call_soon_threadsafe(_wake, lying.settled, answer)
+            lying.loop.call_soon_threadsafe(_wake, settled, answer)
         return True
 
     def _close(self, lying: _Lying, outcome: AnswerOutcome, reason: str = "") -> None:
@@ -229,7 +257,7 @@ class QuestionDesk:
             self._close(lying, "declined", declined.reason)
         except NoAnswer as none:
             outcome = "timed out" if isinstance(none, QuestionTimedOut) else "cancelled"
-            self._close(lying, outcome, str(none))
+            self._close(lying, outcome, getattr(none, "reason", "") or str(none))
         except Exception as error:
             log.error("asking %s raised, so the question ends", question.id, exc_info=error)
             self._close(lying, "cancelled", f"whoever was to be asked could not be: {type(error).__name__}")
@@ -239,13 +267,15 @@ def check_answer(question: Question, answer: Answer, now: datetime) -> None:
     """Refuse an answer that is not to this question, not by whom it was put to, late, or plainly unfit."""
     check_whose(question, answer)
     check_in_time(question, answer, now)
-    wrong = misfits(question.schema, answer.value) if answer.outcome == "answered" else []
+    wrong: list[Misfit] = []
+    if answer.outcome == "answered":
+        wrong = misfits(question.schema, answer.value, secret=question.secret)
     if wrong:
         raise AnswerRefused(
             question.id,
             f"it does not fit: {'; '.join(map(str, wrong))}",
             "Give what the schema says.",
-            problems=[Problem(where, what) for where, what in wrong],
+            problems=[Problem(each.where, each.what) for each in wrong],
         )
 
 
@@ -283,7 +313,7 @@ def _may_be_asked_again(lying: _Lying, question: Question) -> bool:
         )
     if lying.answer is None:
         return lying.left
-    return lying.answer.outcome in ("timed out", "cancelled")
+    return lying.answer.outcome in ("timed out", "cancelled") or bool(lying.answer.seal)
 
 
 def _bytes(text: str) -> bytes:

@@ -31,6 +31,7 @@ from handrail.records import (
     DecisionBox,
     Entry,
     Mark,
+    Mask,
     RunCopy,
     RunRecord,
     RunRow,
@@ -62,7 +63,7 @@ class MemoryJournal:
         self.key = new_key()
         self.owner = new_owner()
         self.synced = False
-        self.desk = QuestionDesk(clock)
+        self.desk = QuestionDesk(clock, self.key)
         self.desk.stays = lambda question: question.run_id in self._runs  # a parked run asks it again
         self.tickets: TicketBox = MemoryTickets(self.owner, clock, self._runs, self._entries)
         self._decisions = MemoryDecisions(self.owner, self._runs)
@@ -290,9 +291,14 @@ class MemoryJournal:
         return value
 
     async def ask(
-        self, question: Question, environment: Environment | None = None, check: Check | None = None, /
+        self,
+        question: Question,
+        environment: Environment | None = None,
+        check: Check | None = None,
+        mask: Mask | None = None,
+        /,
     ) -> Answer:
-        return await self.desk.ask(question, environment, check)
+        return await self.desk.ask(question, environment, check, mask)
 
     def answer(self, answer: Answer, /) -> None:
         self.desk.answer(answer)

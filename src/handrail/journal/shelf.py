@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from handrail.errors import RunUnknown
+from handrail.errors import AnswerRefused, RunUnknown
 from handrail.journal.recorded import Kept, plain
 from handrail.question import Question
 from handrail.records import Asked, CommitUnit, Entry, Mark, RunCopy, RunRecord, RunRow, SessionRow
@@ -208,6 +208,15 @@ def asked(connection: sqlite3.Connection, run_id: str) -> tuple[Asked, ...]:
         "SELECT question, answer FROM questions WHERE run_id = ? ORDER BY asked_at, id", (run_id,)
     )
     return tuple(_asked(msgspec.msgpack.decode(question, type=Question), answer) for question, answer in rows)
+
+
+def asked_as(connection: sqlite3.Connection, question_id: str) -> Asked:
+    """One question, with its answer."""
+    query = "SELECT question, answer FROM questions WHERE id = ?"
+    row = connection.execute(query, (question_id,)).fetchone()
+    if row is None:
+        raise AnswerRefused(question_id, "there is no such question", "Answer one that is open.")
+    return _asked(msgspec.msgpack.decode(row[0], type=Question), row[1])
 
 
 def _asked(question: Question, answer: bytes | None) -> Asked:

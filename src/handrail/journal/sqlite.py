@@ -21,9 +21,10 @@ from handrail.journal.lease import LEASE_SECONDS, is_dead, is_free
 from handrail.journal.memory import MemoryJournal, after_last, check_nobodys, run_exists
 from handrail.journal.recorded import Kept, encode, plain, still_fits
 from handrail.journal.schema import SCHEMA
+from handrail.journal.seal import check_repeat
 from handrail.journal.tickets import SqliteTickets
 from handrail.journal.watching import Watch
-from handrail.journal.writer import Moments, Work, Writer
+from handrail.journal.writer import Moments, Work, Writer, first_row, statement
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.records import (
@@ -34,6 +35,7 @@ from handrail.records import (
     DecisionBox,
     Entry,
     Mark,
+    Mask,
     RunCopy,
     RunRecord,
     RunRow,
@@ -93,6 +95,7 @@ class SqliteJournal(MemoryJournal):
         self.id = self._writer.id
         self.key = key_beside(self.path)
         self.desk.keep, self.desk.stays = self._keep_answer, lambda question: False
+        self.desk.key = self.key
         self.tickets = SqliteTickets(self.owner, clock, self._writer)
         self._in_file = SqliteDecisions(self.owner, clock, self._writer)
 
@@ -317,9 +320,14 @@ class SqliteJournal(MemoryJournal):
     # --- questions --------------------------------------------------------------------------------
 
     async def ask(
-        self, question: Question, environment: Environment | None = None, check: Check | None = None, /
+        self,
+        question: Question,
+        environment: Environment | None = None,
+        check: Check | None = None,
+        mask: Mask | None = None,
+        /,
     ) -> Answer:
-        row = await self._do(_first("SELECT question, answer FROM questions WHERE id = ?", question.id))
+        row = await self._do(first_row("SELECT question, answer FROM questions WHERE id = ?", question.id))
         if row is not None:
             asked = msgspec.msgpack.decode(row[0], type=Question)
             if asked.digest == question.digest:
@@ -357,11 +365,11 @@ class SqliteJournal(MemoryJournal):
             )
         with self._watch.on(question.id):
             try:
-                answer = await self.desk.ask(question, environment, check)
+                answer = await self.desk.ask(question, environment, check, mask)
             finally:
                 self.desk.forget(question.id)  # the file has it
-        if answer.outcome == "timed out":
-            await self._do(_run("DELETE FROM questions WHERE id = ? AND answer IS NULL", question.id))
+        if answer.outcome in ("timed out", "cancelled"):
+            await self._do(statement("DELETE FROM questions WHERE id = ? AND answer IS NULL", question.id))
         return answer
 
     def answer(self, answer: Answer, /) -> None:
@@ -369,11 +377,13 @@ class SqliteJournal(MemoryJournal):
         if self.desk.stands(answer.question_id):
             self.desk.answer(answer)
             return
-        row = self._writer.do_now(_first("SELECT question FROM questions WHERE id = ?", answer.question_id))
-        if row is None:
-            raise AnswerRefused(answer.question_id, "there is no such question", "Answer one that is open.")
-        check_answer(msgspec.msgpack.decode(row[0], type=Question), answer, self._clock.now())
-        self._keep_answer(answer)
+        found = self._writer.do_now(lambda connection: shelf.asked_as(connection, answer.question_id))
+        question = found.question
+        check_answer(question, answer, self._clock.now())
+        if question.secret and answer.outcome == "answered":
+            check_repeat(question, answer, found.answer, self.key)
+        else:
+            self._keep_answer(answer)
 
     async def questions(
         self, run_id: str | None = None, /, *, principal: str | None = None
@@ -383,7 +393,7 @@ class SqliteJournal(MemoryJournal):
     async def withdraw(self, prefix: str, /, *, alone: bool = False) -> None:
         await super().withdraw(prefix, alone=alone)
         which = "id" if alone else "substr(id, 1, length(?1))"
-        await self._do(_run(f"DELETE FROM questions WHERE answer IS NULL AND {which} = ?1", prefix))
+        await self._do(statement(f"DELETE FROM questions WHERE answer IS NULL AND {which} = ?1", prefix))
 
     def _keep_answer(self, answer: Answer) -> None:
         """Record an answer that stands, before anybody hears of it; `AnswerRefused` if there is another."""
@@ -412,7 +422,7 @@ class SqliteJournal(MemoryJournal):
     async def _look_for_answer(self, question_id: str) -> None:
         """Let an answer be heard that another process took."""
         row = await self._do(
-            _first("SELECT answer FROM questions WHERE id = ? AND answer NOT NULL", question_id)
+            first_row("SELECT answer FROM questions WHERE id = ? AND answer NOT NULL", question_id)
         )
         if row is not None:
             with contextlib.suppress(AnswerRefused):
@@ -471,7 +481,7 @@ class SqliteJournal(MemoryJournal):
         return await self._do(lambda connection: shelf.later(connection, unit))
 
     async def _turn(self, unit: CommitUnit, state: str, *, synced: bool) -> None:
-        turn = _run(
+        turn = statement(
             "UPDATE units SET state = ? WHERE run_id = ? AND call_id = ? AND state = 'committed'",
             state,
             unit.run_id,
@@ -482,14 +492,3 @@ class SqliteJournal(MemoryJournal):
     async def _fetch(self, query: str, *values: Any) -> tuple[CommitUnit, ...]:
         rows = await self._do(lambda connection: connection.execute(query, values).fetchall())
         return tuple(msgspec.msgpack.decode(row[0], type=CommitUnit) for row in rows)
-
-
-def _first(query: str, *values: Any) -> Work:
-    return lambda connection: connection.execute(query, values).fetchone()
-
-
-def _run(query: str, *values: Any) -> Work:
-    def run(connection: sqlite3.Connection) -> None:
-        connection.execute(query, values)
-
-    return run

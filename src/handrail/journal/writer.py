@@ -19,6 +19,20 @@ Moments = Callable[[Literal["before", "after"], sqlite3.Connection], None]
 _BUSY_SECONDS = 10.0
 
 
+def first_row(query: str, *values: Any) -> Work:
+    """The first row that a query finds."""
+    return lambda connection: connection.execute(query, values).fetchone()
+
+
+def statement(query: str, *values: Any) -> Work:
+    """A statement of which nothing comes back."""
+
+    def carry_out(connection: sqlite3.Connection) -> None:
+        connection.execute(query, values)
+
+    return carry_out
+
+
 class Writer:
     """Carries out work on the file, each piece in a transaction of its own, one after another.
 

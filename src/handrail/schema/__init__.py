@@ -22,13 +22,15 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, JsonSchema
 from pydantic_core import core_schema
 
 from handrail.errors import DefinitionError, ToolValidationError
-from handrail.schema.secrets import MASK, WITHHELD, holds_secrets, in_clear, masked
+from handrail.schema.secrets import MASK, WITHHELD, holds_secrets, in_clear, masked, masks_in
 from handrail.schema.wording import NOT_FINITE, describe, location_of, problems_of, schemas_at
 
 T = TypeVar("T")
 
 JsonSchema = dict[str, Any]
 Validate = Callable[..., Any]
+
+_MASKED = "is masked, so what stood here is not known any more: secrets are not kept. Give it again"
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -99,6 +101,12 @@ class Schema(Generic[T]):
             return self.parse(self.clear(value))
         return self.parse(clear_json(value))
 
+    def parse_given(self, value: object) -> T:
+        """The same for what somebody gave: where there can be secrets, a mask is refused as one."""
+        if self.secret:
+            refuse_masks(clear_json(value))
+        return self.parse_value(value)
+
     def clear(self, value: object) -> bytes:
         """The value as JSON with the secrets in it, by the type's own rules: to be parsed, and never kept."""
         kind = get_origin(self.annotation) or self.annotation
@@ -134,6 +142,10 @@ class Schema(Generic[T]):
         except Exception:  # a validator or `__post_init__` of the user's
             return WITHHELD
 
+    def hide(self, value: object) -> Any:
+        """The same for a value, as plain JSON."""
+        return pydantic_core.from_json(self.mask(self.clear(value)))
+
     def __repr__(self) -> str:
         return f"Schema({self.annotation!r})"
 
@@ -150,6 +162,15 @@ def to_json(value: object) -> bytes:
         return pydantic_core.to_json(value, inf_nan_mode="constants")
     except (pydantic_core.PydanticSerializationError, ValueError, RecursionError) as error:
         raise _unwritable(error) from None
+
+
+def refuse_masks(data: str | bytes) -> None:
+    """Refuse what was masked: nobody is to try a mask for a password."""
+    if (MASK if isinstance(data, str) else MASK.encode()) not in data or not _is_json(data):  # pyright: ignore[reportOperatorIssue]  # of one kind
+        return
+    problems = [Problem(where, _MASKED) for where in dict.fromkeys(masks_in(pydantic_core.from_json(data)))]
+    if problems:
+        raise ToolValidationError("; ".join(map(str, problems)), problems)
 
 
 def clear_json(value: object) -> bytes:

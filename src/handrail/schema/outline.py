@@ -38,14 +38,20 @@ class Misfit(NamedTuple):
     where: str
     """`orders[2].price`; "" for the value itself."""
     what: str
+    wanted: str
+    """The same without what was given."""
 
     def __str__(self) -> str:
         return f"{self.where or 'the answer'} {self.what}"
 
 
-def misfits(schema: Mapping[str, Any], value: object) -> list[Misfit]:
-    """What is plainly wrong with a value, each with its place; empty where nothing is."""
-    return list(_misfits(schema, value, "", schema.get("$defs", {}), 0))
+def misfits(schema: Mapping[str, Any], value: object, *, secret: bool = False) -> list[Misfit]:
+    """What is plainly wrong with a value, each with its place; empty where nothing is.
+
+    Where there may be a secret in it, nothing of it is said back.
+    """
+    found = _misfits(schema, value, "", schema.get("$defs", {}), 0)
+    return [Misfit(each.where, each.wanted, each.wanted) for each in found] if secret else list(found)
 
 
 def _misfits(
@@ -63,14 +69,14 @@ def _misfits(
             yield from min(tried, key=lambda wrong: (wrong[0].where == at, len(wrong)))
         return
     if "enum" in schema and value not in schema["enum"]:
-        yield Misfit(at, f"is {_shown(value)}; one of {', '.join(map(_shown, schema['enum']))} is wanted")
+        yield _unwanted(at, value, f"one of {', '.join(map(_shown, schema['enum']))}")
     elif "const" in schema and value != schema["const"]:
-        yield Misfit(at, f"is {_shown(value)}; {_shown(schema['const'])} is wanted")
+        yield _unwanted(at, value, _shown(schema["const"]))
     kind = schema.get("type")
     if "enum" in schema or "const" in schema:
         return
     if isinstance(kind, str) and not _is(kind, value):
-        yield Misfit(at, f"is {_shown(value)}; {_WORDS.get(kind, kind)} is wanted")
+        yield _unwanted(at, value, _WORDS.get(kind, kind))
     elif isinstance(value, dict):
         yield from _of_object(schema, cast("dict[str, Any]", value), at, defs, depth)
     elif isinstance(value, list | tuple) and isinstance(schema.get("items"), dict):
@@ -84,12 +90,17 @@ def _of_object(
     fields: Mapping[str, Any] = schema.get("properties", {})
     for name in schema.get("required", ()):
         if name not in value:
-            yield Misfit(_field(at, name), "is missing")
+            yield Misfit(_field(at, name), "is missing", "is missing")
     for name, part in value.items():
         if name in fields:
             yield from _misfits(fields[name], part, _field(at, name), defs, depth + 1)
         elif schema.get("additionalProperties") is False:
-            yield Misfit(_field(at, name), f"is unknown; known are {', '.join(fields) or 'none'}")
+            unknown = f"is unknown; known are {', '.join(fields) or 'none'}"
+            yield Misfit(_field(at, name), unknown, unknown)
+
+
+def _unwanted(at: str, value: object, wanted: str) -> Misfit:
+    return Misfit(at, f"is {_shown(value)}; {wanted} is wanted", f"is something else; {wanted} is wanted")
 
 
 def _is(kind: str, value: object) -> bool:

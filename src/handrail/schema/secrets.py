@@ -56,9 +56,13 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
 # --- masking -----------------------------------------------------------------------------------
 
 
-def masked(value: Any, schema: Mapping[str, Any]) -> Any:
-    """Plain JSON with a mask wherever the JSON Schema says that a value is written and never read."""
-    return _masked(value, forms_of(schema, schema), schema)
+def masked(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> Any:
+    """Plain JSON with a mask wherever the JSON Schema says that a value is written and never read.
+
+    `root` is what the schema is a part of, where it is one.
+    """
+    root = schema if root is None else root
+    return _masked(value, forms_of(schema, root), root)
 
 
 def _masked(value: Any, forms: list[Mapping[str, Any]], root: Mapping[str, Any]) -> Any:
@@ -87,6 +91,11 @@ def _key(key: str, forms: list[Mapping[str, Any]], root: Mapping[str, Any]) -> s
     names = [form["propertyNames"] for form in forms if isinstance(form.get("propertyNames"), dict)]
     secret = not named and any(one.get("writeOnly") is True for each in names for one in forms_of(each, root))
     return MASK if secret else key
+
+
+def is_masked(value: Any) -> bool:
+    """Does a mask stand in this plain JSON?"""
+    return any(True for _ in masks_in(value))
 
 
 def masks_in(value: Any, location: Location = ()) -> Iterator[str]:

@@ -235,6 +235,12 @@ def _is_secret(location: Location, schema: Mapping[str, Any]) -> bool:
     return any(_asks_for_secrets(part, schema, set()) for part in schemas_at(schema, location))
 
 
+def asks_for_secrets(part: Mapping[str, Any], root: Mapping[str, Any]) -> bool:
+    """Can there be a secret in what this part of a JSON Schema describes?"""
+    seen: set[int] = set()
+    return any(_asks_for_secrets(form, root, seen) for form in forms_of(part, root))
+
+
 def _asks_for_secrets(part: Mapping[str, Any], root: Mapping[str, Any], seen: set[int]) -> bool:
     if id(part) in seen:
         return False

@@ -141,7 +141,7 @@ class Thread:
             for each in answers:
                 if asked[each.question_id].answer is None:
                     check_answer(asked[each.question_id].question, each, now)
-            if live is None and any(each.outcome == "cancelled" for each in answers):
+            if live is None:
                 live = await self._asking_again(answers, asked, leg)
             taken = ""
             try:
@@ -348,6 +348,9 @@ class Thread:
         """Does another process have this run, and live? One of another app is never gone on with here."""
         return not self._source.owns(row.record) or self._is_had(row)
 
+    async def _is_here(self, run_id: str) -> bool:
+        return not self._is_elsewhere(await self._journal.run(run_id))
+
     def _is_had(self, row: RunRow) -> bool:
         now = self._setup.clock.now().timestamp()
         return not is_free(row.owner, row.leased_until, now, getattr(self._journal, "owner", ""))
@@ -421,9 +424,15 @@ class Thread:
     async def _asking_again(
         self, answers: Sequence[Answer], asked: Mapping[str, Asked], leg: str
     ) -> LiveRun | None:
-        """Let a parked run ask again what is withdrawn: that is nothing a journal keeps, so it must be there."""
-        withdrawn = [asked[each.question_id] for each in answers if each.outcome == "cancelled"]
-        left = [each.question for each in withdrawn if each.answer is None]
+        """Let a parked run ask again what is withdrawn, or answered with a secret: no journal keeps that."""
+        left: list[Question] = []
+        for each in answers:
+            question = asked[each.question_id].question
+            if asked[question.id].answer is not None:
+                continue
+            given = question.secret and each.outcome == "answered"
+            if each.outcome == "cancelled" or (given and await self._is_here(question.run_id)):
+                left.append(question)
         if left:
             await self._go_on(left[0].run_id, leg, stays=True)
             for question in left:

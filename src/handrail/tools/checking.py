@@ -7,8 +7,9 @@ import difflib
 import math
 import re
 import sys
+import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel
 from typing_extensions import is_typeddict
@@ -291,9 +292,13 @@ def _disagree(given: Any, wanted: Any) -> bool:
 
 
 def _class_of(result: Any) -> type | tuple[type, ...] | None:
-    """What `isinstance` can ask of a result: its class, or that of its container."""
+    """What `isinstance` can ask of a result: its class, or that of its container; of a union, those of all of it."""
     if result is Any:
         return None
+    if get_origin(result) is Annotated:
+        return _class_of(get_args(result)[0])
+    if get_origin(result) in (Union, types.UnionType):
+        return _classes_of(get_args(result))
     if result is None or result is type(None):
         return type(None)
     origin = get_origin(result) or result
@@ -307,6 +312,15 @@ def _class_of(result: Any) -> type | tuple[type, ...] | None:
     ):
         return None
     return origin
+
+
+def _classes_of(results: Iterable[Any]) -> tuple[type, ...] | None:
+    found: list[type] = []
+    for each in map(_class_of, results):
+        if each is None:
+            return None
+        found += each if isinstance(each, tuple) else (each,)
+    return tuple(found)
 
 
 def _needs(context_type: type[ToolContext]) -> frozenset[Need]:

@@ -10,8 +10,8 @@ import pydantic_core
 
 from handrail.context import ToolContext
 from handrail.errors import ToolValidationError
-from handrail.schema import JsonSchema, Problem, Schema, Validate, clear_json
-from handrail.schema.secrets import MASK, WITHHELD, masks_in
+from handrail.schema import JsonSchema, Schema, Validate, clear_json, refuse_masks
+from handrail.schema.secrets import WITHHELD
 from handrail.tools.checking import check
 from handrail.tools.copying import Copy
 from handrail.tools.effect import EFFECTS, Effect
@@ -23,8 +23,6 @@ from handrail.tools.signature import MISSING
 ParamsT = TypeVar("ParamsT")
 ResultT = TypeVar("ResultT")
 Params_contra = TypeVar("Params_contra", contravariant=True)
-
-_MASKED = "is masked, so what stood here is not known any more: secrets are not kept. Give it again"
 
 _NOTHING: dict[type, tuple[Any, ...]] = {str: ("", "null"), bytes: (b"", b"null")}
 
@@ -121,7 +119,7 @@ class Tool(Generic[ParamsT, ResultT]):
             return cast(ParamsT, None)
         if self.secret:
             data = clear_json(arguments) if data is None else data
-            _refuse_masks(data)
+            refuse_masks(data)
         return self._schema.parse_value(arguments) if data is None else self._schema.parse(data)
 
     def mask(self, arguments: str | bytes | Mapping[str, Any]) -> str:
@@ -156,15 +154,6 @@ class Tool(Generic[ParamsT, ResultT]):
     def paths(self, params: ParamsT) -> tuple[NamedPath, ...]:
         """The paths these params name, where the type declares them with `PathArg`."""
         return self._paths.find(params)
-
-
-def _refuse_masks(data: str | bytes) -> None:
-    """Refuse what was masked: nobody is to run a tool with a mask for a password."""
-    if (MASK if isinstance(data, str) else MASK.encode()) not in data:  # pyright: ignore[reportOperatorIssue]  # of one kind
-        return
-    problems = [Problem(where, _MASKED) for where in dict.fromkeys(masks_in(_decoded(data)))]
-    if problems:
-        raise ToolValidationError("; ".join(map(str, problems)), problems)
 
 
 def _decoded(data: str | bytes) -> Any:

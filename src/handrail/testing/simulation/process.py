@@ -23,7 +23,7 @@ from handrail.events import ToolInvoked
 from handrail.journal.sqlite import SqliteJournal
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
-from handrail.records import Check
+from handrail.records import Check, Mask
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.session import Session
 from handrail.session.saving import encode_item
@@ -233,11 +233,16 @@ class SimulatedJournal(SqliteJournal):
         )
 
     async def ask(
-        self, question: Question, environment: Environment | None = None, check: Check | None = None, /
+        self,
+        question: Question,
+        environment: Environment | None = None,
+        check: Check | None = None,
+        mask: Mask | None = None,
+        /,
     ) -> Answer:
         if environment is not None:
             self.world.happened("shown", question=msgspec.to_builtins(question, builtin_types=()))
-        return await super().ask(question, environment, check)
+        return await super().ask(question, environment, check, mask)
 
     async def step(
         self,
@@ -314,9 +319,9 @@ def recorded(journal: Path) -> dict[str, Any]:
         "finished": {
             **{unit["place"]: _left_something(unit) for unit in units},
             **{
-                key: _left_something(msgspec.msgpack.decode(body))
+                key: _left_something(inner)
                 for kind, key, body in entries
-                if kind == "inner call"
+                if kind == "inner call" and not (inner := msgspec.msgpack.decode(body)).get("lost")
             },
         },
         "begun": [key for kind, key, _ in entries if kind == "call begun"],

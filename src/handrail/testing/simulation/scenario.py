@@ -108,7 +108,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     secrets: Sequence[str] = ()
     """Texts that nobody who is asked may be shown."""
     unrecorded: Sequence[str] = ()
-    """Texts that no journal may hold either: what a model writes for a `SecretStr`."""
+    """Texts that no journal may hold either: what a model writes, or somebody answers, for a `SecretStr`."""
 
 
 class SimulatedModel:
