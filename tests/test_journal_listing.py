@@ -230,6 +230,42 @@ async def test_somebodys_runs_sessions_and_questions_are_found_by_an_index(tmp_p
     journal.close()
 
 
+async def test_a_page_of_sessions_costs_by_its_lines_what_it_costs_among_few(tmp_path: Path):
+    """A line of it is found by its session, not by going through all that somebody has ever run."""
+    from handrail.journal import shelf
+
+    async def steps(many: int) -> int:
+        journal = SqliteJournal(tmp_path / f"{many}.db", watch=None, inline=True)
+        for number in range(many):
+            record = RunRecord(
+                id=f"r{number}",
+                session_id=f"s{number}",
+                principal="ada",
+                prompt="p",
+                model="m",
+                began_at=float(number),
+            )
+            await journal.bring(RunCopy(row=RunRow(record=record, status="done", changed_at=float(number))))
+        took = [0]
+
+        def count() -> int:
+            took[0] += 1
+            return 0
+
+        def look(connection: sqlite3.Connection) -> None:
+            connection.set_progress_handler(count, 1)
+            for limit in (20, 1):
+                took[0] *= -1
+                shelf.sessions(connection, "ada", limit, None)
+            connection.set_progress_handler(None, 1)
+
+        await journal._do(look)
+        journal.close()
+        return -took[0]
+
+    assert await steps(400) < 1.5 * await steps(40)
+
+
 @pytest.fixture(params=["memory", "file"])
 def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal]:
     """One journal of each kind."""

@@ -22,6 +22,7 @@ from pydantic import BaseModel, Field, SecretBytes, SecretStr, create_model
 from handrail import (
     Adapter,
     Handoff,
+    MarkdownSection,
     Parked,
     Prompt,
     ScriptedModel,
@@ -562,6 +563,26 @@ async def test_a_history_from_elsewhere_is_recorded_masked() -> None:
     assert MARK not in everything([save(session), (await journal.run("run")).record.begin])
 
 
+async def test_a_history_is_masked_by_tools_that_are_not_shown_yet_and_by_the_answer_too() -> None:
+    login = login_with("read")
+    folded: Any = MarkdownSection(
+        "Accounts", "accounts", "Log in.", tools=[login.tool], summary="Accounts.", visibility="summary"
+    )
+    prompts: list[Any] = [Prompt("p", sections=[folded]), Prompt("q", "Do.", output=Key)]
+    for prompt, name in zip(prompts, ("login", "final_answer"), strict=True):
+        journal, session = MemoryJournal(), Session(id="s")
+        history = [
+            UserMessage("go"),
+            AssistantMessage("", (CallAsked("c", name, json.dumps({"key": MARK})),)),
+            ToolMessage((CallAnswered("c", name, "in"),)),
+        ]
+        model = ScriptedModel([ToolCall("final_answer", {"key": "no"})] if name != "login" else ["done"])
+        await Adapter(model, journal=journal).evaluate(
+            prompt, "go", session=session, history=history, run_id="run"
+        )
+        assert MARK not in everything([save(session), (await journal.run("run")).record.begin])
+
+
 async def test_an_answer_with_a_secret_is_given_by_a_call() -> None:
     """Also where a provider could be held to a schema: what is in a text can't be masked."""
     journal = MemoryJournal()
@@ -572,3 +593,22 @@ async def test_an_answer_with_a_secret_is_given_by_a_call() -> None:
     assert MARK not in everything(
         [save(response.session), await journal.entries("run"), await journal.run("run")]
     )
+
+
+async def test_a_later_run_of_other_tools_shows_none_of_what_was_masked_before() -> None:
+    """The conversation in memory is the model's own: who looks at the request sees what may be seen of it."""
+    login, session = login_with("read"), Session(id="s")
+    script = [ToolCall("login", {"key": MARK}), "in", ToolCall("look"), "done"]
+    adapter = Adapter(ScriptedModel(script))
+    await adapter.evaluate(Prompt("p", "Do.", tools=[login.tool]), "go", session=session)
+    await adapter.evaluate(Prompt("q", "Look.", tools=[look]), "go on", session=session)
+    assert MARK not in everything(save(session))
+
+
+async def test_a_call_of_no_tool_without_arguments_has_nothing_to_withhold() -> None:
+    """Else all that is empty in a request, or in what a provider wants back, would be taken for it."""
+    login, session = login_with("read"), Session(id="s")
+    script = [[ToolCall("gone", ""), ToolCall("away", "{}")], ToolCall("look"), "done"]
+    prompt = Prompt("p", "Do.", tools=[login.tool, look])
+    await Adapter(ScriptedModel(script)).evaluate(prompt, "go", session=session)
+    assert MASK not in everything(save(session))

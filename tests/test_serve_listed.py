@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -106,6 +107,22 @@ async def test_one_request_does_not_look_through_everything(monkeypatch: pytest.
     assert next == (6.0, "local/t6")
     page, next = await made.page("local", limit=2, words="red", before=(1.0, "local/t1"))
     assert ([each["id"] for each in page], next) == (["t0"], None)
+
+
+async def test_a_search_for_one_thread_asks_the_journal_no_oftener_than_one_for_many():
+    """Each time all that somebody has is put in order: `limit=1` is no way to have that done 500 times."""
+    made = await listing([(float(at), "local/t{}", "red" if at == 0 else "blue") for at in range(300)])
+    asked: list[int] = []
+    sessions = made._journal.sessions
+
+    async def counted(principal: str, **which: Any) -> Any:
+        asked.append(which["limit"])
+        return await sessions(principal, **which)
+
+    made._journal.sessions = counted  # pyright: ignore[reportAttributeAccessIssue]
+    page, next = await made.page("local", limit=1, words="red")
+    assert ([each["id"] for each in page], next) == (["t0"], None)
+    assert len(asked) <= 3
 
 
 async def test_the_server_pages_and_finds(tmp_path: Path):

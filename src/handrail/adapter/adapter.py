@@ -347,7 +347,8 @@ class Adapter:
                 history = given["history"] = list(given["history"])
                 if history and (resumed is None or not len(conversation.messages)):
                     frame.show([*rendered.tools, *given["tools"]], ())  # these say what in it is secret
-                    masked = Masking(frame).message if frame.secretive else None
+                    secretive = frame.secretive or rendered.secretive
+                    masked = Masking(frame, conversation).message if secretive else None
                     conversation.begin_with(history, run_id, masked)  # else the session was saved with it
                     given["history"] = history if masked is None else [masked(each) for each in history]
                 journal = None if log is None else self._journal

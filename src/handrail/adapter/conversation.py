@@ -75,6 +75,11 @@ class Conversation:
         session = self._of()
         (session.keep if again else session.record)(MessageAdded(self.key, shown, run_id))
 
+    @property
+    def masks(self) -> bool:
+        """Is there a secret in it, which others may not see?"""
+        return bool(self._shown)
+
     def shown_since(self, start: int) -> list[Message]:
         """The messages from this one on, as they may be seen and recorded."""
         shown = self._shown

@@ -18,6 +18,7 @@ from handrail.messages import AssistantMessage, CallAsked, CallPart, Kept, Messa
 from handrail.schema.secrets import WITHHELD
 
 if TYPE_CHECKING:
+    from handrail.adapter.conversation import Conversation
     from handrail.dispatch.call import LiveCall
     from handrail.tools import Tool
 
@@ -30,12 +31,13 @@ class _Asker(NamedTuple):
 
 
 class Masking:
-    """The masking of one run, by the tools it has at the moment."""
+    """The masking of one run, by the tools it has at the moment; of what was masked before, as it was then."""
 
-    __slots__ = ("_frame",)
+    __slots__ = ("_conversation", "_frame")
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: Frame, conversation: Conversation) -> None:
         self._frame = frame
+        self._conversation = conversation
 
     def message(self, message: Message) -> Message:
         """A message as it may be seen; the same one where nothing in it is secret."""
@@ -51,7 +53,7 @@ class Masking:
 
     def _call(self, call: CallAsked) -> CallAsked:
         tool = self._frame.tools.get(call.name) or self._worker(call.name)
-        if tool is not None and not tool.secret:
+        if not tool.secret if tool is not None else call.arguments.strip() in ("", "{}"):
             return call
         shown = WITHHELD if tool is None else tool.mask(call.arguments)
         return CallAsked(call.id, call.name, shown)
@@ -75,11 +77,14 @@ class Masking:
         return Kept(kept.wire, pydantic_core.to_json(data)) if swaps.all_made else None
 
     def body(self, body: Any, messages: list[Message]) -> Any:
-        """The body of a request that had these messages, on whatever wire."""
+        """The body of a request that had these messages of the conversation, the first ones, on whatever wire."""
         swaps = Swaps()
-        for message in messages:
+        for message, shown in zip(messages, self._conversation.shown_since(0), strict=False):
             if isinstance(message, AssistantMessage):
-                swaps.add(message.calls, self.calls(message.calls))
+                if isinstance(shown, AssistantMessage) and shown is not message:
+                    swaps.add(message.calls, shown.calls)
+                else:
+                    swaps.add(message.calls, self.calls(message.calls))
         return swaps.made_in(body) if swaps else body
 
     # While it is written.

@@ -77,7 +77,7 @@ class Run:
         self.max_tokens = settings.max_tokens
         self.frame = frame
         self.gate = Gate(frame)
-        self._masking = Masking(frame)
+        self._masking = Masking(frame, conversation)
         self.conversation = conversation
         self.rendered = rendered
         self.prompt_name = prompt_name
@@ -149,8 +149,8 @@ class Run:
 
     @property
     def masking(self) -> Masking | None:
-        """What masks the secrets a model writes; None where none of its tools takes any."""
-        return self._masking if self.frame.secretive else None
+        """What masks the secrets a model writes; None where none of its tools takes any, nor was one written before."""
+        return self._masking if self.frame.secretive or self.conversation.masks else None
 
     # What is asked of the model.
 

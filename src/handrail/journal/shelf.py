@@ -70,6 +70,7 @@ def runs(
     return tuple(run_row(row) for row in connection.execute(query, values))
 
 
+# With a plus, as in `runs`: else each line of the page goes through all that somebody has ever run.
 _SESSIONS = f"""WITH found AS (
         SELECT session_id AS session, count(*) AS number, max(changed_at) AS changed
         FROM runs WHERE principal = :principal GROUP BY session_id
@@ -77,12 +78,12 @@ _SESSIONS = f"""WITH found AS (
         ORDER BY changed DESC, session DESC LIMIT :limit
     )
     SELECT session, number, changed,
-        (SELECT record FROM runs WHERE principal = :principal AND session_id = session ORDER BY began_at, id LIMIT 1),
+        (SELECT record FROM runs WHERE +principal = :principal AND session_id = session ORDER BY began_at, id LIMIT 1),
         (SELECT count(*) FROM questions JOIN runs ON runs.id = questions.run_id
             WHERE runs.principal = :principal AND session_id = session AND answer IS NULL),
         {ROW}
     FROM found JOIN runs ON runs.id = (
-        SELECT id FROM runs WHERE principal = :principal AND session_id = session
+        SELECT id FROM runs WHERE +principal = :principal AND session_id = session
         ORDER BY began_at DESC, id DESC LIMIT 1
     ) ORDER BY changed DESC, session DESC"""
 

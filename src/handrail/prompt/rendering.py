@@ -69,7 +69,8 @@ class Tree:
         )
         self.policies = self._scoped(policies)
         shown = (tool for node in self._by_path.values() for tool in node.tools)
-        self.secretive = any(tool.secret for tool in (*self.tools, *shown))
+        answers = output_schema is not None and output_schema.secret
+        self.secretive = answers or any(tool.secret for tool in (*self.tools, *shown))
 
     def _scoped(self, policies: Sequence[ToolPolicy]) -> tuple[ScopedPolicy, ...]:
         """Each policy once, with the tools of all the sections that declare it."""
@@ -154,7 +155,7 @@ class RenderedPrompt(Generic[OutputT]):
 
     @property
     def secretive(self) -> bool:
-        """Does a tool of it take secrets, also of a section that is shown as a summary?"""
+        """Does a tool of it take secrets, also of a section that is shown as a summary, or its answer hold any?"""
         return self._tree.secretive
 
     def open(self, paths: Sequence[str]) -> Opening[OutputT]:

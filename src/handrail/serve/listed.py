@@ -13,6 +13,8 @@ from handrail.serve.threads import Threads
 
 _MOST_SEARCHED = 500
 """How many threads one request looks through. What they begin with is in no index: whoever wants more asks again."""
+_READ_AT_ONCE = 200
+"""Whatever a page has room for: each time the journal is asked, it puts all of somebody's threads in order."""
 
 
 class Listed:
@@ -34,9 +36,10 @@ class Listed:
         found: list[dict[str, Any]] = []
         looked_through = 0
         wanted = words.casefold().split()
+        at_once = max(limit, min(_READ_AT_ONCE, _MOST_SEARCHED)) if wanted else limit
         while True:
-            rows = await self._journal.sessions(principal, limit=limit + 1, before=before)
-            for row in rows[:limit]:
+            rows = await self._journal.sessions(principal, limit=at_once + 1, before=before)
+            for row in rows[:at_once]:
                 named = named_by(row.session_id)
                 if named is not None and named[0] == principal and _has(row.first, wanted):
                     found.append(await self._line(row, named))
