@@ -102,6 +102,7 @@ def test_every_kind_of_field(shown: Widgets):
     group(page, "Pay: kind").get_by_label("Card").check()
     page.get_by_role("group", name="Pay", exact=True).get_by_label("Number").fill("4711")
     page.get_by_label("Note").fill("one\ntwo")
+    expect(page.get_by_label("Secret")).to_have_attribute("type", "password")
     page.get_by_label("Secret").fill("hush")
     page.get_by_label("More").fill('{"a": [1]}')
     value = sent(shown)

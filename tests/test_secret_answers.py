@@ -31,6 +31,7 @@ from handrail import (
     tool,
 )
 from handrail.cli import runs_doing
+from handrail.cli.ending import trouble
 from handrail.cli.plain import PlainView
 from handrail.clock import SYSTEM_CLOCK
 from handrail.environment import LaterEnvironment
@@ -640,8 +641,11 @@ async def test_the_command_line_refuses_before_a_secret_is_typed(tmp_path: Path)
     adapter = Adapter(
         ScriptedModel([ToolCall("login"), "done"]), journal=journal, environment=LaterEnvironment()
     )
-    with pytest.raises(RunParked):
+    with pytest.raises(RunParked) as parked:
         await adapter.evaluate(Prompt("p", "Do.", tools=[asking(Key, [])]), "go", run_id="run")
+    advice = trouble(parked.value).message
+    assert "`handrail runs resume run` at a terminal" in advice
+    assert "runs answer" not in advice
     for value in (None, json.dumps({"key": MARK})):
         with pytest.raises(AnswerRefused, match="handrail runs resume"):
             await runs_doing.answer(journal, "run", None, value, None, "")

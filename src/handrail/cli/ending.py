@@ -52,6 +52,8 @@ def trouble(error: BaseException, journal: str = "") -> Trouble:
         asked = ", ".join(visible(question.name) for question in error.questions)
         answer, resume = (runs_command(verb, error.run_id, journal) for verb in ("answer", "resume"))
         how = f"Answer with `{answer}`, then `{resume}`."
+        if any(question.secret for question in error.questions):
+            how = f"It may be a secret, which is not recorded: `{resume}` at a terminal asks for it there."
         return Trouble(WAITS, kind, f"It waits for an answer to {asked}. {how}")
     if isinstance(error, LimitError):
         return Trouble(LIMIT, kind, message)

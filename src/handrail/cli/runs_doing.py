@@ -167,11 +167,17 @@ async def resume(
         response = await going
     except RunParked as parked:
         asked = [view.question_data(question) for question in parked.questions]
-        how = _then(journal, "answer", row)
+        secret = any(question.secret for question in parked.questions)
+        how = _then(journal, "resume" if secret else "answer", row)
         data = {"run_id": row.record.id, "status": "parked", "questions": asked, "code_changed": changed}
         lines = [view.question_line(question) for question in parked.questions]
         return Said(
-            data, *_about(changed), "It waits for an answer:", *lines, f"Answer with: {how}", code=WAITS
+            data,
+            *_about(changed),
+            "It waits for an answer:",
+            *lines,
+            f"Answer {'at a terminal ' if secret else ''}with: {how}",
+            code=WAITS,
         )
     finally:
         if folder is not None:
