@@ -154,6 +154,27 @@ def test_a_model_of_ones_own_is_found_beside(folder: Path):
     assert (done.returncode, done.stdout) == (0, "It is mine.\n"), done.stderr
 
 
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["--help"], ["run", "team/hello.md", "x"], ["workers", "team"]]
+)
+def test_what_can_not_be_printed_is_said(folder: Path, arguments: list[str], buffered: bool):
+    """A full disk under standard output is nobody's traceback, whenever it shows."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [str(Path(sys.executable).with_name("handrail")), *arguments],
+            cwd=folder.parent,
+            env={**environment(), "PYTHONUNBUFFERED": "" if buffered else "1"},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
 def test_what_is_not_recorded_is_said(folder: Path, here: Here):
     """Where nobody named a journal and the usual one can't be used, a run goes on, and says so."""
     (folder.parent / ".handrail").mkdir()

@@ -29,6 +29,12 @@ def open_closed_streams() -> None:
         cast("io.TextIOWrapper", out).reconfigure(errors="backslashreplace")
 
 
+def give_up_printing() -> None:
+    """What could not be written is written nowhere: Python would try once more at its end, and complain."""
+    with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
 @contextlib.contextmanager
 def nothing_printed(even_on_a_terminal: bool = False) -> Generator[None]:
     """While this lasts, what tools print, and the programs they start, goes to standard error.
