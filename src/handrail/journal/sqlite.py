@@ -392,8 +392,9 @@ class SqliteJournal(MemoryJournal):
 
     async def withdraw(self, prefix: str, /, *, alone: bool = False) -> None:
         await super().withdraw(prefix, alone=alone)
-        which = "id" if alone else "substr(id, 1, length(?1))"
-        await self._do(statement(f"DELETE FROM questions WHERE answer IS NULL AND {which} = ?1", prefix))
+        which = "id = ?" if alone else "substr(id, 1, length(?)) = ?"
+        values = (prefix,) if alone else (prefix, prefix)
+        await self._do(statement(f"DELETE FROM questions WHERE answer IS NULL AND {which}", *values))
 
     def _keep_answer(self, answer: Answer) -> None:
         """Record an answer that stands, before anybody hears of it; `AnswerRefused` if there is another."""
