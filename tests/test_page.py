@@ -108,6 +108,16 @@ def question(page: Page, name: str) -> Locator:
     return page.get_by_role("group", name=name)
 
 
+def revoke_the_one(page: Page) -> Locator:
+    """Take back the only decision that is remembered, of `pay`, in the panel, which stays open."""
+    page.get_by_role("button", name="Remembered approvals").click()
+    panel = page.get_by_role("dialog", name="Remembered approvals")
+    expect(panel.get_by_role("listitem")).to_have_count(1)
+    panel.get_by_role("button", name="Revoke pay").click()
+    expect(panel).to_contain_text("Nothing is remembered")
+    return panel
+
+
 def plan(desk: Desk) -> str:
     return (desk.folder / "work" / "plan.md").read_text()
 
@@ -329,11 +339,7 @@ def test_what_was_allowed_for_the_session_is_not_asked_again_until_it_is_revoked
     expect(log(page)).to_contain_text("Paid.")
     say(page, "pay")
     expect(card(page, "pay").nth(1)).to_contain_text("paid 30")
-    page.get_by_role("button", name="Remembered approvals").click()
-    panel = page.get_by_role("dialog", name="Remembered approvals")
-    expect(panel.get_by_role("listitem")).to_have_count(1)
-    panel.get_by_role("button", name="Revoke pay").click()
-    expect(panel).to_contain_text("Nothing is remembered")
+    panel = revoke_the_one(page)
     page.keyboard.press("Escape")
     expect(panel).to_have_count(0)
     say(page, "pay")
@@ -353,11 +359,7 @@ def test_what_was_decided_for_the_session_outlives_the_server(desk: Desk):
         expect(log(page)).to_contain_text("Paid.")
         say(page, "pay")
         expect(card(page, "pay").nth(1)).to_contain_text("paid 30")
-        page.get_by_role("button", name="Remembered approvals").click()
-        panel = page.get_by_role("dialog", name="Remembered approvals")
-        expect(panel.get_by_role("listitem")).to_have_count(1)
-        panel.get_by_role("button", name="Revoke pay").click()
-        expect(panel).to_contain_text("Nothing is remembered")
+        revoke_the_one(page)
     with desk.served():
         page = desk.window(f"#/t/{thread}")
         say(page, "pay")
