@@ -165,8 +165,8 @@ MUTANTS = [
     Mutant(
         "files renamed before they are recorded",
         "dispatch/recording.py",
-        "    await journal.commit(unit)  # 2\n    try:\n        await run_in_thread(lambda: transaction.apply_durable(synced))  # 3\n",
-        "    await run_in_thread(lambda: transaction.apply_durable(synced))  # 3\n    await journal.commit(unit)  # 2\n    try:\n",
+        "    await journal.calls.commit(unit)  # 2\n    try:\n        await run_in_thread(lambda: transaction.apply_durable(synced))  # 3\n",
+        "    await run_in_thread(lambda: transaction.apply_durable(synced))  # 3\n    await journal.calls.commit(unit)  # 2\n    try:\n",
         "tests/test_directory_gate.py tests/test_directory_crash.py",
     ),
     Mutant(

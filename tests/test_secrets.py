@@ -24,7 +24,7 @@ from handrail import (
 )
 from handrail.adapter import Retry
 from handrail.errors import HandrailError
-from handrail.journal import MemoryJournal
+from handrail.journal.sqlite import MemoryJournal
 from handrail.messages import Model
 from handrail.session import save
 from handrail.testing import RecordingSubscriber
@@ -67,10 +67,13 @@ class Recording(MemoryJournal):
     def __init__(self) -> None:
         super().__init__()
         self.rows: list[Any] = []
+        commit = self.calls.commit
 
-    async def commit(self, unit: Any, /) -> None:
-        self.rows.append(unit)
-        await super().commit(unit)
+        async def kept(unit: Any, /) -> None:
+            self.rows.append(unit)
+            await commit(unit)
+
+        self.calls.commit = kept
 
 
 def _model(wire: Wire, server: Aimock | Llmock) -> Model:

@@ -43,6 +43,7 @@ Each is ours *and* the builtin a caller would expect; each carries data beside i
     │   ├── UndoRefused (RuntimeError)             .call_id, .places: what a call did can't be taken back
     │   ├── EffectRefused (PermissionError)        .effect: a call did more than its tool's effect allows
     │   ├── JournalError (ValueError)              .journal: a file that is no journal, or one that can't be used
+    │   ├── BlobNotFoundError (LookupError)        .digest: a journal has no such bytes
     │   ├── ResourceError (LookupError)            .resource
     │   ├── ShellError (RuntimeError)              .command
     │   │   ├── CommandRefused (PermissionError)     .problem, .allowed: it may not run
@@ -434,6 +435,16 @@ class JournalError(StateError, ValueError):
     def __init__(self, journal: str, problem: str, mend: str) -> None:
         super().__init__(f"journal {journal!r}: {problem}. {mend}")
         self.journal = journal
+
+
+class BlobNotFoundError(StateError, LookupError):
+    """A journal has no bytes with this digest."""
+
+    def __init__(self, digest: str) -> None:
+        super().__init__(
+            f"the journal has no blob {digest!r}. Its run was forgotten, or it is in another journal."
+        )
+        self.digest = digest
 
 
 class EffectRefused(StateError, PermissionError):

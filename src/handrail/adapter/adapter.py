@@ -52,13 +52,14 @@ from handrail.guard.approval import ApprovalMode
 from handrail.guard.keeping import keep_decisions
 from handrail.ids import NewId, random_id
 from handrail.journal.runlog import RunLog
+from handrail.journals import Journal
 from handrail.limits import Budget, BudgetTracker, Lease
 from handrail.messages import Message, Model, UserMessage
 from handrail.models import model_named
 from handrail.operation import Operation
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, WorkerSource
-from handrail.records import OVER, Journal
+from handrail.records import OVER
 from handrail.resources.registry import Binding
 from handrail.session import Dispatcher, Session
 from handrail.tools import Tool
@@ -287,7 +288,7 @@ class Adapter:
             raise RunError(
                 run_id, "this adapter has no journal", "Give it the one that has the run: journal=."
             )
-        row = await journal.run(run_id)
+        row = await journal.runs.get(run_id)
         prompt = prompt or prompt_of(run_id, row.record.app)
         if row.status in OVER:
             return answer_of(row, prompt, await session_after(journal, row, given["session"]))

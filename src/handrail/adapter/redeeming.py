@@ -30,10 +30,10 @@ from handrail.guard.approval import ApprovalMode
 from handrail.guard.keeping import keep_decisions
 from handrail.ids import random_id
 from handrail.journal.lease import LEASE_SECONDS, new_owner
+from handrail.journals import Journal
 from handrail.limits import Budget
 from handrail.operation import Operation
 from handrail.protocols import ApprovalBroker, Environment, Filesystem, ToolPolicy
-from handrail.records import Journal
 from handrail.resources.registry import Binding
 from handrail.session import Session
 from handrail.tools import EFFECTS, Tool, ToolResult
@@ -139,7 +139,7 @@ def _listed(names: Iterable[str]) -> str:
 
 async def _session_of(ticket: Ticket, journal: Journal, session: Session | None, clock: Clock) -> Session:
     """The session of the ticket's run, as everything that is committed has left it."""
-    resumed = await go_on(journal, await journal.run(ticket.run_id), session, clock)
+    resumed = await go_on(journal, await journal.runs.get(ticket.run_id), session, clock)
     resumed.catch_up()
     await keep_decisions(resumed.session, journal)
     return resumed.session
@@ -164,7 +164,7 @@ class _Redemption:
         try:
             frame: Frame = await open_frame()
         except BaseException:
-            await shielded(self._box.give_back(*self._which, self._by))
+            await shielded(self._box.release(*self._which, self._by))
             raise
         if on_event is not None:
             frame.session.dispatcher.subscribe(object, on_event)
@@ -189,7 +189,7 @@ class _Redemption:
             ended = error
         result = call.result
         if result is None or call.token is None:  # no handler has begun: it can still be redeemed
-            await shielded(self._box.give_back(*self._which, self._by))
+            await shielded(self._box.release(*self._which, self._by))
         else:
             await shielded(self._deposit(call, result, around.open_transaction))
         if result is None or (ended is not None and not isinstance(ended, PromptEvaluationError)):

@@ -22,7 +22,7 @@ from handrail.environment.visible import on_one_line
 if TYPE_CHECKING:
     import socket
 
-    from handrail.records import Journal
+    from handrail.journals import Journal
     from handrail.serve.http import ServedApp
     from handrail.serve.source import Loaded
 

@@ -29,7 +29,7 @@ from handrail.events import ApprovalDecided, ApprovalRequested, DecidedBy, Quest
 from handrail.guard.approval import APPROVAL_SCHEMA
 from handrail.guard.covering import NEVER_REMEMBERED, Asks, Covering, covering
 from handrail.guard.memory import Recall
-from handrail.journal import digest
+from handrail.journal.digest import digest
 from handrail.operation import Operation
 from handrail.protocols import ApprovalRequest
 from handrail.question import Answer, Lasting, Question, QuestionKind
@@ -102,7 +102,7 @@ async def put(call: LiveCall, question: Question, wanted: Schema[Any]) -> Answer
     """Ask whoever is there. Where nobody is who answers now, the run may be parked meanwhile."""
     frame = call.frame
     mask = wanted.hide if wanted.secret else None
-    return await frame.steps.ask(question, frame.environment, wanted.parse_given, mask)
+    return await frame.questions.ask(question, frame.environment, wanted.parse_given, mask)
 
 
 async def note_verb(call: LiveCall, number: int, verb: str) -> None:

@@ -15,6 +15,7 @@ from handrail.context.worker import WorkerFacts
 from handrail.deadline import Deadline
 from handrail.errors import DefinitionError
 from handrail.journal.runlog import RunLog
+from handrail.journals import Journal, Questions, Steps
 from handrail.limits import BudgetTracker, Cancellation, Lease, Spending
 from handrail.protocols import (
     ApprovalBroker,
@@ -27,7 +28,6 @@ from handrail.protocols import (
     Workers,
 )
 from handrail.protocols import BudgetTracker as BudgetTrackerProtocol
-from handrail.records import Journal
 from handrail.resources.registry import RunResources
 from handrail.session import Dispatcher, Session
 from handrail.tools import RunMode, Tool
@@ -101,6 +101,7 @@ class Frame:
         "prompt_model",
         "provider",
         "publish",
+        "questions",
         "record",
         "rendered_prompt",
         "resources",
@@ -141,7 +142,8 @@ class Frame:
         filesystem: Forkable | None = None,
         environment: Environment | None,
         broker: ApprovalBroker,
-        steps: Journal,
+        steps: Steps,
+        questions: Questions,
         journal: Journal | None,
         clock: Clock,
         run_context: RunContext,
@@ -173,6 +175,7 @@ class Frame:
         self.environment = environment
         self.broker = broker
         self.steps = steps
+        self.questions = questions
         self.journal = journal
         self.clock = clock
         self.run_context = run_context

@@ -14,8 +14,10 @@ from handrail.dispatch.gate import Gate
 from handrail.errors import DefinitionError
 from handrail.guard.approval import ApprovalMode, Broker
 from handrail.ids import NewId, random_id
-from handrail.journal import MemoryJournal, new_key
+from handrail.journal.digest import new_key
+from handrail.journal.local import LocalQuestions, LocalSteps
 from handrail.journal.runlog import RunLog
+from handrail.journals import Journal
 from handrail.limits import Budget, BudgetTracker, Lease
 from handrail.protocols import (
     ApprovalBroker,
@@ -26,7 +28,6 @@ from handrail.protocols import (
     PromptView,
     ToolPolicy,
 )
-from handrail.records import Journal
 from handrail.resources.registry import Binding, RunResources, given
 from handrail.session import Session, check_serialisable
 from handrail.tools import Tool
@@ -124,7 +125,7 @@ def open_frame(
         )
     _check_limits(depth_limit, approval_seconds)
     session = session or Session(new_id=new_id)
-    steps = journal or MemoryJournal(clock)
+    questions = LocalQuestions(clock) if journal is None else journal.questions
     if journal is not None:
         session.check_each(check_serialisable)  # nothing happens where it does already
     bindings = list(resources)
@@ -138,10 +139,11 @@ def open_frame(
         resources=RunResources(bindings),
         filesystem=filesystem if filesystem is not None and isinstance(filesystem, Forkable) else None,
         environment=environment,
-        broker=Broker(steps, environment, approvals)
+        broker=Broker(questions, environment, approvals)
         if approvals is None or isinstance(approvals, str)
         else approvals,
-        steps=steps,
+        steps=LocalSteps() if journal is None else journal.steps,
+        questions=questions,
         journal=journal,
         clock=clock,
         run_context=RunContext(run_id, run_id, session.id, 1, "local", new_id(), new_id()[:16]),
@@ -187,6 +189,7 @@ def nested_frame(
         environment=outer.environment,
         broker=outer.broker,
         steps=outer.steps,
+        questions=outer.questions,
         journal=outer.journal,
         clock=outer.clock,
         run_context=RunContext(

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from handrail.dispatch.replaying import inner_call, write_result
 from handrail.dispatch.undoing import shielded
-from handrail.records import CommitUnit, Journal
+from handrail.journals import Journal
+from handrail.records import CommitUnit
 from handrail.resources.paths import folder_of
 from handrail.session.saving import encode_item
 from handrail.threads import run_in_thread
@@ -75,7 +76,7 @@ async def record_end(call: LiveCall) -> Exception | None:
         return None
     try:
         if call.parent is None:
-            await shielded(log.journal.commit(commit_unit(call, result)))
+            await shielded(log.journal.calls.commit(commit_unit(call, result)))
             call.recorded = True
         else:
             call.recorded = await shielded(log.note("inner call", call.place, inner_call(call, result)))
@@ -94,7 +95,7 @@ async def commit_recorded(journal: Journal, call: LiveCall, result: ToolResult[A
     """
     transaction = call.open_transaction
     if transaction.durable is None:
-        await journal.commit(commit_unit(call, result))
+        await journal.calls.commit(commit_unit(call, result))
         transaction.apply()
         return
     synced = journal.synced
@@ -105,16 +106,16 @@ async def commit_recorded(journal: Journal, call: LiveCall, result: ToolResult[A
 
     files, diff = await run_in_thread(stage)  # 1
     unit = commit_unit(call, result, files, diff)
-    await journal.commit(unit)  # 2
+    await journal.calls.commit(unit)  # 2
     try:
         await run_in_thread(lambda: transaction.apply_durable(synced))  # 3
         transaction.apply_others()
     except BaseException:
         if files:
-            await journal.void(unit)
+            await journal.calls.void(unit)
         raise
     if files:
         try:
-            await journal.applied(unit)  # 4
+            await journal.calls.applied(unit)  # 4
         except Exception:  # it is applied all the same: whoever recovers finds that out
             log.exception("%s is committed and applied, but the journal could not note that", call.id)

@@ -412,7 +412,7 @@ async def decide_interrupted(call: LiveCall, arguments: Any) -> None:
 
 async def _withdraw(call: LiveCall, log: RunLog) -> None:
     """Nobody waits for an answer to what this call asked, or was asked about it, any more."""
-    await log.journal.withdraw(f"{log.run_id}{call.place}~")
+    await log.journal.questions.withdraw_all(f"{log.run_id}{call.place}~")
 
 
 def _left_by(call: LiveCall, deposited: Mapping[str, bytes]) -> str:

@@ -11,10 +11,10 @@ from pydantic import BaseModel, ConfigDict
 from handrail.context.facts import Approval, ApprovalOutcome
 from handrail.errors import DefinitionError, ToolValidationError
 from handrail.events import ApprovalRemembered
-from handrail.journal import MemoryJournal
+from handrail.journal.local import LocalQuestions
+from handrail.journals import Questions
 from handrail.protocols import ApprovalRecall, ApprovalRequest, Environment
 from handrail.question import Answer
-from handrail.records import Journal
 from handrail.schema import Schema
 
 ApprovalMode = Literal["interactive", "approve_all", "strict"]
@@ -56,12 +56,12 @@ class Broker:
     session is remembered by the session and decides without asking; a denial goes before an approval.
 
     One broker can serve any number of runs at once: each request brings its own session's memory.
-    Given none, it keeps its open questions in a journal of its own, in memory.
+    Without `questions` it keeps its own, in memory.
     """
 
     def __init__(
         self,
-        journal: Journal | None = None,
+        questions: Questions | None = None,
         environment: Environment | None = None,
         mode: ApprovalMode | None = None,
     ) -> None:
@@ -69,7 +69,7 @@ class Broker:
             raise DefinitionError(
                 f"approval mode {mode!r} is not one. Use 'interactive', 'approve_all', 'strict', or None."
             )
-        self._journal: Journal = MemoryJournal() if journal is None else journal
+        self._questions: Questions = LocalQuestions() if questions is None else questions
         self._environment = environment
         self._mode: ApprovalMode | None = mode
 
@@ -104,12 +104,12 @@ class Broker:
             answer = await self._asked(request, environment)
             if answer is not None:
                 return decision(answer, request)
-            await self._journal.withdraw(request.question.id, alone=True)  # nobody hears an answer to it
+            await self._questions.withdraw(request.question.id)  # nobody hears an answer to it
 
     async def _asked(self, request: ApprovalRequest, environment: Environment) -> Answer | None:
         """The answer to a request; None where it was withdrawn since another's answer covers it now."""
         fits = partial(_checked, request=request)
-        asking = asyncio.ensure_future(self._journal.ask(request.question, environment, fits))
+        asking = asyncio.ensure_future(self._questions.ask(request.question, environment, fits))
         withdrawn = False
 
         def withdraw() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from handrail.events import ApprovalRemembered, ApprovalRevoked
 from handrail.journal.decisions import written
-from handrail.records import Journal
+from handrail.journals import Journal
 from handrail.session import Session
 from handrail.session.saving import decode_item, said_in
 

@@ -56,7 +56,7 @@ class Conversations:
         try:
             number = thread.feed.last
             row = await thread.newest()
-            recorded = () if row is None else await self._journal.asked(row.record.id)
+            recorded = () if row is None else await self._journal.questions.history(row.record.id)
             begun = await begin(thread, asked, recorded, partial(self._begin, thread))
             if begun.refused:
                 chunks = only(begun.refused, nested=nested)

@@ -31,7 +31,7 @@ class History:
         return JSONResponse(seen.tree(found))
 
     async def runs(self, request: Request) -> Response:
-        found = await self._journal.runs(principal=request.scope[PRINCIPAL], limit=limit_of(request))
+        found = await self._journal.runs.list(principal=request.scope[PRINCIPAL], limit=limit_of(request))
         lines: list[dict[str, Any]] = []
         for row in found:
             line = seen.run_line(row, await runs.show(self._journal, row.record.id))

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from handrail.records import Journal
+from handrail.journals import Journal
 from handrail.serve.extra import missing_extra
 from handrail.serve.limits import Limits
 from handrail.serve.metrics import Metrics

@@ -38,7 +38,7 @@ class Listed:
         wanted = words.casefold().split()
         at_once = max(limit, min(_READ_AT_ONCE, _MOST_SEARCHED)) if wanted else limit
         while True:
-            rows = await self._journal.sessions(principal, limit=at_once + 1, before=before)
+            rows = await self._journal.runs.sessions(principal, limit=at_once + 1, before=before)
             for row in rows[:at_once]:
                 named = named_by(row.session_id)
                 if named is not None and named[0] == principal and _has(row.first, wanted):

@@ -14,9 +14,10 @@ import msgspec
 
 from handrail.adapter.durable import decode_begin, decode_outcome
 from handrail.errors import ThreadUnknown
+from handrail.journals import Journal
 from handrail.messages import AssistantMessage, Usage
 from handrail.question import Question
-from handrail.records import OVER, Journal, RunRow
+from handrail.records import OVER, RunRow
 from handrail.runs import CallNode, RunTree, Turn, show
 from handrail.runs.places import parent_of
 from handrail.runs.tree import Nested as NestedRun
@@ -175,7 +176,7 @@ async def _gathered(journal: Journal, seen: Thread) -> _Gathered:
         )
         shown = [await _run(journal, row, said) for row in rows]
         nested = await _nested_said(journal, rows) if any(run.subagents for run in shown) else ()
-        marks = await journal.marks(seen.session_id)
+        marks = await journal.calls.marks(seen.session_id)
         undone = {entry.key for _, entry in marks if entry.kind == "undone"}
         if live is not seen.live and tries < _TRIES - 1:
             continue
@@ -220,10 +221,10 @@ def status(rows: Sequence[RunRow], seen: Thread | None) -> str:
 async def changes(journal: Journal, seen: Thread) -> list[dict[str, Any]]:
     """What the calls of a thread did to files, oldest first."""
     await seen.check_known()
-    marks = await journal.marks(seen.session_id)
+    marks = await journal.calls.marks(seen.session_id)
     undone = {entry.key for _, entry in marks if entry.kind == "undone"}
     found: list[dict[str, Any]] = []
-    for unit in await journal.load_session(seen.session_id):
+    for unit in await journal.calls.load_session(seen.session_id):
         paths = _paths(unit.writes)
         if paths and unit.status == "ok":
             found.append(

@@ -20,9 +20,10 @@ from handrail.prompt import Prompt
 
 if TYPE_CHECKING:
     from handrail.adapter.stream import RunStream
+    from handrail.journals import Journal
     from handrail.messages import Message, Model
     from handrail.protocols import Environment
-    from handrail.records import Journal, RunRecord
+    from handrail.records import RunRecord
     from handrail.session import Session
     from handrail.tools import Tool
 

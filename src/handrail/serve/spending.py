@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from decimal import Decimal
 
+from handrail.journals import Journal
 from handrail.messages import Usage
-from handrail.records import OVER, Journal
+from handrail.records import OVER
 from handrail.runs import show
 
 _MOST_KEPT = 20_000
@@ -23,7 +24,7 @@ class Spending:
     async def of(self, session_id: str) -> tuple[Usage, Decimal | None]:
         """What the runs of a session have cost so far; no cost where no price of any of them is known."""
         usage, known = Usage(), list[Decimal]()
-        for row in await self._journal.runs(session_id=session_id):
+        for row in await self._journal.runs.list(session_id=session_id):
             key = (row.record.id, row.changed_at)
             found = self._kept.get(key)
             if found is None:

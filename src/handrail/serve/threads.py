@@ -13,8 +13,9 @@ from weakref import WeakValueDictionary
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.ids import NewId, random_id
+from handrail.journals import Journal
 from handrail.question import Question
-from handrail.records import Journal, RunRow
+from handrail.records import RunRow
 from handrail.runs import list_runs, show
 from handrail.serve.feed import Feed
 from handrail.serve.naming import named_by, session_id_of
@@ -112,7 +113,7 @@ class Threads:
             if key is None:
                 continue
             if line.standing == "parked" and await self._waits(line.row):
-                waits = await self.journal.questions(line.id)
+                waits = await self.journal.questions.open(line.id)
                 self._waiting[key] = {each.id: each for each in waits}
             else:
                 await self._go_on(key)
@@ -132,7 +133,7 @@ class Threads:
         """Go on with parked runs that were answered from elsewhere, or whose questions have expired."""
         if not self._waiting or self.stopping:
             return
-        open_now = {each.id for each in await self.journal.questions()}
+        open_now = {each.id for each in await self.journal.questions.open()}
         now = self._setup.clock.now()
         for key, waits in list(self._waiting.items()):
             expired = any(each.expires_at is not None and each.expires_at <= now for each in waits.values())

@@ -20,6 +20,7 @@ from handrail.deadline import Deadline
 from handrail.dispatch.frame import Frame
 from handrail.errors import DefinitionError, ResourceError, ToolValidationError, WorkerError
 from handrail.guard.approval import ApprovalMode
+from handrail.journals import Journal
 from handrail.limits import Budget, BudgetTracker
 from handrail.messages import Message, Model
 from handrail.models import model_named
@@ -27,7 +28,6 @@ from handrail.operation import Operation
 from handrail.prompt import Prompt
 from handrail.prompt.section import walk
 from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, SessionView
-from handrail.records import Journal
 from handrail.resources.registry import Binding
 from handrail.session import Session
 from handrail.tools import Effect, Tool

@@ -11,8 +11,9 @@ from handrail.adapter.answer import RecordedAnswer
 from handrail.adapter.conversation import ROOT, Conversation
 from handrail.dispatch.replaying import InnerCall
 from handrail.events import MessageAdded
+from handrail.journals import Journal
 from handrail.messages import AssistantMessage, CallAnswered, Message, ToolMessage
-from handrail.records import Entry, Journal, RunRow
+from handrail.records import Entry, RunRow
 from handrail.runs.places import call_number
 from handrail.runs.tree import text_of
 from handrail.serve.agui.events import clean
@@ -111,7 +112,7 @@ async def said_nested(journal: Journal, rows: Sequence[RunRow]) -> list[Inside]:
     talks: dict[str, Conversation] = {}
     for row in rows:
         run_id = row.record.id
-        entries = await journal.entries(run_id)
+        entries = await journal.calls.entries(run_id)
         ends = {entry.key: entry for entry in entries if entry.kind == "inner call"}
         made: dict[str, int] = {}
         for entry in entries:
