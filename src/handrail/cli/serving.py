@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import socket
 
     from handrail.records import Journal
-    from handrail.serve.http import ServedApp
+    from handrail.serve.app import ServedApp
     from handrail.serve.source import Loaded
 
 _MODULE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*")
@@ -90,7 +90,7 @@ def _listening(asked: ServeAsked, app: ServedApp) -> socket.socket:
 
 
 def _app(asked: ServeAsked, loaded: Loaded, journal: Journal) -> ServedApp:
-    from handrail.serve.http import asgi
+    from handrail.serve.app import asgi
 
     return asgi(
         loaded.source,

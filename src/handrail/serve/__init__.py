@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from handrail.serve.extra import NEEDED, missing_extra
 
 if TYPE_CHECKING:
-    from handrail.serve.http import ServedApp, asgi
+    from handrail.serve.app import ServedApp, asgi
     from handrail.serve.limits import Limits
     from handrail.serve.source import PromptSource, Source, WorkersSource, load
     from handrail.serve.threads import Threads
