@@ -48,7 +48,7 @@ class ServedApp:
         except ImportError:
             raise missing_extra("starlette") from None
         from handrail.serve import refusals
-        from handrail.serve.guarding import Guard
+        from handrail.serve.middleware import Guard
         from handrail.serve.pages import Pages
         from handrail.serve.routes import Routes
         from handrail.serve.streams import Streams

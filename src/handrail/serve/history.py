@@ -12,7 +12,7 @@ from handrail.errors import RunUnknown
 from handrail.runs.deciding import approval_json
 from handrail.serve import bodies, seen
 from handrail.serve.asked import limit_of, thread_of
-from handrail.serve.guarding import PRINCIPAL
+from handrail.serve.middleware import PRINCIPAL
 from handrail.serve.threads import Threads
 
 

@@ -14,10 +14,10 @@ from starlette.routing import BaseRoute, Route
 from handrail.errors import RequestRefused
 from handrail.serve import bodies
 from handrail.serve.conversations import Conversations
-from handrail.serve.guarding import PRINCIPAL
 from handrail.serve.history import History
 from handrail.serve.limits import Limits
 from handrail.serve.metrics import Metrics
+from handrail.serve.middleware import PRINCIPAL
 from handrail.serve.pages import Pages
 from handrail.serve.principals import Principals
 from handrail.serve.streams import Streams
