@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from handrail.errors import RequestRefused
 from handrail.question import Answer
-from handrail.serve import bodies, seen
+from handrail.serve import bodies, snapshots
 from handrail.serve.agui.legs import begin
 from handrail.serve.agui.reading import read
 from handrail.serve.asked import before_of, limit_of, mark_of, thread_of, words_of
@@ -66,7 +66,7 @@ class Conversations:
                 )  # a run of another window may have ended since
                 chunks = lines(thread.feed, number, leg=begun.leg, nested=nested)
             else:  # it was answered before: how things stand, and what comes of it
-                before, number, leg = await seen.joining(self._journal, thread)
+                before, number, leg = await snapshots.joining(self._journal, thread)
                 chunks = (
                     lines(thread.feed, number, before=before, leg=leg, nested=nested)
                     if leg
@@ -87,7 +87,7 @@ class Conversations:
         return JSONResponse({"threads": found, "next": None if next is None else mark_of(request, next)})
 
     async def thread(self, request: Request) -> Response:
-        return JSONResponse(await seen.thread(self._journal, thread_of(self._threads, request)))
+        return JSONResponse(await snapshots.thread(self._journal, thread_of(self._threads, request)))
 
     async def forget(self, request: Request) -> Response:
         await thread_of(self._threads, request).forget()
@@ -105,7 +105,7 @@ class Conversations:
             leg = thread.live.leg if thread.live is not None else ""
             if number is None:
                 await thread.check_known()
-                before, number, leg = await seen.joining(self._journal, thread)
+                before, number, leg = await snapshots.joining(self._journal, thread)
             follow = query.get("follow", "") not in ("", "0")
             if follow:
                 chunks = lines(thread.feed, number, before=before, nested=nested)
