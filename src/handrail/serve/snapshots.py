@@ -25,7 +25,7 @@ from handrail.serve.agui.places import holder
 from handrail.serve.agui.showing import Inside, merged, nested_in, said_nested, told_in
 from handrail.serve.agui.translate import Translator, messages_snapshot
 from handrail.serve.feed import Event, FellBehind, Item
-from handrail.serve.live import LiveRun
+from handrail.serve.live_run import LiveRun
 from handrail.serve.said import Said, messages, open_messages, said_in
 from handrail.serve.thread import Thread
 

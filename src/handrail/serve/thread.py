@@ -34,7 +34,7 @@ from handrail.serve.agui.frontend import frontend_tools_of
 from handrail.serve.agui.showing import nested_in, said_nested, told_in
 from handrail.serve.agui.translate import Translator
 from handrail.serve.feed import Event, Feed
-from handrail.serve.live import LiveRun
+from handrail.serve.live_run import LiveRun
 from handrail.serve.naming import session_id_of
 from handrail.serve.said import Said, messages, said_in
 from handrail.serve.source import Source
