@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from handrail.errors import RequestRefused
 from handrail.question import Answer
-from handrail.serve import bodies, snapshots
+from handrail.serve import requests, snapshots
 from handrail.serve.agui.legs import begin
 from handrail.serve.agui.reading import read
 from handrail.serve.asked import before_of, limit_of, mark_of, thread_of, words_of
@@ -49,7 +49,7 @@ class Conversations:
     async def agent(self, request: Request) -> Any:
         """One leg of a run, as AG-UI asks for it."""
         principal = request.scope[PRINCIPAL]
-        asked = read(bodies.read_json(await request.body()))
+        asked = read(requests.read_json(await request.body()))
         thread = self._threads.thread(principal, asked.thread_id)
         nested = asked.sees_nested
         place = self._streams.take(principal)
@@ -120,12 +120,12 @@ class Conversations:
 
     async def say(self, request: Request) -> Response:
         thread = thread_of(self._threads, request)
-        said = bodies.read(await request.body(), bodies.Said)
+        said = requests.read(await request.body(), requests.Said)
         return JSONResponse({"run_id": await self._begin(thread, said.text)}, 202)
 
     async def answer(self, request: Request) -> Response:
         thread = thread_of(self._threads, request)
-        given = bodies.read(await request.body(), bodies.Given)
+        given = requests.read(await request.body(), requests.Given)
         answer = Answer(
             question_id=given.question_id,
             digest=given.digest,
@@ -139,7 +139,7 @@ class Conversations:
 
     async def cancel(self, request: Request) -> Response:
         thread = thread_of(self._threads, request)
-        bodies.read(await request.body(), bodies.Nothing)
+        requests.read(await request.body(), requests.Nothing)
         await thread.check_known()
         await thread.cancel()
         return JSONResponse({}, 202)

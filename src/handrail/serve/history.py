@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from handrail import runs
 from handrail.errors import RunUnknown
 from handrail.runs.deciding import approval_json
-from handrail.serve import bodies, snapshots
+from handrail.serve import requests, snapshots
 from handrail.serve.asked import limit_of, thread_of
 from handrail.serve.middleware import PRINCIPAL
 from handrail.serve.threads import Threads
@@ -45,7 +45,7 @@ class History:
 
     async def undo(self, request: Request) -> Response:
         thread = thread_of(self._threads, request)
-        bodies.read(await request.body(), bodies.Nothing)
+        requests.read(await request.body(), requests.Nothing)
         done = await thread.undo(request.path_params["call_id"])
         return JSONResponse(
             {
