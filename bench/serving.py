@@ -37,7 +37,7 @@ def serve(folder: Path) -> None:
     from handrail.models.scripted import Reply, Scripted
     from handrail.serve.app import asgi
     from handrail.serve.limits import Limits
-    from handrail.serve.process import listen, run
+    from handrail.serve.server import listen, run
     from handrail.serve.source import PromptSource
 
     @tool(effect="read")

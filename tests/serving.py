@@ -25,7 +25,7 @@ from handrail.messages import AssistantMessage, ModelRequest, ToolMessage, UserM
 from handrail.models.scripted import Reply, Scripted
 from handrail.serve.app import ServedApp, asgi
 from handrail.serve.limits import Limits
-from handrail.serve.process import address_of, listen, server_for
+from handrail.serve.server import address_of, listen, server_for
 from handrail.serve.source import PromptSource
 
 TOKEN = "a-token-that-nobody-guesses"
