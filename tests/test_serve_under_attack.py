@@ -28,9 +28,9 @@ from handrail.models.scripted import Reply, Scripted
 from handrail.records import Asked, CommitUnit
 from handrail.serve import snapshots
 from handrail.serve.agui.events import Event
+from handrail.serve.event_streams import lines
 from handrail.serve.feed import Feed
 from handrail.serve.source import PromptSource
-from handrail.serve.streams import lines
 from recorded import write
 from served_threads import give, kinds, over, plan, served, settle
 from serving import Client, play, serving

@@ -17,12 +17,12 @@ from handrail.serve import requests, snapshots
 from handrail.serve.agui.legs import begin
 from handrail.serve.agui.reading import read
 from handrail.serve.asked import before_of, limit_of, mark_of, thread_of, words_of
+from handrail.serve.event_streams import EventStream, Streams, lines, only
 from handrail.serve.feed import Event
 from handrail.serve.limits import Limits, Places
 from handrail.serve.listed import Listed
 from handrail.serve.metrics import Metrics
 from handrail.serve.middleware import PRINCIPAL
-from handrail.serve.streams import EventStream, Streams, lines, only
 from handrail.serve.thread import Thread
 from handrail.serve.threads import Threads
 

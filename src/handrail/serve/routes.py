@@ -14,13 +14,13 @@ from starlette.routing import BaseRoute, Route
 from handrail.errors import RequestRefused
 from handrail.serve import requests
 from handrail.serve.conversations import Conversations
+from handrail.serve.event_streams import Streams
 from handrail.serve.history import History
 from handrail.serve.limits import Limits
 from handrail.serve.metrics import Metrics
 from handrail.serve.middleware import PRINCIPAL
 from handrail.serve.pages import Pages
 from handrail.serve.principals import Principals
-from handrail.serve.streams import Streams
 from handrail.serve.threads import Threads
 
 _POST, _DELETE = ["POST"], ["DELETE"]
