@@ -52,9 +52,9 @@ from handrail.serve.agui.asking import question_json, rest
 from handrail.serve.agui.book import Known, RunUnderWay
 from handrail.serve.agui.calls import Calls, usage_json
 from handrail.serve.agui.events import PROTOCOL, Event, clean, custom, plain_json, sent
+from handrail.serve.agui.message_writer import Pen
 from handrail.serve.agui.nesting import Subagents
 from handrail.serve.agui.patching import patch
-from handrail.serve.agui.pen import Pen
 from handrail.serve.agui.places import around
 from handrail.serve.agui.shortening import shortened
 
