@@ -53,10 +53,10 @@ from handrail.serve.agui.book import Known, RunUnderWay
 from handrail.serve.agui.calls import Calls, usage_json
 from handrail.serve.agui.events import PROTOCOL, Event, clean, custom, plain_json, sent
 from handrail.serve.agui.message_writer import Pen
-from handrail.serve.agui.nesting import Subagents
 from handrail.serve.agui.patching import patch
 from handrail.serve.agui.places import around
 from handrail.serve.agui.shortening import shortened
+from handrail.serve.agui.subagents import Subagents
 
 CANCELLED = "The run was cancelled."
 _CUT = "What came of this call is not known: the call around it ended without it."
