@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse, Response
 from handrail.errors import RequestRefused
 from handrail.question import Answer
 from handrail.serve import requests, snapshots
+from handrail.serve.agui.inputs import read
 from handrail.serve.agui.legs import begin
-from handrail.serve.agui.reading import read
 from handrail.serve.asked import before_of, limit_of, mark_of, thread_of, words_of
 from handrail.serve.event_streams import EventStream, Streams, lines, only
 from handrail.serve.feed import Event

@@ -15,7 +15,7 @@ from handrail.messages import UserMessage
 from handrail.question import Answer, Question
 from handrail.serve.agui.asking import interrupt_id, is_pending_call
 from handrail.serve.agui.events import Event
-from handrail.serve.agui.reading import Asked, Given
+from handrail.serve.agui.inputs import Asked, Given
 from handrail.serve.agui.translate import Translator
 
 if TYPE_CHECKING:
