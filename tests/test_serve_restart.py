@@ -20,7 +20,7 @@ from handrail.errors import ServerStopping
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.runs import show
 from handrail.serve import snapshots
-from handrail.serve.agui.frontend import frontend_tool
+from handrail.serve.agui.frontend_tools import frontend_tool
 from programs import HANDRAIL
 from recorded import Pick
 from served_threads import App, Held, answer_to, by, events, give, kinds, over, plan, served, settle, texts

@@ -30,7 +30,7 @@ from handrail.records import OVER, Asked, Journal, RunRow
 from handrail.runs import Undoing
 from handrail.serve.agui.book import Known
 from handrail.serve.agui.events import custom, plain_json
-from handrail.serve.agui.frontend import frontend_tools_of
+from handrail.serve.agui.frontend_tools import frontend_tools_of
 from handrail.serve.agui.showing import nested_in, said_nested, told_in
 from handrail.serve.agui.translate import Translator
 from handrail.serve.feed import Event, Feed
