@@ -20,7 +20,7 @@ from handrail.records import OVER, Journal, RunRow
 from handrail.runs import CallNode, RunTree, Turn, show
 from handrail.runs.places import parent_of
 from handrail.runs.tree import Nested as NestedRun
-from handrail.serve.agui.asking import question_json
+from handrail.serve.agui.interrupts import question_json
 from handrail.serve.agui.places import holder
 from handrail.serve.agui.translate import Translator, messages_snapshot
 from handrail.serve.feed import Event, FellBehind, Item
