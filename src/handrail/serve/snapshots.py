@@ -22,7 +22,7 @@ from handrail.runs.places import parent_of
 from handrail.runs.tree import Nested as NestedRun
 from handrail.serve.agui.interrupts import question_json
 from handrail.serve.agui.places import holder
-from handrail.serve.agui.translate import Translator, messages_snapshot
+from handrail.serve.agui.translator import Translator, messages_snapshot
 from handrail.serve.feed import Event, FellBehind, Item
 from handrail.serve.live_run import LiveRun
 from handrail.serve.said import Said, messages, open_messages, said_in

@@ -16,7 +16,7 @@ from handrail.question import Answer, Question
 from handrail.serve.agui.events import Event
 from handrail.serve.agui.inputs import Asked, Given
 from handrail.serve.agui.interrupts import interrupt_id, is_pending_call
-from handrail.serve.agui.translate import Translator
+from handrail.serve.agui.translator import Translator
 
 if TYPE_CHECKING:
     from handrail.records import Asked as Recorded
