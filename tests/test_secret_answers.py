@@ -44,7 +44,7 @@ from handrail.runs import export, show
 from handrail.schema import Schema
 from handrail.schema.secrets import MASK
 from handrail.serve import snapshots
-from handrail.serve.agui.events import plain_json
+from handrail.serve.agui.wire_events import plain_json
 from handrail.session import save
 from handrail.testing import Person
 from served_threads import give, over, plan, served, settle

@@ -57,7 +57,7 @@ from handrail.messages import (
 from handrail.runs import export, show
 from handrail.schema.secrets import MASK, WITHHELD
 from handrail.serve import snapshots
-from handrail.serve.agui.events import plain_json
+from handrail.serve.agui.wire_events import plain_json
 from handrail.serve.source import PromptSource
 from handrail.serve.threads import Threads
 from handrail.session import load, save

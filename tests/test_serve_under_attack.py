@@ -27,7 +27,7 @@ from handrail.messages import ModelPart, ModelRequest, Traits
 from handrail.models.scripted import Reply, Scripted
 from handrail.records import Asked, CommitUnit
 from handrail.serve import snapshots
-from handrail.serve.agui.events import Event
+from handrail.serve.agui.wire_events import Event
 from handrail.serve.event_streams import lines
 from handrail.serve.feed import Feed
 from handrail.serve.source import PromptSource

@@ -29,9 +29,9 @@ from handrail.question import Answer, Question
 from handrail.records import OVER, Asked, Journal, RunRow
 from handrail.runs import Undoing
 from handrail.serve.agui.book import Known
-from handrail.serve.agui.events import custom, plain_json
 from handrail.serve.agui.frontend_tools import frontend_tools_of
 from handrail.serve.agui.translator import Translator
+from handrail.serve.agui.wire_events import custom, plain_json
 from handrail.serve.feed import Event, Feed
 from handrail.serve.live_run import LiveRun
 from handrail.serve.naming import session_id_of
