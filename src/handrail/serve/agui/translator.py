@@ -49,7 +49,7 @@ from handrail.events import (
 from handrail.messages import AssistantMessage, Message, ToolMessage, Usage, UserMessage
 from handrail.question import Question
 from handrail.serve.agui.book import Known, RunUnderWay
-from handrail.serve.agui.calls import Calls, usage_json
+from handrail.serve.agui.call_states import Calls, usage_json
 from handrail.serve.agui.interrupts import question_json, rest
 from handrail.serve.agui.message_writer import Pen
 from handrail.serve.agui.patching import patch
