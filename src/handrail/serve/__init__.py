@@ -24,11 +24,11 @@ __all__ = ["Limits", "PromptSource", "ServedApp", "Source", "Threads", "WorkersS
 _HOMES = {
     "Limits": "limits",
     "PromptSource": "source",
-    "ServedApp": "http",
+    "ServedApp": "app",
     "Source": "source",
     "Threads": "threads",
     "WorkersSource": "source",
-    "asgi": "http",
+    "asgi": "app",
     "load": "source",
 }
 
