@@ -97,6 +97,7 @@ def enclose(order: Order) -> str:
     """Put up the mounts, as the first process of the new namespaces; the kind of filesystem at the root."""
     with step("layers"):
         opened = [os.open(path, _O_PATH | os.O_DIRECTORY) for path in _folders(order)]
+        exposed = {path: os.open(path, _O_PATH | os.O_DIRECTORY) for path in _exposed(order)}
     with step("namespaces"):
         if not order.network:
             kernel.raise_loopback()
@@ -115,19 +116,40 @@ def enclose(order: Order) -> str:
             kernel.mount("tmpfs", path, "tmpfs", _SAFE, PRIVATE[path])
         writable += _make_devices()
         _restore_names(names)
+        _expose(exposed)
         os.makedirs(HOME, exist_ok=True)
         os.makedirs(order.root, exist_ok=True)  # it may lie below one of those just hidden
         kernel.mount(f"/proc/self/fd/{shown}", order.root, "", kernel.MS_BIND)
         kernel.change_mount(order.root, remove=kernel.ATTR_RDONLY)
         _hide(order)
         kind = _check_mounts({*writable, order.root}, order)
-    for descriptor in {*opened, shown}:
+    for descriptor in {*opened, *exposed.values(), shown}:
         os.close(descriptor)
     return kind
 
 
 def _folders(order: Order) -> list[str]:
     return [*order.lowers, order.upper, order.work] if order.view == "overlay" else order.lowers[:1]
+
+
+def _exposed(order: Order) -> list[str]:
+    """The folders to show again after a private folder has hidden them; never a private folder itself."""
+    return [
+        path
+        for path in order.exposed
+        if path not in PRIVATE and any(_is_below(path, private) for private in PRIVATE) and os.path.isdir(path)
+    ]
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path.startswith(folder + "/")
+
+
+def _expose(descriptors: dict[str, int]) -> None:
+    """Mount these folders again where they were, outermost first. A bind mount stays read only."""
+    for path, descriptor in sorted(descriptors.items()):
+        os.makedirs(path, exist_ok=True)
+        kernel.mount(f"/proc/self/fd/{descriptor}", path, "", kernel.MS_BIND)
 
 
 def _lay_over(order: Order, opened: list[int]) -> int:
@@ -169,7 +191,7 @@ def _touch(path: str) -> None:
 def _hide(order: Order) -> None:
     """Put nothing in the place of what is not to be seen."""
     for path in order.hidden:
-        if order.root == path or order.root.startswith(path + "/") or not os.path.exists(path):
+        if order.root == path or _is_below(order.root, path) or not os.path.exists(path):
             continue
         kind = "folder" if os.path.isdir(path) else "file"
         kernel.mount(f"/dev/.nothing/{kind}", path, "", kernel.MS_BIND)

@@ -28,6 +28,8 @@ class Order(NamedTuple):
     network: bool
     processes: int
     hidden: list[str]
+    exposed: list[str]
+    """Folders shown read only although they lie below one that is private to the command."""
 
     def encode(self) -> bytes:
         return json.dumps(self._asdict()).encode()

@@ -26,7 +26,7 @@ from handrail.resources.shell.copying import Copy, discard
 from handrail.resources.shell.finished import Backend, Finished
 from handrail.resources.shell.order import Answer, Order
 from handrail.resources.shell.rules import shown
-from handrail.resources.shell.secrets import cleaned_environment, hidden_places
+from handrail.resources.shell.secrets import cleaned_environment, hidden_places, interpreter_folders
 from handrail.resources.shell.support import Support, probe
 
 _NOT_FILES = ("/dev/", "/proc/", "/sys/")
@@ -112,6 +112,7 @@ class Run:
             network=settings.network,
             processes=settings.processes,
             hidden=hidden_places(settings.hidden),
+            exposed=interpreter_folders(),
         )
 
     def _follow(self, order: Order) -> Followed:

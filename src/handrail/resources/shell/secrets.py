@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import sys
 from collections.abc import Iterable
 
 _PASSED = ("PATH", "LANG", "LANGUAGE", "TZ", "TERM")
@@ -82,3 +83,8 @@ def hidden_places(more: Iterable[str]) -> list[str]:
         os.path.realpath(place) for place in (*usual, *_OF_THE_MACHINE, *more) if os.path.lexists(place)
     ]
     return sorted(set(places))
+
+
+def interpreter_folders() -> list[str]:
+    """The folders of the Python that runs Handrail: a command can use it wherever it is installed."""
+    return sorted({os.path.realpath(prefix) for prefix in (sys.prefix, sys.exec_prefix, sys.base_prefix)})

@@ -99,6 +99,7 @@ def _try(folder: Path, walls: Walls, view: View) -> str | None:
             network=False,
             processes=1024,
             hidden=[],
+            exposed=[],
         )
         stop = Stop()
         with stop:
