@@ -504,7 +504,7 @@ def test_a_folder_that_ignores_case_is_refused(tmp_path: Path, monkeypatch: pyte
         files.write("a", "2")
     files.close()
     monkeypatch.setattr(fcntl, "ioctl", lambda *args: struct.pack("l", 0x40000000))
-    with pytest.raises(DefinitionError, match="Use a folder on a disk that is case-sensitive"):
+    with pytest.raises(DefinitionError, match="Use a folder on a case-sensitive disk"):
         DirectoryFilesystem(tmp_path / "root")
 
 

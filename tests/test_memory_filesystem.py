@@ -354,7 +354,7 @@ def test_limits():
         with pytest.raises(FileLimitReached, match="would be 5 bytes and the limit for a file is 4"):
             files.write("a", "12345")
         files.write("d/a", "1234")
-        with pytest.raises(FileLimitReached, match="together would be over 6 bytes"):
+        with pytest.raises(FileLimitReached, match="together would exceed 6 bytes"):
             files.write("b", "123")
         files.write("b", "12")
         with pytest.raises(FileLimitReached, match="more than 3 files and folders"):
