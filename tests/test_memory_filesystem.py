@@ -278,7 +278,11 @@ BAD: dict[str, tuple[Callable[[Files], Any], type[HandrailError], str]] = {
     ),
     "edit missing": (lambda f: f.edit("readme", "a", "b"), FileMissing, "Did you mean 'readme.md'?"),
     "edit nothing": (lambda f: f.edit("readme.md", "", "b"), EditRefused, "the text to replace is empty"),
-    "edit same": (lambda f: f.edit("readme.md", "hello", "hello"), EditRefused, "the new text equals the old"),
+    "edit same": (
+        lambda f: f.edit("readme.md", "hello", "hello"),
+        EditRefused,
+        "the new text equals the old",
+    ),
     "edit absent": (
         lambda f: f.edit("readme.md", "Hello", "b"),
         EditRefused,
@@ -359,7 +363,7 @@ def test_limits():
         files.write("b", "12")
         with pytest.raises(FileLimitReached, match="more than 3 files and folders"):
             files.mkdir("e")
-        with pytest.raises(FileLimitReached, match="may have 4"):
+        with pytest.raises(FileLimitReached, match="the limit for a file is 4"):
             files.append("d/a", "5")
         files.delete("d", recursive=True)
         files.write("c", "1234")
