@@ -1,0 +1,171 @@
+"""Staging: writes what a fork changed beside the folder, with the manifest of its commit."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from handrail.errors import Conflict, FileError
+from handrail.resources.directory.area import Area
+from handrail.resources.directory.commit import Commit
+from handrail.resources.directory.content import Held, Link, OnDisk, identity, mode_of, version_of
+from handrail.resources.directory.jail import Jail, refusal
+from handrail.resources.directory.layer_stack import copy_out
+from handrail.resources.directory.plan import (
+    Change,
+    Manifest,
+    Step,
+    in_order,
+    shown_version,
+    step_at,
+    tree_digest,
+)
+from handrail.resources.directory.upper import strip_marks
+from handrail.resources.layer import Node, Over
+from handrail.resources.paths import split
+
+
+def stage_commit(
+    jail: Jail, area: Area, over: Over, call_id: str, *, journal: str, synced: bool
+) -> Commit | None:
+    """Write everything that a commit of these changes needs; None if there is nothing to commit."""
+    changes = list(in_order(over))
+    if not changes:
+        return None
+    stager = _Stager(jail, area, area.commit_folder(journal, synced=synced))
+    try:
+        steps = stager.steps(changes, over)
+        manifest = Manifest(
+            call_id=call_id,
+            root=str(jail.root),
+            staging=str(area.folder),
+            folder=f"{stager.folder.parent.name}/{stager.folder.name}",
+            journal=journal,
+            steps=steps,
+        )
+        area.write_manifest(stager.folder, manifest)
+        if synced:
+            area.sync(stager.folder, [step.slot for step in steps if step.do == "put"])
+    except BaseException as error:
+        area.disk.forget(stager.folder)
+        if isinstance(error, OSError) and not isinstance(error, FileError):
+            raise refusal(stager.at, error) from None
+        raise
+    return Commit(jail, area.disk, stager.folder, manifest)
+
+
+class _Stager:
+    """Fills the slots of one commit."""
+
+    def __init__(self, jail: Jail, area: Area, folder: Path) -> None:
+        self._jail = jail
+        self._area = area
+        self._device = os.stat(jail.root).st_dev
+        self.folder = folder
+        self.at = "."
+        """The path being staged, for error messages."""
+        self._slots = 0
+        self._known: set[str] = {""}
+
+    def steps(self, changes: list[Change], over: Over) -> tuple[Step, ...]:
+        steps: list[Step] = []
+        for change in changes:
+            self.at = change.path
+            if change.node.version:
+                steps += self._folders_for(change.path)
+            self._check_folder(split(change.path)[0])
+            steps.append(self._step(change, over))
+            if change.node.is_folder:
+                self._known.add(change.path)
+        return tuple(steps)
+
+    def _step(self, change: Change, over: Over) -> Step:
+        node, base, path = change.node, change.base, change.path
+        if node.is_folder and base.is_folder:
+            return step_at(path, do="mode", mode=mode_of(node) or 0, old_mode=mode_of(base) or 0)
+        before = shown_version(base.version)
+        tree = tree_digest(over, change.path) if base.is_folder else ""
+        slot = self._slot()
+        if not node.version:
+            return step_at(path, do="take", slot=slot, before=before, tree=tree)
+        after = self._fill(self.folder / slot, node)
+        return step_at(
+            path, do="put", slot=slot, before=before, tree=tree, after=after, folder=node.is_folder
+        )
+
+    def _fill(self, slot: Path, node: Node) -> str:
+        disk, data = self._area.disk, node.data
+        if data is None:
+            disk.folder(slot, 0o777)
+            if (mode := mode_of(node)) is not None:
+                os.chmod(slot, mode)
+        elif isinstance(data, Link):
+            disk.symlink(data.target, slot)
+        elif isinstance(data, Held):
+            disk.write(slot, data.data, data.like)
+        elif isinstance(data, OnDisk):
+            self._bring(data, slot)
+        return shown_version(version_of(os.lstat(slot)))
+
+    def _bring(self, data: OnDisk, slot: Path) -> None:
+        """Stage a file from disk: move it if a command created it, else link or copy it."""
+        if data.staged is not None:
+            os.rename(data.staged, slot)
+            if identity(version_of(os.lstat(slot))) != identity(data.version):
+                raise Conflict([data.path])  # a command that nobody waited for was still writing
+            strip_marks(slot)
+            return
+        folder, name = split(data.path)
+        fd = self._jail.folder(folder)
+        try:
+            self._area.disk.link(fd, name, slot)
+        except OSError:
+            copy_out(self._jail, self._area, data, slot)
+            return
+        finally:
+            os.close(fd)
+        if identity(version_of(os.lstat(slot))) != identity(data.version):
+            raise Conflict([data.path])
+
+    def _folders_for(self, path: str) -> list[Step]:
+        """Return the steps that create the missing parents of a path."""
+        missing: list[str] = []
+        folder = split(path)[0]
+        while folder not in self._known:
+            found = self._jail.look(folder)
+            if found is not None and stat.S_ISDIR(found[0].st_mode):
+                break
+            missing.append(folder)
+            folder = split(folder)[0]
+        steps: list[Step] = []
+        for folder in reversed(missing):
+            slot = self._slot()
+            self._area.disk.folder(self.folder / slot, 0o777)
+            after = shown_version(version_of(os.lstat(self.folder / slot)))
+            steps.append(step_at(folder, do="put", slot=slot, after=after, folder=True))
+            self._known.add(folder)
+        return steps
+
+    def _check_folder(self, folder: str) -> None:
+        """Raise before any rename if nothing can be renamed into this folder."""
+        if folder in self._known:
+            return
+        self._known.add(folder)
+        try:
+            fd = self._jail.folder(folder)
+        except OSError as error:
+            raise refusal(folder, error) from None
+        try:
+            if os.fstat(fd).st_dev != self._device:
+                problem = "it is on another disk than the root, so it can't be part of the same commit"
+                raise FileError(folder, problem)
+            if not os.access(f"/proc/self/fd/{fd}", os.W_OK | os.X_OK):
+                problem = "permission denied: the folder is not writable. Choose another, or change its mode"
+                raise FileError(folder, problem)
+        finally:
+            os.close(fd)
+
+    def _slot(self) -> str:
+        self._slots += 1
+        return str(self._slots)

@@ -1,0 +1,252 @@
+"""The process of one command: start it, feed it, read its output, end it. Runs on a thread."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import math
+import os
+import select
+import socket
+import threading
+from collections.abc import Generator
+from typing import NamedTuple
+
+from handrail.clock import Clock
+from handrail.errors import ShellError
+from handrail.resources.shell.launcher import launch
+from handrail.resources.shell.request import Reply, Request
+from handrail.resources.shell.rules import shown
+
+_CHUNK = 1 << 18
+_END_SECONDS = 10.0
+"""How long the processes of a killed command may take to end."""
+
+_turns = threading.Condition()
+_busy: set[str] = set()
+
+
+class CommandStopped(Exception):
+    """The command was stopped before it ended."""
+
+
+class Stop:
+    """A request, from any thread, to stop a command.
+
+    The thread that runs the command enters it and can then poll `descriptor`.
+    """
+
+    __slots__ = ("descriptor", "requested")
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.descriptor = -1
+
+    def request(self) -> None:
+        with _turns:
+            self.requested = True
+            if self.descriptor >= 0:
+                os.eventfd_write(self.descriptor, 1)
+            _turns.notify_all()
+
+    def check(self) -> None:
+        if self.requested:
+            raise CommandStopped
+
+    def __enter__(self) -> None:
+        with _turns:
+            self.descriptor = os.eventfd(int(self.requested), os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def __exit__(self, *error: object) -> None:
+        with _turns:
+            descriptor, self.descriptor = self.descriptor, -1
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def turn(upper: str, stop: Stop) -> Generator[None]:
+    """Run one command at a time on each upper layer; two overlay mounts on one are undefined behaviour."""
+    with _turns:
+        _turns.wait_for(lambda: stop.requested or upper not in _busy)
+        stop.check()
+        _busy.add(upper)
+    try:
+        yield
+    finally:
+        with _turns:
+            _busy.discard(upper)
+            _turns.notify_all()
+
+
+class Output:
+    """A bounded buffer: takes any number of bytes and keeps at most `limit`, half from each end."""
+
+    __slots__ = ("_head", "_head_limit", "_tail", "_tail_limit", "total")
+
+    def __init__(self, limit: int) -> None:
+        self._head_limit = (limit + 1) // 2
+        self._tail_limit = limit - self._head_limit
+        self._head = bytearray()
+        self._tail = bytearray()
+        self.total = 0
+        """Bytes fed so far."""
+
+    def feed(self, data: bytes) -> None:
+        self.total += len(data)
+        room = self._head_limit - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        self._tail += data
+        if len(self._tail) > 2 * self._tail_limit + 65536:  # rarely, so that each byte moves about once
+            del self._tail[: len(self._tail) - self._tail_limit]
+
+    def read(self) -> tuple[str, int]:
+        """Return the text and the number of bytes cut from its middle.
+
+        Invalid UTF-8 is shown as `\\xff`; no character is cut in half.
+        """
+        tail = bytes(self._tail[max(0, len(self._tail) - self._tail_limit) :])
+        if len(self._head) + len(tail) == self.total:
+            return (bytes(self._head) + tail).decode(errors="backslashreplace"), 0
+        decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        head = decoder.decode(bytes(self._head))
+        begun = len(decoder.getstate()[0])
+        cut = 0
+        while cut < min(3, len(tail)) and tail[cut] & 0xC0 == 0x80:
+            cut += 1
+        omitted = self.total - len(self._head) - len(tail) + begun + cut
+        text = tail[cut:].decode(errors="backslashreplace")
+        return f"{head}\n… {omitted} bytes left out …\n{text}", omitted
+
+
+class Outcome(NamedTuple):
+    """How the process ended."""
+
+    reply: Reply
+    output: Output
+    timed_out: bool
+    seconds: float
+
+
+def execute(request: Request, stdin: bytes, timeout: float, limit: int, stop: Stop, clock: Clock) -> Outcome:
+    """Run a command to its end. When this returns or raises, nothing it started is left running.
+
+    Output is read as it arrives, so the command never blocks on it and memory stays bounded.
+    """
+    with contextlib.ExitStack() as closing:
+        process = _Process(request, stdin, limit, closing)
+        began = clock.monotonic()
+        timed_out = process.until(began + timeout, clock, stop)
+        if not process.ended:
+            process.kill()
+            process.until(clock.monotonic() + _END_SECONDS, clock, None)
+            if not process.ended:
+                raise ShellError(
+                    shown(request.argv), "it was killed but has not ended: it is stuck in the kernel"
+                )
+        process.read()
+        if stop.requested:
+            raise CommandStopped
+        seconds = clock.monotonic() - began
+        return Outcome(Reply.decode(bytes(process.reply)), process.output, timed_out, seconds)
+
+
+class _Process:
+    """Our ends of a command's streams."""
+
+    def __init__(self, request: Request, stdin: bytes, limit: int, closing: contextlib.ExitStack) -> None:
+        self.output = Output(limit)
+        self.reply = bytearray()
+        self.ended = False
+        self._stdin = memoryview(stdin)
+        self._closing = closing
+        theirs: list[int] = []
+        try:
+            if stdin:
+                read, self._writer = os.pipe()
+                theirs.append(read)
+                os.set_blocking(self._writer, False)
+                self._close_writer = closing.enter_context(contextlib.ExitStack())
+                self._close_writer.callback(os.close, self._writer)
+            else:
+                self._writer = -1
+                theirs.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            self._reader, write = os.pipe()
+            theirs.append(write)
+            closing.callback(os.close, self._reader)
+            os.set_blocking(self._reader, False)
+            self._control = closing.enter_context(launch(request, *theirs))
+            self._control.setblocking(False)
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
+        self._poll = select.poll()
+        self._poll.register(self._control, select.POLLIN)
+        self._poll.register(self._reader, select.POLLIN)
+        if self._writer >= 0:
+            self._poll.register(self._writer, select.POLLOUT)
+
+    def until(self, deadline: float, clock: Clock, stop: Stop | None) -> bool:
+        """Pump the streams until it ends. Returns True if the deadline passed, False if it ended or was stopped."""
+        if stop is not None:
+            self._poll.register(stop.descriptor, select.POLLIN)
+        try:
+            while not self.ended:
+                left = deadline - clock.monotonic()
+                if left <= 0:
+                    return True
+                # At most a day: the kernel takes milliseconds as a small number.
+                ready = {
+                    descriptor for descriptor, _ in self._poll.poll(math.ceil(min(left, 86400.0) * 1000))
+                }
+                if stop is not None and stop.requested:
+                    return False
+                if self._reader in ready and not self.read():
+                    self._poll.unregister(self._reader)
+                if self._writer in ready:
+                    self._feed()
+                if self._control.fileno() in ready:
+                    self._listen()
+            return False
+        finally:
+            if stop is not None:
+                self._poll.unregister(stop.descriptor)
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_WR)
+
+    def read(self) -> bool:
+        """Read what is available now; False at the end of the stream."""
+        for _ in range(16):
+            try:
+                data = os.read(self._reader, _CHUNK)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            self.output.feed(data)
+        return True
+
+    def _feed(self) -> None:
+        try:
+            self._stdin = self._stdin[os.write(self._writer, self._stdin[:_CHUNK]) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            self._stdin = self._stdin[:0]  # the command closed its input, as it may
+        if not self._stdin:
+            self._poll.unregister(self._writer)
+            self._writer = -1
+            self._close_writer.close()
+
+    def _listen(self) -> None:
+        try:
+            data = self._control.recv(65536)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        self.reply += data
+        self.ended = not data

@@ -1,0 +1,451 @@
+"""What the page is shown of threads and runs, as plain data."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Container, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from functools import partial
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from handrail.adapter.durable import decode_begin, decode_outcome
+from handrail.errors import ThreadUnknown
+from handrail.journals import Journal
+from handrail.messages import AssistantMessage, Usage
+from handrail.question import Question
+from handrail.records import OVER, RunRow
+from handrail.runs import CallNode, RunTree, Turn, show
+from handrail.runs.places import parent_of
+from handrail.runs.tree import Nested as NestedRun
+from handrail.serve.agui.interrupts import question_json
+from handrail.serve.agui.places import holder
+from handrail.serve.agui.translator import Translator, messages_snapshot
+from handrail.serve.feed import Event, FellBehind, Item
+from handrail.serve.live_run import LiveRun
+from handrail.serve.said import Said, messages, open_messages, said_in
+from handrail.serve.thread import Thread
+from handrail.serve.transcript import Inside, merged, nested_in, said_nested, told_in
+
+__all__ = [
+    "call_facts", "changes", "iso", "joining", "messages", "money", "question", "run_line", "status", "thread",
+    "title", "tree", "usage_of",
+]  # fmt: skip
+
+_MOST_CACHED = 4096
+"""Of how many runs that are over what is shown of them is kept."""
+_MOST_THREADS_CACHED = 64
+_TRIES = 5
+
+
+def iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")
+
+
+def usage_of(usage: Usage) -> dict[str, int]:
+    return {"input": usage.input, "output": usage.output, "requests": usage.requests}
+
+
+def money(cost: Decimal | None) -> str | None:
+    return None if cost is None else str(cost)
+
+
+def question(asked: Question) -> dict[str, Any]:
+    return question_json(asked)
+
+
+# --- a thread -----------------------------------------------------------------------------------------
+
+
+class _Gathered(NamedTuple):
+    """What is known of a thread, all of one moment."""
+
+    rows: Sequence[RunRow]
+    runs: Sequence[_RunShown]
+    undone: Container[str]
+    said: Sequence[Said]
+    nested: Sequence[Inside]
+    state: Any
+    questions: Sequence[Question]
+    live: LiveRun | None
+    open: Sequence[Event]
+    """What of the run that goes is told to whoever joins now."""
+    since: Sequence[Item]
+    """What happened while the record was read."""
+    last: int
+
+
+async def thread(journal: Journal, seen: Thread) -> dict[str, Any]:
+    """The snapshot of a thread: what there is to see of it up to the event `last_event_id`."""
+    found = await _gathered(journal, seen)
+    calls: dict[str, Any] = {}
+    usage = sum((run.usage for run in found.runs), Usage())
+    known = [run.cost for run in found.runs if run.cost is not None]
+    for run in found.runs:
+        calls |= run.calls
+    calls = {id: {**facts, "undone": id in found.undone} for id, facts in calls.items()}
+    since = [msgspec.json.decode(item.data) for item in found.since]
+    for told in (*since, *(event.data for event in found.open)):
+        if told.get("name") == "handrail.call":
+            facts = told["value"]
+            calls[facts["call_id"]] = {**calls.get(facts["call_id"], {}), **facts}
+    return {
+        "id": seen.id,
+        "title": title(found.rows),
+        "status": status(found.rows, seen),
+        "messages": [*told_in(found.said, found.nested, seen.named), *open_messages(found.open)],
+        "state": found.state,
+        "calls": calls,
+        "subagents": _agents(found, since),
+        "questions": [question(each) for each in found.questions],
+        "runs": [run.line for run in found.runs],
+        "usage": usage_of(usage),
+        "cost": money(sum(known, Decimal(0)) if known else None),
+        "last_event_id": seen.feed.id_of(found.last),
+    }
+
+
+def _agents(found: _Gathered, since: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The nested runs, each with the call that its own model's caller knows it by, and how it stands by now."""
+    asked: dict[str, list[str]] = {}
+    for run_id, message in (*found.said, *found.nested):
+        if isinstance(message, AssistantMessage):
+            asked.setdefault(run_id, []).extend(call.id for call in message.calls)
+
+    def call_at(run_id: str, place: str) -> str | None:
+        around, _, number = place.rpartition(".")
+        calls = asked.get(f"{run_id}{around}", []) if number.isdecimal() else []
+        return calls[int(number) - 1] if 0 < int(number or 0) <= len(calls) else None
+
+    agents: list[dict[str, Any]] = []
+    for run in found.runs:
+        run_id = run.line["id"]
+        for agent in run.subagents:
+            parent = parent_of(agent["id"].removeprefix(run_id))
+            held = None if parent is None else holder(parent.place, run_id, partial(call_at, run_id))
+            agents.append({**agent, "parent_call_id": held.call_id if held else agent["parent_call_id"]})
+    ends = {"SUBAGENT_FINISHED": "ok", "SUBAGENT_ERROR": "error", "SUBAGENT_STARTED": "running"}
+    stands: dict[str, str] = {}
+    for told in since:
+        if told["type"] in ends and told.get("outcome", {}).get("type") != "suspended":
+            stands[told["subagentRunId"]] = ends[told["type"]]
+    return [{**agent, "status": stands.get(agent["id"], agent["status"])} for agent in agents]
+
+
+async def joining(journal: Journal, seen: Thread) -> tuple[list[Event], int, str]:
+    """What somebody is told who joins a thread, the place in its feed that this is of, and the leg that is open."""
+    found = await _gathered(journal, seen)
+    newest = found.rows[-1] if found.rows else None
+    run_id = found.live.run_id if found.live is not None else newest.record.id if newest is not None else ""
+    leg = "" if found.live is None else found.live.leg
+    shown = Translator(seen.id, run_id)
+    shown.recall(run_id, [each for run, each in found.said if run == run_id])
+    for inner in dict.fromkeys(each.run_id for each in found.nested if each.run_id.startswith(f"{run_id}.")):
+        shown.recall(inner, [each.message for each in found.nested if each.run_id == inner])
+    told = [
+        *shown.begin_leg(leg or f"{run_id}-seen"),
+        messages_snapshot(told_in(found.said, found.nested, seen.named)),
+    ]
+    if found.state is not None:
+        told.append(Event({"type": "STATE_SNAPSHOT", "snapshot": found.state}))
+    if leg:
+        return [*told, *found.open], found.last, leg
+    if found.questions:
+        return [*told, *shown.interrupt(found.questions)], found.last, ""
+    return [*told, *shown.finish()], found.last, ""
+
+
+async def _gathered(journal: Journal, seen: Thread) -> _Gathered:
+    """Read the record, and what is in memory, of one moment.
+
+    The record is read while the run goes on. What happened meanwhile is added from the feed; where the run
+    began or ended meanwhile, it is read again.
+    """
+    for tries in range(_TRIES):
+        last, live = seen.feed.last, seen.live
+        rows = await seen.rows()
+        if not rows and live is None:
+            raise ThreadUnknown(seen.id)
+        said, state, questions = (
+            await seen.said(rows),
+            await seen.seen_state(rows),
+            await seen.questions(rows),
+        )
+        shown = [await _run(journal, row, said) for row in rows]
+        nested = await _nested_said(journal, rows) if any(run.subagents for run in shown) else ()
+        marks = await journal.calls.marks(seen.session_id)
+        undone = {entry.key for _, entry in marks if entry.kind == "undone"}
+        if live is not seen.live and tries < _TRIES - 1:
+            continue
+        open: Sequence[Event] = ()
+        since: Sequence[Item] = ()
+        if live is not None and live is seen.live and live.has_begun:  # nothing is awaited from here on
+            try:
+                since = seen.feed.since(last)
+            except FellBehind:  # more happens while the record is read than is kept
+                if tries < _TRIES - 1:
+                    continue
+            said, state, questions = said_in(live.session), seen.state(), list(live.questions.values())
+            nested = merged(nested, nested_in(live.session))
+            open, last = live.open(), seen.feed.last
+        elif seen.feed.last != last and tries < _TRIES - 1:
+            continue
+        return _Gathered(rows, shown, undone, said, nested, state, questions, live, open, since, last)
+    raise AssertionError("the last try is taken as it is")
+
+
+def title(rows: Sequence[RunRow]) -> str:
+    said = next((decode_begin(row.record).message for row in rows if row.record.begin), None) or ""
+    return " ".join(said.split())[:80]
+
+
+def status(rows: Sequence[RunRow], seen: Thread | None) -> str:
+    """How a thread stands, by its newest run; `seen` is the thread where it is in memory."""
+    if seen is not None and seen.live is not None:
+        return "running" if seen.live.leg else "waiting"
+    if not rows:
+        return "idle"
+    newest = rows[-1]
+    if newest.status in ("failed", "cancelled"):
+        return newest.status
+    if newest.status in OVER:
+        return "idle"
+    if newest.questions:
+        return "waiting"
+    return "running" if newest.owner else "failed"  # nobody has it: it could not be gone on with
+
+
+async def changes(journal: Journal, seen: Thread) -> list[dict[str, Any]]:
+    """What the calls of a thread did to files, oldest first."""
+    await seen.check_known()
+    marks = await journal.calls.marks(seen.session_id)
+    undone = {entry.key for _, entry in marks if entry.kind == "undone"}
+    found: list[dict[str, Any]] = []
+    for unit in await journal.calls.load_session(seen.session_id):
+        paths = _paths(unit.writes)
+        if paths and unit.status == "ok":
+            found.append(
+                {
+                    "run_id": unit.run_id,
+                    "call_id": unit.call_id,
+                    "tool": unit.tool,
+                    "at": iso(unit.at),
+                    "paths": paths,
+                    "diff": unit.diff,
+                    "undone": unit.call_id in undone,
+                    "undoable": bool(unit.files) and unit.call_id not in undone and seen.live is None,
+                }
+            )
+    return found
+
+
+# --- a run --------------------------------------------------------------------------------------------
+
+
+class _RunShown(NamedTuple):
+    """What a thread's snapshot has of one run."""
+
+    line: dict[str, Any]
+    calls: Mapping[str, dict[str, Any]]
+    subagents: Sequence[dict[str, Any]]
+    usage: Usage
+    cost: Decimal | None
+
+
+_caches: WeakKeyDictionary[Journal, OrderedDict[tuple[str, float], _RunShown]] = WeakKeyDictionary()
+"""By journal: what is shown of runs that are over. Which calls were undone since is asked each time."""
+
+
+_nested_caches: WeakKeyDictionary[Journal, OrderedDict[object, Sequence[Inside]]] = WeakKeyDictionary()
+"""By journal: what was said in nested runs of threads that rest. All runs have to be read for it."""
+
+
+async def _nested_said(journal: Journal, rows: Sequence[RunRow]) -> Sequence[Inside]:
+    if rows[-1].status not in OVER:
+        return await said_nested(journal, rows)
+    cache = _nested_caches.setdefault(journal, OrderedDict())
+    key = tuple((row.record.id, row.changed_at) for row in rows)
+    if key not in cache:
+        cache[key] = await said_nested(journal, rows)
+        if len(cache) > _MOST_THREADS_CACHED:
+            cache.popitem(last=False)
+    return cache[key]
+
+
+async def _run(journal: Journal, row: RunRow, said: Sequence[Said]) -> _RunShown:
+    cache = _caches.setdefault(journal, OrderedDict())
+    key = (row.record.id, row.changed_at)
+    found = cache.get(key)
+    if found is None:
+        tree = await show(journal, row.record.id)
+        ids = _ids_by_place(row.record.id, () if row.status in OVER else said)
+        for each in tree.calls:
+            each.id = each.id or ids.get(
+                each.place, ""
+            )  # of one that is not over there is no record of its own
+        calls = {each.id: call_facts(each, row.record.id) for each in tree.calls if each.id}
+        subagents = list(_subagents(tree.calls, row.record.id))
+        found = _RunShown(run_line(row, tree), calls, subagents, tree.usage, tree.cost)
+        if row.status in OVER:
+            cache[key] = found
+            if len(cache) > _MOST_CACHED:
+                cache.popitem(last=False)
+    else:
+        cache.move_to_end(key)
+    return found
+
+
+def _ids_by_place(run_id: str, said: Iterable[Said]) -> Mapping[str, str]:
+    """The calls that a run's model asked for, by their places in it."""
+    calls = [
+        call
+        for run, message in said
+        if run == run_id and isinstance(message, AssistantMessage)
+        for call in message.calls
+    ]
+    return {f".{number}": call.id for number, call in enumerate(calls, 1)}
+
+
+def run_line(row: RunRow, tree: RunTree) -> dict[str, Any]:
+    outcome = decode_outcome(row)
+    over = row.status in OVER
+    return {
+        "id": row.record.id,
+        "status": row.status,
+        "prompt": row.record.prompt,
+        "model": row.record.model,
+        "began_at": iso(row.record.began_at),
+        "seconds": row.changed_at - row.record.began_at if over else None,
+        "questions": row.questions,
+        "usage": usage_of(tree.usage),
+        "cost": money(tree.cost),
+        "error": outcome.error or None,
+    }
+
+
+def call_facts(call: CallNode, run_id: str) -> dict[str, Any]:
+    waits = any(asked.answer is None for asked in call.questions)
+    facts: dict[str, Any] = {
+        "call_id": call.id,
+        "tool": call.tool,
+        "status": ("waiting" if waits else "running") if call.status == "open" else call.status,
+        "seconds": call.seconds,
+        "began_at": None if call.at is None else iso(call.at),
+        "diff": call.diff or None,
+        "paths": _paths(call.writes),
+        "undone": call.undone,
+        "run_id": run_id,
+    }
+    turns = [turn for nested in _runs_inside(call) for turn in nested.turns]
+    if turns:
+        usage, cost = Usage(), Decimal(0)
+        for turn in turns:
+            usage += turn.usage or Usage(requests=1)
+            cost += turn.cost or 0
+        known = all(turn.cost is not None for turn in turns)
+        facts |= {"usage": usage_of(usage), "cost": money(cost) if known else None}
+    return facts
+
+
+def _runs_inside(call: CallNode) -> Iterable[NestedRun]:
+    """The runs inside a call, at any depth."""
+    for run in call.runs:
+        yield run
+        for inner in (*(each for turn in run.turns for each in turn.calls), *run.calls):
+            yield from _runs_inside(inner)
+    for inner in call.calls:
+        yield from _runs_inside(inner)
+
+
+def _subagents(
+    calls: Iterable[CallNode], run_id: str, call_id: str = "", around: str | None = None
+) -> Iterable[dict[str, Any]]:
+    """The agents inside these calls, outer ones first."""
+    for call in calls:
+        if not call_id and "~" in call.place:
+            continue  # it is listed again under the call that it was made in
+        known = call.id or call_id
+        for run in call.runs:
+            id = f"{run_id}{run.place}"
+            yield {
+                "id": id,
+                "name": run.name,
+                "parent_call_id": known,
+                "parent_subagent_id": around,
+                "status": _standing(run, call),
+            }
+            inner = [*(each for turn in run.turns for each in turn.calls), *run.calls]
+            yield from _subagents(inner, run_id, known or "?", id)
+        yield from _subagents(call.calls, run_id, known or "?", around)
+
+
+def _standing(run: NestedRun, call: CallNode) -> str:
+    """How a nested run stands: an answer without calls is its last, whatever else its call still does."""
+    if run.turns and not run.turns[-1].calls:
+        return "ok"
+    return "running" if call.status == "open" else "ok" if call.status == "ok" else "error"
+
+
+def _paths(writes: Iterable[str]) -> list[str]:
+    return [place[5:] for place in writes if place.startswith("file ")]
+
+
+def tree(found: RunTree) -> dict[str, Any]:
+    """A run as a tree, for its timeline."""
+    line = run_line(found.row, found)
+    return {**line, "turns": [turn(each) for each in found.turns]}
+
+
+def turn(each: Turn) -> dict[str, Any]:
+    return {
+        "number": each.number,
+        "at": each.at,
+        "seconds": each.seconds,
+        "text": each.text,
+        "model": each.model,
+        "usage": None if each.usage is None else usage_of(each.usage),
+        "cost": money(each.cost),
+        "calls": [call_node(call) for call in each.calls],
+    }
+
+
+def call_node(call: CallNode) -> dict[str, Any]:
+    return {
+        "id": call.id,
+        "place": call.place,
+        "tool": call.tool,
+        "arguments": call.arguments,
+        "status": call.status,
+        "at": call.at,
+        "seconds": call.seconds,
+        "message": call.message,
+        "diff": call.diff,
+        "undone": call.undone,
+        "reads": list(call.reads),
+        "writes": list(call.writes),
+        "effects": list(call.effects),
+        "decision": call.decision,
+        "questions": [
+            {
+                "name": asked.question.name,
+                "kind": asked.question.kind,
+                "asked_at": asked.question.asked_at.isoformat(),
+                "answered": asked.answer is not None,
+                "answered_at": None if asked.answered_at is None else iso(asked.answered_at),
+                "outcome": None if asked.answer is None else asked.answer.outcome,
+            }
+            for asked in call.questions
+        ],
+        "calls": [call_node(inner) for inner in call.calls],
+        "runs": [
+            {
+                "name": run.name,
+                "turns": [turn(inner) for inner in run.turns],
+                "calls": [call_node(inner) for inner in run.calls],
+            }
+            for run in call.runs
+        ],
+    }

@@ -1,0 +1,107 @@
+"""Text from anywhere, made safe to show."""
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.environment.text import escape, escape_line, format_arguments, format_value
+
+ANYTHING = st.text(st.characters(exclude_categories=())) | st.text("\x1b[31m\r\n\t\x00\u202e\u200bé漢 a")
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | ANYTHING,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ANYTHING, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def moves_nothing(text: str) -> bool:
+    """No control character, no direction mark, no half character."""
+    return not any(
+        ord(each) < 32 or 0x7F <= ord(each) < 0xA0 or each in "\u202e\u2066\u200b\u2028" for each in text
+    )
+
+
+@given(ANYTHING)
+def test_nothing_shown_moves_the_cursor(text: str):
+    """Whatever comes in, line breaks and tabs are all that is left of control characters."""
+    shown = escape(text)
+    assert moves_nothing(shown.replace("\n", "").replace("\t", ""))
+    shown.encode()  # no half of a surrogate pair is left
+
+
+def test_nothing_that_unicode_hides_is_left():
+    """Every character that is formatting or half of one is written out; an emoji's own mark may stay."""
+    hidden = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in ("Cc", "Cs")]
+    hidden += [chr(code) for code in (0xAD, *range(0x200B, 0x2010), *range(0x2060, 0x2070), 0xFEFF)]
+    left = [each for each in hidden if each not in "\t\n" and each in escape(each)]
+    assert left == []
+
+
+@given(ANYTHING, st.integers(1, 50))
+def test_one_line_is_one_line_and_no_longer(text: str, most: int):
+    """No break, no tab, at most so many characters."""
+    line = escape_line(text, most)
+    assert moves_nothing(line)
+    assert len(line) <= most
+
+
+@given(JSON)
+def test_values_are_laid_out_without_control(value: object):
+    """Names and values of any JSON stay within their lines."""
+    for line in format_value(value):
+        assert "\n" not in line
+        assert moves_nothing(line.replace("\t", ""))
+    assert moves_nothing(format_arguments(value, 60))
+
+
+@given(st.text("abcé漢 .,[bold]\n", max_size=40))
+def test_plain_text_stays_as_it_is(text: str):
+    """What can be seen is not touched, markup included."""
+    assert escape(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[2Jgone", "\\x1b[2Jgone"),
+        ("a\rb", "a\\rb"),
+        ("a\r\nb", "a\nb"),
+        ("\u202eevil", "\\u202eevil"),
+        ("\x9b31m", "\\x9b31m"),
+        ("\ud800", "\\ud800"),
+        ("[red]x[/red]", "[red]x[/red]"),
+        ("a\u3164b\U000e0100", "a\\u3164b\\U000e0100"),
+        ("\u2714\ufe0f", "\u2714\ufe0f"),
+    ],
+)
+def test_what_is_written_out(text: str, shown: str):
+    """Escape sequences, returns, direction marks, and what is markup elsewhere."""
+    assert escape(text) == shown
+
+
+def test_arguments_in_one_line():
+    """Words without quotes, texts with them, long ones cut."""
+    assert (
+        format_arguments({"path": "a/b.md", "text": "two words", "n": 3}, 60)
+        == 'path=a/b.md text="two words" n=3'
+    )
+    assert format_arguments({"text": "x" * 100}, 20) == "text=xxxxxxxxxxxxxx…"
+    assert format_arguments({}, 20) == ""
+    assert format_arguments(None, 20) == ""
+
+
+def test_longer_text_stands_below_its_name():
+    """Several lines, and nested values, are indented."""
+    assert list(format_value({"text": "a\nb", "list": [1, {"x": ""}], "none": None, "empty": []})) == [
+        "text:",
+        "  a",
+        "  b",
+        "list:",
+        "  - 1",
+        "  -",
+        '    x: ""',
+        "none: null",
+        "empty: []",
+    ]
