@@ -206,25 +206,26 @@ MUTANTS = [
     ),
     Mutant(
         "answer taken twice",
-        "journal/sqlite.py",
-        "                if msgspec.msgpack.decode(found[0], type=Answer) != _plain(encoded):\n",
+        "journal/questions.py",
+        "                if found.answer != plain:\n",
         "                connection.execute('UPDATE questions SET answer = ? WHERE id = ?', (encoded, answer.question_id))\n                if False:\n",
         SIMULATED,
     ),
     Mutant(
         "step recorded after its effect",
-        "journal/sqlite.py",
-        "            row = await self._do(lambda connection: self._reserve(connection, key, run_id))\n"
+        "journal/calls.py",
+        "            row = await self._database.transact(lambda connection: self._reserve(connection, key, run_id))\n"
         "            if row is not None and row[0] is not None:\n"
         "                return msgspec.msgpack.decode(row[0])\n"
         "            try:\n"
         "                value = await (function() if row is None or unsettled is None else unsettled())\n",
-        "            row = await self._do(_first('SELECT value FROM steps WHERE key = ?', key))\n"
+        "            rows = await self._database.select('SELECT value FROM steps WHERE key = ?', key)\n"
+        "            row = rows[0] if rows else None\n"
         "            if row is not None and row[0] is not None:\n"
         "                return msgspec.msgpack.decode(row[0])\n"
         "            try:\n"
         "                value = await (function() if row is None or unsettled is None else unsettled())\n"
-        "                await self._do(lambda connection: self._reserve(connection, key, run_id))\n",
+        "                await self._database.transact(lambda connection: self._reserve(connection, key, run_id))\n",
         SIMULATED,
     ),
     Mutant(
@@ -257,9 +258,9 @@ MUTANTS = [
     ),
     Mutant(
         "overtaken process goes on writing",
-        "journal/sqlite.py",
-        "        if row[0] != self.owner:\n            raise RunBusy(run_id, row[0])\n\n    # --- steps",
-        "\n    # --- steps",
+        "journal/lease.py",
+        "    if row[0] != owner:\n        raise RunBusy(run_id, row[0])\n\n\ndef check_not_taken",
+        "\n\ndef check_not_taken",
         SIMULATED,
     ),
     Mutant(
