@@ -10,7 +10,7 @@ import msgspec
 from handrail.messages import UserMessage
 from handrail.records import CommitUnit, Journal
 from handrail.session import Session
-from handrail.session.saving import decode_item, load_imported
+from handrail.session.serialization import decode_item, load_imported
 
 if TYPE_CHECKING:
     from handrail.adapter.run import Run

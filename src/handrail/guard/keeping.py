@@ -8,7 +8,7 @@ from handrail.events import ApprovalRemembered, ApprovalRevoked
 from handrail.journal.decisions import written
 from handrail.records import Journal
 from handrail.session import Session
-from handrail.session.saving import decode_item, said_in
+from handrail.session.serialization import decode_item, said_in
 
 
 class RecordedDecisions:

@@ -12,7 +12,7 @@ from handrail.guard import ApprovalMemory
 from handrail.guard.keeping import bring_in, decided_in, keep_decisions
 from handrail.records import Journal
 from handrail.session import Session
-from handrail.session.saving import decode_item
+from handrail.session.serialization import decode_item
 
 
 async def approvals(
