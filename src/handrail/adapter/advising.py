@@ -14,6 +14,7 @@ from handrail.guard.completion import CompletionChecker, said_by
 from handrail.guard.feedback import FeedbackProvider
 from handrail.guard.watching import RunState
 from handrail.messages import UserMessage
+from handrail.place import Place
 
 log = logging.getLogger("handrail.adapter")
 
@@ -79,9 +80,9 @@ class Advisers:
     def _recall(self, who: Sequence[Any], advice: _Advice) -> None:
         self._given.update(zip(map(id, who), advice.given, strict=False))
 
-    def _next_place(self) -> str:
+    def _next_place(self) -> Place:
         self._times += 1
-        return f"{self._run.frame.place}@{self._times}"
+        return self._run.frame.place.advice(self._times)
 
     async def hold(self, text: str, output: Any) -> str | None:
         """When a run wants to end: what is missing; "" where it is, but nobody may hold it any longer."""

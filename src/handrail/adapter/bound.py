@@ -153,7 +153,7 @@ async def _nest(
         call, (), policies=(), number=number, deadline=deadline, budget=budget, prompt=prompt
     )
     if frame.log is not None:
-        await frame.log.note_verb(f"{call.place}~{call.tries}.{number}", verb)
+        await frame.log.note_verb(call.attempt_place.child(number), verb)
     return frame, Conversation(frame.session, frame.run_context.run_id)
 
 

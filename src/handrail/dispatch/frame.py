@@ -16,6 +16,7 @@ from handrail.deadline import Deadline
 from handrail.errors import DefinitionError
 from handrail.journal.runlog import RunLog
 from handrail.limits import BudgetTracker, Cancellation, Lease, Spending
+from handrail.place import RUN, Place
 from handrail.protocols import (
     ApprovalBroker,
     BoundAdapter,
@@ -112,7 +113,6 @@ class Frame:
         "task",
         "told",
         "tools",
-        "within",
         "worker",
         "workers",
     )
@@ -154,7 +154,7 @@ class Frame:
         approval_seconds: float | None = None,
         outer: LiveCall | None = None,
         log: RunLog | None = None,
-        place: str = "",
+        place: Place = RUN,
         prompt: PromptView | None = None,
         adapter: Callable[[Any], BoundAdapter] | None = None,
         prompt_model: Callable[[Any], PromptModel] | None = None,
@@ -189,9 +189,8 @@ class Frame:
         self.outer = outer
         """The call this run is nested in; None for a run of its own."""
         self.log = log
-        self.place = place  # where in the recorded run this is; "" for the run itself
-        self.within = run_context.run_id if outer is None else f"{outer.key}/{place.rpartition('/')[2]}"
-        """What idempotency keys of calls begin with: the same however often what is around is tried."""
+        self.place = place
+        """Where in the outermost run this run is."""
         self.prompt = prompt
         self.rendered_prompt: RenderedPromptView | None = None
         self.adapter = adapter

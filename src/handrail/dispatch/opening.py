@@ -174,8 +174,8 @@ def nested_frame(
     """
     outer = call.frame
     ids = outer.run_context
-    place = f"{call.place}~{call.tries}/{number}"
-    run_id = f"{ids.request_id}{place}"
+    place = call.attempt_place.nested_run(number)
+    run_id = place.id(ids.request_id)
     if deadline is None or (outer.deadline is not None and outer.deadline.at <= deadline.at):
         deadline = outer.deadline
     frame = Frame(
