@@ -14,7 +14,7 @@ from handrail.events import ModelResponded, Progress, ToolInvoked, ToolRolledBac
 from handrail.messages import AssistantMessage, Usage
 from handrail.place import Place, outer_call_ids
 from handrail.serve.agui.book import CallUnderWay, RunUnderWay
-from handrail.serve.agui.events import Event, clean, custom, sent
+from handrail.serve.agui.wire_events import Event, clean, custom, sent
 
 CALL = "handrail.call"
 
