@@ -14,7 +14,7 @@ import pydantic_core
 from pydantic import Secret, SecretStr, TypeAdapter
 from pydantic_core import core_schema
 
-from handrail.schema.wording import Location, forms_of, inside, location_of
+from handrail.schema.problems import Location, forms_of, inside, location_of
 
 MASK = str(SecretStr("any"))
 """What stands in the place of a secret wherever somebody, or a journal, could read it."""

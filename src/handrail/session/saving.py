@@ -17,7 +17,7 @@ from handrail.errors import EventRefused, SessionError
 from handrail.ids import NewId, random_id
 from handrail.session.session import Session
 from handrail.session.slices import SliceKind, SliceRules
-from handrail.tools.example import RunMode
+from handrail.protocols import RunMode
 
 VERSION = 1
 

@@ -18,7 +18,7 @@ from handrail.session.fork import SessionFork, Snapshot
 from handrail.session.log import Log
 from handrail.session.route import EMPTY, Route, State, Target, reduce_into
 from handrail.session.slices import Reducer, SliceRules, append, check_reducer, rules_of, slices_marked_for
-from handrail.tools.example import RunMode
+from handrail.protocols import RunMode
 
 T = TypeVar("T")
 
