@@ -23,8 +23,8 @@ from handrail.models.scripted import Reply
 from handrail.protocols import PolicyDecision
 from handrail.question import Answer, Question
 from handrail.serve.agui.book import Known
-from handrail.serve.agui.events import Event
-from handrail.serve.agui.translate import Translator, messages_snapshot
+from handrail.serve.agui.translator import Translator, messages_snapshot
+from handrail.serve.agui.wire_events import Event
 from handrail.tools import RunMode
 
 # --- a plan of a run: what its model says, and what its calls do -------------------------------------------

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from handrail import MarkdownSection, Overrides, Prompt, Tool, ToolContext, ToolExample, ToolResult, tool
 from handrail.errors import FileInTheWay, PromptDefinitionError
 from handrail.prompt import OverrideReport, stale_overrides, toml
-from handrail.prompt.originals import digest, originals
+from handrail.prompt.override_file import digest, originals
 
 
 @dataclass

@@ -49,7 +49,7 @@ from handrail.dispatch.opening import open_frame
 from handrail.dispatch.parking import Parking
 from handrail.errors import DefinitionError, RunError
 from handrail.guard.approval import ApprovalMode
-from handrail.guard.keeping import keep_decisions
+from handrail.guard.memory import keep_decisions
 from handrail.ids import NewId, random_id
 from handrail.journal.runlog import RunLog
 from handrail.limits import Budget, BudgetTracker, Lease

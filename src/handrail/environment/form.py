@@ -17,8 +17,8 @@ from handrail.environment.fields import (
 from handrail.environment.ink import Style
 from handrail.environment.visible import compact, laid_out, on_one_line, visible
 from handrail.errors import Declined
-from handrail.schema.secrets import masked
 from handrail.schema.problems import asks_for_secrets
+from handrail.schema.secrets import masked
 
 
 class Desk(Protocol):

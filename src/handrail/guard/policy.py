@@ -145,9 +145,7 @@ class ReadBeforeWritePolicy:
         try:
             files = context.filesystem
         except HandrailError:
-            return PolicyDecision.deny(
-                f"{tool.name} writes files, and this run has no filesystem."
-            )
+            return PolicyDecision.deny(f"{tool.name} writes files, and this run has no filesystem.")
         for path in paths:
             if not self._may_write(path, files, context):
                 return PolicyDecision.deny(

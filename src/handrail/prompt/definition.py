@@ -246,9 +246,7 @@ class _Check:
     def name(self) -> None:
         name: Any = self.prompt.name
         if not isinstance(name, str) or not _NAME.match(name):
-            raise self.error(
-                f"the name {name!r} is not allowed", "Use 1 to 64 letters, digits, '_' and '-'."
-            )
+            raise self.error(f"the name {name!r} is not allowed", "Use 1 to 64 letters, digits, '_' and '-'.")
 
     def parts(self) -> None:
         prompt, place = self.prompt, self.place

@@ -125,7 +125,9 @@ class _Reader:
         found = cast("Mapping[str, Any]", given)
         for key in found:
             if known is not None and key not in known:
-                hint = f"It can have {', '.join(map(repr, known))}. Names, types and structure stay in the code."
+                hint = (
+                    f"It can have {', '.join(map(repr, known))}. Names, types and structure stay in the code."
+                )
                 raise self.error(f"`{where}`" if where else "it", f"has the key {key!r}", hint)
         return found
 

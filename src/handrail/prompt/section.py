@@ -203,7 +203,9 @@ def _check(section: Section[Any]) -> None:
 
 def condition_of(section: Section[Any], what: str) -> Condition:
     """The `enabled` or the `visibility` of a section."""
-    return Condition(getattr(section, what), what, (True, False) if what == "enabled" else ("full", "summary"))
+    return Condition(
+        getattr(section, what), what, (True, False) if what == "enabled" else ("full", "summary")
+    )
 
 
 def read_template(place: str, what: str, text: str) -> Template:

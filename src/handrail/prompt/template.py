@@ -119,10 +119,7 @@ class ParamsReader:
         except ToolValidationError as error:
             raise self._error(f"its params do not fit {name}: {error}", "Correct the mapping.") from None
         except DefinitionError as error:
-            raise self._error(
-                f"a mapping can't be checked: {error}", f"Give `{name}(...)` itself."
-            ) from None
+            raise self._error(f"a mapping can't be checked: {error}", f"Give `{name}(...)` itself.") from None
 
     def _error(self, problem: str, hint: str) -> PromptRenderError:
         return PromptRenderError(self._prompt, problem.rstrip("."), hint)
-

@@ -22,8 +22,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, JsonSchema
 from pydantic_core import core_schema
 
 from handrail.errors import DefinitionError, ToolValidationError
-from handrail.schema.secrets import MASK, WITHHELD, holds_secrets, in_clear, masked, masks_in
 from handrail.schema.problems import NOT_FINITE, describe, location_of, problems_of, schemas_at
+from handrail.schema.secrets import MASK, WITHHELD, holds_secrets, in_clear, masked, masks_in
 
 T = TypeVar("T")
 

@@ -123,9 +123,7 @@ class _Check:
     def capabilities(self) -> None:
         given: Any = self.tool.capabilities
         if isinstance(given, str):
-            raise self.error(
-                f"capabilities is {given!r}", f"Give a set of words, for example {{{given!r}}}."
-            )
+            raise self.error(f"capabilities is {given!r}", f"Give a set of words, for example {{{given!r}}}.")
         for word in given:
             if not isinstance(word, str) or not _CAPABILITY.match(word):
                 raise self.error(
