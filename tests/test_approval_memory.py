@@ -903,7 +903,7 @@ async def test_a_tool_can_look_and_not_decide():
         ):
             with pytest.raises(EventRefused):
                 attempt()
-        with pytest.raises(DefinitionError, match="what a tool sees of it can't change them"):
+        with pytest.raises(DefinitionError, match="a tool's view of it can't change them"):
             approvals_of(context.session)  # pyright: ignore[reportArgumentType]
         context.emit(known)
         return "tried"

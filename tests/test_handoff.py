@@ -750,7 +750,7 @@ def test_what_is_wrong_with_a_definition_is_said_with_its_name(
     with pytest.raises(ToolDefinitionError, match=re.escape(said)) as refused:
         define()
     assert refused.value.tool == name
-    assert refused.value.mend
+    assert refused.value.hint
 
 
 def test_an_act_is_defined_once_and_before_it_is_used() -> None:

@@ -156,7 +156,7 @@ async def ask_approval(
         tool=call.name,
         words=keys.words,
         exact=keys.exact,
-        whatever_it_does=keys.whatever_it_does,
+        any_diff=keys.any_diff,
         scopes=scopes,
         run_context=call.run_context,
     )

@@ -47,9 +47,7 @@ class Condition:
         try:
             parameters = inspect.signature(function).parameters.values()
         except (TypeError, ValueError):
-            raise PromptDefinitionError(
-                self._what, "is a function whose signature can't be read", form
-            ) from None
+            return  # a C function that does not tell: called without arguments
         for parameter in parameters:
             if parameter.kind is parameter.VAR_KEYWORD:
                 self._takes_all = True
@@ -67,7 +65,13 @@ class Condition:
 
     @property
     def takes_params(self) -> bool:
+        """Whether its function names `params`."""
         return "params" in self._takes
+
+    @property
+    def may_read_params(self) -> bool:
+        """Whether its function can read any field of the params."""
+        return self._takes_all or self.takes_params
 
     def may_be(self, value: object) -> bool:
         """Whether it can have this value."""

@@ -377,7 +377,7 @@ def _named(plans: Sequence[Planned]) -> frozenset[str]:
 def _unused(plans: Sequence[Planned], fields: frozenset[str]) -> list[str]:
     """The fields that no text names. A function that takes the params may read any of them."""
     every = list(all_of(plans))
-    if any(condition.takes_params for one in every for condition in (one.enabled, one.visibility)):
+    if any(condition.may_read_params for one in every for condition in (one.enabled, one.visibility)):
         return []
     return sorted(fields - _named(every))
 

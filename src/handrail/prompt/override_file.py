@@ -189,18 +189,18 @@ def starter(prompt: str, known: Iterable[Original]) -> str:
 
 def _lines(original: Original) -> Iterator[str]:
     group = "sections" if original.tool is None else "tools"
-    name = _toml_key(group, original.path, original.kind)
+    name = toml_key(group, original.path, original.kind)
     yield f"[{name}]"
-    yield f"replaces = {_toml_string(original.replaces)}"
+    yield f"replaces = {toml_string(original.replaces)}"
     if isinstance(original.value, str):
-        yield f"text = {_toml_string(original.value)}"
+        yield f"text = {toml_string(original.value)}"
     elif not original.value:
         yield f"example = []  # write each under [[{name}.example]]: description, and input and output as JSON"
     elif original.tool is not None:
         for example in original.value:
             yield f"[[{name}.example]]"
             for field, text in example_words(original.tool, example).items():
-                yield f"{field} = {_toml_string(text)}"
+                yield f"{field} = {toml_string(text)}"
 
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
@@ -212,12 +212,12 @@ _LITERAL = re.compile(r"""[^'\x00-\x1f\x7f]*["\\][^'\x00-\x1f\x7f]*\Z""")
 _ESCAPED_LONG = re.compile(r'[\\\x00-\x08\x0b-\x1f\x7f]|"(?="|\Z)')
 
 
-def _toml_key(*parts: str) -> str:
+def toml_key(*parts: str) -> str:
     """A dotted key: `tools.weather`, `sections."guidance.search"`."""
     return ".".join(part if _BARE.match(part) else _quoted(part) for part in parts)
 
 
-def _toml_string(text: str) -> str:
+def toml_string(text: str) -> str:
     """A text as a value, on as many lines as it has."""
     if "\n" not in text:
         return f"'{text}'" if _LITERAL.match(text) else _quoted(text)

@@ -241,7 +241,7 @@ def check_placeholders(
 
 def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
     """These tools as a tuple; a function without `@tool` is refused by name."""
-    found = tuple(given)
+    found: tuple[Any, ...] = tuple(given)
     for index, one in enumerate(found):
         if isinstance(one, Tool):
             cast("Tool[Any, Any]", one).check_complete()
@@ -251,7 +251,7 @@ def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
             hint = "It is a section: put it among the sections, Prompt(name, [...])."
         elif callable(one) and not isinstance(one, type):
             hint = f"Put @tool on {_name_of(one)}."
-        raise PromptDefinitionError(place, f"tools[{index}] is {shown(one)}", hint)
+        raise PromptDefinitionError(place, f"tools[{index}] is {shown(cast(object, one))}", hint)
     return found
 
 
@@ -272,7 +272,10 @@ def check_sections(place: str, what: str, given: Iterable[Any]) -> tuple[Section
     places: dict[str, int] = {}
     for index, one in enumerate(found):
         if not isinstance(one, Section):
+            kind: Any = one
             hint = "Give MarkdownSection(title, key, template)."
+            if isinstance(kind, type) and issubclass(kind, Section):
+                hint = f"Make one: {kind.__name__}(...)."
             raise PromptDefinitionError(place, f"{what}[{index}] is {shown(one)}", hint)
         if one.key in places:
             raise PromptDefinitionError(

@@ -23,10 +23,10 @@ WITHHELD = pydantic_core.to_json({MASK: "not shown: there may be a secret in it"
 
 
 @lru_cache(maxsize=1)
-def _maskers() -> frozenset[Any]:
-    """The functions by which pydantic writes secrets."""
+def _maskers() -> tuple[Any, ...]:
+    """The functions with which pydantic masks secrets."""
     kinds: tuple[Any, ...] = (SecretStr, Secret[str])
-    return frozenset(
+    return tuple(
         part["function"]
         for kind in kinds
         for part in _parts(TypeAdapter(kind).core_schema)

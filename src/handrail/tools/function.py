@@ -322,7 +322,11 @@ def _by_name(function: Any, signature: Signature) -> Any:
     names = [name for name, parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY]
     if not names:
         return function
-    return lambda **given: function(*[given.pop(name) for name in names], **given)
+
+    def call(**given: Any) -> Any:
+        return function(*[given.pop(name) for name in names], **given)
+
+    return call
 
 
 def legacy_handler(function: Callable[[Any], Any]) -> Any:
