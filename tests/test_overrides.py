@@ -210,7 +210,9 @@ def test_the_mend_of_a_stale_override_makes_it_apply(tmp_path: Path):
         ),
         (
             f'sections.plan.body = {{replaces = "{digest(BODY)}", text = "x"}}',
-            OverrideReport("plan", "body", "unknown", "There is no such section. There are 'rules', 'task', 'task.plan'."),
+            OverrideReport(
+                "plan", "body", "unknown", "There is no such section. There are 'rules', 'task', 'task.plan'."
+            ),
         ),
         (
             'sections.x.body = {replaces = "0", text = "x"}',
@@ -225,7 +227,7 @@ def test_the_mend_of_a_stale_override_makes_it_apply(tmp_path: Path):
         (
             'tools.wether.description = {replaces = "0", text = "x"}',
             OverrideReport(
-                "wether", "description", "unknown", "There is no such tool. There are 'weather'."
+                "wether", "description", "unknown", "There is no such tool. There are 'pay', 'weather'."
             ),
         ),
     ],
@@ -293,7 +295,10 @@ PLAN = f'[sections."task.plan".body]\n{REPLACES}\n'
         ),
         (PLAN, "`sections.task.plan.body` has no 'text'. Give it, as a string."),
         (f"{PLAN}text = 3", "`sections.task.plan.body.text` is 3. Make it a string."),
-        (f'{PLAN}texts = "a"', "`sections.task.plan.body` has the key 'texts'. It can have 'replaces', 'text'."),
+        (
+            f'{PLAN}texts = "a"',
+            "`sections.task.plan.body` has the key 'texts'. It can have 'replaces', 'text'.",
+        ),
         ('[tools.weather.description]\ntext = "a"', "`tools.weather.description` has no 'replaces'. Give it"),
         (
             '[tools.weather.examples]\nreplaces = "0"',
