@@ -363,7 +363,7 @@ def test_limits():
         files.write("b", "12")
         with pytest.raises(FileLimitReached, match="more than 3 files and folders"):
             files.mkdir("e")
-        with pytest.raises(FileLimitReached, match="may have 4"):
+        with pytest.raises(FileLimitReached, match="the limit for a file is 4"):
             files.append("d/a", "5")
         files.delete("d", recursive=True)
         files.write("c", "1234")
