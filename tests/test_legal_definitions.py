@@ -231,7 +231,7 @@ def test_any_well_formed_capability_can_be_decided_on(word: str):
         (Params, Params()),
         (Model, Model()),
         (Box[int], Box(3)),
-        (Annotated[int, Field(ge=1)] | None, None),
+        (Annotated[int | None, Field(ge=1)], None),
         ("int | None", None),
     ],
     ids=str,
