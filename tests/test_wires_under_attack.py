@@ -548,7 +548,10 @@ async def test_keys_as_they_are_found_in_environments(monkeypatch: pytest.Monkey
     ("options", "words"),
     [
         ({"base_url": "https://me:hunter2@host/v1"}, "user name or password"),
-        ({"base_url": "http://host/v1", "headers": {"x-team": "a\r\nb: c"}}, "'x-team' contains a line break"),
+        (
+            {"base_url": "http://host/v1", "headers": {"x-team": "a\r\nb: c"}},
+            "'x-team' contains a line break",
+        ),
     ],
 )
 def test_addresses_and_headers_are_looked_at_when_a_model_is_made(options: Any, words: str) -> None:
