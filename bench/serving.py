@@ -35,9 +35,9 @@ def serve(folder: Path) -> None:
     from handrail import Adapter, Prompt, ScriptedModel, SqliteJournal, ToolCall, ToolContext, tool
     from handrail.messages import AssistantMessage, ModelRequest
     from handrail.models.scripted import Reply, Scripted
-    from handrail.serve.http import asgi
+    from handrail.serve.app import asgi
     from handrail.serve.limits import Limits
-    from handrail.serve.process import listen, run
+    from handrail.serve.server import listen, run
     from handrail.serve.source import PromptSource
 
     @tool(effect="read")

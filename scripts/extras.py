@@ -118,7 +118,7 @@ def serve() -> str:
     from handrail import SqliteJournal
     from handrail.serve import PromptSource, asgi
     from handrail.serve.pages import PAGE
-    from handrail.serve.process import address_of, listen, run
+    from handrail.serve.server import address_of, listen, run
 
     async def visit() -> int:
         with tempfile.TemporaryDirectory() as folder:

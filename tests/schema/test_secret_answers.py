@@ -43,8 +43,8 @@ from handrail.question import Answer, Question
 from handrail.runs import export, show
 from handrail.schema import Schema
 from handrail.schema.secrets import MASK
-from handrail.serve import seen
-from handrail.serve.agui.events import plain_json
+from handrail.serve import snapshots
+from handrail.serve.agui.wire_events import plain_json
 from handrail.session import save
 from handrail.testing import Person
 from support.planted_secrets import (
@@ -121,7 +121,7 @@ async def _run_and_look(login: Tool[Any, Any], value: Any, folder: Path) -> dict
         "shown events": plain_json(heard),
         "session": save(session),
         "tree": tree,
-        "shown tree": seen.tree(tree),
+        "shown tree": snapshots.tree(tree),
         "asked": await journal.asked("run"),
         "export": written(folder / "run.jsonl"),
         "terminal": lines.getvalue(),
@@ -615,9 +615,9 @@ async def test_somebody_answers_a_server_with_a_secret(how: str, tmp_path: Path)
         [row] = await thread.rows()
         found = {
             "feed": [item.data for item in thread.feed.since(0)],
-            "snapshot": await seen.thread(app.journal, thread),
+            "snapshot": await snapshots.thread(app.journal, thread),
             "messages": await thread.messages(),
-            "tree": seen.tree(await show(app.journal, row.record.id)),
+            "tree": snapshots.tree(await show(app.journal, row.record.id)),
             "journal": recorded_in(tmp_path),
         }
         for where, each in found.items():

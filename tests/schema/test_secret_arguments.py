@@ -54,8 +54,8 @@ from handrail.messages import (
 )
 from handrail.runs import export, show
 from handrail.schema.secrets import MASK, WITHHELD
-from handrail.serve import seen
-from handrail.serve.agui.events import plain_json
+from handrail.serve import snapshots
+from handrail.serve.agui.wire_events import plain_json
 from handrail.serve.source import PromptSource
 from handrail.serve.threads import Threads
 from handrail.session import load, save
@@ -279,7 +279,7 @@ async def _run_and_look(login: Login, script: list[Any], folder: Path) -> dict[s
         "events": heard,
         "session": save(session),
         "tree": await show(journal, "run"),
-        "shown tree": seen.tree(await show(journal, "run")),
+        "shown tree": snapshots.tree(await show(journal, "run")),
         "export": written(folder / "run.jsonl"),
         "terminal": lines.getvalue(),
         "log": log.getvalue(),
@@ -330,17 +330,17 @@ async def _serve_and_look(login: Login, folder: Path) -> dict[str, Any]:
     joined: list[Any] = []
     run_id = await thread.say("go")
     while thread.live is not None:
-        joined.append([event.data for event in (await seen.joining(journal, thread))[0]])
+        joined.append([event.data for event in (await snapshots.joining(journal, thread))[0]])
         await asyncio.sleep(0)
     await over(thread)
     found["feed"] = events(thread.feed)
     found["joined"] = joined
-    found["snapshot"] = await seen.thread(journal, thread)
-    found["tree"] = seen.tree(await show(journal, run_id))
+    found["snapshot"] = await snapshots.thread(journal, thread)
+    found["tree"] = snapshots.tree(await show(journal, run_id))
     await threads.stop(0.05)
     threads = make()
     await threads.start()
-    found["after a restart"] = await seen.thread(journal, threads.thread("ada", "t"))
+    found["after a restart"] = await snapshots.thread(journal, threads.thread("ada", "t"))
     await threads.stop(0.05)
     journal.close()
     found["journal"] = recorded_in(folder)

@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 
 from handrail.errors import DefinitionError, RequestRefused
 from handrail.schema.wording import location_of
-from handrail.serve.bodies import read_json
-from handrail.serve.guarding import CSP
 from handrail.serve.limits import Limits, Places, Rate
+from handrail.serve.middleware import CSP
 from handrail.serve.pages import Pages
 from handrail.serve.principals import Principals
-from handrail.serve.process import address_of, listen
 from handrail.serve.refusals import pointer_of
+from handrail.serve.requests import read_json
+from handrail.serve.server import address_of, listen
 from support.serving import TOKEN, Client, said_by, serving, source
 
 pytestmark = pytest.mark.once  # sockets, processes and limits: what they try is not Python's

@@ -16,8 +16,8 @@ from handrail.journal import MemoryJournal
 from handrail.records import Mark, RunCopy, RunRecord, RunRow
 from handrail.serve import listed
 from handrail.serve.asked import before_of, mark_of
-from handrail.serve.guarding import PRINCIPAL
 from handrail.serve.listed import Listed
+from handrail.serve.middleware import PRINCIPAL
 from handrail.serve.threads import Threads
 from support.served_threads import begin
 from support.serving import serving, source

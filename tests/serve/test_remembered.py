@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import pytest
 
-from handrail.serve.agui.asking import question_json
+from handrail.serve.agui.interrupts import question_json
 from support.programs import handrail
 from support.served_threads import give, over, plan, served, settle, texts
 from support.serving import Client

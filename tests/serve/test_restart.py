@@ -19,8 +19,8 @@ from handrail.clock import SystemClock
 from handrail.errors import ServerStopping
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.runs import show
-from handrail.serve import seen
-from handrail.serve.agui.frontend import frontend_tool
+from handrail.serve import snapshots
+from handrail.serve.agui.frontend_tools import frontend_tool
 from support import SUPPORT, importing_support
 from support.programs import HANDRAIL
 from support.recorded import Pick
@@ -412,7 +412,7 @@ async def test_a_run_says_how_long_it_waited_for_whom(tmp_path: Path, restarted:
         assert call.seconds is not None
         assert call.at <= question.asked_at.timestamp() < asked.answered_at
         assert call.at + call.seconds > asked.answered_at - 0.02  # measured by another clock
-        [shown] = seen.tree(tree)["turns"][0]["calls"][0]["questions"]
+        [shown] = snapshots.tree(tree)["turns"][0]["calls"][0]["questions"]
         assert datetime.fromisoformat(shown["answered_at"]).timestamp() == pytest.approx(asked.answered_at)
 
 

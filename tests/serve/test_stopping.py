@@ -17,10 +17,10 @@ import uvicorn
 
 from handrail import SqliteJournal
 from handrail.serve import Limits, asgi
+from handrail.serve.event_streams import EventStream, Streams, lines
 from handrail.serve.feed import Feed
 from handrail.serve.metrics import Metrics
 from handrail.serve.stopping import told_first
-from handrail.serve.streams import EventStream, Streams, lines
 from support.serving import Client, serving, source
 
 APP = """

@@ -26,11 +26,11 @@ from handrail import (
 from handrail.messages import ModelPart, ModelRequest, Traits
 from handrail.models.scripted import Reply, Scripted
 from handrail.records import Asked, CommitUnit
-from handrail.serve import seen
-from handrail.serve.agui.events import Event
+from handrail.serve import snapshots
+from handrail.serve.agui.wire_events import Event
+from handrail.serve.event_streams import lines
 from handrail.serve.feed import Feed
 from handrail.serve.source import PromptSource
-from handrail.serve.streams import lines
 from support.recorded import write
 from support.served_threads import give, kinds, over, plan, served, settle
 from support.serving import Client, play, serving
@@ -199,7 +199,7 @@ async def test_who_looks_while_a_tool_floods_sees_the_thread(tmp_path: Path) -> 
         thread = app.thread()
         await thread.say(plan([["flood", {}]]))
         try:
-            shown = await seen.thread(app.journal, thread)
+            shown = await snapshots.thread(app.journal, thread)
         finally:
             enough.set()
         assert [facts["status"] for facts in shown["calls"].values()] == ["running"]

@@ -16,7 +16,7 @@ from handrail.adapter.pacing import Retry
 from handrail.errors import ModelUnavailable
 from handrail.messages import CallPart, ModelPart, ModelRequest, TextPart, UserMessage
 from handrail.models.scripted import Reply, Scripted
-from handrail.serve.http import asgi
+from handrail.serve.app import asgi
 from handrail.serve.source import PromptSource
 from support.served import PLAYS, PROMPT, Booking, PlayedModel, said, source_in
 

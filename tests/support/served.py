@@ -44,7 +44,7 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models.scripted import Reply, Scripted
-from handrail.serve.http import asgi
+from handrail.serve.app import asgi
 from handrail.serve.source import PromptSource, Source
 
 # --- what tests hold back and let go ------------------------------------------------------------------

@@ -23,9 +23,9 @@ from handrail import (
 )
 from handrail.messages import AssistantMessage, ModelRequest, ToolMessage, UserMessage
 from handrail.models.scripted import Reply, Scripted
-from handrail.serve.http import ServedApp, asgi
+from handrail.serve.app import ServedApp, asgi
 from handrail.serve.limits import Limits
-from handrail.serve.process import address_of, listen, server_for
+from handrail.serve.server import address_of, listen, server_for
 from handrail.serve.source import PromptSource
 
 TOKEN = "a-token-that-nobody-guesses"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import socket
 
     from handrail.records import Journal
-    from handrail.serve.http import ServedApp
+    from handrail.serve.app import ServedApp
     from handrail.serve.source import Loaded
 
 _MODULE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*")
@@ -61,7 +61,7 @@ def serve(asked: ServeAsked) -> int:
 
 
 async def _serve(asked: ServeAsked, app: ServedApp, listening: socket.socket) -> None:
-    from handrail.serve.process import address_of, run
+    from handrail.serve.server import address_of, run
 
     token = _token(asked)
     address = address_of(listening) + (f"#token={token}" if token is not None else "")
@@ -81,7 +81,7 @@ async def _serve(asked: ServeAsked, app: ServedApp, listening: socket.socket) ->
 
 
 def _listening(asked: ServeAsked, app: ServedApp) -> socket.socket:
-    from handrail.serve.process import listen
+    from handrail.serve.server import listen
 
     try:
         return listen(asked.host, asked.port, app)
@@ -90,7 +90,7 @@ def _listening(asked: ServeAsked, app: ServedApp) -> socket.socket:
 
 
 def _app(asked: ServeAsked, loaded: Loaded, journal: Journal) -> ServedApp:
-    from handrail.serve.http import asgi
+    from handrail.serve.app import asgi
 
     return asgi(
         loaded.source,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from handrail.serve.extra import NEEDED, missing_extra
 
 if TYPE_CHECKING:
-    from handrail.serve.http import ServedApp, asgi
+    from handrail.serve.app import ServedApp, asgi
     from handrail.serve.limits import Limits
     from handrail.serve.source import PromptSource, Source, WorkersSource, load
     from handrail.serve.threads import Threads
@@ -24,11 +24,11 @@ __all__ = ["Limits", "PromptSource", "ServedApp", "Source", "Threads", "WorkersS
 _HOMES = {
     "Limits": "limits",
     "PromptSource": "source",
-    "ServedApp": "http",
+    "ServedApp": "app",
     "Source": "source",
     "Threads": "threads",
     "WorkersSource": "source",
-    "asgi": "http",
+    "asgi": "app",
     "load": "source",
 }
 

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from handrail.errors import RequestRefused
 from handrail.records import Mark
-from handrail.serve.guarding import PRINCIPAL
+from handrail.serve.middleware import PRINCIPAL
 from handrail.serve.naming import ID, ID_IN_WORDS
 from handrail.serve.thread import Thread
 from handrail.serve.threads import Threads

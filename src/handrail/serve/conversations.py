@@ -13,16 +13,16 @@ from starlette.responses import JSONResponse, Response
 
 from handrail.errors import RequestRefused
 from handrail.question import Answer
-from handrail.serve import bodies, seen
+from handrail.serve import requests, snapshots
+from handrail.serve.agui.inputs import read
 from handrail.serve.agui.legs import begin
-from handrail.serve.agui.reading import read
 from handrail.serve.asked import before_of, limit_of, mark_of, thread_of, words_of
+from handrail.serve.event_streams import EventStream, Streams, lines, only
 from handrail.serve.feed import Event
-from handrail.serve.guarding import PRINCIPAL
 from handrail.serve.limits import Limits, Places
 from handrail.serve.listed import Listed
 from handrail.serve.metrics import Metrics
-from handrail.serve.streams import EventStream, Streams, lines, only
+from handrail.serve.middleware import PRINCIPAL
 from handrail.serve.thread import Thread
 from handrail.serve.threads import Threads
 
@@ -49,7 +49,7 @@ class Conversations:
     async def agent(self, request: Request) -> Any:
         """One leg of a run, as AG-UI asks for it."""
         principal = request.scope[PRINCIPAL]
-        asked = read(bodies.read_json(await request.body()))
+        asked = read(requests.read_json(await request.body()))
         thread = self._threads.thread(principal, asked.thread_id)
         nested = asked.sees_nested
         place = self._streams.take(principal)
@@ -66,7 +66,7 @@ class Conversations:
                 )  # a run of another window may have ended since
                 chunks = lines(thread.feed, number, leg=begun.leg, nested=nested)
             else:  # it was answered before: how things stand, and what comes of it
-                before, number, leg = await seen.joining(self._journal, thread)
+                before, number, leg = await snapshots.joining(self._journal, thread)
                 chunks = (
                     lines(thread.feed, number, before=before, leg=leg, nested=nested)
                     if leg
@@ -87,7 +87,7 @@ class Conversations:
         return JSONResponse({"threads": found, "next": None if next is None else mark_of(request, next)})
 
     async def thread(self, request: Request) -> Response:
-        return JSONResponse(await seen.thread(self._journal, thread_of(self._threads, request)))
+        return JSONResponse(await snapshots.thread(self._journal, thread_of(self._threads, request)))
 
     async def forget(self, request: Request) -> Response:
         await thread_of(self._threads, request).forget()
@@ -105,7 +105,7 @@ class Conversations:
             leg = thread.live.leg if thread.live is not None else ""
             if number is None:
                 await thread.check_known()
-                before, number, leg = await seen.joining(self._journal, thread)
+                before, number, leg = await snapshots.joining(self._journal, thread)
             follow = query.get("follow", "") not in ("", "0")
             if follow:
                 chunks = lines(thread.feed, number, before=before, nested=nested)
@@ -120,12 +120,12 @@ class Conversations:
 
     async def say(self, request: Request) -> Response:
         thread = thread_of(self._threads, request)
-        said = bodies.read(await request.body(), bodies.Said)
+        said = requests.read(await request.body(), requests.Said)
         return JSONResponse({"run_id": await self._begin(thread, said.text)}, 202)
 
     async def answer(self, request: Request) -> Response:
         thread = thread_of(self._threads, request)
-        given = bodies.read(await request.body(), bodies.Given)
+        given = requests.read(await request.body(), requests.Given)
         answer = Answer(
             question_id=given.question_id,
             digest=given.digest,
@@ -139,7 +139,7 @@ class Conversations:
 
     async def cancel(self, request: Request) -> Response:
         thread = thread_of(self._threads, request)
-        bodies.read(await request.body(), bodies.Nothing)
+        requests.read(await request.body(), requests.Nothing)
         await thread.check_known()
         await thread.cancel()
         return JSONResponse({}, 202)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from handrail.serve.agui.events import Event
+from handrail.serve.agui.wire_events import Event
 
 __all__ = ["Event", "Feed", "FellBehind", "Item"]
 

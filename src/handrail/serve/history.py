@@ -10,9 +10,9 @@ from starlette.responses import JSONResponse, Response
 from handrail import runs
 from handrail.errors import RunUnknown
 from handrail.runs.deciding import approval_json
-from handrail.serve import bodies, seen
+from handrail.serve import requests, snapshots
 from handrail.serve.asked import limit_of, thread_of
-from handrail.serve.guarding import PRINCIPAL
+from handrail.serve.middleware import PRINCIPAL
 from handrail.serve.threads import Threads
 
 
@@ -28,24 +28,24 @@ class History:
         found = await runs.show(self._journal, request.path_params["run_id"])
         if found.row.record.session_id != thread.session_id:
             raise RunUnknown(request.path_params["run_id"])
-        return JSONResponse(seen.tree(found))
+        return JSONResponse(snapshots.tree(found))
 
     async def runs(self, request: Request) -> Response:
         found = await self._journal.runs(principal=request.scope[PRINCIPAL], limit=limit_of(request))
         lines: list[dict[str, Any]] = []
         for row in found:
-            line = seen.run_line(row, await runs.show(self._journal, row.record.id))
+            line = snapshots.run_line(row, await runs.show(self._journal, row.record.id))
             lines.append({**line, "thread_id": row.record.session_id.rpartition("/")[2]})
         return JSONResponse({"runs": lines})
 
     async def files(self, request: Request) -> Response:
         thread = thread_of(self._threads, request)
         await thread.check_known()
-        return JSONResponse({"changes": await seen.changes(self._journal, thread)})
+        return JSONResponse({"changes": await snapshots.changes(self._journal, thread)})
 
     async def undo(self, request: Request) -> Response:
         thread = thread_of(self._threads, request)
-        bodies.read(await request.body(), bodies.Nothing)
+        requests.read(await request.body(), requests.Nothing)
         done = await thread.undo(request.path_params["call_id"])
         return JSONResponse(
             {

@@ -6,7 +6,7 @@ from typing import Any
 
 from handrail.adapter.durable import decode_begin
 from handrail.records import Mark, RunRecord, RunRow, SessionRow
-from handrail.serve import seen
+from handrail.serve import snapshots
 from handrail.serve.naming import named_by
 from handrail.serve.spending import Spending
 from handrail.serve.threads import Threads
@@ -55,14 +55,14 @@ class Listed:
         usage, cost = await self._spending.of(row.session_id)
         return {
             "id": named[1],
-            "title": seen.title([RunRow(record=row.first, status="done")]),
-            "status": seen.status([row.newest], self._threads.find(*named)),
-            "began_at": seen.iso(row.first.began_at),
-            "updated_at": seen.iso(row.changed_at),
+            "title": snapshots.title([RunRow(record=row.first, status="done")]),
+            "status": snapshots.status([row.newest], self._threads.find(*named)),
+            "began_at": snapshots.iso(row.first.began_at),
+            "updated_at": snapshots.iso(row.changed_at),
             "questions": row.questions,
             "runs": row.runs,
-            "usage": seen.usage_of(usage),
-            "cost": seen.money(cost),
+            "usage": snapshots.usage_of(usage),
+            "cost": snapshots.money(cost),
         }
 
 

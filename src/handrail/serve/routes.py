@@ -12,15 +12,15 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from handrail.errors import RequestRefused
-from handrail.serve import bodies
+from handrail.serve import requests
 from handrail.serve.conversations import Conversations
-from handrail.serve.guarding import PRINCIPAL
+from handrail.serve.event_streams import Streams
 from handrail.serve.history import History
 from handrail.serve.limits import Limits
 from handrail.serve.metrics import Metrics
+from handrail.serve.middleware import PRINCIPAL
 from handrail.serve.pages import Pages
 from handrail.serve.principals import Principals
-from handrail.serve.streams import Streams
 from handrail.serve.threads import Threads
 
 _POST, _DELETE = ["POST"], ["DELETE"]
@@ -107,7 +107,7 @@ class Routes:
 
     async def sign_in(self, request: Request) -> Response:
         """A cookie for the token: scripts of the page can't read it, and other sites' pages can't send it."""
-        given = bodies.read(await request.body(), bodies.SignIn)
+        given = requests.read(await request.body(), requests.SignIn)
         self._principals.check(request, given.token)
         name, value, seconds = self._principals.cookie(request)
         told = JSONResponse({})

@@ -8,9 +8,9 @@ from typing import Any
 from handrail.adapter.conversation import ROOT
 from handrail.events import MessageAdded
 from handrail.messages import AssistantMessage, Message, UserMessage
-from handrail.serve.agui.events import Event
-from handrail.serve.agui.pen import call_json, result_id
+from handrail.serve.agui.message_writer import call_json, result_id
 from handrail.serve.agui.shortening import shortened
+from handrail.serve.agui.wire_events import Event
 from handrail.session import Session
 
 Said = tuple[str, Message]

@@ -29,15 +29,15 @@ from handrail.question import Answer, Question
 from handrail.records import OVER, Asked, Journal, RunRow
 from handrail.runs import Undoing
 from handrail.serve.agui.book import Known
-from handrail.serve.agui.events import custom, plain_json
-from handrail.serve.agui.frontend import frontend_tools_of
-from handrail.serve.agui.showing import nested_in, said_nested, told_in
-from handrail.serve.agui.translate import Translator
+from handrail.serve.agui.frontend_tools import frontend_tools_of
+from handrail.serve.agui.translator import Translator
+from handrail.serve.agui.wire_events import custom, plain_json
 from handrail.serve.feed import Event, Feed
-from handrail.serve.live import LiveRun
+from handrail.serve.live_run import LiveRun
 from handrail.serve.naming import session_id_of
 from handrail.serve.said import Said, messages, said_in
 from handrail.serve.source import Source
+from handrail.serve.transcript import nested_in, said_nested, told_in
 from handrail.session import Session
 from handrail.session.saving import decode_item
 

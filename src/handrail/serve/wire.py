@@ -12,9 +12,9 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from handrail.serve.guarding import HEADERS
 from handrail.serve.limits import Limits
 from handrail.serve.metrics import Metrics
+from handrail.serve.middleware import HEADERS
 from handrail.serve.refusals import body
 
 _HEALTH = b"GET /health "

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from handrail import open_gate
 from handrail.errors import DefinitionError, RequestRefused, ToolValidationError
 from handrail.messages import AssistantMessage, UserMessage
-from handrail.serve.agui.frontend import Outcome, frontend_tool, frontend_tools_of
-from handrail.serve.agui.reading import read
+from handrail.serve.agui.frontend_tools import Outcome, frontend_tool, frontend_tools_of
+from handrail.serve.agui.inputs import read
 from handrail.testing import Person
 
 SCHEMA = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}

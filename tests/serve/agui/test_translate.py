@@ -22,8 +22,8 @@ from handrail.models.scripted import Reply
 from handrail.protocols import PolicyDecision
 from handrail.question import Answer, Question
 from handrail.serve.agui.book import Known
-from handrail.serve.agui.events import Event
-from handrail.serve.agui.translate import Translator, messages_snapshot
+from handrail.serve.agui.translator import Translator, messages_snapshot
+from handrail.serve.agui.wire_events import Event
 from handrail.tools import RunMode
 from support.agui_grammar import Checker, Wrong
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from handrail.errors import AnswerRefused, HandrailError, QuestionsOpen, RequestRefused
 from handrail.messages import UserMessage
 from handrail.question import Answer, Question
-from handrail.serve.agui.asking import interrupt_id, is_pending_call
-from handrail.serve.agui.events import Event
-from handrail.serve.agui.reading import Asked, Given
-from handrail.serve.agui.translate import Translator
+from handrail.serve.agui.inputs import Asked, Given
+from handrail.serve.agui.interrupts import interrupt_id, is_pending_call
+from handrail.serve.agui.translator import Translator
+from handrail.serve.agui.wire_events import Event
 
 if TYPE_CHECKING:
     from handrail.records import Asked as Recorded

@@ -13,7 +13,7 @@ from handrail.clock import Clock
 from handrail.events import ModelResponded, Progress, ToolInvoked, ToolRolledBack, ToolStarted
 from handrail.messages import AssistantMessage, Usage
 from handrail.serve.agui.book import CallUnderWay, RunUnderWay
-from handrail.serve.agui.events import Event, clean, custom, sent
+from handrail.serve.agui.wire_events import Event, clean, custom, sent
 
 CALL = "handrail.call"
 

@@ -9,8 +9,8 @@ import msgspec
 from ag_ui.core import Interrupt, RunFinishedEvent, RunFinishedInterruptOutcome, RunFinishedSuccessOutcome
 
 from handrail.question import Question
-from handrail.serve.agui.events import Event, plain_json
 from handrail.serve.agui.places import CallAt, holder, outermost, place_of_question
+from handrail.serve.agui.wire_events import Event, plain_json
 
 FRONTEND_TOOL = "frontend_tool"
 """What a question is called that a tool of the client's own answers."""

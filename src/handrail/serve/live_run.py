@@ -13,7 +13,7 @@ from handrail.events import ApprovalDecided, PromptRendered, QuestionAnswered, T
 from handrail.messages import Message
 from handrail.question import Question
 from handrail.records import CommitUnit
-from handrail.serve.agui.translate import Translator
+from handrail.serve.agui.translator import Translator
 from handrail.serve.asking import BrowserEnvironment
 from handrail.serve.feed import Event, Feed
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from handrail.errors import DefinitionError
+from handrail.serve.app import ServedApp
 from handrail.serve.extra import missing_extra
-from handrail.serve.http import ServedApp
 
 if TYPE_CHECKING:
     import uvicorn

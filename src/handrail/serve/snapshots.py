@@ -20,14 +20,14 @@ from handrail.records import OVER, Journal, RunRow
 from handrail.runs import CallNode, RunTree, Turn, show
 from handrail.runs.places import parent_of
 from handrail.runs.tree import Nested as NestedRun
-from handrail.serve.agui.asking import question_json
+from handrail.serve.agui.interrupts import question_json
 from handrail.serve.agui.places import holder
-from handrail.serve.agui.showing import Inside, merged, nested_in, said_nested, told_in
-from handrail.serve.agui.translate import Translator, messages_snapshot
+from handrail.serve.agui.translator import Translator, messages_snapshot
 from handrail.serve.feed import Event, FellBehind, Item
-from handrail.serve.live import LiveRun
+from handrail.serve.live_run import LiveRun
 from handrail.serve.said import Said, messages, open_messages, said_in
 from handrail.serve.thread import Thread
+from handrail.serve.transcript import Inside, merged, nested_in, said_nested, told_in
 
 __all__ = [
     "call_facts", "changes", "iso", "joining", "messages", "money", "question", "run_line", "status", "thread",

@@ -17,7 +17,7 @@ from handrail.errors import DefinitionError, RequestRefused
 from handrail.messages import AssistantMessage as Said
 from handrail.messages import Message as OurMessage
 from handrail.messages import UserMessage as SaidByUser
-from handrail.serve.agui.frontend import FrontendTool, Outcome, frontend_tool
+from handrail.serve.agui.frontend_tools import FrontendTool, Outcome, frontend_tool
 from handrail.serve.naming import ID, ID_IN_WORDS
 
 _LONGEST_ID = 200

@@ -11,9 +11,9 @@ import msgspec
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import RequestRefused
 from handrail.serve.feed import Event, Feed, FellBehind
-from handrail.serve.guarding import BEGAN, Receive, Scope, Send
 from handrail.serve.limits import Limits, Places
 from handrail.serve.metrics import Metrics
+from handrail.serve.middleware import BEGAN, Receive, Scope, Send
 
 PING_SECONDS = 15.0
 PING = b": ping\n\n"

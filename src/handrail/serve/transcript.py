@@ -15,9 +15,9 @@ from handrail.messages import AssistantMessage, CallAnswered, Message, ToolMessa
 from handrail.records import Entry, Journal, RunRow
 from handrail.runs.places import call_number
 from handrail.runs.tree import text_of
-from handrail.serve.agui.events import clean
-from handrail.serve.agui.pen import call_json, result_id
+from handrail.serve.agui.message_writer import call_json, result_id
 from handrail.serve.agui.shortening import shortened
+from handrail.serve.agui.wire_events import clean
 from handrail.serve.said import messages
 from handrail.session import Session
 

@@ -13,10 +13,10 @@ from ag_ui.core import (
 
 from handrail.question import Question
 from handrail.runs.places import parent_of
-from handrail.serve.agui.asking import interrupt_id
 from handrail.serve.agui.book import RunUnderWay
-from handrail.serve.agui.events import Event, clean, sent
+from handrail.serve.agui.interrupts import interrupt_id
 from handrail.serve.agui.places import CallAt, around, holder, place_of_question
+from handrail.serve.agui.wire_events import Event, clean, sent
 
 
 class Subagents:

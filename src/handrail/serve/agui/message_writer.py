@@ -19,7 +19,7 @@ from ag_ui.core import (
 from handrail.events import CallDelta
 from handrail.messages import AssistantMessage, CallAsked
 from handrail.serve.agui.book import Known, RunUnderWay, Writing
-from handrail.serve.agui.events import Event, clean, delta, sent
+from handrail.serve.agui.wire_events import Event, clean, delta, sent
 
 _NOT_MADE = "This call was not made: the answer it was part of came to nothing."
 

@@ -48,15 +48,15 @@ from handrail.events import (
 )
 from handrail.messages import AssistantMessage, Message, ToolMessage, Usage, UserMessage
 from handrail.question import Question
-from handrail.serve.agui.asking import question_json, rest
 from handrail.serve.agui.book import Known, RunUnderWay
-from handrail.serve.agui.calls import Calls, usage_json
-from handrail.serve.agui.events import PROTOCOL, Event, clean, custom, plain_json, sent
-from handrail.serve.agui.nesting import Subagents
+from handrail.serve.agui.call_states import Calls, usage_json
+from handrail.serve.agui.interrupts import question_json, rest
+from handrail.serve.agui.message_writer import Pen
 from handrail.serve.agui.patching import patch
-from handrail.serve.agui.pen import Pen
 from handrail.serve.agui.places import around
 from handrail.serve.agui.shortening import shortened
+from handrail.serve.agui.subagents import Subagents
+from handrail.serve.agui.wire_events import PROTOCOL, Event, clean, custom, plain_json, sent
 
 CANCELLED = "The run was cancelled."
 _CUT = "What came of this call is not known: the call around it ended without it."

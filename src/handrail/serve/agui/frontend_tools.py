@@ -19,7 +19,7 @@ from handrail.context import UserContext
 from handrail.errors import DefinitionError, ToolValidationError
 from handrail.schema import to_json
 from handrail.schema.outline import misfits
-from handrail.serve.agui.asking import FRONTEND_TOOL
+from handrail.serve.agui.interrupts import FRONTEND_TOOL
 from handrail.tools import Tool, ToolResult
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
