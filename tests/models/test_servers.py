@@ -129,7 +129,7 @@ def test_a_server_ends_with_its_block(name: str):
 @pytest.mark.parametrize("name", STARTS)
 def test_a_server_ends_with_the_process_that_started_it(name: str):
     """Even killed, the tests leave no server behind: a connection to it ends."""
-    code = f"import servers\nwith servers.{name}() as server:\n    print(server.url, flush=True)\n    input()"
+    code = f"from support import servers\nwith servers.{name}() as server:\n    print(server.url, flush=True)\n    input()"
     command = [sys.executable, "-c", code]
     environment = importing_support()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as owner:

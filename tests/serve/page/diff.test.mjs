@@ -2,8 +2,8 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { parseDiff } from "../../src/handrail/serve/page/diff/parse.js";
-import { rowsOf, wordDiff } from "../../src/handrail/serve/page/diff/words.js";
+import { parseDiff } from "../../../src/handrail/serve/page/diff/parse.js";
+import { rowsOf, wordDiff } from "../../../src/handrail/serve/page/diff/words.js";
 
 test("what a file holds can't pass for another file", () => {
   const held = ["--- a/evil", "+++ b/evil", "@@ -1 +1 @@", "diff --git a/evil b/evil", "state: Evil {}", "\\ No newline at end of file"];

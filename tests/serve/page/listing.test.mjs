@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { extended, refreshed } from "../../src/handrail/serve/page/listing.js";
+import { extended, refreshed } from "../../../src/handrail/serve/page/listing.js";
 
 const NONE = { threads: null, next: null };
 const thread = (id, at) => ({ id, updated_at: new Date(at * 1000).toISOString() });

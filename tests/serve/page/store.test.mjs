@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-const PAGE = new URL("../../src/handrail/serve/page/", import.meta.url);
+const PAGE = new URL("../../../src/handrail/serve/page/", import.meta.url);
 const store = await import(new URL("store.js", PAGE));
 const { partial } = await import(new URL("partial.js", PAGE));
 const { patched } = await import(new URL("patch.js", PAGE));

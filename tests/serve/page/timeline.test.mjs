@@ -2,8 +2,8 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { axisOf, lasting, ticksOf } from "../../src/handrail/serve/page/timeline/axis.js";
-import { spansOf } from "../../src/handrail/serve/page/timeline/spans.js";
+import { axisOf, lasting, ticksOf } from "../../../src/handrail/serve/page/timeline/axis.js";
+import { spansOf } from "../../../src/handrail/serve/page/timeline/spans.js";
 
 const DAY = 86400;
 const call = (tool, at, seconds, more = {}) => ({ tool, at, seconds, status: "ok", calls: [], runs: [], questions: [], ...more });

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { validate } from "../../src/handrail/serve/page/validate.js";
+import { validate } from "../../../src/handrail/serve/page/validate.js";
 
 const said = (schema, value) => validate(schema, value).map((one) => `${one.path}: ${one.message}`);
 

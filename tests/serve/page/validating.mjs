@@ -1,6 +1,6 @@
 // Reads a JSON list of {schema, value} and writes, for each, what validate.js says of it.
 
-import { validate } from "../../src/handrail/serve/page/validate.js";
+import { validate } from "../../../src/handrail/serve/page/validate.js";
 
 let text = "";
 for await (const part of process.stdin) text += part;
