@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from handrail import (
     ScriptedModel,
-    Terminal,
+    TerminalEnvironment,
 )
 from handrail.messages import ModelRequest, UserMessage
 from support import ROOT
@@ -68,9 +68,9 @@ PATTERNS = {
         {"fields": ["city"]},
         answers={"input-form": {"values": {"city": "Oslo"}}},
         typed=(
-            ("name of an entry (Enter ends):", "city\n"),
+            ("name of an entry (Enter to finish):", "city\n"),
             ("city (text):", "Bergen\n"),
-            ("name of an entry (Enter ends):", "\n"),
+            ("name of an entry (Enter to finish):", "\n"),
             SEND,
         ),
         expected={
@@ -218,7 +218,7 @@ async def at_terminal(pattern: Pattern, begin: Callable[[Any], Awaitable[T]]) ->
 
     async def come() -> T:
         with seen.streams() as (stdin, stdout):
-            return await begin(Terminal(stdin=stdin, stdout=stdout))
+            return await begin(TerminalEnvironment(stdin=stdin, stdout=stdout))
 
     with window() as seen:
         async with asyncio.TaskGroup() as both:
