@@ -572,9 +572,9 @@ def test_only_the_gate_starts_handlers() -> None:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Attribute) and node.attr == "handler" and isinstance(node.ctx, ast.Load):
                 callers.add(str(file.relative_to(source)))
-    # checking.py checks its signature; the others look whether there is one, or where it is defined.
+    # checks.py checks its signature; the others look whether there is one, or where it is defined.
     look = {"dispatch/frame.py", "prompt/plan.py", "prompt/rendering.py", "workers/functions.py"}
-    assert callers == {"dispatch/gate.py", "tools/checking.py", *look}
+    assert callers == {"dispatch/gate.py", "tools/checks.py", *look}
 
 
 def test_read_only_effects_may_not_write() -> None:

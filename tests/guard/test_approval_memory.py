@@ -286,7 +286,7 @@ async def test_what_nobody_saw_is_remembered_in_this_process_only(monkeypatch: p
     arguments: list[dict[str, Any]] = [{"user": "ada"}, {"user": "ada", "password": "hunter2"}]
     for each in arguments:
         await gate.invoke("login", each)
-    monkeypatch.setattr("handrail.guard.covering._KEY", b"that of another process")
+    monkeypatch.setattr("handrail.guard.coverage._KEY", b"that of another process")
     for each in arguments:
         await gate.invoke("login", each)
     assert [question.payload["arguments"]["password"] for question in desk.person.questions] == [
@@ -903,7 +903,7 @@ async def test_a_tool_can_look_and_not_decide():
         ):
             with pytest.raises(EventRefused):
                 attempt()
-        with pytest.raises(DefinitionError, match="what a tool sees of it can't change them"):
+        with pytest.raises(DefinitionError, match="a tool's view of it can't change them"):
             approvals_of(context.session)  # pyright: ignore[reportArgumentType]
         context.emit(known)
         return "tried"

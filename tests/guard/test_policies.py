@@ -498,7 +498,7 @@ def test_an_existing_file_must_be_read_before_it_is_written():
         gate, _ = await over(files)
         denied = await gate.invoke("write", {"path": "docs/a", "text": "new"})
         assert denied.message == (
-            "write is not allowed: docs/a exists and was not read at its current content. Read it first, then write."
+            "write is not allowed: docs/a exists and was not read at its current content. Read it first, then write it."
         )
         assert files.read("docs/a") == "old"
         await gate.invoke("read", {"path": "docs/a"})
@@ -605,7 +605,7 @@ def test_no_path_or_no_filesystem_is_denied():
         assert "writes files but does not say which" in denied.message
         gate, _ = await over(None)
         denied = await gate.invoke("write", {"path": "a", "text": "x"})
-        assert "it was given no filesystem" in denied.message
+        assert "this run has no filesystem" in denied.message
 
     run_virtual(main)
 
@@ -693,8 +693,8 @@ def doing(effect: Effect, *capabilities: str) -> Tool[Any, Any]:
         ("pure", (), "allow"),
         ("read", ("fs.read",), "allow"),
         ("staged", ("fs.write",), "allow"),
-        ("idempotent", ("net",), "ask: nothing says whether do may use net"),
-        ("idempotent", (), "ask: nothing says whether do may run, as it names no capability"),
+        ("idempotent", ("net",), "ask: no rule says whether do may use net"),
+        ("idempotent", (), "ask: no rule says whether do may run, as it declares no capability"),
         ("compensable", ("net",), "ask: do is compensable"),
         ("irreversible", (), "ask: do is irreversible"),
     ],

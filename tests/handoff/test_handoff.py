@@ -39,7 +39,6 @@ from handrail.messages import Usage
 from handrail.models.scripted import Reply
 from handrail.question import Answer, Question
 from handrail.testing import Nobody, Person, RecordingSubscriber, VirtualClock, run_virtual
-from handrail.tools.rewording import reworded
 from support.cards import Deal, Deck, Offer, Pick, card_game
 from support.rig import Note, Rig, leave_traces
 
@@ -188,7 +187,7 @@ async def test_a_handoff_in_other_words_is_the_same_handoff() -> None:
     """Overrides make a copy with another description."""
     game = card_game(client=first)
     open_gate([game])
-    rig = Rig([reworded(game, description="Pick!")])
+    rig = Rig([game.with_words(description="Pick!")])
     assert (await rig.call("pick_card")).value == "card 0"
 
 
@@ -751,7 +750,7 @@ def test_what_is_wrong_with_a_definition_is_said_with_its_name(
     with pytest.raises(ToolDefinitionError, match=re.escape(said)) as refused:
         define()
     assert refused.value.tool == name
-    assert refused.value.mend
+    assert refused.value.hint
 
 
 def test_an_act_is_defined_once_and_before_it_is_used() -> None:

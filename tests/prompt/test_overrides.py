@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from handrail import MarkdownSection, Overrides, Prompt, Tool, ToolContext, ToolExample, ToolResult, tool
 from handrail.errors import FileInTheWay, PromptDefinitionError
-from handrail.prompt import OverrideReport, stale_overrides, toml
-from handrail.prompt.originals import digest, originals
+from handrail.prompt.override_file import digest, originals, toml_key, toml_string
+from handrail.prompt.overrides import OverrideReport, stale_overrides
 
 
 @dataclass
@@ -62,7 +62,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 def body_override(text: str, replaces: str = digest(BODY)) -> str:
-    return f'[sections."task.plan".body]\nreplaces = "{replaces}"\ntext = {toml.string(text)}\n'
+    return f'[sections."task.plan".body]\nreplaces = "{replaces}"\ntext = {toml_string(text)}\n'
 
 
 def examples_override(given: str = '{"city": "Oslo"}', output: str = '{"name": "Oslo"}') -> str:
@@ -163,18 +163,18 @@ def test_without_a_file_nothing_changes(tmp_path: Path):
 
 
 def test_a_stale_override_is_left_out_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """The text in the code stands, a warning says so once, and the mend has the new hash."""
+    """The text in the code stands, a warning says so once, and the hint has the new hash."""
     write(tmp_path, body_override("Old tuning of $city $days.", digest("Some older text.")))
     with caplog.at_level(logging.WARNING, "handrail.prompt"):
         prompt = trip(tmp_path)
         assert "Plan 2 days in Rome." in opened(prompt)
         opened(prompt)
-    mend = f'The words in the code have changed: look again, then write replaces = "{digest(BODY)}".'
-    report = OverrideReport("task.plan", "body", "stale", mend)
+    hint = f'The words in the code have changed: look again, then write replaces = "{digest(BODY)}".'
+    report = OverrideReport("task.plan", "body", "stale", hint)
     assert stale_overrides(prompt) == Overrides(tmp_path).check(prompt) == (report,)
     assert [record.getMessage() for record in caplog.records] == [
         f"prompt 'trip': overrides in {tmp_path / 'trip.toml'} that are not applied: "
-        f"body of 'task.plan' is stale. {mend}"
+        f"body of 'task.plan' is stale. {hint}"
     ]
 
 
@@ -182,7 +182,7 @@ def test_the_mend_of_a_stale_override_makes_it_apply(tmp_path: Path):
     """What the report says to write is what is wanted."""
     file = write(tmp_path, body_override("Tuned: $city $days.", "0" * 16))
     [report] = stale_overrides(trip(tmp_path))
-    new = report.mend.split('"')[1]
+    new = report.hint.split('"')[1]
     file.write_text(file.read_text().replace("0" * 16, new))
     assert "Tuned: Rome 2." in opened(trip(tmp_path))
 
@@ -196,7 +196,7 @@ def test_the_mend_of_a_stale_override_makes_it_apply(tmp_path: Path):
                 "rules",
                 "body",
                 "refused",
-                "It says accepts_overrides=False: take the override out, or allow it there.",
+                "It has accepts_overrides=False: take the override out, or allow it there.",
             ),
         ),
         (
@@ -205,12 +205,14 @@ def test_the_mend_of_a_stale_override_makes_it_apply(tmp_path: Path):
                 "pay",
                 "description",
                 "refused",
-                "It says accepts_overrides=False: take the override out, or allow it there.",
+                "It has accepts_overrides=False: take the override out, or allow it there.",
             ),
         ),
         (
             f'sections.plan.body = {{replaces = "{digest(BODY)}", text = "x"}}',
-            OverrideReport("plan", "body", "unknown", "There is no such section. Did you mean 'task.plan'?"),
+            OverrideReport(
+                "plan", "body", "unknown", "There is no such section. There are 'rules', 'task', 'task.plan'."
+            ),
         ),
         (
             'sections.x.body = {replaces = "0", text = "x"}',
@@ -225,7 +227,7 @@ def test_the_mend_of_a_stale_override_makes_it_apply(tmp_path: Path):
         (
             'tools.wether.description = {replaces = "0", text = "x"}',
             OverrideReport(
-                "wether", "description", "unknown", "There is no such tool. Did you mean 'weather'?"
+                "wether", "description", "unknown", "There is no such tool. There are 'pay', 'weather'."
             ),
         ),
     ],
@@ -234,7 +236,7 @@ def test_the_mend_of_a_stale_override_makes_it_apply(tmp_path: Path):
 def test_what_can_not_be_applied_is_said(
     text: str, report: OverrideReport, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """With its state and a mend; the prompt is as it is in the code."""
+    """With its state and a hint; the prompt is as it is in the code."""
     write(tmp_path, text)
     prompt = trip(tmp_path)
     assert Overrides(tmp_path).check(prompt) == (report,)
@@ -276,24 +278,27 @@ PLAN = f'[sections."task.plan".body]\n{REPLACES}\n'
         ("= 3", "is not TOML: "),
         (
             'title = "Trip"',
-            "it has the key 'title'. Known are 'sections', 'tools'. Names, types and structure stay",
+            "it has the key 'title'. It can have 'sections', 'tools'. Names, types and structure stay",
         ),
-        ("[section.a]", "it has the key 'section'. Did you mean 'sections'?"),
+        ("[section.a]", "it has the key 'section'. It can have 'sections', 'tools'."),
         ("sections = 3", "`sections` is 3. Make it a table."),
         ("[sections]\ntask = 3", "`sections.task` is 3. Make it a table."),
         (
             '[sections.task]\ntitle = "T"',
-            "`sections.task` has the key 'title'. Known are 'body', 'summary'. "
+            "`sections.task` has the key 'title'. It can have 'body', 'summary'. "
             "Names, types and structure stay in the code.",
         ),
         ('[sections.task]\nbody = "T"', "`sections.task.body` is 'T'. Make it a table."),
         (
             '[tools.weather]\nname = "rain"',
-            "`tools.weather` has the key 'name'. Known are 'description', 'examples'.",
+            "`tools.weather` has the key 'name'. It can have 'description', 'examples'.",
         ),
         (PLAN, "`sections.task.plan.body` has no 'text'. Give it, as a string."),
         (f"{PLAN}text = 3", "`sections.task.plan.body.text` is 3. Make it a string."),
-        (f'{PLAN}texts = "a"', "`sections.task.plan.body` has the key 'texts'. Did you mean 'text'?"),
+        (
+            f'{PLAN}texts = "a"',
+            "`sections.task.plan.body` has the key 'texts'. It can have 'replaces', 'text'.",
+        ),
         ('[tools.weather.description]\ntext = "a"', "`tools.weather.description` has no 'replaces'. Give it"),
         (
             '[tools.weather.examples]\nreplaces = "0"',
@@ -313,8 +318,8 @@ PLAN = f'[sections."task.plan".body]\n{REPLACES}\n'
             "tool 'weather': the output of examples[0] does not fit: name: must be text",
         ),
         (
-            f'tools.weather.description = {{replaces = "{digest("Tell the weather.")}", text = "{"a" * 201}"}}',
-            "tool 'weather': its description has 201 characters and 200 are allowed.",
+            f'tools.weather.description = {{replaces = "{digest("Tell the weather.")}", text = " "}}',
+            "tool 'weather': it has no description.",
         ),
         (
             body_override("$city $days $town"),
@@ -322,7 +327,7 @@ PLAN = f'[sections."task.plan".body]\n{REPLACES}\n'
         ),
         (
             body_override("$city $days $5"),
-            "section 'task.plan': '$5' in line 1 is no placeholder of its template.",
+            "section 'task.plan': '$5' in line 1 is not a placeholder of its template.",
         ),
         (
             f'[sections."task.plan".summary]\nreplaces = "{digest(SUMMARY)}"\ntext = " "',
@@ -331,7 +336,7 @@ PLAN = f'[sections."task.plan".body]\n{REPLACES}\n'
     ],
 )
 def test_a_wrong_file_is_refused_where_its_prompt_is_defined(text: str, message: str, tmp_path: Path):
-    """By the file's path, with what is wrong in it and the mend."""
+    """By the file's path, with what is wrong in it and the hint."""
     file = write(tmp_path, text)
     with pytest.raises(PromptDefinitionError) as caught:
         trip(tmp_path)
@@ -412,7 +417,7 @@ def test_a_starter_is_a_file_for_people(tmp_path: Path):
 def test_a_starter_is_never_written_over_a_file(tmp_path: Path):
     """Somebody's tuning is in it."""
     file = write(tmp_path, "# mine\n")
-    with pytest.raises(FileInTheWay, match="there are overrides already; move the file away to start anew"):
+    with pytest.raises(FileInTheWay, match="there are overrides already; move the file away to start again"):
         Overrides(tmp_path).write_starter(trip(None))
     assert file.read_text() == "# mine\n"
 
@@ -423,13 +428,13 @@ texts = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("\"'\
 @given(texts)
 def test_a_text_survives_being_written_as_toml(text: str):
     """Whatever its characters are: quotes, line ends, backslashes, control characters."""
-    assert tomllib.loads(f"a = {toml.string(text)}\n") == {"a": text}
+    assert tomllib.loads(f"a = {toml_string(text)}\n") == {"a": text}
 
 
 @given(texts, texts)
 def test_a_key_survives_being_written_as_toml(first: str, second: str):
     """A path with dots is one key, and nothing in it ends the table's head."""
-    assert tomllib.loads(f"[{toml.key('tools', first, second)}]\n") == {"tools": {first: {second: {}}}}
+    assert tomllib.loads(f"[{toml_key('tools', first, second)}]\n") == {"tools": {first: {second: {}}}}
 
 
 @given(texts.map(lambda text: text.replace("$", "$$")), texts.map(lambda text: text.replace("$", "$$")))

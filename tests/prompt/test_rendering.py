@@ -311,19 +311,19 @@ def failing(params: Any) -> bool:
         ),
         (
             {"enabled": lambda params: params.city},
-            "prompt 'p': `enabled` of section 'a.b' gave 'Rome'. It must give True or False.",
+            "prompt 'p': `enabled` of section 'a.b' returned 'Rome'. It must return True or False.",
         ),
         (
             {"enabled": lambda: 1},
-            "prompt 'p': `enabled` of section 'a.b' gave 1. It must give True or False.",
+            "prompt 'p': `enabled` of section 'a.b' returned 1. It must return True or False.",
         ),
         (
             {"visibility": lambda: "ful", "summary": "S"},
-            "prompt 'p': `visibility` of section 'a.b' gave 'ful'. It must give 'full' or 'summary'.",
+            "prompt 'p': `visibility` of section 'a.b' returned 'ful'. It must return 'full' or 'summary'.",
         ),
         (
             {"visibility": lambda: ["full"], "summary": "S"},
-            "prompt 'p': `visibility` of section 'a.b' gave ['full']. It must give 'full' or 'summary'.",
+            "prompt 'p': `visibility` of section 'a.b' returned ['full']. It must return 'full' or 'summary'.",
         ),
     ],
     ids=["no-session", "raises", "text", "one", "misspelt", "list"],
@@ -524,7 +524,7 @@ def test_not_every_set_of_opened_sections_is_kept():
     prompt = Prompt("p", sections)
     for bits in range(2**count):
         prompt.render(opened=[f"s{i}" for i in range(count) if bits >> i & 1])
-    assert len(prompt._kept) <= 64
+    assert len(prompt._cached) <= 64
 
 
 def test_a_section_that_is_not_there_can_not_be_opened():
@@ -535,7 +535,7 @@ def test_a_section_that_is_not_there_can_not_be_opened():
     assert prompt.render(opened=["a", "b"]).opened == frozenset()
     with pytest.raises(PromptRenderError) as caught:
         prompt.render(opened=["c"])
-    assert str(caught.value) == "prompt 'p': 'c' in `opened` is no section. Its sections are 'a', 'b'."
+    assert str(caught.value) == "prompt 'p': 'c' in `opened` is not a section. Its sections are 'a', 'b'."
 
 
 def test_structured_output_has_a_schema():

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.errors import DefinitionError, RequestRefused
-from handrail.schema.wording import location_of
+from handrail.schema.problems import location_of
 from handrail.serve.limits import Limits, Places, Rate
 from handrail.serve.middleware import CSP
 from handrail.serve.pages import Pages

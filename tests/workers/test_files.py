@@ -61,7 +61,7 @@ WRONG: list[tuple[str, str, list[tuple[int, str]]]] = [
     ("missing worker", "---\nworkers: [maim]\n---\nGo.", [(2, "Did you mean 'main'")]),
     ("shell", "---\ntools: [shell: [[sh, -c, '...']]]\n---\nGo.", [(2, "rule")]),
     ("policy", "---\npolicies: [capabilty]\n---\nGo.", [(2, "policies[0]")]),
-    ("capability word", "---\npolicies: [capability: {allow: [fs.wite]}]\n---\nGo.", [(2, "fs.write")]),
+    ("capability word", "---\npolicies: [capability: {allow: [FS.Write]}]\n---\nGo.", [(2, "fs.write")]),
     ("two verdicts", "---\npolicies: [capability: {allow: [net], ask: [net]}]\n---\nGo.", [(2, "two verdicts")]),
     ("two in one", "---\npolicies: [{capability: {}, sequential: {}}]\n---\nGo.", [(2, "exactly one")]),
     ("output word", "---\noutput:\n  type: object\n  properties:\n    a: {$ref: '#/b'}\n---\nGo.", [(5, "`$ref` is not taken")]),

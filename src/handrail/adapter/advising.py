@@ -10,9 +10,8 @@ import msgspec
 
 from handrail.adapter.run import Run
 from handrail.events import Advised
-from handrail.guard.completion import CompletionChecker, said_by
-from handrail.guard.feedback import FeedbackProvider
-from handrail.guard.watching import RunState
+from handrail.guard.completion import CompletionChecker, answer_of
+from handrail.guard.feedback import FeedbackProvider, RunState
 from handrail.messages import UserMessage
 
 log = logging.getLogger("handrail.adapter")
@@ -138,7 +137,7 @@ class Advisers:
         frame = self._run.frame
         failed = False
         try:
-            said = await said_by(asked(self._state(who, text, output)))
+            said = await answer_of(asked(self._state(who, text, output)))
         except Exception as error:
             log.exception("the %s %r raised; the run goes on", kind, who.name)
             said, failed = f"{type(error).__name__}: {error}", True

@@ -27,7 +27,7 @@ from handrail.dispatch.transaction import Settled, Transaction
 from handrail.dispatch.undoing import compensate, shielded
 from handrail.errors import JournalError, PromptEvaluationError, TicketError
 from handrail.events import CallStatus, ToolInvoked
-from handrail.guard.keeping import keep_decisions
+from handrail.guard.memory import keep_decisions
 from handrail.journal.lease import LEASE_SECONDS, new_owner
 from handrail.limits import Budget
 from handrail.operation import Operation

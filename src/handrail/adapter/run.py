@@ -16,7 +16,7 @@ from handrail.dispatch import Gate
 from handrail.dispatch.frame import Frame
 from handrail.errors import DeadlineExceededError, LimitError, PromptEvaluationError
 from handrail.events import PromptExecuted, PromptRendered
-from handrail.guard.scope import within_scope
+from handrail.guard.policy import within_scope
 from handrail.messages import Message, ModelRequest, Offered, Sent, Usage
 from handrail.prompt import RenderedPrompt
 from handrail.protocols import Filesystem, SessionView

@@ -27,7 +27,7 @@ from handrail.errors import (
 )
 from handrail.events import ApprovalDecided, ApprovalRequested, DecidedBy, QuestionAnswered, QuestionAsked
 from handrail.guard.approval import APPROVAL_SCHEMA
-from handrail.guard.covering import NEVER_REMEMBERED, Asks, Covering, covering
+from handrail.guard.coverage import NEVER_REMEMBERED, Asks, Coverage, coverage_of
 from handrail.guard.memory import Recall
 from handrail.journal import digest
 from handrail.operation import Operation
@@ -156,7 +156,7 @@ async def ask_approval(
         tool=call.name,
         words=keys.words,
         exact=keys.exact,
-        whatever_it_does=keys.whatever_it_does,
+        any_diff=keys.any_diff,
         scopes=scopes,
         run_context=call.run_context,
     )
@@ -203,15 +203,15 @@ async def ask_approval(
 
 def _covering(
     call: LiveCall, asks: Asks, name: str, params: Any, shown: Any, diff: str
-) -> Callable[[str], Covering]:
+) -> Callable[[str], Coverage]:
     """The keys of a request, by the id of the session that they are for."""
     frame = call.frame
     places = places_of(call, params, bool(diff)) if asks == "call" else None
     spellings = spelled(call, params)
 
     @cache
-    def cover(session_id: str) -> Covering:
-        return covering(
+    def cover(session_id: str) -> Coverage:
+        return coverage_of(
             call.tool,
             asks,
             name,

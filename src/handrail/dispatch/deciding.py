@@ -50,7 +50,7 @@ async def decide(call: LiveCall, asked: ApprovalRequest, recall: Recall) -> Deci
         if before is not None:
             return before
         # One with a diff is not withdrawn for another's answer, since somebody may be looking at it.
-        recall.lies_open = bool(asked.diff) and _lies_there(log, asked) and mode != "approve_all"
+        recall.is_open = bool(asked.diff) and _lies_there(log, asked) and mode != "approve_all"
     book = frame.session.decisions
     if book is not None and frame.journal is not None and len(frame.session[ApprovalRemembered]):
         await book.read()  # somebody may have revoked one elsewhere

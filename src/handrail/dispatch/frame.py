@@ -325,7 +325,7 @@ def _by_name(tools: Iterable[Tool[Any, Any]]) -> Mapping[str, Tool[Any, Any]]:
     found: dict[str, Tool[Any, Any]] = {}
     for tool in tools:
         check_tool(tool)
-        tool.check_whole()
+        tool.check_complete()
         if tool.name in found and found[tool.name] is not tool:
             raise DefinitionError(f"two tools are called {tool.name!r}. Rename one of them.")
         found[tool.name] = tool

@@ -31,7 +31,7 @@ from handrail.errors import (
     SessionError,
     ToolValidationError,
 )
-from handrail.guard.scope import within_scope
+from handrail.guard.policy import within_scope
 from handrail.messages import CallAsked
 from handrail.prompt import OPENER, Prompt, RenderedPrompt
 from handrail.protocols import Filesystem

@@ -16,7 +16,8 @@ from handrail import (
     Tool,
     tool,
 )
-from handrail.prompt import Opening, OverrideReport, ScopedPolicy, Visibility, stale_overrides
+from handrail.prompt import Opening, ScopedPolicy, Visibility
+from handrail.prompt.overrides import OverrideReport, stale_overrides
 from handrail.protocols import PromptView, RenderedPromptView, SessionView
 from handrail.schema import Schema
 

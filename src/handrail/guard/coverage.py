@@ -1,7 +1,7 @@
-"""What a decision covers: the keys of one request, and the scopes that can be offered for it.
+"""Coverage of a decision: the keys of one request, and the scopes that can be offered for it.
 
-A remembered decision is kept under a key. A request is covered by it exactly if it has that key among
-its own, so what is offered to a person and what is covered afterwards can't come to differ.
+A remembered decision is stored under a key. It covers the requests that have this key among their own, so
+what a person is offered and what is covered afterwards can't differ.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ Asks = Literal["call", "message", "permission"]
 """Who asks: a policy about a call, `request_approval`, or `request_permission`."""
 
 NEVER_REMEMBERED = frozenset({"worker.create"})
-"""Capabilities that somebody is asked about every time: no answer holds for a second call."""
+"""Capabilities that are asked about every time: no answer holds for a second call."""
 _KEY = new_key()
-"""For arguments that hold what nobody was shown, where no journal has a key for that: it means nothing elsewhere."""
+"""Key for digests of arguments that were not shown in full, if no journal has one. Valid in this process."""
 _SHORT = 200
 _MANY = 5
-"""Files past which nobody reads their list, so it is not offered."""
+"""A list of more files than this is not offered: nobody would read it."""
 _PLAIN = re.compile(r"[\w.@+-]+(/[\w.@+-]+)*", re.ASCII)
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """More than one call, in words a person can agree to."""
+    """A set of calls in words that a person can agree to, and its key."""
 
     words: str
     key: str
 
 
-class Covering(msgspec.Struct, frozen=True):
-    """The keys of one request. They hold for one session and its principal only."""
+class Coverage(msgspec.Struct, frozen=True):
+    """The keys of one request. They are valid for one session and its principal only."""
 
     words: str
-    """This very request, for a list of what is remembered."""
+    """This request in words, for a list of decisions."""
     exact: str
-    """These arguments and, where the call was shown by its diff, this diff."""
-    whatever_it_does: str
-    """The same call however it is written, whatever the diff: what a denial is kept under."""
+    """Key of these arguments and, if a diff was shown, this diff."""
+    any_diff: str
+    """Key of the same call with paths normalised, whatever its diff. Denials are stored under it."""
     scopes: tuple[Scope, ...]
 
     @property
     def approving(self) -> frozenset[str]:
-        """An approval under one of these covers the request."""
+        """The keys under which an approval covers the request."""
         return frozenset((self.exact, *(scope.key for scope in self.scopes)))
 
     @property
     def denying(self) -> frozenset[str]:
-        """A denial under one of these does."""
-        return self.approving | {self.whatever_it_does}
+        """The keys under which a denial covers the request."""
+        return self.approving | {self.any_diff}
 
 
-def covering(
+def coverage_of(
     tool: Tool[Any, Any],
     asks: Asks,
     name: str,
@@ -75,13 +75,13 @@ def covering(
     paths: Sequence[str] | None,
     spelled: Mapping[str, str],
     secret: bytes | None = None,
-) -> Covering:
+) -> Coverage:
     """The keys of a request.
 
-    `whose` is the session's id and principal; `arguments` are those that came and `shown` what a person
-    sees of them; `paths` are the places it goes to in their one spelling, None where they are not known;
-    `spelled` has the one spelling of each path as it was named; `secret` is what keys are made with where
-    something of the arguments is not shown, so that nobody guesses it by them.
+    `whose` is the session's id and principal; `arguments` are those that were sent and `shown` what a person
+    sees of them; `paths` are the normalised paths it names, None if they are not known; `spelled` maps each
+    path as it was written to its normal form; `secret` keys the digests of arguments that are not shown in
+    full, so that nobody can guess them from the keys.
     """
     secret = _KEY if secret is None else secret
     given = _given(arguments)
@@ -93,10 +93,10 @@ def covering(
     else:
         exactly = digest(secret, written)
         however = digest(secret, json.dumps(_respelled([given, shown], spelled), sort_keys=True))
-    return Covering(
+    return Coverage(
         words=_in_short(f"exactly {_request(tool, asks, name)} {json.dumps(shown)}"),
         exact=_key(whose, *about, exactly, diff),
-        whatever_it_does=_key(whose, "however", *about, however),
+        any_diff=_key(whose, "however", *about, however),
         scopes=tuple(
             Scope(words, _key(whose, "scope", *what)) for words, what in _offered(tool, asks, name, paths)
         ),
@@ -106,16 +106,16 @@ def covering(
 def _offered(
     tool: Tool[Any, Any], asks: Asks, name: str, paths: Sequence[str] | None
 ) -> Iterable[tuple[str, tuple[Any, ...]]]:
-    """Each scope in words, and what its key is made of; the narrowest first.
+    """Each scope in words, and what its key is made of, the narrowest first.
 
-    None is offered for everything there is: that is for a mode or a policy to say, not for one answer.
+    No scope covers everything: that is for a mode or a policy to say, not for one answer.
     """
     if asks == "permission":
         yield _request(tool, asks, name), ("permission", name, _identity(tool))
     if asks != "call" or paths is None:
         return
     if not paths:
-        if not tool.path_accesses:  # one that can name paths and names none would be let go anywhere
+        if not tool.path_accesses:  # a tool that can name paths would be allowed everywhere
             yield f"{tool.name} (any arguments)", ("tool", _identity(tool))
         return
     words = " and ".join(sorted(tool.capabilities)) or tool.name
@@ -140,7 +140,7 @@ def _in_short(words: str) -> str:
 
 
 def _common(folders: Sequence[str]) -> str:
-    """The innermost folder that all of these are, or lie in."""
+    """The innermost folder that contains all of these."""
     names = [folder.split("/") for folder in folders]
     same: list[str] = []
     for each in zip(*names, strict=False):
@@ -151,17 +151,17 @@ def _common(folders: Sequence[str]) -> str:
 
 
 def _said(text: str, end: str = "") -> str:
-    """A name out of a call as it may stand among our words: quoted unless it is plain."""
+    """A name from a call as it is shown among our words: quoted unless it is plain."""
     return f"{text}{end}" if _PLAIN.fullmatch(text) else json.dumps(f"{text}{end}")
 
 
 def _identity(tool: Tool[Any, Any]) -> Any:
-    """What makes it this tool and not another of the same name."""
+    """What tells this tool from another of the same name."""
     return (tool.name, tool.json_schema, sorted(tool.capabilities), tool.effect)
 
 
 def _given(arguments: Any) -> Any:
-    """The arguments as plain JSON, whatever their order and spacing."""
+    """The arguments as plain JSON."""
     try:
         text = arguments if isinstance(arguments, str | bytes) else to_json(arguments)
         return pydantic_core.from_json(text) if text.strip() else {}
@@ -170,7 +170,7 @@ def _given(arguments: Any) -> Any:
 
 
 def _is_shown(given: Any, shown: Any) -> bool:
-    """Is all of this to be seen there? Not what is masked, left out, or written otherwise."""
+    """Whether everything given is also shown, nothing of it masked, left out or changed."""
     if isinstance(given, Mapping) and isinstance(shown, Mapping):
         there = cast("Mapping[str, Any]", shown)
         return all(
@@ -184,7 +184,7 @@ def _is_shown(given: Any, shown: Any) -> bool:
 
 
 def _respelled(value: Any, spelled: Mapping[str, str]) -> Any:
-    """The same with every path in its one spelling: `./a` would otherwise pass a denial of `a`."""
+    """The value with every path in its normal form: `./a` would otherwise evade a denial of `a`."""
     if isinstance(value, str):
         return spelled.get(value, value)
     if isinstance(value, Mapping):

@@ -1,4 +1,8 @@
-"""Validation errors in words for a model: where it is, what was expected, what came instead."""
+"""What is wrong with an input, in words for a model: where, what was expected, what came instead.
+
+Pydantic finds the problems where the type is at hand. Where only its JSON Schema is, as in a process that
+takes an answer for another one, `misfits` finds what is plainly wrong.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import pydantic_core
 
@@ -17,7 +21,7 @@ NOT_FINITE = "must be a finite number; NaN and infinities are not allowed"
 _MODULES = re.compile(r"\b\w+(\.\w+|\.<locals>)*\.(?=\w)")
 _PLAIN_KEY = re.compile(r"[\w-]+\Z")
 _PLAIN_FORM = re.compile(r"[\w., |\[\]]+\Z")
-"""Names of forms that mean something to a reader, unlike `function-after[check(), int]`."""
+"""Names of union members that mean something to a reader, unlike `function-after[check(), int]`."""
 
 
 def describe(annotation: Any) -> str:
@@ -29,7 +33,7 @@ def describe(annotation: Any) -> str:
 
 
 def location_of(location: Location) -> str:
-    """`("orders", 2, "price")` as `orders[2].price`; a key that is no plain word as `orders["a b"]`."""
+    """`("orders", 2, "price")` as `orders[2].price`; a key with other characters as `orders["a b"]`."""
     text = ""
     for part in location:
         if isinstance(part, int) or not _PLAIN_KEY.match(part):
@@ -42,7 +46,7 @@ def location_of(location: Location) -> str:
 def problems_of(
     errors: Iterable[Mapping[str, Any]], data: str | bytes, schema: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """Every error as *(where, what to do)*, each said once."""
+    """Every error as *(where, what to do)*, without repeats."""
     try:
         sent: Any = pydantic_core.from_json(data)
     except (ValueError, TypeError):
@@ -60,7 +64,7 @@ def problems_of(
 
 
 def _real_location(error: Mapping[str, Any], sent: Any) -> tuple[Location, str]:
-    """Where in the input the error is, apart from the labels pydantic puts in for forms of a union."""
+    """Where in the input the error is, without the labels pydantic adds for members of a union."""
     location: list[str | int] = []
     form = ""
     raw = cast(Location, error["loc"])
@@ -81,7 +85,7 @@ def _real_location(error: Mapping[str, Any], sent: Any) -> tuple[Location, str]:
 
 
 _KEY = "[key]"
-"""What pydantic puts behind the location of a key that is wrong itself."""
+"""What pydantic adds to the location of a key that is wrong itself."""
 
 _EXPECTED = {
     "string_type": "text",
@@ -177,7 +181,7 @@ def _counted(count: int, value: Any) -> str:
 
 
 def _tag(location: Location, context: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
-    """The field that says which form of a union this is: missing, or of no known value."""
+    """What to say of a discriminator that is missing or unknown."""
     known = context.get("expected_tags")
     if known is None:
         tags = {tag: None for part in schemas_at(schema, location) for tag in _tags(part)}
@@ -191,7 +195,7 @@ def _tag(location: Location, context: Mapping[str, Any], schema: Mapping[str, An
 
 
 def _tags(part: Mapping[str, Any]) -> Mapping[str, str]:
-    """The forms of a discriminated union, by what its tag says."""
+    """The members of a discriminated union by tag."""
     return part.get("discriminator", {}).get("mapping", {})
 
 
@@ -212,7 +216,7 @@ def _unknown(location: Location, form: str, schema: Mapping[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """What came, in JSON's terms and never long."""
+    """A value in JSON's terms, never long."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, int | float):
@@ -227,16 +231,16 @@ def _shown(value: Any) -> str:
     return f"a {type(cast(object, value)).__name__}"
 
 
-# --- looking a place up in a JSON Schema ---------------------------------------------------------
+# --- lookups in a JSON Schema --------------------------------------------------------------------
 
 
 def _is_secret(location: Location, schema: Mapping[str, Any]) -> bool:
-    """May a secret stand at this place, or have been meant for a place inside it?"""
+    """Whether a secret may stand at this place or inside it."""
     return any(_asks_for_secrets(part, schema, set()) for part in schemas_at(schema, location))
 
 
 def asks_for_secrets(part: Mapping[str, Any], root: Mapping[str, Any]) -> bool:
-    """Can there be a secret in what this part of a JSON Schema describes?"""
+    """Whether this part of a JSON Schema describes a secret, or something that holds one."""
     seen: set[int] = set()
     return any(_asks_for_secrets(form, root, seen) for form in forms_of(part, root))
 
@@ -258,7 +262,7 @@ def _asks_for_secrets(part: Mapping[str, Any], root: Mapping[str, Any], seen: se
 
 
 def schemas_at(schema: Mapping[str, Any], location: Location) -> list[Mapping[str, Any]]:
-    """The schemas that may describe the value at a place; several where there is a union."""
+    """The schemas that may describe the value at a place; several for a union."""
     here = forms_of(schema, schema)
     for part in location:
         here = inside(here, part, schema)
@@ -268,7 +272,7 @@ def schemas_at(schema: Mapping[str, Any], location: Location) -> list[Mapping[st
 def inside(
     forms: Iterable[Mapping[str, Any]], part: str | int, root: Mapping[str, Any]
 ) -> list[Mapping[str, Any]]:
-    """The schemas that may describe what has this key, or this number, in what these describe."""
+    """The schemas that may describe the value under this key or index."""
     inner: list[Any] = []
     for form in forms:
         if isinstance(part, int):
@@ -282,12 +286,11 @@ def inside(
 
 
 def forms_of(part: Mapping[str, Any], root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """A schema, and every schema it refers to or is a union of."""
+    """A schema, with its references and unions opened."""
     return _forms(part, root, set())
 
 
 def _forms(part: Mapping[str, Any], root: Mapping[str, Any], seen: set[str]) -> list[Mapping[str, Any]]:
-    """A schema with its references and unions opened."""
     reference = part.get("$ref")
     if isinstance(reference, str):
         if reference in seen:
@@ -299,3 +302,116 @@ def _forms(part: Mapping[str, Any], root: Mapping[str, Any], seen: set[str]) -> 
         for one in part.get(union, ()):
             forms.extend(_forms(one, root, seen))
     return forms
+
+
+# --- values against a JSON Schema ----------------------------------------------------------------
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list, tuple),
+    "string": (str,),
+    "boolean": (bool,),
+    "null": (type(None),),
+    "integer": (int,),
+    "number": (int, float),
+}
+_WORDS = {
+    "object": "an object",
+    "array": "a list",
+    "string": "a text",
+    "boolean": "true or false",
+    "null": "null",
+    "integer": "a whole number",
+    "number": "a number",
+}
+_DEPTH = 40
+
+
+class Misfit(NamedTuple):
+    """One thing that is plainly wrong with a value."""
+
+    where: str
+    """`orders[2].price`; "" for the value itself."""
+    what: str
+    wanted: str
+    """The same without the value that was given."""
+
+    def __str__(self) -> str:
+        return f"{self.where or 'the answer'} {self.what}"
+
+
+def misfits(schema: Mapping[str, Any], value: object, *, secret: bool = False) -> list[Misfit]:
+    """What is plainly wrong with a value: kinds, missing and unknown fields, choices.
+
+    The rest is checked where the type is at hand. With `secret`, nothing of the value is repeated.
+    """
+    found = _misfits(schema, value, "", schema.get("$defs", {}), 0)
+    return [Misfit(each.where, each.wanted, each.wanted) for each in found] if secret else list(found)
+
+
+def _misfits(
+    schema: Mapping[str, Any], value: Any, at: str, defs: Mapping[str, Any], depth: int
+) -> Iterator[Misfit]:
+    if depth > _DEPTH:
+        return
+    named = schema.get("$ref")
+    if isinstance(named, str):
+        schema = defs.get(named.rpartition("/")[2], {})
+    forms: Any = schema.get("anyOf") or schema.get("oneOf")
+    if forms:
+        tried = [list(_misfits(form, value, at, defs, depth + 1)) for form in forms]
+        if all(tried):
+            yield from min(tried, key=lambda wrong: (wrong[0].where == at, len(wrong)))
+        return
+    if "enum" in schema and value not in schema["enum"]:
+        yield _unwanted(at, value, f"one of {', '.join(map(_quoted, schema['enum']))}")
+    elif "const" in schema and value != schema["const"]:
+        yield _unwanted(at, value, _quoted(schema["const"]))
+    kind = schema.get("type")
+    if "enum" in schema or "const" in schema:
+        return
+    if isinstance(kind, str) and not _is_kind(kind, value):
+        yield _unwanted(at, value, _WORDS.get(kind, kind))
+    elif isinstance(value, dict):
+        yield from _misfits_in_object(schema, cast("dict[str, Any]", value), at, defs, depth)
+    elif isinstance(value, list | tuple) and isinstance(schema.get("items"), dict):
+        for number, item in enumerate(cast("list[Any]", value)):
+            yield from _misfits(schema["items"], item, f"{at}[{number}]", defs, depth + 1)
+
+
+def _misfits_in_object(
+    schema: Mapping[str, Any], value: Mapping[str, Any], at: str, defs: Mapping[str, Any], depth: int
+) -> Iterator[Misfit]:
+    fields: Mapping[str, Any] = schema.get("properties", {})
+    for name in schema.get("required", ()):
+        if name not in value:
+            yield Misfit(_field_at(at, name), "is missing", "is missing")
+    for name, part in value.items():
+        if name in fields:
+            yield from _misfits(fields[name], part, _field_at(at, name), defs, depth + 1)
+        elif schema.get("additionalProperties") is False:
+            unknown = f"is unknown; known are {', '.join(fields) or 'none'}"
+            yield Misfit(_field_at(at, name), unknown, unknown)
+
+
+def _unwanted(at: str, value: object, wanted: str) -> Misfit:
+    return Misfit(at, f"is {_quoted(value)}; {wanted} is wanted", f"is something else; {wanted} is wanted")
+
+
+def _is_kind(kind: str, value: object) -> bool:
+    kinds = _KINDS.get(kind)
+    if kinds is None:
+        return True
+    if isinstance(value, bool):
+        return kind == "boolean"
+    return isinstance(value, kinds)
+
+
+def _field_at(at: str, name: str) -> str:
+    part = location_of((name,))
+    return f"{at}{part}" if part.startswith("[") else f"{at}.{part}" if at else part
+
+
+def _quoted(value: object) -> str:
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else f"{text[:59]}…"
