@@ -102,7 +102,9 @@ async def test_a_tree_has_turns_calls_diffs_and_questions(recorder: Recorder):
     assert write.seconds is not None
     assert write.writes == ["file a.txt"]
     assert json.loads(write.arguments) == {"path": "a.txt", "text": "new\n"}
-    assert [(each.tool, each.place, each.status) for each in outer_node.calls] == [("note", ".2~1.1", "ok")]
+    assert [(each.tool, str(each.place), each.status) for each in outer_node.calls] == [
+        ("note", ".2~1.1", "ok")
+    ]
     assert [each.name for each in outer_node.runs] == ["nested"]
     assert [[each.tool for each in turn.calls] for turn in outer_node.runs[0].turns] == [["count"], []]
     assert outer_node.runs[0].turns[0].calls[0].message == "counted 1"
