@@ -346,8 +346,12 @@ async def test_later_units_are_those_after_it_that_were_not_undone(journal: Jour
 
 async def test_entries_are_in_order_and_one_of_the_same_key_replaces_the_first(journal: Journal):
     await journal.runs.begin(run())
-    for kind, key, body in (("verb", ".1", b"a"), ("verb", ".2", b"b"), ("undone", "c", b"")):
-        await journal.calls.note("run", Entry(kind, key, 1.0, body))
+    for entry in (
+        Entry("verb", ".1", 1.0, b"a"),
+        Entry("verb", ".2", 1.0, b"b"),
+        Entry("undone", "c", 1.0, b""),
+    ):
+        await journal.calls.note("run", entry)
     await journal.calls.note("run", Entry("verb", ".2", 2.0, b"new"))
     entries = await journal.calls.entries("run")
     assert {(each.key, each.body) for each in entries} == {(".1", b"a"), (".2", b"new"), ("c", b"")}

@@ -11,7 +11,7 @@ from handrail.dispatch.undoing import shielded
 from handrail.journals import Journal
 from handrail.records import CommitUnit
 from handrail.resources.paths import folder_of
-from handrail.session.saving import encode_item
+from handrail.session.serialization import encode_item
 from handrail.threads import run_in_thread
 from handrail.tools import ToolResult
 
@@ -41,7 +41,7 @@ def commit_unit(
         effects=[] if transaction is None else [done.what for done in transaction.settled or ()],
         files=files,
         session_id=session.id,
-        place=call.place,
+        place=str(call.place),
         tool=call.name,
         arguments=_text(call),
         status=call.status,

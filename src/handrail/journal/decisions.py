@@ -12,7 +12,7 @@ from handrail.journal.database import Database
 from handrail.journal.lease import check_not_taken
 from handrail.question import Answer, Question
 from handrail.records import Decision
-from handrail.session.saving import encode_item
+from handrail.session.serialization import encode_item
 
 _SAID = frozenset(("approved", "reason", "remember", "scope"))
 
@@ -28,7 +28,7 @@ def lasting(
     kept = question.lasting
     if kept is None or (scope is not None and scope not in kept.scopes):
         return None
-    key = kept.scopes[scope] if scope is not None else kept.exact if approved else kept.whatever_it_does
+    key = kept.scopes[scope] if scope is not None else kept.exact if approved else kept.any_diff
     return ApprovalRemembered(
         f"{question.id}-{question.digest[:8]}",
         kept.tool,

@@ -10,7 +10,7 @@ from handrail.errors import RunError
 from handrail.journals import Journal
 from handrail.messages import Message
 from handrail.records import OVER, Decision, RunRow
-from handrail.session.saving import decode_item, under_id
+from handrail.session.serialization import decode_item, under_id
 
 
 class Lineage(msgspec.Struct, frozen=True):

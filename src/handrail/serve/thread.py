@@ -26,6 +26,7 @@ from handrail.journal.answers import check_answer
 from handrail.journal.lease import is_free
 from handrail.journals import Journal
 from handrail.messages import Message
+from handrail.place import is_in_run
 from handrail.question import Answer, Question
 from handrail.records import OVER, Asked, RunRow
 from handrail.runs import Undoing
@@ -40,7 +41,7 @@ from handrail.serve.said import Said, messages, said_in
 from handrail.serve.source import Source
 from handrail.serve.transcript import nested_in, said_nested, told_in
 from handrail.session import Session
-from handrail.session.saving import decode_item
+from handrail.session.serialization import decode_item
 
 if TYPE_CHECKING:
     from handrail.adapter.stream import RunStream
@@ -338,7 +339,7 @@ class Thread:
         for row in reversed(await self.rows()):
             if not wanted:
                 break
-            if any(id.startswith(row.record.id) for id in wanted):
+            if any(is_in_run(id, row.record.id) for id in wanted):
                 found |= {
                     each.question.id: each for each in await self._journal.questions.history(row.record.id)
                 }

@@ -1,0 +1,346 @@
+"""`SqliteJournal`: what it records is there for whoever opens the file again."""
+
+import asyncio
+import queue
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pydantic
+import pytest
+
+from handrail import SqliteJournal
+from handrail.clock import SYSTEM_CLOCK
+from handrail.errors import Declined, DefinitionError, JournalError, QuestionCancelled
+from handrail.journal.database import Database, _Job
+from handrail.question import Answer, Question
+from handrail.records import CommitUnit
+
+Main = Callable[[SqliteJournal], Coroutine[Any, Any, Any]]
+
+
+class Opened:
+    """A journal's file, opened anew for each piece of work."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __call__(self, main: Main, **options: Any) -> Any:
+        async def run() -> Any:
+            journal = SqliteJournal(self.path, **options)
+            try:
+                return await main(journal)
+            finally:
+                journal.close()
+
+        return asyncio.run(run())
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Opened:
+    return Opened(tmp_path / "journal.db")
+
+
+def unit(call_id: str, *files: Any, run_id: str = "run") -> CommitUnit:
+    return CommitUnit(
+        run_id=run_id, call_id=call_id, events=[b"{}"], result=b'"done"', effects=["paid"], files=list(files),
+        reads=["file a"], writes=["file b"],
+    )  # fmt: skip
+
+
+def question(digest: str = "digest") -> Question:
+    return Question(
+        id="q", kind="input", name="pick", message="Which?", payload={}, schema={}, digest=digest,
+        principal="user", asked_by=(), call_id="c", asked_at=datetime(2030, 1, 1, tzinfo=UTC),
+    )  # fmt: skip
+
+
+def answer(value: Any = 1) -> Answer:
+    return Answer(question_id="q", digest="digest", by="user", value=value)
+
+
+@dataclass
+class Point:
+    x: int
+
+
+class Model(pydantic.BaseModel):
+    y: int
+
+
+class Overtaken(queue.SimpleQueue[Any]):
+    """Jobs that are on their way while somebody closes the journal."""
+
+    def __init__(self, close: Callable[[], None]) -> None:
+        self.closer = threading.Thread(target=close, daemon=True)
+        self._closed = threading.Event()
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        if item is None:
+            super().put(item)
+            self._closed.set()
+            return
+        self.closer.start()
+        self._closed.wait(0.05)  # the end must not come before what was let in
+        super().put(item)
+
+
+def test_what_was_let_in_before_it_was_closed_is_done(tmp_path: Path):
+    """From whichever thread: nobody waits for ever for a thread that has ended."""
+    writer = Database(str(tmp_path / "journal.db"), clock=SYSTEM_CLOCK, new_id="id")
+    waiting, writer._jobs = writer._jobs, Overtaken(writer.close)
+    done: list[int] = []
+
+    def work() -> None:
+        done.append(writer.transact_now(lambda connection: 1))
+
+    waiting.put(_Job(lambda connection: None))  # its thread looks at the new queue from here on
+    asker = threading.Thread(target=work, daemon=True)
+    asker.start()
+    asker.join(10)
+    assert done == [1]
+
+
+@pytest.mark.parametrize(
+    ("value", "recorded"),
+    [(None, None), (0, 0), ({"a": [1, "b"]}, {"a": [1, "b"]}), (Point(1), {"x": 1}), (Model(y=2), {"y": 2})],
+)
+def test_a_step_is_run_once_for_all_who_open_the_file(journal: Opened, value: Any, recorded: Any):
+    """Later its value comes from the record, as plain data; one that failed is run again."""
+    runs: list[str] = []
+
+    async def failing() -> Any:
+        runs.append("failed")
+        raise ValueError
+
+    async def working() -> Any:
+        runs.append("worked")
+        return value
+
+    async def once(journal: SqliteJournal) -> Any:
+        with pytest.raises(ValueError):  # noqa: PT011 (ours, raised above)
+            await journal.steps.run("key", failing)
+        return await journal.steps.run("key", working), await journal.steps.run("key", working)
+
+    assert journal(once) == (value, value)
+    assert journal(lambda journal: journal.steps.run("key", failing)) == recorded
+    assert runs == ["failed", "worked"]
+
+
+def test_what_can_not_be_recorded_is_refused(journal: Opened):
+    """By name, and the step counts as not done."""
+
+    async def nothing_plain() -> Any:
+        return object()
+
+    async def main(journal: SqliteJournal) -> Any:
+        with pytest.raises(DefinitionError, match="step 'key' gave something that can't be recorded"):
+            await journal.steps.run("key", nothing_plain)
+
+        async def plain() -> int:
+            return 1
+
+        return await journal.steps.run("key", plain)
+
+    assert journal(main) == 1
+
+
+def test_units_come_back_in_order(journal: Opened):
+    """Those of a run, all of each; a void one never was."""
+    files = {"root": "/r", "steps": [{"do": "put", "path": "a"}]}
+
+    async def write(journal: SqliteJournal) -> None:
+        for each in (unit("1", files), unit("2"), unit("other", run_id="another"), unit("3", files)):
+            await journal.calls.commit(each)
+        await journal.calls.applied(unit("1", files))
+        await journal.calls.void(unit("3", files))
+        await journal.calls.commit(unit("4", files))
+
+    async def read(journal: SqliteJournal) -> Any:
+        return (
+            await journal.calls.load("run"),
+            await journal.calls.unapplied(),
+            await journal.calls.load("nobody"),
+        )
+
+    journal(write)
+    loaded, unapplied, none = journal(read)
+    assert [each.call_id for each in loaded] == ["1", "2", "4"]
+    assert loaded[0] == unit("1", files)
+    assert loaded[1] == unit("2")
+    assert [each.call_id for each in unapplied] == ["4"]
+    assert none == ()
+
+
+def test_a_call_that_was_void_can_be_committed_again(journal: Opened):
+    """The same call may be tried anew, and only the later unit is turned."""
+
+    async def main(journal: SqliteJournal) -> Any:
+        for _ in range(2):
+            await journal.calls.commit(unit("1", {"a": 1}))
+            await journal.calls.void(unit("1", {"a": 1}))
+        await journal.calls.commit(unit("1", {"a": 2}))
+        await journal.calls.applied(unit("1", {"a": 2}))
+        return await journal.calls.load("run"), await journal.calls.unapplied()
+
+    assert journal(main) == ((unit("1", {"a": 2}),), ())
+
+
+class Somebody:
+    """Whoever is there says this."""
+
+    run_mode = "user"
+
+    def __init__(self, says: Answer | Exception) -> None:
+        self._says = says
+
+    async def ask(self, question: Question, /) -> Answer:
+        if isinstance(self._says, Exception):
+            raise self._says
+        return self._says
+
+
+def asked(says: Answer | Exception, question: Question) -> Main:
+    return lambda journal: journal.questions.ask(question, Somebody(says))  # pyright: ignore[reportArgumentType]  # its run_mode is a str
+
+
+def test_an_answer_stands_for_all_who_open_the_file(journal: Opened):
+    """The same question again gets it, whoever is there now; to another one of that id it is no answer."""
+    assert journal(asked(answer(), question())) == answer()
+    assert journal(asked(answer(value="other"), question())) == answer()
+    assert journal(lambda journal: journal.questions.ask(question())) == answer()
+    another = msgspec.structs.replace(answer(value="new"), digest="another")
+    assert journal(asked(another, question("another"))) == another
+    assert journal(lambda journal: journal.questions.ask(question("another"))) == another
+
+
+def test_a_question_that_was_withdrawn_may_be_asked_again(journal: Opened):
+    """Only what somebody said stands."""
+    assert journal(asked(QuestionCancelled("q"), question())).outcome == "cancelled"
+    assert journal(asked(Declined("q", "no"), question())).outcome == "declined"
+    assert journal(asked(answer(), question())).outcome == "declined"
+
+
+def test_it_is_the_same_journal_whenever_it_is_opened(journal: Opened, tmp_path: Path):
+    """Its id says so; another file is another journal. `power` waits for the disk, `process` does not."""
+
+    async def about(journal: SqliteJournal) -> Any:
+        rows = await journal._database.transact(
+            lambda connection: [
+                connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")
+            ]
+        )
+        return journal.id, journal.synced, rows
+
+    first, again = journal(about), journal(about, durability="power")
+    assert first[0] == again[0] != Opened(tmp_path / "other.db")(about)[0]
+    assert (first[1:], again[1:]) == ((False, ["wal", 0]), (True, ["wal", 2]))
+
+
+def test_commits_from_several_tasks_are_all_recorded(journal: Opened):
+    """One thread writes, in the order they came."""
+
+    async def main(journal: SqliteJournal) -> Any:
+        await asyncio.gather(*[journal.calls.commit(unit(str(number))) for number in range(100)])
+        return [each.call_id for each in await journal.calls.load("run")]
+
+    assert journal(main) == [str(number) for number in range(100)]
+
+
+def test_a_transaction_that_fails_leaves_nothing(journal: Opened):
+    """All of it or nothing, and the journal can be used afterwards."""
+
+    def half(connection: sqlite3.Connection) -> None:
+        connection.execute("INSERT INTO steps VALUES ('half', '', x'')")
+        connection.execute("INSERT INTO units (nonsense) VALUES (1)")
+
+    async def main(journal: SqliteJournal) -> Any:
+        with pytest.raises(JournalError, match="it can't be written: table units has no column"):
+            await journal._database.transact(half)
+        await journal.calls.commit(unit("1"))
+        steps = await journal._database.transact(
+            lambda connection: connection.execute("SELECT * FROM steps").fetchall()
+        )
+        return steps, len(await journal.calls.load("run"))
+
+    assert journal(main) == ([], 1)
+
+
+def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
+    """By name, with the mend: another database, another schema, something else, a folder."""
+    other = sqlite3.connect(tmp_path / "other.db")
+    other.execute("CREATE TABLE t (x)")
+    other.close()
+    SqliteJournal(tmp_path / "newer.db").close()
+    newer = sqlite3.connect(tmp_path / "newer.db")
+    newer.execute("UPDATE about SET value = '99' WHERE key = 'schema'")
+    newer.commit()
+    newer.close()
+    (tmp_path / "text.db").write_text("this is no database " * 100)
+    for name, words in (
+        ("other.db", "this is a database, but not a journal"),
+        ("newer.db", "its schema is version 99, and this version of Handrail uses 5"),
+        ("text.db", "it can't be opened: file is not a database"),
+        (".", "it can't be opened: unable to open database file"),
+        ("a\0b", "its path contains a zero byte. Give a path without one"),
+    ):
+        with pytest.raises(JournalError, match=words):
+            SqliteJournal(tmp_path / name)
+    with pytest.raises(DefinitionError, match="durability='forever' is not possible"):
+        SqliteJournal(tmp_path / "new.db", durability="forever")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_closed_journal_says_so(tmp_path: Path):
+    """Closing twice is harmless; using it is not."""
+
+    async def main() -> None:
+        journal = SqliteJournal(tmp_path / "journal.db")
+        journal.close()
+        journal.close()
+        with pytest.raises(JournalError, match="it is closed"):
+            await journal.calls.load("run")
+
+    asyncio.run(main())
+
+
+def test_what_was_recorded_outlives_a_kill(tmp_path: Path):
+    """Everything a commit returned for is there after `kill -9`."""
+    script = textwrap.dedent("""
+        import asyncio, os, signal, sys
+        from handrail import SqliteJournal
+        from handrail.records import CommitUnit
+        async def main():
+            journal = SqliteJournal(sys.argv[1])
+            for number in range(20):
+                await journal.calls.commit(CommitUnit(run_id="run", call_id=str(number), events=[], result=b""))
+            os.kill(os.getpid(), signal.SIGKILL)
+        asyncio.run(main())
+    """)
+    path = tmp_path / "journal.db"
+    assert subprocess.run([sys.executable, "-c", script, str(path)], check=False).returncode == -9
+    assert len(Opened(path)(lambda journal: journal.calls.load("run"))) == 20
+
+
+def test_the_runs_of_a_session_are_found_without_going_through_all_of_somebody_s(journal: Opened):
+    """What a thread costs does not grow with the threads of the same person."""
+
+    async def explain(opened: SqliteJournal) -> list[str]:
+        connection = opened._database._connection
+        assert connection is not None
+        queries: list[str] = []
+        connection.set_trace_callback(queries.append)
+        await opened.runs.list(session_id="s", principal="p")
+        connection.set_trace_callback(None)
+        [query] = [each for each in queries if each.startswith("SELECT")]
+        return [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}")]
+
+    plan = journal(explain, inline=True)
+    assert any("runs_of_a_session" in line for line in plan), plan
