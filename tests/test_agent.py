@@ -38,7 +38,7 @@ from handrail.messages import ModelRequest, Price, ToolMessage, Traits, Usage
 from handrail.models.scripted import Reply
 from handrail.serve.source import load
 from handrail.testing import Person
-from serving import serving
+from support.serving import serving
 
 
 @dataclasses.dataclass(frozen=True)
