@@ -36,7 +36,7 @@ from handrail.errors import DefinitionError, ModelError
 from handrail.events import MessageAdded, PromptExecuted, TextDelta, ToolInvoked
 from handrail.messages import ModelRequest, Price, ToolMessage, Traits, Usage
 from handrail.models.scripted import Reply
-from handrail.serve.source import load
+from handrail.serve.source import PromptSource, load
 from handrail.testing import Person
 from support.serving import serving
 
@@ -442,6 +442,7 @@ async def test_an_agent_is_served_like_a_prompt(tmp_path: Path, monkeypatch: pyt
     loaded = load("fares_desk:desk")
     assert (loaded.source.name, loaded.source.description) == ("desk", "Knows fares.")
     assert load("fares_desk").source.name == "desk"
+    assert isinstance(loaded.source, PromptSource)
     async with serving(tmp_path, loaded.source) as client:
         run_id = await client.say("t1", "How much?")
         seen = await client.idle("t1")
