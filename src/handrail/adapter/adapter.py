@@ -6,7 +6,6 @@ import asyncio
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from handrail.adapter.bound import Bound, prompt_model_of
@@ -87,11 +86,6 @@ class Adapter:
         **arguments: Unpack[HostArguments],
     ) -> None:
         self.model = model_named(model) if isinstance(model, str) else checked_model(model)
-        journal: object = arguments.get("journal")
-        if isinstance(journal, str | Path):
-            raise DefinitionError(
-                f"journal is a {type(journal).__name__}. Open it: journal=SqliteJournal({str(journal)!r})."
-            )
         check_sampling(temperature, max_tokens)
         self._options = RunOptions(workers=checked_workers(workers)).updated(
             "Adapter", HostArguments, arguments
@@ -117,12 +111,6 @@ class Adapter:
         made = copy.copy(self)
         made._options = self._options.replace(workers=workers).tightened(levels=levels)
         made.model = model or self.model
-        return made
-
-    def with_journal(self, journal: Journal) -> Adapter:
-        """The same adapter, recording its runs there."""
-        made = copy.copy(self)
-        made._options = self._options.replace(journal=journal)
         return made
 
     def evaluate(
@@ -334,6 +322,12 @@ class Adapter:
     def bound_to(self, call: LiveCall) -> Bound:
         """This adapter as one call has it, whoever opened the call's run."""
         return Bound(self, self._settings(), call)
+
+    def inside(self, call: LiveCall) -> Bound:
+        """This adapter for a run inside a call of any run. It streams where that run does."""
+        around = None if call.frame.adapter is None else call.adapter
+        streams = isinstance(around, Bound) and around.streams
+        return Bound(self, self._settings().override(streaming=streams), call)
 
     def prompt_model_for(self, call: LiveCall) -> PromptModel:
         """The verb `prompt_model` of one call, on this adapter's model."""
