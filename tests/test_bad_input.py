@@ -339,8 +339,8 @@ ANSWERS: dict[str, Row] = {
     "answer too late": (
         lambda: answered(after=61),
         AnswerRefused,
-        "it is over: timed out",
-        "The first answer counts",
+        "there is no such question",
+        "Answer one that is open",
     ),
     "answer of no kind": (
         lambda: answered(outcome="yes"),

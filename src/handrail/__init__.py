@@ -60,8 +60,7 @@ if TYPE_CHECKING:
         approvals_of,
     )
     from handrail.handoff import Handoff, Parked, run_as_agent
-    from handrail.journal import MemoryJournal
-    from handrail.journal.sqlite import SqliteJournal
+    from handrail.journal.sqlite import MemoryJournal, SqliteJournal
     from handrail.limits import Budget
     from handrail.models.anthropic import AnthropicModel
     from handrail.models.local import LocalModel
@@ -109,8 +108,7 @@ _HOMES = {
     ),
     "handrail.guard": "ApprovalMemory Broker CapabilityPolicy RateLimitPolicy ReadBeforeWritePolicy SequentialDependencyPolicy approvals_of",
     "handrail.handoff": "Handoff Parked run_as_agent",
-    "handrail.journal": "MemoryJournal",
-    "handrail.journal.sqlite": "SqliteJournal",
+    "handrail.journal.sqlite": "MemoryJournal SqliteJournal",
     "handrail.limits": "Budget",
     "handrail.models.anthropic": "AnthropicModel",
     "handrail.models.local": "LocalModel",

@@ -342,7 +342,7 @@ async def test_what_can_not_be_resumed_says_why(tmp_path: Path):
     with pytest.raises(RunError, match="has no journal"):
         await Adapter(ScriptedModel([])).resume("run", prompt)
     journal.close()
-    with pytest.raises(JournalError, match="it was closed"):
+    with pytest.raises(JournalError, match="it is closed"):
         await adapter.resume("run", prompt)
 
 

@@ -469,7 +469,7 @@ async def test_a_decision_that_can_not_be_recorded_does_not_count(office: Office
     await office.run(PAY, says=ALWAYS, session=session)
     assert isinstance(office.journal, SqliteJournal)
     office.journal.close()
-    with pytest.raises(JournalError, match="it was closed"):
+    with pytest.raises(JournalError, match="it is closed"):
         approvals_of(session).revoke(approvals_of(session).list()[0].id)
     assert len(approvals_of(session)) == 1
     office.journal = SqliteJournal(office.path, watch=None)

@@ -48,7 +48,6 @@ from handrail.dispatch.parking import Parking
 from handrail.errors import DefinitionError, RunError
 from handrail.guard.memory import keep_decisions
 from handrail.journal.runlog import RunLog
-from handrail.journals import Journal
 from handrail.messages import Model, UserMessage
 from handrail.models import model_named
 from handrail.operation import Operation

@@ -18,7 +18,6 @@ from handrail.context import Attachment, MessageCallback, RegistryView
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.options import ResumeArguments, RunArguments, RunOptions
 from handrail.errors import DefinitionError, ResourceError, ToolValidationError, WorkerError
-from handrail.journals import Journal
 from handrail.messages import Model
 from handrail.models import model_named
 from handrail.operation import Operation
