@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from handrail.cancellation import Cancellation
 from handrail.clock import Clock
 from handrail.context import Extras, RequestView, ResponseAccumulator, RunContext
 from handrail.context.extras import NO_EXTRAS
@@ -15,7 +16,7 @@ from handrail.context.worker import WorkerFacts
 from handrail.deadline import Deadline
 from handrail.errors import DefinitionError
 from handrail.journal.runlog import RunLog
-from handrail.limits import BudgetTracker, Cancellation, Lease, Spending
+from handrail.limits import BudgetTracker, Lease, Spending
 from handrail.protocols import (
     ApprovalBroker,
     BoundAdapter,

@@ -6,7 +6,6 @@ import dataclasses
 import difflib
 import math
 import re
-import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Union, cast, get_args, get_origin
@@ -27,7 +26,6 @@ from handrail.tools.signature import (
     MISSING,
     caller_namespace,
     context_parameter,
-    mentions,
     positional,
     read,
     result_of,
@@ -149,7 +147,6 @@ class _Check:
         form = "(params, *, context: ToolContext) -> ToolResult[...]"
         (name,) = positional(tool.name, signature, 1, "handler", form)
         self.fill("is_async", signature.is_async)
-        self.fill("own_task", sys.version_info < (3, 13) and mentions(tool.handler, "TaskGroup"))
         self.fill("context_type", context_type)
         self.fill("needs", _needs(context_type))
         if tool.params is MISSING:

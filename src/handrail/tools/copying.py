@@ -9,7 +9,7 @@ import enum
 import types
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 Copy = Callable[[Any], Any]
 
@@ -53,7 +53,8 @@ def _itself(params: Any) -> Any:
 
 
 def _shallow(params: Any) -> Any:
-    copied: Any = object.__new__(cast(Any, type(params)))
+    kind: Any = type(params)
+    copied: Any = object.__new__(kind)
     copied.__dict__ = {**params.__dict__}
     return copied
 

@@ -8,7 +8,6 @@ import sys
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import CodeType
 from typing import Any, cast, get_args, get_origin
 
 from handrail.context import ToolContext
@@ -159,18 +158,3 @@ def result_of(tool: str, signature: Signature) -> Any:
         f"its handler returns {describe(returns)}",
         "Return a `ToolResult`, and annotate `-> ToolResult[...]`; a plain function goes with `@tool`.",
     )
-
-
-def mentions(function: Any, name: str) -> bool:
-    """Does the code of a function, or of what is defined or wrapped in it, use this name?"""
-    body = inspect.unwrap(function)
-    codes = [getattr(body, "__code__", None)]
-    for cell in getattr(body, "__closure__", None) or ():
-        codes.append(getattr(cell.cell_contents, "__code__", None))
-    while codes:
-        code = codes.pop()
-        if isinstance(code, CodeType):
-            if name in code.co_names:
-                return True
-            codes.extend(constant for constant in code.co_consts if isinstance(constant, CodeType))
-    return False
