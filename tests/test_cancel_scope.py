@@ -14,7 +14,7 @@ from handrail import Deadline, ToolContext, tool
 from handrail.errors import PromptEvaluationError
 from handrail.protocols import PolicyDecision
 from handrail.testing import VirtualClock, VirtualTimeLoop, run_virtual
-from rig import Rig, staged
+from support.rig import Rig, staged
 
 
 async def fail_after(seconds: float) -> None:
