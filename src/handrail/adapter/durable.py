@@ -40,7 +40,7 @@ from handrail.records import OVER, CommitUnit, Journal, RunRecord, RunRow, RunSt
 from handrail.resources.paths import folder_of
 from handrail.schema import Schema, to_json
 from handrail.session import Session
-from handrail.session.saving import decode_item, encode_item, load_imported, said_in, save
+from handrail.session.serialization import decode_item, encode_item, load_imported, said_in, save
 from handrail.tools import Tool
 
 
