@@ -13,6 +13,7 @@ from handrail.events import Advised
 from handrail.guard.completion import CompletionChecker, answer_of
 from handrail.guard.feedback import FeedbackProvider, RunState
 from handrail.messages import UserMessage
+from handrail.place import Place
 
 log = logging.getLogger("handrail.adapter")
 
@@ -78,9 +79,9 @@ class Advisers:
     def _recall(self, who: Sequence[Any], advice: _Advice) -> None:
         self._given.update(zip(map(id, who), advice.given, strict=False))
 
-    def _next_place(self) -> str:
+    def _next_place(self) -> Place:
         self._times += 1
-        return f"{self._run.frame.place}@{self._times}"
+        return self._run.frame.place.advice(self._times)
 
     async def hold(self, text: str, output: Any) -> str | None:
         """When a run wants to end: what is missing; "" where it is, but nobody may hold it any longer."""

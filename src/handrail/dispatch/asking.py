@@ -108,7 +108,7 @@ async def put(call: LiveCall, question: Question, wanted: Schema[Any]) -> Answer
 async def note_verb(call: LiveCall, number: int, verb: str) -> None:
     log = call.frame.log
     if log is not None:
-        await log.note_verb(f"{call.place}~{call.tries}.{number}", verb)
+        await log.note_verb(call.attempt_place.child(number), verb)
 
 
 def _value_of(answer: Answer, kind: str) -> Any:

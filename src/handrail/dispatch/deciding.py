@@ -12,6 +12,7 @@ from handrail.events import ApprovalRemembered, DecidedBy
 from handrail.guard.approval import decision
 from handrail.guard.memory import Recall
 from handrail.journal.runlog import RunLog
+from handrail.place import Place
 from handrail.protocols import ApprovalRequest
 
 if TYPE_CHECKING:
@@ -85,8 +86,8 @@ def _lies_there(log: RunLog, asked: ApprovalRequest) -> bool:
     return before is not None and before.question.digest == asked.question.digest
 
 
-def _place(log: RunLog, asked: ApprovalRequest) -> str:
-    return asked.question.id.removeprefix(log.run_id)
+def _place(log: RunLog, asked: ApprovalRequest) -> Place:
+    return Place.from_id(asked.question.id, log.run_id)
 
 
 def _how(approval: Approval, mode: str | None) -> DecidedBy:

@@ -1,0 +1,317 @@
+"""The law of histories: whatever happens in a run, what is sent to a model next is well-formed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail import Adapter, Budget, Deadline, Prompt, Session, ToolCall, ToolContext, TransientError, tool
+from handrail.adapter import Retry
+from handrail.adapter.conversation import check_well_formed, root_conversation
+from handrail.errors import DefinitionError, HandrailError, PromptEvaluationError
+from handrail.events import ToolInvoked
+from handrail.messages import (
+    AssistantMessage,
+    CallAnswered,
+    CallAsked,
+    CallPart,
+    Message,
+    ModelPart,
+    ModelRequest,
+    Sent,
+    StopPart,
+    TextPart,
+    ToolMessage,
+    Traits,
+    Usage,
+    UsagePart,
+    UserMessage,
+)
+from handrail.models.model_errors import ModelAnswerBroken, ModelUnavailable
+from handrail.testing import RecordingSubscriber, VirtualClock, run_virtual
+
+Doing = Literal["fine", "raise", "slow", "fail", "stop the run", "retry", "cancel itself"]
+
+
+@tool
+async def act(how: Doing, context: ToolContext) -> str:
+    """Do as told."""
+    if how == "slow":
+        await asyncio.sleep(50)
+    if how == "raise":
+        raise ValueError("as told")
+    if how == "fail":
+        raise HandrailError("as told")
+    if how == "stop the run":
+        raise PromptEvaluationError("as told")
+    if how == "retry" and context.invocation.attempt == 1:
+        raise TransientError("as told")
+    if how == "cancel itself":
+        raise asyncio.CancelledError
+    return how
+
+
+calls = st.builds(
+    lambda how, id, name: CallPart(0, id, name, f'{{"how": "{how}"}}' if how != "garbage" else '{"how": '),
+    st.sampled_from(
+        [
+            "fine",
+            "fine",
+            "raise",
+            "slow",
+            "fail",
+            "stop the run",
+            "retry",
+            "cancel itself",
+            "garbage",
+            "other",
+        ]
+    ),
+    st.sampled_from(["", "a", "b", "c", "d"]),
+    st.sampled_from(["act", "act", "act", "nothing"]),
+)
+answers = st.one_of(
+    st.lists(calls, min_size=1, max_size=4),
+    st.sampled_from(["text", "", "cut", "break", "hang"]),
+)
+programs = st.tuples(
+    st.lists(answers, min_size=1, max_size=6),
+    st.one_of(st.none(), st.floats(0.1, 120)),  # when the run is cancelled
+    st.one_of(st.none(), st.floats(0.1, 120)),  # its deadline
+    st.one_of(st.none(), st.integers(0, 6)),  # its tool calls
+)
+
+
+class Whimsical:
+    """A model that answers as drawn, also with ids left out or given twice, and checks all it is sent."""
+
+    name = "test:whimsical"
+    traits = Traits(native_output=True)
+
+    def __init__(self, script: list[Any]) -> None:
+        self.script = list(script)
+        self.sent: list[list[Message]] = []
+
+    async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
+        said = list(request.messages)
+        check_well_formed(said)
+        ids = [call.id for message in said if isinstance(message, AssistantMessage) for call in message.calls]
+        assert len(ids) == len(set(ids))
+        assert all(ids)
+        self.sent.append(said)
+        answer = self.script.pop(0) if self.script else "text"
+        if answer == "hang":
+            await asyncio.sleep(40)
+        if answer == "break":
+            yield TextPart("half")
+            raise ModelAnswerBroken(self.name, "as drawn")
+        if isinstance(answer, str):
+            yield TextPart(answer)
+        else:
+            for index, part in enumerate(answer):
+                yield CallPart(index, part.id, part.name, part.arguments)
+        yield UsagePart(Usage(1, 1, 0, 0, 1))
+        if answer != "cut":
+            yield StopPart("done" if isinstance(answer, str) else "calls")
+
+
+async def _evaluate(model: Whimsical, session: Session, cancel: float | None, **limits: Any) -> None:
+    adapter = Adapter(model, retry=Retry(attempts=2, chance=lambda: 0.0))
+    task = asyncio.ensure_future(
+        adapter.evaluate(Prompt("law", "Act.", tools=[act]), "go", session=session, **limits)
+    )
+    if cancel is not None:
+        asyncio.get_running_loop().call_later(cancel, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError, PromptEvaluationError):
+        await task
+
+
+@given(programs)
+def test_every_conversation_is_well_formed(program: Any) -> None:
+    """Cancelled, late, broken, over budget: each call has one result, and the next run can go on from there."""
+    script, cancel, late, most = program
+    session = Session()
+    model = Whimsical(script)
+
+    async def scenario() -> None:
+        limits: dict[str, Any] = {}
+        if late is not None:
+            limits["deadline"] = Deadline.after(late, clock=VirtualClock())
+        if most is not None:
+            limits["budget"] = Budget(tool_calls=most)
+        with RecordingSubscriber(session) as seen:
+            await _evaluate(model, session, cancel, **limits)
+            seen.assert_paired()
+        check_well_formed(list(root_conversation(session).messages))
+        before = list(root_conversation(session).messages)
+        model.script.clear()
+        await _evaluate(model, session, None)
+        after = list(root_conversation(session).messages)
+        assert after[: len(before)] == before
+        assert after[-1] == AssistantMessage("text")
+
+    run_virtual(scenario)
+
+
+def test_a_session_that_was_left_in_the_middle_is_mended() -> None:
+    """Calls without results, as a killed process leaves them, get one that says so before anything is sent."""
+    session = Session()
+    conversation = root_conversation(session)
+    conversation.add(UserMessage("go"), "run")
+    conversation.add(AssistantMessage("", (CallAsked("a", "act", "{}"), CallAsked("b", "act", "{}"))), "run")
+    model = Whimsical([])
+    Adapter(model).evaluate(Prompt("law", "Act.", tools=[act]), "go on", session=session).wait()
+    mended = model.sent[0][2]
+    assert isinstance(mended, ToolMessage)
+    assert [(each.id, each.failed) for each in mended.results] == [("a", True), ("b", True)]
+    assert "interrupted" in mended.results[0].text
+
+
+USER, CALL = UserMessage("hi"), AssistantMessage("", (CallAsked("a", "act", "{}"),))
+RESULT = ToolMessage((CallAnswered("a", "act", "done"),))
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([USER, CALL], "have no results"),
+        ([USER, CALL, USER], "comes before the results of the calls a"),
+        ([USER, RESULT], "has other results than the message before it has calls"),
+        ([USER, CALL, ToolMessage(())], "has other results"),
+        ([USER, CALL, RESULT, RESULT], "has other results"),
+        ([USER, "text"], "message 2 is a str"),
+    ],
+)
+def test_a_malformed_history_is_refused(messages: Any, words: str) -> None:
+    """Nobody can bring a history that a provider would refuse."""
+    with pytest.raises(DefinitionError, match=words):
+        Adapter(Whimsical([])).evaluate(Prompt("law", "Act."), "go", history=messages).wait()
+
+
+def test_a_history_continues() -> None:
+    """A history from elsewhere is sent first, and only once."""
+    model = Whimsical([])
+    session = Session()
+    adapter = Adapter(model)
+    prompt = Prompt("law", "Act.", tools=[act])
+    adapter.evaluate(
+        prompt, "go", session=session, history=[USER, CALL, RESULT, AssistantMessage("so")]
+    ).wait()
+    assert model.sent[0][:4] == [USER, CALL, RESULT, AssistantMessage("so")]
+    adapter.evaluate(prompt, "again", session=session).wait()
+    assert len(model.sent[1]) == 7
+    with pytest.raises(DefinitionError, match="has begun already"):
+        adapter.evaluate(prompt, "go", session=session, history=[USER]).wait()
+
+
+items = st.lists(st.text(max_size=6), max_size=8)
+
+
+@given(st.lists(st.tuples(items, st.booleans()), max_size=6))
+def test_what_was_encoded_once_is_not_encoded_again(steps: list[tuple[list[str], bool]]) -> None:
+    """However it grows and is asked, each item is encoded once, and the bytes are those of encoding it all."""
+    sent: Sent[str] = Sent()
+    encoded: list[str] = []
+
+    def encode(item: str) -> bytes:
+        encoded.append(item)
+        return f'"{item}"'.encode()
+
+    added: list[str] = []
+    for more, ask in steps:
+        for item in more:
+            sent.append(item)
+        added += more
+        if ask:
+            assert sent.encoded(encode) == b",".join(f'"{item}"'.encode() for item in added)
+            assert encoded == added
+    assert list(sent.copy()) == added
+
+
+@given(st.lists(st.booleans(), max_size=8), st.integers(0, 8))
+def test_what_could_not_be_encoded_leaves_nothing_half_written(fails: list[bool], before: int) -> None:
+    """Asked for again, nothing is there twice and nothing is missing."""
+    sent: Sent[int] = Sent()
+    broken = {number for number, fail in enumerate(fails) if fail}
+
+    def encode(item: int) -> bytes:
+        if item in broken:
+            raise LookupError
+        return b"%d" % item
+
+    for number in range(len(fails)):
+        sent.append(number)
+        if number == before and not broken.intersection(range(number + 1)):
+            sent.encoded(encode)
+    if broken:
+        with pytest.raises(LookupError):
+            sent.encoded(encode)
+    broken.clear()
+    assert sent.encoded(encode) == b",".join(b"%d" % number for number in range(len(fails)))
+
+
+def test_only_new_messages_are_encoded_in_a_run() -> None:
+    """Over a long run each message is encoded once, by the real wire."""
+    from handrail.models import chat_completions
+
+    conversation: Sent[Message] = Sent([USER])
+    first = conversation.encoded(chat_completions._message)
+    for _ in range(50):
+        conversation.append(CALL)
+        conversation.append(RESULT)
+    count = 0
+
+    def counted(message: Message) -> bytes:
+        nonlocal count
+        count += 1
+        return chat_completions._message(message)
+
+    assert conversation.encoded(counted).startswith(first)
+    conversation.encoded(counted)
+    assert count == 101
+
+
+def test_tool_results_are_kept_as_facts() -> None:
+    """What came of every call is in the session beside the conversation."""
+    session = Session()
+    Adapter(Whimsical([[CallPart(0, "a", "act", '{"how": "fine"}')]])).evaluate(
+        Prompt("law", "Act.", tools=[act]), "go", session=session
+    ).wait()
+    assert [each.call_id for each in session[ToolInvoked].all()] == ["a"]
+
+
+def test_a_model_that_can_not_be_reached_leaves_the_message() -> None:
+    """What the user said stays in the conversation when nobody answered, and the next try follows it."""
+
+    class Down(Whimsical):
+        async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
+            self.sent.append(list(request.messages))
+            if len(self.sent) == 1:
+                raise ModelUnavailable(self.name, "down")
+            yield TextPart("back")
+            yield StopPart("done")
+
+    model, session = Down([]), Session()
+    adapter = Adapter(model, retry=Retry(attempts=1))
+    prompt = Prompt("law", "Act.")
+    with pytest.raises(PromptEvaluationError, match="down"):
+        adapter.evaluate(prompt, "one", session=session).wait()
+    assert adapter.evaluate(prompt, "two", session=session).wait().text == "back"
+    assert model.sent[1] == [UserMessage("one"), UserMessage("two")]
+
+
+def test_scripts_may_repeat_ids() -> None:
+    """Calls that a model gives one id get one each, so that every result finds its call."""
+    session = Session()
+    same = [CallPart(0, "x", "act", '{"how": "fine"}'), CallPart(0, "x", "act", '{"how": "fine"}')]
+    Adapter(Whimsical([same, same])).evaluate(
+        Prompt("law", "Act.", tools=[act]), "go", session=session
+    ).wait()
+    assert sorted(each.call_id for each in session[ToolInvoked].all()) == ["x", "x-2", "x-3", "x-4"]
+    assert ToolCall("act").id is None

@@ -1,0 +1,228 @@
+"""What is said of a run: lines, rows, text that flows."""
+
+import math
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import SecretStr
+from rich.cells import cell_len
+
+from handrail import Adapter, Prompt, ScriptedModel, ToolCall, ToolContext, tool
+from handrail.cli import lines
+from handrail.cli.flow import Markdown, TextFlow
+from handrail.cli.ledger import Ledger, Row, progress_words, row_line
+from handrail.clock import SYSTEM_CLOCK
+from handrail.events import ModelFailed, ModelRequested, ModelResponded, Progress, ToolStarted
+from handrail.messages import Price, Traits, Usage
+from handrail.models.scripted import Reply
+from handrail.testing import RecordingSubscriber
+
+PIECES = st.lists(st.text("ab 漢\n\t-", max_size=12), max_size=12)
+
+
+@given(PIECES, st.integers(10, 30))
+def test_flowing_text_fits_and_loses_nothing(pieces: list[str], width: int):
+    """Every line fits; apart from white space, all that came in goes out, in order."""
+    flow = TextFlow(width)
+    out: list[str] = []
+    for piece in pieces:
+        out += flow.feed(piece)
+        assert cell_len(flow.tail) <= width
+    out += flow.end()
+    assert all(cell_len(line) <= width for line in out)
+    assert "".join("".join(out).split()) == "".join("".join(pieces).split())
+
+
+@given(PIECES, st.integers(10, 30))
+def test_how_text_is_cut_into_pieces_does_not_matter(pieces: list[str], width: int):
+    """Streamed letter by letter or whole, the lines are the same but for tabs."""
+    text = "".join(pieces).replace("\t", " ")
+    whole, letters = TextFlow(width), TextFlow(width)
+    at_once = [*whole.feed(text), *whole.end()]
+    by_letter = [line for letter in text for line in letters.feed(letter)]
+    assert [line.rstrip() for line in [*by_letter, *letters.end()]] == [line.rstrip() for line in at_once]
+
+
+def test_a_return_at_the_end_of_a_piece_may_be_half_an_end_of_line():
+    """`\\r` and `\\n` in two pieces are one end of a line; a return by itself is shown."""
+    flow = TextFlow(40)
+    assert flow.feed("one\r") == []
+    assert flow.feed("\ntwo") == ["one"]
+    assert flow.feed("\rthree") == []
+    assert flow.end() == ["two\\rthree"]
+
+
+def test_markdown_is_coloured_and_stays_as_it_is():
+    """No character goes or comes; code fences last until they end."""
+    markdown = Markdown()
+    source = ["# Head", "some `code` and **bold** [red]x[/red]", "```py", "# no head", "```", "plain"]
+    made = [markdown.line(line) for line in source]
+    assert [text.plain for text in made] == source
+    assert str(made[0].style) == "bold"
+    assert [str(span.style) for span in made[1].spans] == ["cyan", "bold"]
+    assert [str(text.style) for text in made[2:]] == ["dim", "cyan", "dim", ""]
+
+
+@pytest.mark.parametrize(
+    ("spent", "said"), [(0.04, "0.0 s"), (3.25, "3.2 s"), (9.96, "10 s"), (59.4, "59 s"), (125, "2 m 05 s")]
+)
+def test_times_are_short(spent: float, said: str):
+    """Tenths while they matter, minutes when they do."""
+    assert lines.seconds(spent) == said
+
+
+@pytest.mark.parametrize(
+    ("cost", "said"),
+    [
+        (None, "cost unknown"),
+        (Decimal(0), "no cost"),
+        (Decimal("1.239"), "$1.24"),
+        (Decimal("0.00012345"), "$0.00012"),
+    ],
+)
+def test_money_keeps_what_it_says(cost: Decimal | None, said: str):
+    """A small amount is not rounded to nothing, an unknown one is not free."""
+    assert lines.money(cost) == said
+
+
+def test_a_row_has_a_spinner_its_time_and_a_bar():
+    """What is under way, indented by its path."""
+    row = Row("index", ("outer", "index"), since=10.0, message="files", done=5, total=20)
+    text = row_line(row, 13.21).plain
+    assert text.startswith("    ")
+    assert text.endswith("index  3.2 s  ━━━━━─────────────── 25% files")
+    assert row_line(row, 13.21).plain[4] != row_line(row, 13.31).plain[4]
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "said"),
+    [
+        (None, None, "m"),
+        (3, None, "3 m"),
+        (3, 0, "3 m"),
+        (50, 10, "━━━━━━━━━━━━━━━━━━━━ 100% m"),
+        (-1, 10, "──────────────────── 0% m"),
+        (math.nan, 10, "m"),
+        (3, math.nan, "3 m"),
+        (math.inf, math.inf, "m"),
+        ("half", 2, "m"),
+    ],
+)
+def test_progress_that_makes_no_sense_is_still_shown(done: Any, total: Any, said: str):
+    """Without an end there is no bar, and past the end it is full."""
+    assert progress_words(Row("t", ("t",), 0, "m", done, total)) == said
+
+
+@tool(effect="read")
+async def look(path: str) -> str:
+    """Look at something."""
+    if path == "none":
+        raise ValueError("there is none")
+    return path
+
+
+@tool(effect="read")
+async def hide(key: SecretStr) -> str:
+    """Take a secret."""
+    return "hidden"
+
+
+@tool(effect="idempotent")
+async def ask_guide(question: str, context: ToolContext) -> str:
+    """Ask somebody, in a run of their own."""
+    context.report_progress("asking", done=1, total=2)
+    return (await context.adapter.evaluate(Prompt("guide", "You live there.", tools=[look]), question)).text
+
+
+def free(request: Any) -> Any:
+    if request.system.startswith("You live"):
+        if len(request.messages) == 1:
+            return Reply(
+                calls=[ToolCall("look", {"path": "a.md"}), ToolCall("look", {"path": "b.md"})],
+                usage=Usage(10, 5, requests=1),
+            )
+        return Reply("Rain.", usage=Usage(10, 5, requests=1))
+    if len(request.messages) == 1:
+        return Reply(
+            calls=[ToolCall("ask_guide", {"question": "weather?"}), ToolCall("look", {"path": "none"})],
+            usage=Usage(10, 5, requests=1),
+        )
+    return Reply("It rains.", usage=Usage(10, 5, requests=1))
+
+
+async def run_and_say(model: ScriptedModel, *, verbose: bool = False) -> tuple[Ledger, list[str]]:
+    """Run, and take every event into a ledger; the lines it gave."""
+    ledger = Ledger(SYSTEM_CLOCK, verbose)
+    said: list[str] = []
+    prompt = Prompt("desk", "Answer.", tools=[look, hide, ask_guide])
+    async for event in Adapter(model).stream(prompt, "How is it?"):
+        said += [line for text in ledger.take(event) for line in text.plain.split("\n")]
+    return ledger, [_timeless(line) for line in said]
+
+
+def _timeless(line: str) -> str:
+    return line.replace("  0.0 s", "")
+
+
+async def test_nested_calls_stand_below_the_call_they_are_in():
+    """A header, what happened inside indented, and the call's own line at its end, with its cost."""
+    model = ScriptedModel(free, traits=Traits(Price(Decimal(1000), Decimal(2000)), native_output=True))
+    ledger, said = await run_and_say(model)
+    assert "  ✗ look path=none" in said
+    assert any("there is none" in line for line in said)
+    at = said.index("  ▸ ask_guide")
+    assert said[at + 1 : at + 3] == ["    ✓ look path=a.md", "    ✓ look path=b.md"]
+    assert said[-1].startswith('  ✓ ask_guide question="weather?"')
+    assert said[-1].endswith(" · $0.04")  # two requests of 10 in and 5 out, at a price a million
+    assert ledger.rows == {}
+    assert len(ledger.done) == 3
+
+
+async def test_secrets_are_masked_in_lines():
+    """What a tool takes as a secret is not shown."""
+    _, said = await run_and_say(ScriptedModel([ToolCall("hide", {"key": "hunter2"}), "Done."]))
+    assert "hunter2" not in "\n".join(said)
+    assert any(line.startswith('  ✓ hide key="**') for line in said)
+
+
+async def test_every_call_that_began_is_live_until_its_end():
+    """Rows are what started and has not ended; a model that is asked is one where nothing else is."""
+    ledger = Ledger(SYSTEM_CLOCK)
+    seen: list[str] = []
+    async for event in Adapter(ScriptedModel(free)).stream(
+        Prompt("desk", "Answer.", tools=[look, ask_guide]), "?"
+    ):
+        ledger.take(event)
+        if isinstance(event, ModelRequested):
+            assert ledger.live(5)
+        if isinstance(event, ToolStarted | Progress):
+            seen += [text.plain for text in ledger.live(5)]
+    assert any("ask_guide" in row and "━━━━━━━━━━────────── 50% asking" in row for row in seen)
+    assert ledger.live(5) == []
+
+
+def test_more_rows_than_fit_are_counted():
+    """A crowd under way is cut to what fits, and said to be one."""
+    ledger = Ledger(SYSTEM_CLOCK)
+    ledger.rows = {str(number): Row(f"t{number}", ("t",), number) for number in range(9)}
+    assert [text.plain for text in ledger.live(3)][-1] == "… 6 more under way"
+
+
+async def test_a_failed_request_and_its_retry_are_said(monkeypatch: pytest.MonkeyPatch):
+    """What went wrong with a model, and when it is tried again."""
+    session_events: list[object] = []
+    from handrail import Session
+    from handrail.models.model_errors import ModelUnavailable
+
+    session = Session()
+    with RecordingSubscriber(session) as heard:
+        model = ScriptedModel([ModelUnavailable("m", "it is busy\x1b[31m", retry_after=0.01), "Done."])
+        await Adapter(model).evaluate(Prompt("p", "Go."), "?", session=session)
+        session_events += heard.of(ModelFailed) + heard.of(ModelResponded)
+    failed = next(event for event in session_events if isinstance(event, ModelFailed))
+    said = Ledger(SYSTEM_CLOCK).take(failed)[0].plain
+    assert "it is busy\\x1b[31m" in said
+    assert "trying again in" in said

@@ -1,0 +1,292 @@
+"""The sections that are ready to use: files and commands, as a model meets them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import Adapter, DirectoryFilesystem, MemoryFilesystem, Prompt, ScriptedModel, Session, ToolCall
+from handrail.errors import DefinitionError
+from handrail.events import Advised, ToolInvoked
+from handrail.guard import CommandPassing
+from handrail.resources.shell import Allow, Shell
+from handrail.resources.shell.shell_errors import CommandRefused
+from handrail.sections import FileTools, ShellTools
+
+GIT = {
+    "GIT_AUTHOR_NAME": "a",
+    "GIT_AUTHOR_EMAIL": "a@b",
+    "GIT_COMMITTER_NAME": "a",
+    "GIT_COMMITTER_EMAIL": "a@b",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a few files."""
+    root = tmp_path / "work"
+    (root / "src").mkdir(parents=True)
+    (root / "src" / "main.py").write_text("import os\nprint('one')\nprint('two')\n")
+    (root / "notes.txt").write_text("".join(f"line {number}\n" for number in range(1, 1001)))
+    return root
+
+
+def run(files: Any, *calls: ToolCall, sections: Any = None, **options: Any) -> list[tuple[bool, str]]:
+    """Make these calls one after the other in one run; what the model was told about each."""
+    session = Session()
+    model = ScriptedModel([*calls, "Done."])
+    prompt = Prompt("p", sections or [FileTools()], **options)
+    Adapter(model).evaluate(prompt, "go", session=session, filesystem=files).wait()
+    return [(each.result.success, each.result.render()) for each in session[ToolInvoked].all()]
+
+
+@pytest.fixture(params=["memory", "directory"])
+def files(request: pytest.FixtureRequest, folder: Path) -> Any:
+    """The same files, in memory and on disk."""
+    if request.param == "directory":
+        return DirectoryFilesystem(folder)
+    found = MemoryFilesystem()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            found.write(str(path.relative_to(folder)), path.read_text())
+    return found
+
+
+# --- files -------------------------------------------------------------------------------------
+
+
+def test_a_file_is_read_in_pages(files: Any) -> None:
+    """Long files come with line numbers, a page at a time, and say how to go on."""
+    (_, first), (_, last), (_, past) = run(
+        files,
+        ToolCall("read_file", {"path": "notes.txt"}),
+        ToolCall("read_file", {"path": "notes.txt", "from_line": 999, "lines": 10}),
+        ToolCall("read_file", {"path": "notes.txt", "from_line": 5000}),
+    )
+    assert first.startswith("1\tline 1\n2\tline 2\n")
+    assert first.endswith("400\tline 400\n(lines 1 to 400 of 1000. Go on with from_line=401.)")
+    assert last == "999\tline 999\n1000\tline 1000\n(lines 999 to 1000 of 1000.)"
+    assert past == "notes.txt has 1000 lines; there is no line 5000."
+
+
+def test_a_file_is_edited_after_it_was_read(files: Any) -> None:
+    """Unread it is refused, read it is changed; text that is not there, or there twice, is explained."""
+    edit = {"path": "src/main.py", "old": "print('one')", "new": "print('three')"}
+    told = run(
+        files,
+        ToolCall("edit_file", edit),
+        ToolCall("read_file", {"path": "./src/main.py"}),
+        ToolCall("edit_file", edit),
+        ToolCall("edit_file", edit),
+        ToolCall("edit_file", {**edit, "old": "print"}),
+        ToolCall("edit_file", {**edit, "old": "print", "new": "log", "all": True}),
+    )
+    assert [ok for ok, _ in told] == [False, True, True, False, False, True]
+    assert "Read it first" in told[0][1]
+    assert told[2][1] == "src/main.py is changed in 1 place."
+    assert "does not contain the text" in told[3][1]
+    assert "2 times" in told[4][1]
+    assert told[5][1] == "src/main.py is changed in 2 places."
+    assert files.read("src/main.py") == "import os\nlog('three')\nlog('two')\n"
+
+
+def test_files_are_written_moved_deleted_listed_and_found(files: Any) -> None:
+    """Each tool does what it says, in words a model can go on with."""
+    told = run(
+        files,
+        ToolCall("write_file", {"path": "docs/new.md", "text": "# New\n"}),
+        ToolCall("move_file", {"source": "docs/new.md", "target": "docs/old.md"}),
+        ToolCall("list_folder"),
+        ToolCall("list_folder", {"path": "docs"}),
+        ToolCall("find_files", {"pattern": "**/*.py"}),
+        ToolCall("find_files", {"pattern": "*.rs"}),
+        ToolCall("search_files", {"pattern": "print.*o", "files": "src/**"}),
+        ToolCall("delete_file", {"path": "docs"}),
+        ToolCall("delete_file", {"path": "docs", "recursive": True}),
+        ToolCall("read_file", {"path": "docs/old.md"}),
+        ToolCall("read_file", {"path": "../outside"}),
+    )
+    texts = [text for _, text in told]
+    assert texts[0] == "docs/new.md is written: 6 bytes."
+    assert texts[1] == "docs/new.md is now docs/old.md."
+    assert texts[2] == "docs/\nnotes.txt  (8893 bytes)\nsrc/"
+    assert texts[3] == "docs/old.md  (6 bytes)"
+    assert texts[4] == "src/main.py"
+    assert texts[5] == "No file fits *.rs."
+    assert texts[6] == "src/main.py:2: print('one')\nsrc/main.py:3: print('two')"
+    assert "not empty" in texts[7]
+    assert texts[8] == "docs is deleted."
+    assert not told[9][0]
+    assert not told[10][0]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "refused"),
+    [
+        ("(a|a)+$", True),
+        ("(a+)+$", True),
+        ("(.*,){3,}x", True),
+        ("((ab)*c)*", True),
+        ("(a*){25}b", True),
+        ("(a?){30}b", True),
+        ("(a{1,9}){9}b", True),
+        ("(a|a){30}b", True),
+        ("((a|ab){3}){9}b", True),
+        ("(a?){16}(a?){16}b", True),
+        ("a?" * 30 + "b", True),
+        ("(a|a)" * 30 + "b", True),
+        (r"\w{1,64}@\w{1,64}(\.\w{1,64})?", False),
+        (r"\s*(\w+)\s*=\s*(\w+)\s*;?", False),
+        (r"(?:\d{1,3}\.){3}\d{1,3}", False),
+        ("([0-9a-f]{1,4}:){7}[0-9a-f]{1,4}", False),
+        (r"(\w+ ){2}x", False),
+        (r"\d{1,3}(,\d{3})*", False),
+        ("(foo|bar)?x", False),
+        ("(?:x|y)*z", False),
+        ("a+b+c+", False),
+        ("(ab)+", False),
+        ("(a|b){2,5}", False),
+        ("def \\w+\\(.*\\):", False),
+        ("one|two", False),
+        ("[ab]+", False),
+    ],
+)
+def test_a_pattern_that_could_take_for_ever_is_refused(pattern: str, refused: bool) -> None:
+    """A model can't hold up the process with a pattern; ordinary ones are searched for."""
+    files = MemoryFilesystem()
+    files.write("a.txt", "a" * 40 + "!\n")
+    ((ok, said),) = run(files, ToolCall("search_files", {"pattern": pattern}))
+    assert ok is not refused
+    assert ("could take for ever" in said) is refused
+
+
+def test_only_reading() -> None:
+    """Without `writes` there is nothing that changes a file, and no policy about it."""
+    section = FileTools(writes=False)
+    assert {tool.effect for tool in section.tools} == {"read"}
+    assert section.policies == ()
+    assert {tool.effect for tool in FileTools().tools} == {"read", "staged"}
+    assert all(tool.capabilities for tool in FileTools().tools)
+
+
+# --- commands ----------------------------------------------------------------------------------
+
+SHELL = Shell(
+    [
+        Allow("cat", ...),
+        Allow("touch", ...),
+        Allow("rm", ...),
+        Allow("make", ...),
+        Allow("git", "commit", ...),
+    ],
+    environment=GIT,
+)
+
+
+def snapshot(root: Path) -> dict[str, Any]:
+    """Everything that is in a folder: bytes, modes, inodes and times."""
+    found: dict[str, Any] = {}
+    for path in sorted([root, *root.rglob("*")]):
+        status = path.lstat()
+        data = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+        found[str(path)] = (status.st_mode, status.st_ino, status.st_mtime_ns, data)
+    return found
+
+
+def test_a_command_sees_and_makes_the_calls_own_changes(folder: Path) -> None:
+    """What earlier calls wrote is there for a command, and what it writes is there for later calls."""
+    told = run(
+        DirectoryFilesystem(folder),
+        ToolCall("write_file", {"path": "a.txt", "text": "hello"}),
+        ToolCall("run_command", {"command": ["cat", "a.txt"]}),
+        ToolCall("run_command", {"command": ["touch", "b.txt"], "folder": "src"}),
+        ToolCall("find_files", {"pattern": "**/b.txt"}),
+        sections=[FileTools(), ShellTools(SHELL)],
+    )
+    assert told[1] == (True, "`cat a.txt`: exit code 0\nhello")
+    assert told[3] == (True, "src/b.txt")
+    assert (folder / "src" / "b.txt").exists()
+
+
+@pytest.mark.parametrize("how", ["make", "rm", "git"])
+def test_a_command_that_fails_half_way_leaves_the_folder_as_it_was(folder: Path, how: str) -> None:
+    """Written, then failed; deleted, then failed; committed, then failed: byte-identical, `.git` included."""
+    (folder / "Makefile").write_text(
+        "all:\n\techo x > made.txt\n\trm notes.txt\n\tfalse\ncommit:\n\tgit commit -qam x\n\tfalse\n"
+    )
+    environment = {**os.environ, **GIT}
+    for command in (["git", "init", "-q"], ["git", "add", "."], ["git", "commit", "-qm", "first"]):
+        subprocess.run(command, cwd=folder, check=True, env=environment)
+    (folder / "notes.txt").write_text("changed\n")
+    before = snapshot(folder)
+    command = {
+        "make": ["make", "all"],
+        "rm": ["rm", "-rf", "src", "notes.txt", ".git", "/nowhere/x", "."],
+        "git": ["make", "commit"],
+    }[how]
+    ((ok, said),) = run(
+        DirectoryFilesystem(folder),
+        ToolCall("run_command", {"command": command}),
+        sections=[ShellTools(SHELL)],
+    )
+    assert not ok
+    assert "exit code" in said
+    assert snapshot(folder) == before
+
+
+def test_what_may_not_run_is_refused_in_words(folder: Path) -> None:
+    """A command no rule allows is refused with those that are; nothing is run."""
+    ((ok, said),) = run(
+        DirectoryFilesystem(folder),
+        ToolCall("run_command", {"command": ["curl", "x"]}),
+        sections=[ShellTools(SHELL)],
+    )
+    assert not ok
+    assert "is not allowed" in said
+    assert "touch" in said
+
+
+def test_commands_need_a_real_folder() -> None:
+    """On files in memory a command can't run, and it says what to give."""
+    ((ok, said),) = run(
+        MemoryFilesystem(), ToolCall("run_command", {"command": ["cat", "a"]}), sections=[ShellTools(SHELL)]
+    )
+    assert not ok
+    assert "DirectoryFilesystem" in said
+
+
+def test_the_section_says_what_may_run() -> None:
+    """The model is told which commands there are."""
+    text = Prompt("p", [ShellTools(SHELL)]).render().text
+    assert "- `git commit …`" in text
+    assert ShellTools(SHELL).tools[0].effect == "staged"
+    assert ShellTools(Shell([Allow("cat", ...)], network=True)).tools[0].effect == "irreversible"
+
+
+# --- a command passing -------------------------------------------------------------------------
+
+
+def test_a_run_is_held_until_a_command_passes(folder: Path) -> None:
+    """The model is told how the command failed, mends it, and ends; the check itself changes nothing."""
+    (folder / "Makefile").write_text("test:\n\ttouch tested.txt\n\tcat fixed.txt\n")
+    model = ScriptedModel(
+        ["Done.", ToolCall("write_file", {"path": "fixed.txt", "text": "yes\n"}), "Now it is."]
+    )
+    prompt = Prompt("p", [FileTools()], completion=[CommandPassing(SHELL, "make", "test")])
+    response = Adapter(model).evaluate(prompt, "go", filesystem=DirectoryFilesystem(folder)).wait()
+    assert (response.text, response.stop_reason) == ("Now it is.", "done")
+    assert "fixed.txt: No such file" in model.requests[1].messages[-1].text
+    assert [each.failed for each in response.session[Advised].all()] == [False]
+    assert not (folder / "tested.txt").exists()
+
+
+def test_a_command_that_may_not_run_is_found_when_the_checker_is_made() -> None:
+    """A checker that could never pass is refused at definition."""
+    with pytest.raises(CommandRefused):
+        CommandPassing(SHELL, "pytest")
+    with pytest.raises(DefinitionError, match="runs nothing"):
+        CommandPassing(SHELL)
