@@ -560,9 +560,7 @@ class RunUnknown(RunError, LookupError):
     """The journal has no such run."""
 
     def __init__(self, run_id: str) -> None:
-        super().__init__(
-            run_id, "the journal has no such run", "`handrail runs list` shows the runs it has."
-        )
+        super().__init__(run_id, "the journal has no such run", "`handrail runs list` shows the runs it has.")
 
 
 class RunBusy(RunError):
