@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from handrail import Effect, Tool, ToolContext, ToolResult, TransientError, tool
+from handrail import Tool, ToolContext, ToolResult, TransientError, tool
 from handrail.dispatch import open_gate
 from handrail.errors import DefinitionError
 from handrail.events import ToolInvoked, ToolRolledBack
@@ -15,6 +15,7 @@ from handrail.journal.sqlite import MemoryJournal
 from handrail.records import CommitUnit
 from handrail.session import Session
 from handrail.testing import RecordingSubscriber, VirtualClock, run_virtual
+from handrail.tools import Effect
 
 
 @dataclass(frozen=True)

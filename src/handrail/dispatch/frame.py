@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from handrail.cancellation import Cancellation
 from handrail.context import Extras, RequestView, ResponseAccumulator, RunContext
 from handrail.context.extras import NO_EXTRAS
 from handrail.context.verbs import PromptModel
@@ -17,7 +18,7 @@ from handrail.guard.approval import Broker
 from handrail.journal.digest import new_key
 from handrail.journal.local import LocalQuestions, LocalSteps
 from handrail.journal.runlog import RunLog
-from handrail.limits import Budget, BudgetTracker, Cancellation, Spending
+from handrail.limits import Budget, BudgetTracker, Spending
 from handrail.place import RUN, Place
 from handrail.protocols import (
     ApprovalBroker,
