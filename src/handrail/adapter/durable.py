@@ -243,9 +243,10 @@ def prompt_of(run_id: str, app: str) -> Prompt[Any]:
             f"its prompt is at {app!r}, which can't be imported: {error}",
             "Start where it can be, or give the prompt: resume(run_id, prompt); on the command line, --app module:name.",
         ) from error
-    if not isinstance(found, Prompt):
+    prompt: object = getattr(found, "prompt", found)  # an agent's, or the prompt itself
+    if not isinstance(prompt, Prompt):
         raise RunError(run_id, f"there is no Prompt at {app!r}", "Give the prompt: resume(run_id, prompt).")
-    return cast("Prompt[Any]", found)
+    return cast("Prompt[Any]", prompt)
 
 
 # --- while it lasts ------------------------------------------------------------------------------------
