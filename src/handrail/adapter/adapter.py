@@ -59,7 +59,7 @@ from handrail.session import Dispatcher, Session
 from handrail.tools import Tool
 
 if TYPE_CHECKING:
-    from handrail.dispatch.call import LiveCall
+    from handrail.dispatch.attempt import Attempt
 
 OutputT = TypeVar("OutputT")
 
@@ -330,13 +330,13 @@ class Adapter:
             max_tokens=self._max_tokens,
         )
 
-    def bound_to(self, call: LiveCall) -> Bound:
+    def bound_to(self, attempt: Attempt) -> Bound:
         """This adapter as one call has it, whoever opened the call's run."""
-        return Bound(self, self._settings(), call)
+        return Bound(self, self._settings(), attempt)
 
-    def prompt_model_for(self, call: LiveCall) -> PromptModel:
+    def prompt_model_for(self, attempt: Attempt) -> PromptModel:
         """The verb `prompt_model` of one call, on this adapter's model."""
-        return prompt_model_of(self, self._settings(), call)
+        return prompt_model_of(self, self._settings(), attempt)
 
     async def run_in(
         self,
