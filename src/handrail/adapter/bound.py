@@ -144,7 +144,9 @@ def prompt_model_of(adapter: Adapter, settings: Settings, attempt: Attempt) -> P
 def _check_bound(attempt: Attempt, prompt: Prompt[Any]) -> None:
     """A nested run works with the resources of the run around it; one that brings others says so here."""
     unbound = [
-        each.protocol.__name__ for each in prompt.resources if not attempt.frame.resources.binds(each.protocol)
+        each.protocol.__name__
+        for each in prompt.resources
+        if not attempt.frame.resources.binds(each.protocol)
     ]
     if unbound:
         raise DefinitionError(

@@ -65,7 +65,7 @@ async def hand_over(
 
 
 def _attempt_of(context: ToolContext) -> Attempt:
-    attempt: object = context._call  # pyright: ignore[reportPrivateUsage]  # the gate's own
+    attempt: object = context._source  # pyright: ignore[reportPrivateUsage]  # the gate's own
     if not isinstance(attempt, Attempt):
         raise NotSupported(
             "a handoff", "Call it through a gate; with a context made for a test, call its acts one by one."

@@ -83,7 +83,9 @@ async def ask_value(
     )
     if wanted.secret:
         question = msgspec.structs.replace(question, secret=True)
-    attempt.frame.session.record(QuestionAsked(question.id, attempt.id, kind, attempt.path, attempt.run_context))
+    attempt.frame.session.record(
+        QuestionAsked(question.id, attempt.id, kind, attempt.path, attempt.run_context)
+    )
     outcome, by = "cancelled", ""
     try:
         with waiting_for_a_person(attempt):
@@ -91,7 +93,9 @@ async def ask_value(
         outcome, by = answer.outcome, answer.by
     finally:
         if not attempt.frame.parked or outcome != "cancelled":  # else it stays open
-            attempt.frame.session.record(QuestionAnswered(question.id, attempt.id, outcome, by, attempt.run_context))
+            attempt.frame.session.record(
+                QuestionAnswered(question.id, attempt.id, outcome, by, attempt.run_context)
+            )
     value = _value_of(answer, kind)
     if has_secret(wanted, value):
         await mark_given(attempt)
@@ -122,7 +126,9 @@ def _value_of(answer: Answer, kind: str) -> Any:
     return answer.value
 
 
-def approval_verb(attempt: Attempt, asks: Asks, operation: str, name: str, reason: str) -> Operation[Approval]:
+def approval_verb(
+    attempt: Attempt, asks: Asks, operation: str, name: str, reason: str
+) -> Operation[Approval]:
     """The verbs by which a handler asks for an approval for itself."""
     attempt.home.check()
     number = attempt.next_verb(f"approval {name}")
@@ -180,7 +186,9 @@ async def ask_approval(
         scopes=tuple(scopes),
         recall=recall if kept else None,
     )
-    session.record(ApprovalRequested(question.id, attempt.id, attempt.name, attempt.path, reason, attempt.run_context))
+    session.record(
+        ApprovalRequested(question.id, attempt.id, attempt.name, attempt.path, reason, attempt.run_context)
+    )
     decided = Decided(Approval(False, "", "", "cancelled"), "asked")
     try:
         with waiting_for_a_person(attempt):

@@ -376,7 +376,7 @@ class Attempt(msgspec.Struct, eq=False):
             f"{self.name} asks for the permission {kind!r}",
         )
 
-    def call(self, name: str, arguments: Mapping[str, Any]) -> Operation[ToolResult[Any]]:
+    def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Operation[ToolResult[Any]]:
         inner = new_call(self.gate, name, arguments, parent=self)
         return Operation(lambda: self.gate.pass_through(inner), f"call({name!r})", self.home)
 

@@ -121,7 +121,16 @@ def new_call(
         number = next(frame.counter)
         loop = asyncio.get_running_loop()
         return Call(
-            gate, name, arguments, id or f"{frame.call_prefix}{number}", (name,), loop, number, None, 0, message_id
+            gate,
+            name,
+            arguments,
+            id or f"{frame.call_prefix}{number}",
+            (name,),
+            loop,
+            number,
+            None,
+            0,
+            message_id,
         )
     if parent is None or parent is outer:
         assert outer is not None

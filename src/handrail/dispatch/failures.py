@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from handrail.cancellation import TimedOut
 from handrail.context import Approval
 from handrail.errors import (
     ActFailed,
@@ -56,10 +57,6 @@ def not_approved(name: str, approval: Approval, how: DecidedBy, asked: str, ran:
     return (
         f"{name} was not approved ({approval.outcome}){why}. {done} It was asked for because {asked}.{mend}"
     )
-
-
-class TimedOut(Exception):
-    """The handler was still running at its timeout."""
 
 
 class SignatureMismatch(Exception):
@@ -139,7 +136,9 @@ def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) 
             return Failure("error", f"{name} needs sections that are not shown yet.", error)
         case PromptEvaluationError() if error.run_id in (None, attempt.run_context.run_id):
             return Failure("error", f"{name} stopped the run: {error}", error)
-        case DeadlineExceededError() if attempt.deadline is not None and error.deadline == attempt.deadline.at:
+        case DeadlineExceededError() if (
+            attempt.deadline is not None and error.deadline == attempt.deadline.at
+        ):
             return _ends_the_run(attempt, "timed out", error, "deadline")
         case BudgetExceededError() if error.of_root:
             return _ends_the_run(attempt, "error", error, "budget")

@@ -14,14 +14,13 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import logging
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import msgspec
 
-from handrail.cancellation import CancelScope, await_foreign, begin_foreign, open_scope
+from handrail.cancellation import CancelScope, begin_foreign, open_scope
 from handrail.context import Approval, ToolContext
 from handrail.dispatch.asking import ask_approval
 from handrail.dispatch.attempt import Attempt
@@ -29,6 +28,15 @@ from handrail.dispatch.call import Call, new_call
 from handrail.dispatch.committing import commit_lock_of
 from handrail.dispatch.failures import Refused, SignatureMismatch, Unsuccessful, failure_of, not_approved
 from handrail.dispatch.frame import Frame
+from handrail.dispatch.handlers import (
+    begin,
+    cancelled_after_all,
+    check_nesting,
+    check_result,
+    context_in_worker,
+    look_up,
+    refuse_misfit,
+)
 from handrail.dispatch.policies import (
     check_policies,
     close_policy_context,
@@ -46,27 +54,16 @@ from handrail.dispatch.replaying import (
     note_attempt,
     resume_attempt,
 )
-from handrail.dispatch.handlers import (
-    begin,
-    cancelled_after_all,
-    check_nesting,
-    check_result,
-    context_in_worker,
-    look_up,
-    refuse_misfit,
-)
 from handrail.dispatch.ticketing import answer_for_tickets, take_up_tickets
 from handrail.dispatch.transaction import Transaction, new_transaction
 from handrail.dispatch.undoing import compensate, forget_locals, shielded
-from handrail.errors import Conflict, DefinitionError, DepthExceededError, RunBusy, TransientError
+from handrail.errors import Conflict, DefinitionError, RunBusy, TransientError
 from handrail.events import CallStatus, ToolInvoked, ToolRolledBack, ToolStarted
 from handrail.limits import Reservation
 from handrail.operation import Operation
-from handrail.protocols import PolicyDecision
 from handrail.schema import clear_json
 from handrail.threads import run_in_thread
 from handrail.tools import EFFECTS, Tool, ToolResult
-from handrail.tools.effect import refusal
 
 log = logging.getLogger("handrail.gate")
 
@@ -164,7 +161,9 @@ class Gate:
                 # Opened here and used from step 7 on: what policies look at counts as read by the call.
                 attempt.transaction = new_transaction(attempt, tool)
                 if policies:
-                    attempt.seen = tool.parse_again(attempt.params, call.arguments)  # no policy can change the handler's
+                    attempt.seen = tool.parse_again(
+                        attempt.params, call.arguments
+                    )  # no policy can change the handler's
                     asked = await check_policies(attempt)  # 3
                     if asked is not None and passage.approved is None:
                         attempt.preview = asked if runs_first(attempt) else None
@@ -173,7 +172,9 @@ class Gate:
                             await check_policies(attempt)  # what was true when it was asked may not be now
                 if frame.limited or frame.cancellation.cancelled:
                     self._check_limits(passage)  # 5
-                context = (tool.context_type if frame.worker is None else context_in_worker(tool))(attempt)  # 6
+                context = (tool.context_type if frame.worker is None else context_in_worker(tool))(
+                    attempt
+                )  # 6
                 if frame.log is not None:
                     await mark_begun(attempt)
                 attempt.token = _TOKEN  # 7

@@ -46,7 +46,7 @@ async def _once(
 ) -> Any:
     frame = attempt.frame
     value = await frame.steps.step(
-        f"{call.invocation.idempotency_key}/{key}",
+        f"{attempt.invocation.idempotency_key}/{key}",
         lambda: call_either(function),
         run_id="" if frame.log is None else frame.log.run_id,
         unsettled=lambda: _settle_unknown(attempt, key, function, probe, on_unknown),

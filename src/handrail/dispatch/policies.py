@@ -86,7 +86,7 @@ def close_policy_context(attempt: Attempt) -> None:
     context = attempt.policy_context
     if context is not None:
         attempt.policy_context = None
-        behind: Any = context._call  # pyright: ignore[reportPrivateUsage]  # made here
+        behind: Any = context._source  # pyright: ignore[reportPrivateUsage]  # made here
         behind.close()
 
 
@@ -94,7 +94,7 @@ def policy_resources(attempt: Attempt) -> CallResources | None:
     """What policies made for this call, if anything."""
     if attempt.policy_context is None:
         return None
-    behind: Any = attempt.policy_context._call  # pyright: ignore[reportPrivateUsage]  # made here
+    behind: Any = attempt.policy_context._source  # pyright: ignore[reportPrivateUsage]  # made here
     return behind._resources
 
 

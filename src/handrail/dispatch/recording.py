@@ -86,9 +86,7 @@ async def record_end(attempt: Attempt, result: ToolResult[Any], status: CallStat
     return await shielded(log.note("inner call", attempt.call.place, inner))
 
 
-async def commit_recorded(
-    journal: Journal, attempt: Attempt, result: ToolResult[Any], charged: bool
-) -> None:
+async def commit_recorded(journal: Journal, attempt: Attempt, result: ToolResult[Any], charged: bool) -> None:
     """Record what a prepared call changes, then change it. To be called with nobody else committing.
 
     1 staged bytes are written beside their targets, and synced if the journal is; 2 the journal

@@ -230,7 +230,17 @@ def end_as_recorded(attempt: Attempt, status: Any, written: bytes, seconds: floa
     frame = attempt.frame
     frame.session.keep(
         ToolInvoked(
-            attempt.id, attempt.name, attempt.path, status, result, None, seconds, 1, (), None, frame.run_context
+            attempt.id,
+            attempt.name,
+            attempt.path,
+            status,
+            result,
+            None,
+            seconds,
+            1,
+            (),
+            None,
+            frame.run_context,
         )
     )
     return result

@@ -63,7 +63,9 @@ async def mark(attempt: Attempt, what: str) -> None:
     log = attempt.frame.log
     if log is not None:
         if log.closed:  # nothing can be marked any more, so nothing that has to be may go on
-            raise CancelledError if attempt.frame.cancellation.cancelled else RunBusy(log.run_id, "another one")
+            raise (
+                CancelledError if attempt.frame.cancellation.cancelled else RunBusy(log.run_id, "another one")
+            )
         await log.note("call begun", attempt.place, what)
 
 

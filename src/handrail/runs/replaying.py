@@ -228,7 +228,7 @@ class _Walk:
     async def go(self, answers: Sequence[RecordedAnswer]) -> Divergence | None:
         async def walk(params: None, *, context: ToolContext) -> ToolResult[Any]:
             self._show()
-            outer: Any = context._call  # pyright: ignore[reportPrivateUsage]  # it was made by this gate
+            outer: Any = context._source  # pyright: ignore[reportPrivateUsage]  # it was made by this gate
             self._found = await self._walk(outer, answers)
             raise _Dropped
 
@@ -271,9 +271,7 @@ class _Walk:
             )
         return None
 
-    async def _call(
-        self, outer: Attempt, step: int, asked: CallAsked, unit: CommitUnit
-    ) -> Divergence | None:
+    async def _call(self, outer: Attempt, step: int, asked: CallAsked, unit: CommitUnit) -> Divergence | None:
         if asked.name == OPENER:
             return self._open(step, unit)
         tool = self._frame.tools.get(asked.name)

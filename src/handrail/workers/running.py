@@ -149,7 +149,7 @@ def tool_for(
 
 async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolResult[Any]:
     """Run a worker inside a call that the gate let through."""
-    call = context._call  # pyright: ignore[reportPrivateUsage]  # its frame is where the run is nested
+    call = context._source  # pyright: ignore[reportPrivateUsage]  # its frame is where the run is nested
     if not isinstance(call, Attempt):
         raise NotSupported("adapter", "Call the worker through a gate.")
     around = call.frame.workers
