@@ -16,7 +16,7 @@ LAYERS = {
     name: layer
     for layer, names in {
         5: "cli serve mcp __main__",
-        4: "environment handoff workers durable runs",
+        4: "agent environment handoff workers durable runs",
         3: "adapter models sections",
         2: "dispatch guard limits",
         1: "session prompt resources journal",

@@ -40,7 +40,7 @@ from handrail.records import OVER, CommitUnit, Journal, RunRecord, RunRow, RunSt
 from handrail.resources.paths import folder_of
 from handrail.schema import Schema, to_json
 from handrail.session import Session
-from handrail.session.saving import decode_item, encode_item, load_imported, said_in, save
+from handrail.session.serialization import decode_item, encode_item, load_imported, said_in, save
 from handrail.tools import Tool
 
 
@@ -244,9 +244,10 @@ def prompt_of(run_id: str, app: str) -> Prompt[Any]:
             f"its prompt is at {app!r}, which can't be imported: {error}",
             "Start where it can be, or give the prompt: resume(run_id, prompt); on the command line, --app module:name.",
         ) from error
-    if not isinstance(found, Prompt):
+    prompt: object = getattr(found, "prompt", found)  # an agent's, or the prompt itself
+    if not isinstance(prompt, Prompt):
         raise RunError(run_id, f"there is no Prompt at {app!r}", "Give the prompt: resume(run_id, prompt).")
-    return cast("Prompt[Any]", found)
+    return cast("Prompt[Any]", prompt)
 
 
 # --- while it lasts ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from handrail.dispatch.undoing import shielded
 from handrail.events import CallStatus
 from handrail.records import CommitUnit, Journal
 from handrail.resources.paths import folder_of
-from handrail.session.saving import encode_item
+from handrail.session.serialization import encode_item
 from handrail.threads import run_in_thread
 from handrail.tools import ToolResult
 

@@ -40,7 +40,7 @@ from handrail.serve.said import Said, messages, said_in
 from handrail.serve.source import Source
 from handrail.serve.transcript import nested_in, said_nested, told_in
 from handrail.session import Session
-from handrail.session.saving import decode_item
+from handrail.session.serialization import decode_item
 
 if TYPE_CHECKING:
     from handrail.adapter.stream import RunStream
