@@ -13,21 +13,12 @@ import anyio
 import pytest
 
 import handrail
-from handrail import (
-    ContextExpired,
-    Deadline,
-    Tool,
-    ToolContext,
-    ToolResult,
-    TransientError,
-    UserContext,
-    gather,
-    tool,
-)
+from handrail import Deadline, Tool, ToolContext, ToolResult, TransientError, UserContext, gather, tool
+from handrail.cancellation import open_scope
 from handrail.dispatch import ToolCall, run_turn
 from handrail.dispatch.call import new_call
 from handrail.dispatch.failures import SignatureMismatch
-from handrail.errors import EffectRefused, EventRefused, PromptEvaluationError
+from handrail.errors import ContextExpired, EffectRefused, EventRefused, PromptEvaluationError
 from handrail.events import Emitted, Fact, Progress, ToolInvoked, ToolStarted
 from handrail.protocols import PolicyDecision
 from handrail.testing import run_virtual
@@ -555,10 +546,8 @@ def test_handlers_start_only_with_a_token_of_the_gate() -> None:
         call = new_call(rig.gate, "work")
         call.tool = work
         params = work.parse({"text": "stolen"})
-        task = asyncio.current_task()
-        assert task is not None
         with pytest.raises(SignatureMismatch, match="not let through the gate"):
-            await rig.gate._run_handler(call, work, ToolContext(call), task, 0)
+            await rig.gate._run_handler(call, work, ToolContext(call), open_scope())
         assert params.text not in ran
 
     run_virtual(main)

@@ -14,24 +14,16 @@ from pathlib import Path
 from typing import Literal
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import (
-    CommandMissing,
-    CommandRefused,
-    DefinitionError,
-    FileError,
-    FileMissing,
-    PathRefused,
-    ShellError,
-    ShellUnavailable,
-)
+from handrail.errors import DefinitionError, FileError, FileMissing, PathRefused
 from handrail.protocols import Filesystem
 from handrail.resources.mount import Layered, Layers
-from handrail.resources.paths import place
+from handrail.resources.paths import parse_path
 from handrail.resources.shell.copies import Copy, discard
 from handrail.resources.shell.process import Outcome, Stop, execute, turn
 from handrail.resources.shell.request import Reply, Request
 from handrail.resources.shell.result import Backend, CommandResult
 from handrail.resources.shell.rules import Allow, Rules, shown
+from handrail.resources.shell.shell_errors import CommandMissing, CommandRefused, ShellError, ShellUnavailable
 from handrail.resources.shell.support import Support, probe
 from handrail.resources.shell.visibility import clean_environment, hidden_paths, interpreter_folders
 from handrail.threads import run_in_thread
@@ -117,7 +109,7 @@ class Shell:
         self.rules.check(argv)
         data = stdin.encode() if isinstance(stdin, str) else stdin or b""
         limit = self.timeout if timeout is None else _checked_timeout(timeout)
-        execution = _Execution(self._settings, tuple(argv), layers, place(cwd).path or ".", data, limit)
+        execution = _Execution(self._settings, tuple(argv), layers, parse_path(cwd).path or ".", data, limit)
         result = await _run_in_thread(execution)
         self.backend = result.backend
         return result
