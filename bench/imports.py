@@ -12,12 +12,20 @@ import sys
 import tempfile
 
 ROUNDS = int(os.environ.get("ROUNDS", "15"))
+FLOOR = "import pydantic, asyncio; from pydantic import BaseModel, Field, TypeAdapter"
 LINES = {
     "python alone": "pass",
-    "what they are made of": "import asyncio; from pydantic import BaseModel, Field, TypeAdapter",
+    "pydantic, anyio": "import pydantic, anyio",
+    "handrail": "import handrail",
+    "names of pydantic": FLOOR,
     "hello world's names": "from handrail import Agent, tool",
+    "the words of a tool": "from handrail import Tool, ToolContext, ToolResult, gather, tool",
 }
-MOST = 1.4
+LIMITS = [
+    ("handrail", "pydantic, anyio", 1.2),
+    ("hello world's names", "names of pydantic", 1.4),
+    ("the words of a tool", "names of pydantic", 1.4),
+]
 
 
 def cpu_milliseconds(line: str, environment: dict[str, str]) -> float:
@@ -44,9 +52,10 @@ def main() -> None:
     print(f"CPU of a fresh interpreter, median of {ROUNDS}")
     for name, line in LINES.items():
         print(f"{name:24} {medians[name]:7.1f} ms   {line}")
-    ratio = medians["hello world's names"] / medians["what they are made of"]
-    verdict = "ok" if ratio <= MOST else "MISSED"
-    print(f"hello world's names over what they are made of: {ratio:.2f}x   at most {MOST}x   {verdict}")
+    for name, floor, most in LIMITS:
+        ratio = medians[name] / medians[floor]
+        verdict = "ok" if ratio <= most else "MISSED"
+        print(f"{name} over {floor}: {ratio:.2f}x   at most {most}x   {verdict}")
 
 
 if __name__ == "__main__":
