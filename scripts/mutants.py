@@ -461,21 +461,21 @@ MUTANTS = [
     # --- questions -------------------------------------------------------------------------------------
     Mutant(
         "a late answer is taken",
-        "journal/desk.py",
+        "journal/answers.py",
         "now >= question.expires_at:",
         "False:",
         "tests/dispatch/test_questions.py tests/guard/test_approval_attacks.py",
     ),
     Mutant(
         "the last answer wins",
-        "journal/desk.py",
-        "            if lying.answer is not None:\n                return False\n",
+        "journal/local.py",
+        "            if pending.answer is not None:\n                return False\n",
         "",
         "tests/handoff/test_handoff.py::test_the_first_answer_is_the_answer",
     ),
     Mutant(
         "an answered question is withdrawn",
-        "journal/sqlite.py",
+        "journal/questions.py",
         "DELETE FROM questions WHERE answer IS NULL AND",
         "DELETE FROM questions WHERE",
         "tests/journal/test_sqlite_journal.py::test_an_answered_question_is_not_withdrawn",
