@@ -377,7 +377,7 @@ LIMITS: dict[str, Row] = {
         lambda: Deadline.after(1e15),
         DefinitionError,
         "beyond the calendar",
-        "Leave the deadline out",
+        "Leave it out",
     ),
     "deadline that is none": (
         lambda: any_after(None),

@@ -1,4 +1,4 @@
-"""What stands behind a context: one call, as the gate keeps it."""
+"""`Call`: the protocol of what a context is a view of."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 class Call(Protocol):
-    """The members and verbs of a context, made when they are first asked for.
+    """The members and verbs of a context, made when they are first used.
 
-    The gate's own call and the fakes of `handrail.testing` satisfy this; a context adds nothing to
-    it but the refusal to work once `home` is closed.
+    The gate's calls and the fakes of `handrail.testing` satisfy this. A context only adds that its verbs refuse
+    once `home` is closed.
     """
 
     @property

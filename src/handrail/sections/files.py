@@ -62,9 +62,7 @@ async def edit_file(
         str, Field(description="The exact text to replace, as it is in the file, without line numbers.")
     ],
     new: Annotated[str, Field(description="The text to put in its place.")],
-    all: Annotated[
-        bool, Field(description="Replace every occurrence of `old`.")
-    ] = False,
+    all: Annotated[bool, Field(description="Replace every occurrence of `old`.")] = False,
     *,
     context: ToolContext,
 ) -> ToolResult[str]:
