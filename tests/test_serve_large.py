@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from handrail import Adapter, Prompt, ScriptedModel, ToolCall, tool
 from handrail.messages import ModelRequest, ToolMessage
-from handrail.serve.agui.shortening import MOST_CHARACTERS, shortened
+from handrail.serve.agui.message_writer import MOST_CHARACTERS, shorten
 from handrail.serve.source import PromptSource
 from serving import serving
 
@@ -66,7 +66,7 @@ async def test_a_large_result_is_shortened_and_ends_no_stream(tmp_path: Path, as
 @given(st.text(max_size=20), st.integers(-5, 5))
 def test_what_fits_is_as_it_is_and_the_rest_is_counted(head: str, over: int):
     text = head + "x" * (MOST_CHARACTERS + over - len(head))
-    found = shortened(text, "run.1~1/1")
+    found = shorten(text, "run.1~1/1")
     if over <= 0:
         assert found == text
     else:

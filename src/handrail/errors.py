@@ -55,7 +55,6 @@ Each is ours *and* the builtin a caller would expect; each carries data beside i
     │       ├── EditRefused (ValueError)             the text to replace is not there, or not unique
     │       └── FileLimitReached                     too large, or too many
     ├── AnswerRefused (ValueError)               .question, .problems: unknown, late, forged, or it does not fit
-    ├── RequestRefused (ValueError)              .status, .kind, .fields, .retry_after: a server does not serve it
     ├── ModelError (RuntimeError)                .model, .status, .retry_after, .transient
     │   ├── ModelRateLimited                       too much was asked of it
     │   ├── ModelUnavailable (ConnectionError)     it could not be reached, or could not answer
@@ -69,12 +68,6 @@ Each is ours *and* the builtin a caller would expect; each carries data beside i
     │   ├── RunBusy                                .owner: another process has it
     │   ├── RunParked                              .questions: it waits for answers, and can be resumed
     │   └── Diverged                               .place: it is not gone through as it was recorded
-    ├── ServeError                               .thread: a server refuses it
-    │   ├── ThreadNameRefused (ValueError)         it can't be called that
-    │   ├── ThreadUnknown (LookupError)            there is none of theirs with this id
-    │   ├── ThreadBusy (RuntimeError)              a run of it is under way
-    │   ├── QuestionsOpen (RuntimeError)           .count: it waits for answers
-    │   └── ServerStopping (RuntimeError)          nothing is begun any more
     ├── SimulationError (RuntimeError)           .status: the process that crashes a scenario came to nothing
     └── VisibilityExpansionRequired              .sections: show these in full and evaluate again
 
@@ -530,26 +523,6 @@ class AnswerRefused(HandrailError, ValueError):
         """What of its value does not fit, each with its place; empty where it was refused for another reason."""
 
 
-class RequestRefused(HandrailError, ValueError):
-    """A request to a server that is not served, and why. `kind` is what programs tell it by."""
-
-    def __init__(
-        self,
-        status: int,
-        kind: str,
-        message: str,
-        *,
-        fields: Sequence[tuple[str, str]] = (),
-        retry_after: float | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.kind = kind
-        self.fields = tuple(fields)
-        """What is wrong in its body: JSON pointers, each with the mend."""
-        self.retry_after = retry_after
-
-
 class ModelError(HandrailError, RuntimeError):
     """A request to a model failed. Where it is `transient` the run tries again by itself."""
 
@@ -689,45 +662,3 @@ class VisibilityExpansionRequired(HandrailError):
     def __init__(self, sections: Sequence[str]) -> None:
         super().__init__(f"show in full and evaluate again: {', '.join(sections)}")
         self.sections = tuple(sections)
-
-
-class ServeError(HandrailError):
-    """Something a server refuses; `thread` is the conversation it is about."""
-
-    def __init__(self, thread: str, problem: str, mend: str) -> None:
-        self.thread = thread
-        super().__init__(f"thread {thread!r}: {problem}. {mend}")
-
-
-class ThreadNameRefused(ServeError, ValueError):
-    """It can't be called that."""
-
-
-class ServerStopping(ServeError, RuntimeError):
-    """The server begins nothing any more."""
-
-    def __init__(self, thread: str) -> None:
-        super().__init__(thread, "the server is stopping", "Try again when it is back.")
-
-
-class ThreadUnknown(ServeError, LookupError):
-    """There is no such conversation, or it is somebody else's."""
-
-    def __init__(self, thread: str) -> None:
-        super().__init__(thread, "there is none of yours with this id", "Say something in it to begin one.")
-
-
-class ThreadBusy(ServeError, RuntimeError):
-    """A run of it is under way."""
-
-    def __init__(self, thread: str) -> None:
-        super().__init__(thread, "a run of it is under way", "Wait until it is over, or cancel it.")
-
-
-class QuestionsOpen(ServeError, RuntimeError):
-    """It waits for answers."""
-
-    def __init__(self, thread: str, count: int) -> None:
-        self.count = count
-        waits = "a question waits for an answer" if count == 1 else f"{count} questions wait for answers"
-        super().__init__(thread, waits, "Answer, or cancel the run, before you say something new.")
