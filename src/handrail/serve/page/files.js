@@ -1,4 +1,4 @@
-// What changed in files, by call, newest first; each can be looked at and undone.
+// File changes by call, newest first, each with its diff and undo.
 
 import { html, useLayoutEffect, useRef, useState } from "./vendor/standalone.js";
 import { DiffView, summary } from "./diff.js";
@@ -6,8 +6,8 @@ import { parseDiff } from "./diff/parse.js";
 
 /**
  * @param {{changes: object[], onUndo: (callId: string) => any, busy?: boolean|string}} props
- *   `changes` as `GET /threads/{id}/files` gives them, oldest first. Where `onUndo` gives a promise that
- *   fails, its words are shown at the call. `busy`: nothing can be undone now; the id of a call: it is.
+ *   `changes` as `GET /threads/{id}/files` returns them, oldest first. If the promise of `onUndo` rejects,
+ *   its message is shown at the call. `busy`: true if nothing can be undone now, or the id of the call being undone.
  */
 export function FilesPanel({ changes, onUndo, busy }) {
   if (!changes?.length) {
@@ -43,7 +43,7 @@ function Change({ change, onUndo, busy }) {
   </li>`;
 }
 
-/** Undo, asked once more in the same place. */
+/** Undo, with a confirmation in the same place. */
 export function Undo({ change, onUndo, busy }) {
   const { call_id: id, tool, paths = [], undone, undoable } = change;
   const [asking, setAsking] = useState(false);

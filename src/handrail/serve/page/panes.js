@@ -1,4 +1,4 @@
-// The tabs beside the chat: the files a thread changed, and its runs on a time axis.
+// The tabs beside the chat: file changes, and the timeline of a run.
 
 import { FilesPanel } from "./files.js";
 import * as server from "./server.js";
@@ -7,7 +7,7 @@ import { Timeline } from "./timeline.js";
 import { html, useEffect, useState } from "./vendor/standalone.js";
 import { duration } from "./words.js";
 
-/** What `load` gives, asked for again whenever one of `facts` changes; what was there stays until then. */
+/** The result of `load`, loaded again when one of `facts` changes. The old result stays until then. */
 function useLoaded(load, facts) {
   const [state, setState] = useState({ value: null, problem: null });
   useEffect(() => {

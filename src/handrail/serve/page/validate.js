@@ -1,5 +1,5 @@
-// Checks a value against the JSON Schemas that pydantic writes, so that a person is told at once.
-// It is not the judge: what it does not know never blocks, and the server checks everything again. No DOM.
+// Validates a value against the JSON Schemas that pydantic writes, for immediate feedback.
+// The server has the last word: unknown keywords never block, and it checks everything again. No DOM.
 
 import { below, entriesOf, isObject, kindOfValue, kindsOf, optionsOf, shown, typeFits } from "./form/schema.js";
 
@@ -7,7 +7,7 @@ import { below, entriesOf, isObject, kindOfValue, kindsOf, optionsOf, shown, typ
 
 const MOST_DEEP = 60;
 
-/** @returns {Problem[]} empty where nothing is known to be wrong */
+/** @returns {Problem[]} empty if no problem is found */
 export function validate(schema, value, root = schema) {
   const problems = [];
   check(schema, value, { root, path: "", depth: 0, say: (path, message) => problems.push({ path, message }) });
@@ -30,7 +30,7 @@ function check(schema, value, at) {
   else checkKind(kinds[kindOfValue(kinds, value, discriminator, at.root)], value, at);
 }
 
-/** One kind that fits is enough; else the problems of the one that comes nearest. */
+/** One matching alternative is enough; otherwise the problems of the closest one. */
 function checkUnion(kinds, value, at) {
   let nearest = null;
   for (const kind of kinds) {
@@ -80,7 +80,7 @@ function checkString(schema, text, at) {
   else if (Object.hasOwn(FORMATS, format ?? "") && !FORMATS[format].fits(text)) at.say(at.path, FORMATS[format].words);
 }
 
-/** True too where the pattern is written for another engine, or would mean something else to it. */
+/** Also true if the pattern is written for another engine, or means something else there. */
 function matches(pattern, text) {
   if (/\[\[|&&|~~|\(\?[^:=!]/.test(pattern)) return true;
   try {
@@ -91,11 +91,11 @@ function matches(pattern, text) {
 }
 
 const TIME = /^([01]\d|2[0-3]):[0-5]\d(:[0-5]\d([.,]\d+)?)?(Z|[+-]\d\d:?(\d\d)?)?$/i;
-const SECONDS = /^[+-]?(\d+\.?\d*|\.\d+)$/; // since 1970: a moment too
+const SECONDS = /^[+-]?(\d+\.?\d*|\.\d+)$/; // seconds since 1970 are a moment too
 const PERIOD = /^[+-]?P(?=.)(\d+Y)?(\d+M)?(\d+W)?(\d+([.,]\d+)?D)?(T(\d+([.,]\d+)?H)?(\d+([.,]\d+)?M)?(\d+([.,]\d+)?S)?)?$/i;
 const DAYS_AND_TIME = /^[+-]?(?=\S)(\d+ ?d(ays?)?,? ?)?(\d+:\d\d(:\d\d(\.\d+)?)?)?$/i;
 
-/** The formats that are known, as widely as pydantic reads them: how one is told, and the words with an example. */
+/** The known formats, as liberal as pydantic: a check, and a description with an example. */
 export const FORMATS = {
   date: { fits: isDate, words: "a date, such as 2026-05-31" },
   time: { fits: (text) => TIME.test(text), words: "a time, such as 14:30" },
@@ -179,7 +179,7 @@ function same(a, b) {
   return a === b || canonical(a) === canonical(b);
 }
 
-/** JSON that is alike for alike values, whatever the order of keys. */
+/** Canonical JSON: equal for equal values, whatever the order of keys. */
 function canonical(value) {
   return JSON.stringify(value, (_, held) => (isObject(held) ? Object.fromEntries(Object.entries(held).sort(([a], [b]) => (a < b ? -1 : 1))) : held));
 }
