@@ -27,7 +27,7 @@ from handrail import (
     Prompt,
     ScriptedModel,
     Session,
-    Terminal,
+    TerminalEnvironment,
     ToolCall,
     ToolContext,
     tool,
@@ -140,7 +140,7 @@ def main() -> None:
             Path(folder, "contacts.csv").write_text(CONTACTS)
         session, files = Session(), DirectoryFilesystem(folder)
         session.dispatcher.subscribe(ToolInvoked, show)
-        person = Terminal() if given.model else rule(folder)
+        person = TerminalEnvironment() if given.model else rule(folder)
         adapter = Adapter(given.model or SCRIPT, environment=person, filesystem=files)
         print(f"\n{adapter.evaluate(CLEANER, given.task, session=session).wait().text}")
         if not given.model:

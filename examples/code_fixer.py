@@ -27,7 +27,7 @@ from handrail import (
     Session,
     Shell,
     ShellTools,
-    Terminal,
+    TerminalEnvironment,
     ToolCall,
 )
 from handrail.events import Advised, ToolInvoked, ToolRolledBack
@@ -94,7 +94,7 @@ def main() -> None:
                 Path(folder, name).write_text(text)
         session = Session()
         watch(session)
-        adapter = Adapter(given.model or SCRIPT, environment=Terminal())
+        adapter = Adapter(given.model or SCRIPT, environment=TerminalEnvironment())
         response = adapter.evaluate(
             fixer(shlex.split(given.test), ask=bool(given.folder)),
             "The tests fail. Mend the code.",

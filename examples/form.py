@@ -21,7 +21,7 @@ from handrail import (
     Handoff,
     Parked,
     ScriptedModel,
-    Terminal,
+    TerminalEnvironment,
     ToolContext,
     ToolResult,
     open_gate,
@@ -93,7 +93,7 @@ def somebody(by: str, model: str | None) -> Environment:
     """Who fills it in."""
     if by == "model":
         return AgentEnvironment(model or ScriptedModel([FILLED]))
-    terminal = Terminal()
+    terminal = TerminalEnvironment()
     if terminal.run_mode == "user":
         return terminal
     train = {"what": "train", "euros": 120}

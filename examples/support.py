@@ -14,7 +14,7 @@ import argparse
 import json
 from pathlib import Path
 
-from handrail import Budget, ScriptedModel, Session, Terminal, ToolCall, WorkerRegistry
+from handrail import Budget, ScriptedModel, Session, TerminalEnvironment, ToolCall, WorkerRegistry
 from handrail.events import ToolInvoked, ToolRolledBack
 from handrail.messages import ModelRequest
 from handrail.question import Question
@@ -99,7 +99,7 @@ def main() -> None:
             message,
             model=given.model,
             models={} if given.model else {name: ScriptedModel(script) for name, script in scripts.items()},
-            environment=Terminal() if given.model else Person(approve=rule),
+            environment=TerminalEnvironment() if given.model else Person(approve=rule),
             session=session,
             budget=Budget(requests=20),
         ).wait()

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from handrail.resources.shell import Allow, Finished, Layers, Shell
-from handrail.resources.shell.copying import changes, is_opaque, members
+from handrail.resources.shell import Allow, CommandResult, Layers, Shell
+from handrail.resources.shell.copies import changes, is_opaque, members
 
 Tree = dict[str, tuple[Any, ...]]
 
@@ -43,10 +43,10 @@ class Folder:
         """What the upper layer holds."""
         return sorted(changes(self.upper), key=lambda change: change[1])
 
-    def run(self, shell: Shell, *argv: str, **options: Any) -> Finished:
+    def run(self, shell: Shell, *argv: str, **options: Any) -> CommandResult:
         return asyncio.run(shell.run(list(argv), self.layers, **options))
 
-    def sh(self, shell: Shell, script: str, **options: Any) -> Finished:
+    def sh(self, shell: Shell, script: str, **options: Any) -> CommandResult:
         return self.run(shell, "sh", "-c", script, **options)
 
     def merged(self) -> Tree:

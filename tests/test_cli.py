@@ -110,7 +110,7 @@ def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said:
         (["serve", "team/nobody.md"], "nothing says which model runs the worker 'nobody'"),
         (["run", "team", "x"], "does not say which worker"),
         (["run", "team/tools.py", "x"], "A module is served: `handrail serve team/tools.py`"),
-        (["chat", "team/tools.py"], "environment=Terminal()"),
+        (["chat", "team/tools.py"], "environment=TerminalEnvironment()"),
         (["run", ".", "x"], "there is no worker (NAME.md) in '.'"),
         (
             ["serve", "."],

@@ -70,8 +70,8 @@ def test_the_page_shows_what_a_person_sees(tmp_path: Path, seen: Window):
         (1, "urgency (choose one", "3"),
         (1, "due (date", "soon"),
         (2, "due (date", "2026-12-24"),
-        (1, "1 (text, Enter ends):", "phone"),
-        (1, "2 (text, Enter ends):", ""),
+        (1, "1 (text, Enter to finish):", "phone"),
+        (1, "2 (text, Enter to finish):", ""),
         (1, "s send (Enter), e edit, d decline:", ""),
     ):
         seen.wait_for(prompt, times)

@@ -107,7 +107,7 @@ SHOWN = {
 FORM = [
     ("place (text):", "Rome"),
     ("day (date):", "yesterday"),
-    ("not that: a date", "2026-05-01"),
+    ("expected: a date", "2026-05-01"),
     ("add one?", "y"),
     ("what (choose one):", "1"),
     ("euros (number):", "450"),
@@ -194,7 +194,7 @@ def test_somebody_fills_the_form_in_at_a_terminal(tmp_path: Path) -> None:
             seen.wait_for(asked)
             seen.type(f"{typed}\n")
         assert seen.end() == 0
-        assert "Terminal fills the form in." in seen.text()
+        assert "TerminalEnvironment fills the form in." in seen.text()
         assert "450.00 is more than a trip may cost" in seen.text()
         assert "400" not in seen.text()
 

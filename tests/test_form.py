@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, SecretStr, TypeAdapter
 
-from handrail.environment.fields import parsed
-from handrail.environment.form import NOTHING, filled_in
+from handrail.environment.fields import parse
+from handrail.environment.form import NOTHING, fill_in
 from handrail.errors import Declined
 from handrail.schema import Schema
 
 
-class Desk:
+class Typist:
     """Somebody who types these lines; where they run out, Ctrl-D."""
 
     def __init__(self, *typed: str) -> None:
@@ -34,7 +34,7 @@ class Desk:
             raise Declined("", "")
         return self._typed.pop(0)
 
-    async def hidden(self, prompt: str) -> str:
+    async def hidden_line(self, prompt: str) -> str:
         self.hid.append(prompt)
         return await self.line(prompt)
 
@@ -50,9 +50,9 @@ class Desk:
 async def fill(kind: Any, *typed: str, before: Any = NOTHING) -> Any:
     """Fill a form for this type and send it; all that was typed must have been read."""
     schema = Schema(kind)
-    desk = Desk(*typed)
-    value = await filled_in(schema.json_schema, desk, before)
-    assert desk.left == [], desk.text
+    typist = Typist(*typed)
+    value = await fill_in(schema.json_schema, typist, before)
+    assert typist.left == [], typist.text
     schema.parse_value(value)  # it is what was asked for
     return value
 
@@ -94,37 +94,37 @@ async def test_every_kind_of_field():
 
 async def test_each_field_is_checked_at_once_in_words():
     """What does not fit is said where it is typed, and asked for again."""
-    desk = Desk(
+    typist = Typist(
         "te", "", "tea", "x", "10", "3", "cheap", "nan", "1", "maybe", "n", "XL", "4", "L", "soon", ""
     )
     with pytest.raises(Declined):
-        await filled_in(Schema(Order).json_schema, desk)
+        await fill_in(Schema(Order).json_schema, typist)
     for words in (
-        "at least 3 characters, this has 2",
-        "it needs a value",
+        "at least 3 characters, not 2",
+        "a value is needed",
         "a whole number, such as 3",
         "at most 9",
         "a number, such as 2.5",
         "y or n",
-        "choose one of 1 to 3",
+        "one of 1 to 3",
         "a date, such as 2026-05-31",
     ):
-        assert words in desk.text
-    assert "What you want." in desk.text
+        assert words in typist.text
+    assert "What you want." in typist.text
 
 
 def test_a_number_may_be_past_all_floats():
     """Whoever asked says what is wrong with it; the form does not break."""
-    assert parsed({"type": "number"}, "9" * 400) == int("9" * 400)
+    assert parse({"type": "number"}, "9" * 400) == int("9" * 400)
 
 
 async def test_a_form_is_shown_before_it_is_sent_and_can_be_edited():
     """`e` goes through it again, where Enter keeps what was there."""
     assert await fill(Address, "Main", "7", "e", "", "8", "") == {"street": "Main", "number": 8}
-    desk = Desk("Main", "7", "what", "s")
-    await filled_in(Schema(Address).json_schema, desk)
-    assert "This will be sent:\n    street: Main\n    number: 7" in desk.text
-    assert "not that: s, e or d" in desk.text
+    typist = Typist("Main", "7", "what", "s")
+    await fill_in(Schema(Address).json_schema, typist)
+    assert "This will be sent:\n    street: Main\n    number: 7" in typist.text
+    assert "expected: s, e or d" in typist.text
 
 
 async def test_a_form_can_be_declined_with_a_reason():
@@ -198,9 +198,9 @@ async def test_kinds_of_answers(kind: Any, typed: list[str], value: Any):
 def test_formats(format: str, good: str, bad: str):
     """Each known format is checked, with an example in its words."""
     schema = {"type": "string", "format": format}
-    assert parsed(schema, good) == good
+    assert parse(schema, good) == good
     with pytest.raises(ValueError, match="such as"):
-        parsed(schema, bad)
+        parse(schema, bad)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_formats(format: str, good: str, bad: str):
 async def test_odd_schemas_end(schema: dict[str, Any]):
     """A schema that says little, or leads in a circle, is no trap: there is always a way out."""
     with pytest.raises(Declined):
-        await filled_in(schema, Desk(*["x"] * 5))
+        await fill_in(schema, Typist(*["x"] * 5))
 
 
 async def test_what_a_schema_says_is_shown_without_control():
@@ -232,10 +232,10 @@ async def test_what_a_schema_says_is_shown_without_control():
         },
         "required": ["a\x1b[31m"],
     }
-    desk = Desk("1", "s")
-    await filled_in(schema, desk)
-    assert "\x1b" not in desk.text
-    assert "\x07" not in desk.text
+    typist = Typist("1", "s")
+    await fill_in(schema, typist)
+    assert "\x1b" not in typist.text
+    assert "\x07" not in typist.text
 
 
 @given(
@@ -251,7 +251,7 @@ def test_what_is_typed_is_what_is_meant(drawn: tuple[Any, Any]):
     kind, value = drawn
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
     typed = "y" if value is True else "n" if value is False else str(value)
-    read = parsed(adapter.json_schema(), typed)
+    read = parse(adapter.json_schema(), typed)
     assert adapter.validate_json(json.dumps(read)) == value
 
 
@@ -264,11 +264,11 @@ class Login(BaseModel):
 
 async def test_a_secret_is_typed_unseen_and_shown_masked() -> None:
     """Neither while it is typed, nor before it is sent, nor as what Enter keeps."""
-    desk = Desk("ann", "hunter2", "hunter3", "y", "hunter4", "", "e", "", "", "", "n", "s")
-    value = await filled_in(Schema(Login).json_schema, desk)
+    typist = Typist("ann", "hunter2", "hunter3", "y", "hunter4", "", "e", "", "", "", "n", "s")
+    value = await fill_in(Schema(Login).json_schema, typist)
     assert value == {"user": "ann", "key": "hunter2", "old": "hunter3", "more": ["hunter4"]}
-    assert desk.left == []
-    assert "hunter" not in desk.text
-    assert "**********" in desk.text
-    assert not any("user" in prompt for prompt in desk.hid)
-    assert len(desk.hid) == 6
+    assert typist.left == []
+    assert "hunter" not in typist.text
+    assert "**********" in typist.text
+    assert not any("user" in prompt for prompt in typist.hid)
+    assert len(typist.hid) == 6

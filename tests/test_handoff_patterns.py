@@ -31,7 +31,7 @@ from handrail import (
     Prompt,
     ScriptedModel,
     Session,
-    Terminal,
+    TerminalEnvironment,
     ToolCall,
     open_gate,
     run_as_agent,
@@ -93,9 +93,9 @@ PATTERNS = {
         {"fields": ["city"]},
         answers={"input-form": {"values": {"city": "Oslo"}}},
         typed=(
-            ("name of an entry (Enter ends):", "city\n"),
+            ("name of an entry (Enter to finish):", "city\n"),
             ("city (text):", "Bergen\n"),
-            ("name of an entry (Enter ends):", "\n"),
+            ("name of an entry (Enter to finish):", "\n"),
             SEND,
         ),
         expected={
@@ -260,7 +260,7 @@ async def at_terminal(pattern: Pattern, begin: Callable[[Any], Awaitable[T]]) ->
 
     async def come() -> T:
         with seen.streams() as (stdin, stdout):
-            return await begin(Terminal(stdin=stdin, stdout=stdout))
+            return await begin(TerminalEnvironment(stdin=stdin, stdout=stdout))
 
     with window() as seen:
         async with asyncio.TaskGroup() as both:

@@ -190,7 +190,7 @@ def test_a_question_is_asked_at_the_terminal(line: Line, monkeypatch: pytest.Mon
             )
 
     line.record("tea", call("choose"))
-    monkeypatch.setattr("handrail.environment.Terminal", There)
+    monkeypatch.setattr("handrail.environment.TerminalEnvironment", There)
     assert "Answered pick" in line("answer", "tea")
     assert "the end" in line("resume", "tea", "--model", "the_app:model")
     assert line.json("show", "tea")["turns"][0]["calls"][0]["message"] == "got 4"

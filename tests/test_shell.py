@@ -25,7 +25,7 @@ from handrail.errors import (
     ShellUnavailable,
 )
 from handrail.resources.shell import Allow, Shell, Support, probe
-from handrail.resources.shell import run as run_module
+from handrail.resources.shell import shell as shell_module
 
 BACKENDS = ["overlay", "copy"]
 
@@ -132,7 +132,7 @@ def test_standard_input_is_given(folder: Folder, backend: str):
 
 def test_a_command_that_no_rule_allows_does_not_run(folder: Folder, backend: str):
     """Rules are asked first."""
-    with pytest.raises(CommandRefused, match="What may run: `git status`"):
+    with pytest.raises(CommandRefused, match="Allowed: `git status`"):
         folder.run(Shell([Allow("git", "status")], backend=backend), "touch", "x")  # pyright: ignore[reportArgumentType]
     assert folder.caught() == []
 
@@ -145,7 +145,7 @@ def test_a_missing_program_is_said(folder: Folder, backend: str):
         "printf '#!/no/such/thing\\n' > bad; chmod +x bad; echo text > plain; echo junk > junk; chmod +x junk",
     )
     for program in ("no-such-program", "./no-such", "./plain", "./bad", "./docs", "./junk", "./kept.txt/x"):
-        with pytest.raises(CommandMissing, match=r"no program|not a program") as caught:
+        with pytest.raises(CommandMissing, match=r"is not installed here|can.t be executed") as caught:
             folder.run(shell, program, "-x")
         assert caught.value.program == program
 
@@ -444,7 +444,7 @@ def test_both_back_ends_catch_the_same(rounds: list[Any], tmp_path_factory: pyte
 
 
 def support_is(monkeypatch: pytest.MonkeyPatch, support: Support) -> None:
-    monkeypatch.setattr(run_module, "probe", lambda folder: support)
+    monkeypatch.setattr(shell_module, "probe", lambda folder: support)
 
 
 def test_the_choice_can_be_seen(folder: Folder):
@@ -457,13 +457,13 @@ def test_the_choice_can_be_seen(folder: Folder):
 
 def test_without_an_overlay_a_copy_is_made_and_said(folder: Folder, monkeypatch: pytest.MonkeyPatch):
     """With why, and what the copy cost."""
-    support_is(monkeypatch, Support(probe(folder.base).walls, False, ("an overlay mount here: no",)))
+    support_is(monkeypatch, Support(probe(folder.base).isolation, False, ("an overlay mount here: no",)))
     finished = folder.run(anything(), "touch", "x")
     assert finished.backend == "copy"
     assert finished.notes[0] == "No overlay could be mounted: an overlay mount here: no."
-    assert finished.notes[1].startswith("It worked on a copy of the folder: 5 files, ")
+    assert finished.notes[1].startswith("The command ran on a copy of the folder: 5 files, ")
     assert folder.caught() == [("written", "x")]
-    with pytest.raises(ShellUnavailable, match=r"an overlay mount here: no.*Say backend='auto'"):
+    with pytest.raises(ShellUnavailable, match=r"an overlay mount here: no.*Pass backend='auto'"):
         folder.run(anything("overlay"), "true")
 
 
@@ -476,7 +476,7 @@ def test_an_overlay_that_fails_after_all_becomes_a_copy(tmp_path: Path):
     finished = folder.run(anything(), "touch", "x")
     assert (finished.ok, finished.backend) == (True, "copy")
     assert finished.notes[0].startswith("No overlay could be mounted: ")
-    with pytest.raises(RuntimeError, match="could not be begun"):
+    with pytest.raises(RuntimeError, match="could not be started"):
         folder.run(anything("overlay"), "true")
 
 
@@ -495,7 +495,7 @@ def test_without_namespaces_and_told_so_it_runs_on_a_copy(folder: Folder, monkey
     shell = anything(contained=False)
     finished = folder.sh(shell, "rm kept.txt; echo x > x; echo $HOME $TMPDIR; exit 4")
     assert (finished.exit_code, finished.contained, finished.backend) == (4, False, "copy")
-    assert finished.notes[0].startswith("It ran without walls around it, since this machine lacks")
+    assert finished.notes[0].startswith("The command ran without a sandbox, since this machine lacks")
     assert folder.caught() == [("deleted", "kept.txt"), ("written", "x")]
     assert all(
         place.startswith(str(folder.base)) for place in finished.output.strip().split(f" {folder.base}")[:1]

@@ -16,7 +16,7 @@ import pytest
 
 from folders import PYTHON, Folder, anything, is_seen, outside_tmp
 from handrail.resources.shell import Support, probe
-from handrail.resources.shell import run as run_module
+from handrail.resources.shell import shell as shell_module
 
 WALLS = ["user", "root"] if os.geteuid() == 0 else ["user"]
 
@@ -44,7 +44,7 @@ def walls(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     found = probe(tmp_path)
     if not found.contained:
         pytest.skip("; ".join(found.missing))
-    monkeypatch.setattr(run_module, "probe", lambda folder: Support(request.param, found.overlay))
+    monkeypatch.setattr(shell_module, "probe", lambda folder: Support(request.param, found.overlay))
     return request.param
 
 
@@ -481,7 +481,7 @@ def test_the_probe_finds_what_the_machine_has(tmp_path: Path):
 
 def test_the_probe_says_what_is_missing(tmp_path: Path):
     """Where user namespaces are forbidden to an ordinary user, nothing is promised and the reason is given."""
-    if os.geteuid() != 0 or probe(tmp_path).walls != "user":
+    if os.geteuid() != 0 or probe(tmp_path).isolation != "user":
         pytest.skip("needs root and user namespaces, to forbid them")
     if not is_seen(Path(sys.prefix)):
         pytest.skip("this checkout lies below /tmp, where commands have another one")
@@ -489,7 +489,7 @@ def test_the_probe_says_what_is_missing(tmp_path: Path):
     # Inside the walls there are none to be had: the probe finds that out by itself.
     code = (
         "import sys; from pathlib import Path; from handrail.resources.shell import probe; "
-        "found = probe(Path('.')); print(found.walls, found.overlay, found.contained); print(*found.missing, sep='\\n')"
+        "found = probe(Path('.')); print(found.isolation, found.overlay, found.contained); print(*found.missing, sep='\\n')"
     )
     source = Path(__file__).parent.parent / "src"
     finished = folder.run(
@@ -502,7 +502,7 @@ def test_the_probe_says_what_is_missing(tmp_path: Path):
     first, *missing = finished.output.splitlines()
     assert first == "none False False"
     assert len(missing) == 2
-    assert all(line.startswith("namespaces of its own") and "clone3" in line for line in missing)
+    assert all(line.startswith("namespaces (kernel") and "clone3" in line for line in missing)
 
 
 def test_shells_in_many_threads_share_one_keeper(folder: Folder):

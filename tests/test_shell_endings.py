@@ -15,8 +15,8 @@ import pytest
 
 from folders import PYTHON, Folder, anything, processes_with
 from handrail.errors import CommandMissing, CommandRefused, ShellError
-from handrail.resources.shell import Allow, Finished, Layers, Support, launcher, probe
-from handrail.resources.shell import run as run_module
+from handrail.resources.shell import Allow, CommandResult, Layers, Support, launcher, probe
+from handrail.resources.shell import shell as shell_module
 from handrail.testing import FakeShell, run_virtual
 
 pytestmark = pytest.mark.once  # processes, kills and programs of others: what they try is not Python's
@@ -72,7 +72,7 @@ def line() -> Iterator[Line]:
 def shells(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     support = probe(tmp_path)
     if request.param == "no walls":
-        monkeypatch.setattr(run_module, "probe", lambda folder: Support("none", False, ("walls",)))
+        monkeypatch.setattr(shell_module, "probe", lambda folder: Support("none", False, ("walls",)))
         return "auto"
     if not support.contained or (request.param == "overlay" and not support.overlay):
         pytest.skip("; ".join(support.missing))
@@ -162,7 +162,7 @@ def test_a_cancelled_copy_is_not_made_to_its_end(folder: Folder, monkeypatch: py
         folder.add(f"{number}/file", "x")
     copied: list[str] = []
     shell = anything("copy")
-    real = run_module.Copy._copy_folder  # pyright: ignore[reportPrivateUsage]
+    real = shell_module.Copy._copy_folder  # pyright: ignore[reportPrivateUsage]
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -176,7 +176,7 @@ def test_a_cancelled_copy_is_not_made_to_its_end(folder: Folder, monkeypatch: py
             real(self, stack, target, path)  # pyright: ignore[reportArgumentType]
 
         run_stops = threading.Event()
-        monkeypatch.setattr(run_module.Copy, "_copy_folder", slow)
+        monkeypatch.setattr(shell_module.Copy, "_copy_folder", slow)
         task = asyncio.create_task(shell.run(["true"], folder.layers))
         await reached.wait()
         task.cancel()
@@ -217,7 +217,7 @@ def test_a_command_ends_while_others_go_on(tmp_path: Path, line: Line, first: in
     folders = [Folder(tmp_path / str(number)) for number in range(3)]
 
     async def main() -> None:
-        tasks: list[asyncio.Task[Finished]] = []
+        tasks: list[asyncio.Task[CommandResult]] = []
         connections: list[socket.socket] = []
         for folder in folders:
             tasks.append(asyncio.create_task(shell.run([PYTHON, "-c", WAIT, line.port, "x"], folder.layers)))
@@ -240,7 +240,7 @@ def test_shells_on_one_layer_take_turns(tmp_path: Path, line: Line):
     said: list[bytes] = []
 
     async def main() -> None:
-        async def begin(name: str) -> asyncio.Task[Finished]:
+        async def begin(name: str) -> asyncio.Task[CommandResult]:
             script = f'{PYTHON} -c "{WAIT}" {line.port} {name} && cat trace; echo {name} >> trace'
             return asyncio.create_task(shell.run(["sh", "-c", script], folder.layers, timeout=40))
 
@@ -273,7 +273,7 @@ US = """
 import asyncio, signal, sys, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell began us in the background
 from pathlib import Path
-from handrail.resources.shell import Allow, Layers, Shell, Support, run as module
+from handrail.resources.shell import Allow, Layers, Shell, Support, shell as module
 base = Path(sys.argv[1])
 layers = Layers((base / "root",), base / "upper", base / "work")
 shell = Shell([Allow(...)], network=True, contained=False)
@@ -319,7 +319,7 @@ def test_a_dead_keeper_is_said_and_replaced(folder: Folder, line: Line, shells: 
         if shells == "auto":  # without walls there is somebody left to tell how it ended
             assert (await task).signal == signal.SIGKILL
         else:
-            with pytest.raises(ShellError, match="what kept it has died"):
+            with pytest.raises(ShellError, match="its sandbox process died"):
                 await task
         assert connection.recv(1000) == b""
         assert (await shell.run(["echo", "again"], folder.layers)).output == "again\n"
@@ -360,7 +360,7 @@ def test_commands_run_in_virtual_time_too(folder: Folder):
     """A command lives in real time, whatever the loop's clock says."""
     shell = anything()
 
-    async def main() -> Finished:
+    async def main() -> CommandResult:
         return await shell.run(["sh", "-c", "sleep 0.3; echo done"], folder.layers, timeout=20)
 
     assert run_virtual(main).output == "done\n"
@@ -391,7 +391,7 @@ def test_a_fake_shell_says_what_it_was_told(tmp_path: Path):
         return "wrote"
 
     fake = FakeShell(
-        {"git": 1, "git status": "clean\n", "make": write, "slow": Finished(argv=(), timed_out=True)},
+        {"git": 1, "git status": "clean\n", "make": write, "slow": CommandResult(argv=(), timed_out=True)},
         [Allow("git", "*"), Allow("make", ...), Allow("slow"), Allow("other")],
     )
     assert folder.run(fake, "git", "status").output == "clean\n"

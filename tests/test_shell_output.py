@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.resources.shell import Finished
-from handrail.resources.shell.output import Output
+from handrail.resources.shell import CommandResult
+from handrail.resources.shell.process import Output
 
 
 def fed(limit: int, *parts: bytes) -> tuple[str, int]:
@@ -60,16 +60,18 @@ def test_memory_does_not_grow_with_the_output():
 @pytest.mark.parametrize(
     ("finished", "words"),
     [
-        (Finished(argv=("a",), exit_code=3), "`a`: exit code 3\n(no output)"),
-        (Finished(argv=("a b",), output="x\n"), "`'a b'`: exit code 0\nx\n"),
-        (Finished(argv=("a",), exit_code=None, signal=11), "`a`: killed by SIGSEGV\n(no output)"),
+        (CommandResult(argv=("a",), exit_code=3), "`a`: exit code 3\n(no output)"),
+        (CommandResult(argv=("a b",), output="x\n"), "`'a b'`: exit code 0\nx\n"),
+        (CommandResult(argv=("a",), exit_code=None, signal=11), "`a`: killed by SIGSEGV\n(no output)"),
         (
-            Finished(argv=("a",), exit_code=None, signal=9, timed_out=True, seconds=60.02, notes=("Note.",)),
-            "`a`: stopped after 60 s, with all it had started\nNote.\n(no output)",
+            CommandResult(
+                argv=("a",), exit_code=None, signal=9, timed_out=True, seconds=60.02, notes=("Note.",)
+            ),
+            "`a`: stopped after 60 s, with everything it had started\nNote.\n(no output)",
         ),
     ],
 )
-def test_an_ending_is_worded_for_a_model(finished: Finished, words: str):
+def test_an_ending_is_worded_for_a_model(finished: CommandResult, words: str):
     """How it ended, what to know, what it said."""
     assert finished.render() == words
     assert finished.ok is (finished.exit_code == 0)

@@ -118,7 +118,7 @@ def test_a_rule_that_can_not_be_meant_is_refused_where_it_is_written(pattern: tu
 
 def test_nothing_may_run_without_a_rule():
     """The default is to deny."""
-    with pytest.raises(CommandRefused, match="no command may run here"):
+    with pytest.raises(CommandRefused, match="no command is allowed here"):
         Shell().rules.check(["true"])
 
 
@@ -129,8 +129,8 @@ def test_a_refusal_says_what_may_run():
             ["rm", "-rf", "a b"]
         )
     assert str(caught.value) == (
-        "`rm -rf 'a b'`: this may not run here. What may run: `git status`, `pytest …`, `cat docs/**` "
-        "(… is any further arguments). It is run without a shell: no pipes, no `&&`, no redirection, no variables."
+        "`rm -rf 'a b'`: this command is not allowed here. Allowed: `git status`, `pytest …`, `cat docs/**` "
+        "(… stands for any further arguments). Commands run without a shell: no pipes, no `&&`, no redirection, no variables."
     )
     assert caught.value.allowed == ("git status", "pytest …", "cat docs/**")
     assert isinstance(caught.value, StateError)
@@ -141,7 +141,7 @@ def test_one_text_is_refused_with_the_list_it_should_be():
     """A command given as text is never taken apart for running, only for the advice."""
     with pytest.raises(CommandRefused, match=r"write \['git', 'commit', '-m', 'two words'\]"):
         Rules([Allow(...)]).check("git commit -m 'two words'")
-    with pytest.raises(CommandRefused, match="not one text"):
+    with pytest.raises(CommandRefused, match="not one string"):
         Rules([Allow(...)]).check("echo 'open")
 
 

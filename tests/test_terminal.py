@@ -1,4 +1,4 @@
-"""A person at a real pseudo-terminal, asked by `Terminal`."""
+"""A person at a real pseudo-terminal, asked by `TerminalEnvironment`."""
 
 import asyncio
 import contextlib
@@ -21,8 +21,8 @@ from handrail import (
     ToolContext,
     tool,
 )
-from handrail.environment import Terminal
-from handrail.environment.ink import wants_colour
+from handrail.environment import TerminalEnvironment
+from handrail.environment.text import wants_colour
 from handrail.errors import QuestionCancelled
 from handrail.guard.approval import APPROVAL_SCHEMA
 from handrail.journal import MemoryJournal
@@ -58,16 +58,18 @@ def ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.contextmanager
-def at_terminal(columns: int = 100, rows: int = 45) -> Generator[tuple[Window, Terminal]]:
+def at_terminal(columns: int = 100, rows: int = 45) -> Generator[tuple[Window, TerminalEnvironment]]:
     """A window and the environment of whoever sits in front of it; it must be left as it was found."""
     with window(columns, rows) as seen, seen.streams() as (stdin, stdout):
-        yield seen, Terminal(stdin=stdin, stdout=stdout)
+        yield seen, TerminalEnvironment(stdin=stdin, stdout=stdout)
         assert termios.tcgetattr(seen.slave) == seen.before
         seen.take()
         assert not seen.cursor_hidden
 
 
-async def answered(seen: Window, terminal: Terminal, asked: Question, *typed: tuple[str, str]) -> Answer:
+async def answered(
+    seen: Window, terminal: TerminalEnvironment, asked: Question, *typed: tuple[str, str]
+) -> Answer:
     """Ask, and type each line once what comes before it is on the screen (once more than the last time)."""
     asking = asyncio.ensure_future(terminal.ask(asked))
     counts: dict[str, int] = {}
@@ -120,7 +122,7 @@ async def test_enter_alone_approves_nothing():
         answer = await answered(seen, terminal, question(), *typed)
         assert answer.value == {"approved": False}
         assert "Nothing was decided" in seen.text()
-        assert "'yy' is none of these" in seen.text()
+        assert "'yy' is not a choice" in seen.text()
 
 
 async def test_what_was_typed_before_the_question_does_not_answer_it():
@@ -138,7 +140,7 @@ async def test_echo_is_as_it_was():
         silent = termios.tcgetattr(seen.slave)
         silent[3] &= ~termios.ECHO
         termios.tcsetattr(seen.slave, termios.TCSANOW, silent)
-        terminal = Terminal(stdin=stdin, stdout=stdout)
+        terminal = TerminalEnvironment(stdin=stdin, stdout=stdout)
         asking = asyncio.ensure_future(terminal.ask(question()))
         await seen.until(CHOICE)
         assert seen.echoes
@@ -186,7 +188,7 @@ async def test_a_message_can_not_pass_for_the_question(monkeypatch: pytest.Monke
         assert text.count("\n  y  yes, once") == text.count("? Allow pay?") == 1
         assert "\n  │ ? Allow read_notes?\n" in text
         assert "… 27 more lines, v to view all" in text
-        assert "more letters, v to view all" in text
+        assert "more characters, v to view all" in text
         assert not any(hidden in text for hidden in ("the end of it", "tail"))
         assert (await asking).value == {"approved": False}
         assert all(whole in seen.text() for whole in ("the end of it", "tail"))
@@ -364,7 +366,7 @@ async def test_the_screen_waits_while_somebody_is_asked():
     """Whatever else is shown is held, once a question."""
     with window() as seen, seen.streams() as (stdin, stdout):
         screen = Held()
-        terminal = Terminal(stdin=stdin, stdout=stdout, screen=screen)
+        terminal = TerminalEnvironment(stdin=stdin, stdout=stdout, screen=screen)
         await answered(seen, terminal, question(), (CHOICE, "n\n"))
         assert screen.told == ["still", "on"]
 
@@ -373,7 +375,7 @@ async def test_without_a_terminal_nobody_is_there():
     """Piped either way, nobody is asked anything, and what needs approval is denied."""
     with window() as seen, seen.streams() as (stdin, stdout):
         for given in ((io.StringIO(), stdout), (stdin, io.StringIO())):
-            terminal = Terminal(stdin=given[0], stdout=given[1])
+            terminal = TerminalEnvironment(stdin=given[0], stdout=given[1])
             assert terminal.run_mode == "headless"
             with pytest.raises(QuestionCancelled):
                 await terminal.ask(question())

@@ -27,7 +27,12 @@ if TYPE_CHECKING:
     )
     from handrail.deadline import Deadline
     from handrail.dispatch import Gate, ToolCall, open_gate, run_turn
-    from handrail.environment import AgentEnvironment, HeadlessEnvironment, LaterEnvironment, Terminal
+    from handrail.environment import (
+        AgentEnvironment,
+        HeadlessEnvironment,
+        LaterEnvironment,
+        TerminalEnvironment,
+    )
     from handrail.errors import (
         CallFailed,
         CapabilityMissing,
@@ -93,7 +98,7 @@ _HOMES = {
     ),
     "handrail.deadline": "Deadline",
     "handrail.dispatch": "Gate ToolCall open_gate run_turn",
-    "handrail.environment": "AgentEnvironment HeadlessEnvironment LaterEnvironment Terminal",
+    "handrail.environment": "AgentEnvironment HeadlessEnvironment LaterEnvironment TerminalEnvironment",
     "handrail.errors": (
         "CallFailed CapabilityMissing ContextExpired Declined HandrailError NoAnswer PromptEvaluationError "
         "PromptValidationError QuestionCancelled QuestionTimedOut ToolDefinitionError ToolValidationError TransientError "
@@ -185,7 +190,7 @@ __all__ = [
     "ShellTools",
     "SqliteJournal",
     "SystemClock",
-    "Terminal",
+    "TerminalEnvironment",
     "Tool",
     "ToolCall",
     "ToolContext",

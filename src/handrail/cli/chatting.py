@@ -18,8 +18,7 @@ from handrail.cli.running import Ended, watched
 from handrail.cli.screen import View
 from handrail.cli.streams import nothing_printed
 from handrail.clock import SYSTEM_CLOCK
-from handrail.environment.ink import is_terminal
-from handrail.environment.visible import on_one_line, visible
+from handrail.environment.text import escape, escape_line, is_terminal
 from handrail.errors import HandrailError, UndoRefused
 from handrail.messages import Usage
 from handrail.session import Session
@@ -135,7 +134,7 @@ class Chat:
         }
         command = commands.get(name)
         if command is None:
-            self._view.note(f"There is no {on_one_line(name, 30)}. /help lists what there is.", "yellow")
+            self._view.note(f"There is no {escape_line(name, 30)}. /help lists what there is.", "yellow")
         else:
             command(rest)
 
@@ -157,7 +156,7 @@ class Chat:
         for number, each in enumerate(kept, 1):
             verb = "approved" if each.approved else "denied"
             text = Text(f"{number}  {verb}  ", "green" if each.approved else "yellow")
-            text.append(f"{on_one_line(each.tool, 60)}: {on_one_line(each.scope, 200)}", "default")
+            text.append(f"{escape_line(each.tool, 60)}: {escape_line(each.scope, 200)}", "default")
             self._view.note(text)
         if kept:
             self._view.note("/approvals N takes number N back.", "dim")
@@ -165,7 +164,7 @@ class Chat:
     def _revoke(self, kept: list[Any], which: str) -> None:
         if which not in map(str, range(1, len(kept) + 1)):
             there = f"There are {len(kept)}: /approvals lists them." if kept else "Nothing is remembered."
-            self._view.note(f"No number {on_one_line(which, 20)}. {there}", "yellow")
+            self._view.note(f"No number {escape_line(which, 20)}. {there}", "yellow")
             return
         from handrail.guard import approvals_of
 
@@ -183,13 +182,13 @@ class Chat:
             except UndoRefused as refused:
                 if refused.places:  # somebody has changed them since
                     self._done.append(call_id)
-                    self._view.note(visible(str(refused)), "yellow")
+                    self._view.note(escape(str(refused)), "yellow")
                     return
                 continue  # it changed no files
             except HandrailError as error:
-                self._view.note(visible(str(error)), "red")
+                self._view.note(escape(str(error)), "red")
                 return
-            self._view.note(f"Undone: {', '.join(on_one_line(path) for path in paths)}.")
+            self._view.note(f"Undone: {', '.join(escape_line(path) for path in paths)}.")
             return
         self._view.note("Nothing to undo: no call has changed files.")
 

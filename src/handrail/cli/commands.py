@@ -31,9 +31,8 @@ from handrail.cli.running import Ended, watched
 from handrail.cli.screen import LiveScreen, View
 from handrail.cli.streams import nothing_printed
 from handrail.clock import SYSTEM_CLOCK
-from handrail.environment import Terminal
-from handrail.environment.ink import is_terminal
-from handrail.environment.visible import on_one_line, visible
+from handrail.environment import TerminalEnvironment
+from handrail.environment.text import escape, escape_line, is_terminal
 from handrail.schema import to_json
 from handrail.session import Session
 
@@ -90,12 +89,12 @@ def chat(asked: Asked) -> int:
 
 
 def _greet(worker: Worker, asked: Asked, files: Any, view: View) -> None:
-    text = Text(on_one_line(worker.name), "bold")
-    text.append(f"  {on_one_line(worker.description or '', 120)}", "default")
+    text = Text(escape_line(worker.name), "bold")
+    text.append(f"  {escape_line(worker.description or '', 120)}", "default")
     view.note(text)
     model = asked.model or worker.model or "no model"
-    where = f" · files in {on_one_line(_from_here(files.root))}" if files is not None else ""
-    view.note(f"{on_one_line(str(model))}{where} · /help says what can be typed", "dim")
+    where = f" · files in {escape_line(_from_here(files.root))}" if files is not None else ""
+    view.note(f"{escape_line(str(model))}{where} · /help says what can be typed", "dim")
 
 
 def _from_here(path: Path) -> str:
@@ -118,7 +117,7 @@ def _begin(
     asked: Asked,
     worker: Worker,
     files: Any,
-    terminal: Terminal,
+    terminal: TerminalEnvironment,
     journal: Any,
     attachments: tuple[Any, ...],
 ) -> Callable[[str, Session], Any]:
@@ -134,7 +133,7 @@ def _begin(
     if asked.approve == "later":
         if journal is None:
             raise UsageError("--approve later leaves questions in a journal. Give one: --journal FILE.")
-        from handrail.environment.later import LaterEnvironment
+        from handrail.environment.unattended import LaterEnvironment
 
         environment = LaterEnvironment()
 
@@ -162,7 +161,7 @@ def _attachment(path: Path) -> Any:
     return path
 
 
-def _view(asked: Asked, silent_answer: bool = False) -> tuple[View, Terminal]:
+def _view(asked: Asked, silent_answer: bool = False) -> tuple[View, TerminalEnvironment]:
     """The screen for a terminal, plain lines elsewhere; and who is there."""
     import os
 
@@ -173,8 +172,8 @@ def _view(asked: Asked, silent_answer: bool = False) -> tuple[View, Terminal]:
     else:
         view = PlainView(SYSTEM_CLOCK, verbose=asked.verbose, quiet=asked.quiet)
     if silent_answer:  # only a program reads this: nobody is asked
-        return view, Terminal(stdin=_nowhere(), screen=view)
-    return view, Terminal(screen=view)
+        return view, TerminalEnvironment(stdin=_nowhere(), screen=view)
+    return view, TerminalEnvironment(screen=view)
 
 
 def _nowhere() -> Any:
@@ -228,7 +227,7 @@ class _VisibleFormatter(logging.Formatter):
     """Of a log too, nothing moves the cursor: it has what models and tools said, and tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return visible(super().format(record))
+        return escape(super().format(record))
 
 
 def _logging(verbose: bool) -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handrail.cli.codes import DONE, FAILED, LIMIT, NOT_APPROVED, USAGE, WAITS
-from handrail.environment.ink import Ink, wants_colour
-from handrail.environment.visible import visible
+from handrail.environment.text import Styler, escape, wants_colour
 from handrail.errors import (
     DefinitionError,
     HandrailError,
@@ -43,13 +42,13 @@ class Trouble(NamedTuple):
 
 def trouble(error: BaseException, journal: str = "") -> Trouble:
     """What an exception means to whoever ran the command; `journal` is where its run is recorded."""
-    message = visible(str(error)) or type(error).__name__
+    message = escape(str(error)) or type(error).__name__
     kind = type(error).__name__
     if isinstance(error, PromptEvaluationError):
         limited = error.phase in ("deadline", "budget")
         return Trouble(LIMIT if limited else FAILED, kind, message)
     if isinstance(error, RunParked):
-        asked = ", ".join(visible(question.name) for question in error.questions)
+        asked = ", ".join(escape(question.name) for question in error.questions)
         answer, resume = (runs_command(verb, error.run_id, journal) for verb in ("answer", "resume"))
         how = f"Answer with `{answer}`, then `{resume}`."
         if any(question.secret for question in error.questions):
@@ -90,7 +89,7 @@ def stopped(stop_reason: str, denied: list[str]) -> tuple[int, str]:
         return FAILED, said[stop_reason]
     if denied:
         names = ", ".join(dict.fromkeys(denied))
-        return NOT_APPROVED, f"Not approved: {visible(names)}. It did not run."
+        return NOT_APPROVED, f"Not approved: {escape(names)}. It did not run."
     return DONE, ""
 
 
@@ -110,8 +109,8 @@ def refused(error: Exception, *, as_json: bool = False, verbose: bool = False) -
 
 def complain(message: str, colour: Any = "red") -> None:
     """Say on standard error what went wrong."""
-    ink = Ink(wants_colour(sys.stderr))
-    head, _, rest = visible(message).partition("\n")
+    ink = Styler(wants_colour(sys.stderr))
+    head, _, rest = escape(message).partition("\n")
     sys.stderr.write(f"{ink(f'handrail: {head}', colour)}\n{rest}{chr(10) if rest else ''}")
     sys.stderr.flush()
 
@@ -123,7 +122,7 @@ def print_json(said: dict[str, Any]) -> None:
 
 def show_traceback(error: BaseException, verbose: bool) -> None:
     if verbose or debugging():
-        sys.stderr.write(visible("".join(traceback.format_exception(error))))
+        sys.stderr.write(escape("".join(traceback.format_exception(error))))
 
 
 def debugging() -> bool:

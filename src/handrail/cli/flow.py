@@ -7,7 +7,7 @@ import re
 from rich.cells import cell_len
 from rich.text import Text
 
-from handrail.environment.visible import visible
+from handrail.environment.text import escape
 
 _INLINE = re.compile(r"(?P<code>`[^`]+`)|(?P<bold>\*\*[^*]+\*\*)")
 
@@ -30,7 +30,7 @@ class TextFlow:
             piece, self._return = f"\r{piece}", False
         if piece.endswith("\r"):  # it may be half of a line's end
             piece, self._return = piece[:-1], True
-        *whole, last = f"{self.tail}{visible(piece)}".expandtabs(4).split("\n")
+        *whole, last = f"{self.tail}{escape(piece)}".expandtabs(4).split("\n")
         lines = [part for line in whole for part in self._wrapped(line)]
         *full, self.tail = self._wrapped(last)
         return lines + full

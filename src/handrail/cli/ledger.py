@@ -14,7 +14,7 @@ from rich.text import Text
 
 from handrail.cli import lines
 from handrail.clock import Clock
-from handrail.environment.visible import on_one_line
+from handrail.environment.text import escape_line
 from handrail.events import (
     Advised,
     ApprovalDecided,
@@ -179,7 +179,7 @@ class Ledger:
                     row.cost = (row.cost or Decimal(0)) + event.cost
         if not self.verbose:
             return []
-        name = on_one_line(event.model, 60)
+        name = escape_line(event.model, 60)
         return [Text(f"· {name}: {lines.summary(event.usage, event.cost, event.seconds).plain}", "dim")]
 
     def failed(self, event: ModelFailed) -> list[Text]:
@@ -217,7 +217,7 @@ def row_line(row: Row, now: float) -> Text:
     """One thing under way."""
     text = Text(lines.indent(row.path), no_wrap=True, overflow="ellipsis")
     text.append(f"{_FRAMES[int(now * 10) % len(_FRAMES)]} ", "cyan")
-    text.append(on_one_line(row.name, 60), "bold")
+    text.append(escape_line(row.name, 60), "bold")
     text.append(f"  {lines.seconds(max(now - row.since, 0))}", "dim")
     said = progress_words(row)
     if said:
@@ -233,7 +233,7 @@ def _number(given: Any) -> float | None:
 
 def progress_words(row: Row) -> str:
     """How far it is: a bar where the end is known, and its own words."""
-    message = on_one_line(row.message, 80)
+    message = escape_line(row.message, 80)
     done, total = _number(row.done), _number(row.total)
     if done is None:
         return message

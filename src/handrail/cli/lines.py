@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pydantic_core
 from rich.text import Text
 
-from handrail.environment.visible import arguments_line, on_one_line
+from handrail.environment.text import escape_line, format_arguments
 from handrail.errors import ToolValidationError
 from handrail.events import (
     Advised,
@@ -78,8 +78,8 @@ def call_over(event: ToolInvoked, cost: Decimal | None = None) -> Text:
     mark, colour = _MARKS[event.status]
     text = Text(indent(event.path))
     text.append(f"{mark} ", colour)
-    text.append(on_one_line(event.tool, 80), "bold")
-    arguments = arguments_line(arguments_of(event.params), _ARGUMENTS)
+    text.append(escape_line(event.tool, 80), "bold")
+    arguments = format_arguments(arguments_of(event.params), _ARGUMENTS)
     if arguments:
         text.append(f" {arguments}")
     spent = [seconds(event.seconds)]
@@ -94,7 +94,7 @@ def call_over(event: ToolInvoked, cost: Decimal | None = None) -> Text:
 
 
 def _why(event: ToolInvoked) -> str:
-    said = on_one_line(" ".join(event.result.message.split()), _WHY)
+    said = escape_line(" ".join(event.result.message.split()), _WHY)
     return said or event.status
 
 
@@ -102,15 +102,15 @@ def call_opens(tool: str, path: tuple[str, ...]) -> Text:
     """The line above what happens inside a call."""
     text = Text(indent(path))
     text.append("▸ ", "cyan")
-    text.append(on_one_line(tool, 80), "bold")
+    text.append(escape_line(tool, 80), "bold")
     return text
 
 
 def decided(event: ApprovalDecided) -> Text:
     """What came of asking for approval."""
     approval = event.approval
-    tool = on_one_line(event.tool, 80)
-    why = f": {on_one_line(approval.reason, _WHY)}" if approval.reason else ""
+    tool = escape_line(event.tool, 80)
+    why = f": {escape_line(approval.reason, _WHY)}" if approval.reason else ""
     if approval.approved:
         mode = " by --approve all" if approval.by == "approve_all" else ""
         return Text(f"· {tool}: approved{mode}{why}", "dim")
@@ -121,22 +121,22 @@ def rolled_back(event: ToolRolledBack) -> Text | None:
     """What could not be undone; nothing where all was, as it should be."""
     if not event.not_undone:
         return None
-    left = ", ".join(on_one_line(each, 80) for each in event.not_undone)
-    return Text(f"! {on_one_line(event.tool, 80)} failed, and this was not undone: {left}", "red")
+    left = ", ".join(escape_line(each, 80) for each in event.not_undone)
+    return Text(f"! {escape_line(event.tool, 80)} failed, and this was not undone: {left}", "red")
 
 
 def model_failed(event: ModelFailed) -> Text:
     """A request that came to nothing, and when it is tried again."""
     then = "" if event.retry_in is None else f"; trying again in {seconds(event.retry_in)}"
     text = Text("✗ ", "yellow")
-    text.append(f"{on_one_line(event.model, 60)}: {on_one_line(event.error, _WHY)}{then}", "yellow")
+    text.append(f"{escape_line(event.model, 60)}: {escape_line(event.error, _WHY)}{then}", "yellow")
     return text
 
 
 def advised(event: Advised) -> Text:
     """Advice that was given to the model."""
     verb = "raised" if event.failed else "said"
-    return Text(f"· {on_one_line(event.by, 60)} {verb}: {on_one_line(event.text, _WHY)}", "dim")
+    return Text(f"· {escape_line(event.by, 60)} {verb}: {escape_line(event.text, _WHY)}", "dim")
 
 
 def spending(usage: Usage, cost: Decimal | None) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from handrail.cli.ending import UsageError, complain, journal_path
-from handrail.environment.ink import is_terminal
+from handrail.environment.text import is_terminal
 
 if TYPE_CHECKING:
     from handrail.deadline import Deadline
@@ -168,6 +168,6 @@ def find_worker(named: str) -> Worker:
     if path.is_file() and path.suffix == ".py":
         raise UsageError(
             f"{path} is a module, and a worker (NAME.md) is wanted. A module is served: `handrail serve {path}`; "
-            "at a terminal, run its prompt from Python: Adapter(model, environment=Terminal())."
+            "at a terminal, run its prompt from Python: Adapter(model, environment=TerminalEnvironment())."
         )
     return WorkerRegistry.worker_at(path)

@@ -13,8 +13,7 @@ from handrail.cli.flow import TextFlow
 from handrail.cli.ledger import Ledger, progress_words
 from handrail.cli.lines import indent
 from handrail.clock import Clock
-from handrail.environment.ink import is_terminal, wants_colour
-from handrail.environment.visible import on_one_line, visible
+from handrail.environment.text import escape, escape_line, is_terminal, wants_colour
 from handrail.events import MessageAdded, Progress
 from handrail.messages import AssistantMessage
 
@@ -68,7 +67,7 @@ class PlainView:
             return []
         self._told[event.call_id] = now
         said = progress_words(row).replace("━", "").replace("─", "").strip()
-        return [Text(f"{indent(row.path)}· {on_one_line(row.name, 60)}: {said}", "dim")]
+        return [Text(f"{indent(row.path)}· {escape_line(row.name, 60)}: {said}", "dim")]
 
     def _said(self, event: MessageAdded) -> list[Text]:
         """What a model says before it calls a tool; its last word is the answer, and not said here."""
@@ -86,7 +85,7 @@ class PlainView:
 
     def answer(self, text: str) -> None:
         if text:
-            sys.stdout.write(visible(text) + ("" if text.endswith("\n") else "\n"))
+            sys.stdout.write(escape(text) + ("" if text.endswith("\n") else "\n"))
             sys.stdout.flush()
 
     def abandon(self) -> None:

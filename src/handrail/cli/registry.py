@@ -15,8 +15,7 @@ from handrail.cli.codes import DONE, USAGE
 from handrail.cli.ending import UsageError, complain, refused
 from handrail.cli.options import find_worker
 from handrail.cli.streams import nothing_printed
-from handrail.environment.ink import is_terminal, wants_colour
-from handrail.environment.visible import on_one_line, visible
+from handrail.environment.text import escape, escape_line, is_terminal, wants_colour
 from handrail.errors import HandrailError
 
 
@@ -53,9 +52,9 @@ def _list(folder: str) -> int:
         sys.stdout.write(f"{folder} has no workers. A worker is a Markdown file that begins with `---`.\n")
     rows = [
         (
-            on_one_line(name),
-            on_one_line(str(worker.model or "the caller's")),
-            on_one_line(worker.description or ""),
+            escape_line(name),
+            escape_line(str(worker.model or "the caller's")),
+            escape_line(worker.description or ""),
         )
         for name, worker in found.items()
     ]
@@ -90,10 +89,10 @@ def _show(named: str) -> int:
     console = _console()
     for name, value in facts.items():
         text = Text(f"{name:<13}", "bold")
-        text.append(on_one_line(str(value)), "default")
+        text.append(escape_line(str(value)), "default")
         console.print(text, soft_wrap=True)
     console.print()
-    console.print(Text(visible(str(worker.instructions)).strip()), soft_wrap=True)
+    console.print(Text(escape(str(worker.instructions)).strip()), soft_wrap=True)
     return DONE
 
 
@@ -107,7 +106,7 @@ def _check(folder: str) -> int:
     with nothing_printed():
         problems = list(_registry(folder).check())
     for each in problems:
-        sys.stdout.write(f"{on_one_line(str(each))}\n")
+        sys.stdout.write(f"{escape_line(str(each))}\n")
     if problems:
         return USAGE
     sys.stdout.write(f"{folder}: nothing is wrong.\n")

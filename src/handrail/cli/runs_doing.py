@@ -27,7 +27,7 @@ from handrail.cli.ending import (
 )
 from handrail.cli.lines import answer_of
 from handrail.clock import SYSTEM_CLOCK
-from handrail.environment.visible import visible
+from handrail.environment.text import escape
 from handrail.errors import HandrailError, RunParked, RunUnknown
 from handrail.journal.seal import not_heard
 from handrail.journal.sqlite import SqliteJournal
@@ -142,13 +142,13 @@ async def resume(
     asks: bool,
 ) -> Said:
     from handrail.adapter import Adapter
-    from handrail.environment import Terminal
-    from handrail.environment.later import LaterEnvironment
+    from handrail.environment import TerminalEnvironment
+    from handrail.environment.unattended import LaterEnvironment
 
     mode = options.approvals(approve)
     row = await _find(journal, run)
     prompt, changed = _code(row, app)
-    terminal = Terminal()
+    terminal = TerminalEnvironment()
     somebody = asks and terminal.run_mode == "user"
     folder = await _folder(journal, row, files)
     given: Any = {
@@ -189,7 +189,7 @@ async def resume(
         "stop_reason": response.stop_reason,
     }
     code, note = stopped(response.stop_reason, [])
-    lines = [*_about(changed), visible(answer_of(response)), *([note] if note else [])]
+    lines = [*_about(changed), escape(answer_of(response)), *([note] if note else [])]
     return Said({**data, "code_changed": changed}, *lines, code=code)
 
 
@@ -276,9 +276,9 @@ async def answer(
 
 async def _asked_here(journal: SqliteJournal, row: RunRow, asked: Question) -> Said:
     """Put it to whoever is at the terminal."""
-    from handrail.environment import Terminal
+    from handrail.environment import TerminalEnvironment
 
-    terminal = Terminal()
+    terminal = TerminalEnvironment()
     if terminal.run_mode != "user":
         raise UsageError("there is no answer. Give --value JSON, or --approve or --deny for an approval.")
     return await _taken(journal, row, asked, await terminal.ask(asked))

@@ -16,8 +16,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from handrail.cli.lines import money, spending
-from handrail.environment.ink import is_terminal, wants_colour
-from handrail.environment.visible import visible
+from handrail.environment.text import escape, is_terminal, wants_colour
 from handrail.events import ApprovalRemembered
 from handrail.question import Question
 from handrail.records import Asked
@@ -48,7 +47,7 @@ def say(what: Any) -> None:
 
 
 def _line(text: str, most: int = _SHORT) -> str:
-    text = " ".join(visible(text).split())
+    text = " ".join(escape(text).split())
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -76,7 +75,7 @@ def run_list(lines: Sequence[RunLine], now: float) -> Any:
     heads = ("RUN", "STANDS", "PROMPT", "MODEL", "BEGAN", "WAITS FOR", "FROM")
     rows = [
         (
-            visible(line.id), line.standing, _line(line.row.record.prompt, 40), _line(line.row.record.model, 40),
+            escape(line.id), line.standing, _line(line.row.record.prompt, 40), _line(line.row.record.model, 40),
             _ago(line.row.record.began_at, now), _waits(line), _line(line.row.record.forked_from, 40),
         )
         for line in lines
@@ -102,7 +101,7 @@ def _waits(line: RunLine) -> str:
 def run_tree(tree: RunTree, full: bool) -> Any:
     """A run: what was said, what was called, what came of it."""
     row, record = tree.row, tree.row.record
-    head = Text(visible(record.id), "bold")
+    head = Text(escape(record.id), "bold")
     head.append(f"  {tree.standing}", _COLOURS[tree.standing])
     spent = spending(tree.usage, tree.cost)
     began = datetime.fromtimestamp(record.began_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -113,7 +112,7 @@ def run_tree(tree: RunTree, full: bool) -> Any:
     )
     head.append(f"\n{_line(record.prompt)} on {_line(record.model)} · {began}{lasted}\n{spent}", "dim")
     if record.forked_from:
-        head.append(f"\nforked from {visible(record.forked_from)}", "dim")
+        head.append(f"\nforked from {escape(record.forked_from)}", "dim")
     shown = Tree(head, guide_style="dim")
     if tree.begin.message is not None:
         shown.add(Text(f"» {_text(tree.begin.message, full)}"))
@@ -128,7 +127,7 @@ def run_tree(tree: RunTree, full: bool) -> Any:
 
 
 def _text(text: str, full: bool) -> str:
-    return visible(text) if full else _line(text)
+    return escape(text) if full else _line(text)
 
 
 def _add_turn(above: Tree, turn: Turn, full: bool) -> None:
@@ -149,7 +148,7 @@ def _add_call(above: Tree, call: CallNode, full: bool) -> None:
     text.append(_line(call.tool, 60), "bold")
     arguments = call.arguments if call.arguments not in ("", "{}", "null") else ""
     text.append(f" {_text(arguments, full)}" if arguments else "")
-    notes = [_seconds(call.seconds), visible(call.id), *([] if call.status == "ok" else [call.status])]
+    notes = [_seconds(call.seconds), escape(call.id), *([] if call.status == "ok" else [call.status])]
     text.append(f"  {' · '.join(note for note in notes if note)}", "dim")
     if call.undone:
         text.append("  undone", "bold magenta")
@@ -177,7 +176,7 @@ def _add_run(above: Tree, nested: Nested, full: bool) -> None:
 
 
 def _diff(diff: str, full: bool) -> Text:
-    lines = visible(diff).splitlines()
+    lines = escape(diff).splitlines()
     shown = lines if full else lines[:_DIFF_LINES]
     text = _coloured(shown)
     if len(lines) > len(shown):
@@ -209,7 +208,7 @@ def _answered(asked: Asked) -> Text:
 def question_line(question: Question) -> Text:
     """One question that waits, with what it is answered by."""
     text = Text(f"? {_line(question.message)}", "yellow")
-    text.append(f"  {visible(question.id)}", "dim")
+    text.append(f"  {escape(question.id)}", "dim")
     return text
 
 
@@ -220,7 +219,7 @@ def approval_line(number: int | None, kept: ApprovalRemembered) -> Text:
     text.append(f"  {_line(kept.tool)}: {_line(kept.scope)}")
     if kept.reason:
         text.append(f"  ({_line(kept.reason)})")
-    text.append(f"  {visible(kept.id)}", "dim")
+    text.append(f"  {escape(kept.id)}", "dim")
     return text
 
 
@@ -229,12 +228,12 @@ def approval_line(number: int | None, kept: ApprovalRemembered) -> Text:
 
 def undone(done: Undoing) -> list[Any]:
     """What was taken back, and what was not."""
-    places = ", ".join([*map(visible, done.paths), *done.slices]) or "it had changed nothing"
+    places = ", ".join([*map(escape, done.paths), *done.slices]) or "it had changed nothing"
     said: list[Any] = [f"{done.tool} is undone: {places}. The model is told in its next turn."]
     if done.stands:
         said.append(
             Text(
-                f"This stands, since it can't be taken back: {', '.join(map(visible, done.stands))}", "yellow"
+                f"This stands, since it can't be taken back: {', '.join(map(escape, done.stands))}", "yellow"
             )
         )
     return said
@@ -242,8 +241,8 @@ def undone(done: Undoing) -> list[Any]:
 
 def divergence(found: Divergence) -> Text:
     """What differs first."""
-    head = Text(f"It differs {visible(str(found))}\n", "bold")
-    return head + _coloured(visible(found.diff()).splitlines()) + Text("\n")
+    head = Text(f"It differs {escape(str(found))}\n", "bold")
+    return head + _coloured(escape(found.diff()).splitlines()) + Text("\n")
 
 
 # --- for programs -----------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from rich.text import Text
 from handrail.cli.flow import Markdown, TextFlow
 from handrail.cli.ledger import Ledger
 from handrail.clock import Clock
-from handrail.environment.ink import is_terminal, wants_colour
-from handrail.environment.keyboard import Keyboard
+from handrail.environment.terminal import Keyboard
+from handrail.environment.text import is_terminal, wants_colour
 from handrail.events import ModelFailed, ModelResponded, TextDelta, ToolStarted
 
 _REFRESH = 0.1
@@ -78,7 +78,7 @@ class LiveScreen:
         with contextlib.ExitStack() as stack:
             self._echo = stack
             if self._keyboard is not None:
-                stack.enter_context(self._keyboard.echoing(False))
+                stack.enter_context(self._keyboard.echo(False))
             drawing = asyncio.get_running_loop().create_task(self._draw())
             self._start()
             try:
@@ -88,7 +88,7 @@ class LiveScreen:
                 self._end_text()
                 self._stop()
                 if self._keyboard is not None:
-                    self._keyboard.forget()
+                    self._keyboard.clear()
 
     def show(self, event: object) -> None:
         if isinstance(event, TextDelta) and event.run_context.run_id == self.ledger.root:

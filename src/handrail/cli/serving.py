@@ -17,7 +17,7 @@ from handrail.cli import options
 from handrail.cli.codes import DONE
 from handrail.cli.ending import UsageError, refused
 from handrail.cli.streams import nothing_printed
-from handrail.environment.visible import on_one_line
+from handrail.environment.text import escape_line
 
 if TYPE_CHECKING:
     import socket
@@ -67,7 +67,7 @@ async def _serve(asked: ServeAsked, app: ServedApp, listening: socket.socket) ->
     address = address_of(listening) + (f"#token={token}" if token is not None else "")
 
     def ready() -> None:
-        _say(f"{on_one_line(app.threads.source.name)} is at {address} (Ctrl-C stops it)")
+        _say(f"{escape_line(app.threads.source.name)} is at {address} (Ctrl-C stops it)")
         if asked.open:
             import webbrowser
 

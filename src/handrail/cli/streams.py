@@ -9,7 +9,7 @@ import sys
 from collections.abc import Generator
 from typing import TextIO, cast
 
-from handrail.environment.ink import is_terminal
+from handrail.environment.text import is_terminal
 
 
 def open_closed_streams() -> None:

@@ -1,6 +1,6 @@
-"""Who is on the other side. Anything with `run_mode` and `ask` is an environment.
+"""Environments: who answers the questions of a run. Anything with `run_mode` and `ask` is one.
 
-Each is loaded when it is first asked for: a terminal needs no model, and a model no terminal.
+Each is imported on first use: a terminal needs no model, and a model needs no terminal.
 """
 
 from __future__ import annotations
@@ -10,23 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from handrail.environment.agent import AgentEnvironment
-    from handrail.environment.headless import HeadlessEnvironment
-    from handrail.environment.later import LaterEnvironment
-    from handrail.environment.terminal import Screen, Terminal
+    from handrail.environment.terminal import Screen, TerminalEnvironment
+    from handrail.environment.unattended import HeadlessEnvironment, LaterEnvironment
 
-__all__ = ["AgentEnvironment", "HeadlessEnvironment", "LaterEnvironment", "Screen", "Terminal"]
+__all__ = ["AgentEnvironment", "HeadlessEnvironment", "LaterEnvironment", "Screen", "TerminalEnvironment"]
 
-_HOMES = {
+_MODULES = {
     "AgentEnvironment": "agent",
-    "HeadlessEnvironment": "headless",
-    "LaterEnvironment": "later",
+    "HeadlessEnvironment": "unattended",
+    "LaterEnvironment": "unattended",
     "Screen": "terminal",
-    "Terminal": "terminal",
+    "TerminalEnvironment": "terminal",
 }
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    return getattr(import_module(f"{__name__}.{module}"), name)

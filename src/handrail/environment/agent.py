@@ -1,4 +1,4 @@
-"""`AgentEnvironment`: a model in a person's place."""
+"""`AgentEnvironment`: a model that answers in place of a person."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from handrail.tools import RunMode
 
 
 class AgentEnvironment:
-    """A model stands in for a person: tools are given `prompt_model` instead of `wait_for`.
+    """A model in place of a person: tools get `prompt_model` instead of `wait_for`.
 
-    `model` is who stands in; without one it is the model of the run. It decides what a person would
-    have chosen, and approves nothing on anybody's behalf: what has to be approved is denied.
+    `model` is the model to ask; by default it is the model of the run. It makes the choices a person would
+    make, but it approves nothing: a call that needs approval is denied.
     """
 
     run_mode: RunMode = "agent"
@@ -27,12 +27,12 @@ class AgentEnvironment:
 
     @property
     def prompt_model(self) -> Any:
-        """Makes the verb of one call; None where the model of the run is asked."""
+        """Creates the `prompt_model` verb of a call, or None to use the model of the run."""
         return None if self._adapter is None else self._prompt_model
 
     @property
     def adapter(self) -> Any:
-        """Binds a run without an adapter of its own to this model."""
+        """Binds a run that has no adapter to this model, or None to leave it without one."""
         return None if self._adapter is None else self._bound
 
     def _prompt_model(self, call: Any) -> PromptModel:
@@ -44,5 +44,5 @@ class AgentEnvironment:
         return self._adapter.bound_to(call)
 
     async def ask(self, question: Question, /) -> Answer:
-        """A model is prompted, not asked: questions are for people, and it approves for none of them."""
-        raise Declined(question.name, "a model stands in here, and nobody is there to be asked")
+        """Decline: questions are for people, and a model approves nothing on their behalf."""
+        raise Declined(question.name, "a model answers here, and there is nobody to ask")

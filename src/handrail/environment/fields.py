@@ -1,4 +1,4 @@
-"""One field of a form: what its JSON Schema says of it, and what a typed line means for it."""
+"""Fields of a form: read their JSON Schema, and parse what is typed into them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from collections.abc import Callable
 from datetime import date, datetime, time
 from typing import Any, cast
 
-from handrail.environment.visible import compact, on_one_line
+from handrail.environment.text import compact, escape_line
 
 JsonSchema = dict[str, Any]
 
-_MOST_STEPS = 100
-"""How many references lead from one schema to the next before it is taken for a circle."""
+_MAX_REFERENCES = 100
+"""References followed from one schema to the next before it counts as a cycle."""
 
 
-def resolved(schema: JsonSchema, root: JsonSchema) -> JsonSchema:
-    """The schema with its own reference followed; what is said beside the reference goes before."""
-    for _ in range(_MOST_STEPS):
+def resolve(schema: JsonSchema, root: JsonSchema) -> JsonSchema:
+    """Follow the references of a schema; keywords beside a reference take precedence."""
+    for _ in range(_MAX_REFERENCES):
         parts = schema.get("allOf")
         if "$ref" in schema:
             rest = {key: value for key, value in schema.items() if key != "$ref"}
-            schema = {**_pointed_at(str(schema["$ref"]), root), **rest}
+            schema = {**_lookup(str(schema["$ref"]), root), **rest}
         elif isinstance(parts, list) and len(cast(list[Any], parts)) == 1:
             rest = {key: value for key, value in schema.items() if key != "allOf"}
             schema = {**cast(JsonSchema, parts[0]), **rest}
@@ -32,7 +32,7 @@ def resolved(schema: JsonSchema, root: JsonSchema) -> JsonSchema:
     return {}
 
 
-def _pointed_at(reference: str, root: JsonSchema) -> JsonSchema:
+def _lookup(reference: str, root: JsonSchema) -> JsonSchema:
     found: Any = root
     if not reference.startswith("#"):
         return {}
@@ -45,11 +45,11 @@ def _pointed_at(reference: str, root: JsonSchema) -> JsonSchema:
 
 
 def alternatives(schema: JsonSchema, root: JsonSchema) -> tuple[list[JsonSchema], bool]:
-    """The kinds a value may be of, resolved, null apart: whether it may be null is said second."""
+    """List the resolved schemas a value may match, without null, and whether it may be null."""
     of = schema.get("anyOf") or schema.get("oneOf")
     if isinstance(of, list):
         rest = {key: value for key, value in schema.items() if key not in ("anyOf", "oneOf", "discriminator")}
-        each = [resolved(kind, root) for kind in cast(list[JsonSchema], of)]
+        each = [resolve(kind, root) for kind in cast(list[JsonSchema], of)]
         kinds = [{**rest, **kind} for kind in each if kind.get("type") != "null"]
         return kinds, len(kinds) < len(each)
     names = schema.get("type")
@@ -60,8 +60,8 @@ def alternatives(schema: JsonSchema, root: JsonSchema) -> tuple[list[JsonSchema]
     return [schema], False
 
 
-def options(schema: JsonSchema) -> list[Any] | None:
-    """What there is to choose from, where the schema lists it."""
+def list_options(schema: JsonSchema) -> list[Any] | None:
+    """List the options of an `enum` or `const`, or None if any value may be typed."""
     if "const" in schema:
         return [schema["const"]]
     listed = schema.get("enum")
@@ -69,14 +69,14 @@ def options(schema: JsonSchema) -> list[Any] | None:
 
 
 def labels(values: list[Any]) -> list[str]:
-    """How each option is chosen: by number, or by letter where the options look like numbers."""
+    """Label options with numbers, or with letters if the options look like numbers."""
     if any(isinstance(value, int | float) or re.fullmatch(r"\s*-?\d+\s*", str(value)) for value in values):
         return [chr(ord("a") + at) if at < 26 else f"z{at - 25}" for at in range(len(values))]
     return [str(at + 1) for at in range(len(values))]
 
 
-def chosen(values: list[Any], typed: str) -> Any:
-    """The option somebody meant by its number or letter, or by its own words."""
+def choose(values: list[Any], typed: str) -> Any:
+    """Find the option meant by a label or by its own text. Raises `ValueError` if there is none."""
     marks = labels(values)
     words = typed.strip()
     if words in marks:
@@ -88,28 +88,28 @@ def chosen(values: list[Any], typed: str) -> Any:
     if len(alike) == 1:
         return alike[0]
     if not marks:
-        raise ValueError("nothing can be chosen here; Ctrl-D declines")
-    raise ValueError(f"choose one of {marks[0]} to {marks[-1]}" if len(marks) > 1 else f"type {marks[0]}")
+        raise ValueError("nothing, since there are no options; Ctrl-D declines")
+    raise ValueError(f"one of {marks[0]} to {marks[-1]}" if len(marks) > 1 else marks[0])
 
 
-def parsed(schema: JsonSchema, typed: str) -> Any:
-    """The value a typed line stands for, or `ValueError` that says in words what it should be."""
-    listed = options(schema)
+def parse(schema: JsonSchema, typed: str) -> Any:
+    """Parse a typed line into a value. Raises `ValueError` with a message that says what is expected."""
+    listed = list_options(schema)
     if listed is not None:
-        return chosen(listed, typed)
-    return _READERS.get(str(schema.get("type", "")), _anything)(schema, typed)
+        return choose(listed, typed)
+    return _PARSERS.get(str(schema.get("type", "")), _parse_any)(schema, typed)
 
 
-def _string(schema: JsonSchema, typed: str) -> str:
+def _parse_string(schema: JsonSchema, typed: str) -> str:
     text = "" if typed == '""' else typed
     least, most = schema.get("minLength"), schema.get("maxLength")
     if isinstance(least, int) and len(text) < least:
-        raise ValueError(f"at least {_counted(least, 'character')}, this has {len(text)}")
+        raise ValueError(f"at least {_count(least, 'character')}, not {len(text)}")
     if isinstance(most, int) and len(text) > most:
-        raise ValueError(f"at most {_counted(most, 'character')}, this has {len(text)}")
+        raise ValueError(f"at most {_count(most, 'character')}, not {len(text)}")
     pattern = schema.get("pattern")
     if isinstance(pattern, str) and not _matches(pattern, text):
-        raise ValueError(f"it has to match {on_one_line(pattern)}")
+        raise ValueError(f"text that matches {escape_line(pattern)}")
     check = _FORMATS.get(str(schema.get("format", "")))
     if check is not None:
         check(text)
@@ -117,14 +117,14 @@ def _string(schema: JsonSchema, typed: str) -> str:
 
 
 def _matches(pattern: str, text: str) -> bool:
-    """True too where the pattern is not one Python knows: whoever asked checks it again."""
+    """True also for patterns that Python can't compile: the answer is validated again by the tool."""
     try:
         return re.search(pattern, text) is not None
     except re.error:
         return True
 
 
-def _integer(schema: JsonSchema, typed: str) -> int:
+def _parse_integer(schema: JsonSchema, typed: str) -> int:
     try:
         number = int(typed.strip())
     except ValueError:
@@ -133,7 +133,7 @@ def _integer(schema: JsonSchema, typed: str) -> int:
     return number
 
 
-def _number(schema: JsonSchema, typed: str) -> float | int:
+def _parse_number(schema: JsonSchema, typed: str) -> float | int:
     words = typed.strip()
     try:
         number = int(words) if re.fullmatch(r"[+-]?\d+", words) else float(words)
@@ -164,19 +164,19 @@ def _check_bounds(schema: JsonSchema, number: float | int) -> None:
 _YES, _NO = ("y", "yes", "true", "on", "1"), ("n", "no", "false", "off", "0")
 
 
-def _boolean(schema: JsonSchema, typed: str) -> bool:
+def _parse_boolean(schema: JsonSchema, typed: str) -> bool:
     words = typed.strip().casefold()
     if words in _YES or words in _NO:
         return words in _YES
     raise ValueError("y or n")
 
 
-def _null(schema: JsonSchema, typed: str) -> None:
-    raise ValueError("nothing: press Enter")
+def _parse_null(schema: JsonSchema, typed: str) -> None:
+    raise ValueError("nothing; press Enter")
 
 
-def _anything(schema: JsonSchema, typed: str) -> Any:
-    """JSON where it is some, else the text itself."""
+def _parse_any(schema: JsonSchema, typed: str) -> Any:
+    """Parse as JSON, or else take the text itself."""
     try:
         return json.loads(typed, parse_constant=_refuse_constant)
     except ValueError:
@@ -187,12 +187,12 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(name)
 
 
-_READERS: dict[str, Callable[[JsonSchema, str], Any]] = {
-    "string": _string,
-    "integer": _integer,
-    "number": _number,
-    "boolean": _boolean,
-    "null": _null,
+_PARSERS: dict[str, Callable[[JsonSchema, str], Any]] = {
+    "string": _parse_string,
+    "integer": _parse_integer,
+    "number": _parse_number,
+    "boolean": _parse_boolean,
+    "null": _parse_null,
 }
 
 
@@ -227,15 +227,15 @@ _FORMATS: dict[str, Callable[[str], None]] = {
 }
 
 
-def _counted(number: int, thing: str) -> str:
+def _count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def hint(schema: JsonSchema) -> str:
-    """What is wanted, in a word or two."""
+    """Say in a word or two what a field expects."""
     kind = str(schema.get("type", ""))
     words = {
-        "string": on_one_line(str(schema.get("format", "")), 40).replace("date-time", "date and time")
+        "string": escape_line(str(schema.get("format", "")), 40).replace("date-time", "date and time")
         or "text",
         "integer": "whole number",
         "number": "number",
@@ -244,6 +244,6 @@ def hint(schema: JsonSchema) -> str:
         "object": "several fields",
         "null": "nothing",
     }
-    bounds = [on_one_line(str(schema[key]), 40) for key in ("minimum", "maximum") if key in schema]
+    bounds = [escape_line(str(schema[key]), 40) for key in ("minimum", "maximum") if key in schema]
     between = f", {bounds[0]} to {bounds[1]}" if len(bounds) == 2 else ""
     return words.get(kind, "text or JSON") + between

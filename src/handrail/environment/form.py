@@ -1,4 +1,4 @@
-"""A form made from a JSON Schema, filled in line by line by whoever is there."""
+"""Forms made from a JSON Schema and filled in line by line."""
 
 from __future__ import annotations
 
@@ -7,59 +7,58 @@ from typing import Any, Protocol, cast
 from handrail.environment.fields import (
     JsonSchema,
     alternatives,
-    chosen,
+    choose,
     hint,
     labels,
-    options,
-    parsed,
-    resolved,
+    list_options,
+    parse,
+    resolve,
 )
-from handrail.environment.ink import Style
-from handrail.environment.visible import compact, laid_out, on_one_line, visible
+from handrail.environment.text import Style, compact, escape, escape_line, format_value
 from handrail.errors import Declined
 from handrail.schema.secrets import masked
 from handrail.schema.wording import asks_for_secrets
 
 
-class Desk(Protocol):
-    """Where a form is filled in."""
+class Dialog(Protocol):
+    """Prints lines to a person and reads what they type."""
 
     def say(self, text: str = "", *styles: Style) -> None: ...
     async def line(self, prompt: str) -> str:
-        """A typed line. Who ends it with Ctrl-D raises `Declined`."""
+        """Read a typed line. Raises `Declined` on Ctrl-D."""
         ...
 
-    async def hidden(self, prompt: str) -> str:
-        """The same, and what is typed is not shown."""
+    async def hidden_line(self, prompt: str) -> str:
+        """Read a line without showing what is typed."""
         ...
 
 
 class _Nothing:
-    """No value: not even null."""
+    """The absence of a value; null is a value."""
 
 
 NOTHING = _Nothing()
 
-_MOST_DEEP = 20
-"""How many objects lie in each other before a form asks for JSON instead."""
+_MAX_DEPTH = 20
+"""How deep objects may nest before the form asks for JSON instead."""
 
 
 class Form:
-    """Asks for a value that fits a schema. Each field is checked at once, in words.
+    """Asks for a value that matches a schema, checking each field as it is typed.
 
-    Whoever asked checks the whole value again: what is not known here is let through.
+    The whole value is validated again by the tool, so keywords unknown here are accepted.
     """
 
-    def __init__(self, schema: JsonSchema, desk: Desk) -> None:
+    def __init__(self, schema: JsonSchema, dialog: Dialog) -> None:
         self._root = schema
-        self._desk = desk
+        self._dialog = dialog
 
     async def fill(self, before: Any = NOTHING) -> Any:
-        """One value, asked for field by field; with `before`, Enter keeps what was there."""
+        """Ask for a value, field by field. With `before`, Enter keeps what was there."""
         return await self._value(self._root, "", before, depth=0)
 
     async def _value(self, schema: JsonSchema, name: str, before: Any, *, depth: int) -> Any:
-        schema = resolved(schema, self._root)
+        schema = resolve(schema, self._root)
         kinds, may_be_null = alternatives(schema, self._root)
         default: Any = schema.get("default", NOTHING)
         if may_be_null and default is NOTHING:
@@ -69,10 +68,10 @@ class Form:
         else:
             kind = kinds[0] if kinds else {"type": "null"}
         asked = {**kind, "default": default} if default is not NOTHING else kind
-        listed = options(kind)
+        listed = list_options(kind)
         if listed is not None and "const" in kind and not may_be_null:
             return kind["const"]
-        if listed is None and depth < _MOST_DEEP:
+        if listed is None and depth < _MAX_DEPTH:
             if kind.get("type") == "object" or "properties" in kind:
                 return await self._object(asked, name, before, depth)
             if kind.get("type") == "array":
@@ -84,45 +83,47 @@ class Form:
     async def _scalar(
         self, schema: JsonSchema, name: str, before: Any, depth: int, *, ends: bool = False
     ) -> Any:
-        """One typed line; with `ends`, an empty one gives NOTHING."""
-        listed = options(schema)
+        """Ask for one line. With `ends`, an empty line returns `NOTHING`."""
+        listed = list_options(schema)
         indent = "  " * (depth + 1)
         kept = before if before is not NOTHING else schema.get("default", NOTHING)
         self._describe(schema, indent)
         if listed is not None:
-            self._desk.say(f"{indent}{on_one_line(name) or 'one of'}:")
+            self._dialog.say(f"{indent}{escape_line(name) or 'one of'}:")
             for mark, value in zip(labels(listed), listed, strict=True):
-                self._desk.say(f"{indent}  {mark}) {on_one_line(str(value))}")
+                self._dialog.say(f"{indent}  {mark}) {escape_line(str(value))}")
         secret = asks_for_secrets(schema, self._root)
         enter = _on_enter(masked(kept, schema, self._root) if secret else kept, ends)
         wanted = "choose one" if listed is not None else hint(schema)
-        prompt = f"{indent}{on_one_line(name) or 'answer'} ({wanted}{enter}): "
+        prompt = f"{indent}{escape_line(name) or 'answer'} ({wanted}{enter}): "
         while True:
-            typed = await (self._desk.hidden(prompt) if secret else self._desk.line(prompt))
+            typed = await (self._dialog.hidden_line(prompt) if secret else self._dialog.line(prompt))
             if not typed.strip():
                 if ends:
                     return NOTHING
                 if kept is not NOTHING:
                     return kept
-                self._desk.say(f"{indent}  it needs a value{_or_empty(schema)}. Ctrl-D declines.", "yellow")
+                self._dialog.say(
+                    f"{indent}  a value is needed{_or_empty(schema)}. Ctrl-D declines.", "yellow"
+                )
                 continue
             try:
-                return parsed(schema, typed)
+                return parse(schema, typed)
             except ValueError as error:
-                self._desk.say(f"{indent}  not that: {error}.", "yellow")
+                self._dialog.say(f"{indent}  expected: {error}.", "yellow")
 
     def _describe(self, schema: JsonSchema, indent: str) -> None:
         said = schema.get("description")
         if isinstance(said, str) and said.strip():
-            self._desk.say(f"{indent}{on_one_line(' '.join(said.split()))}", "dim")
+            self._dialog.say(f"{indent}{escape_line(' '.join(said.split()))}", "dim")
 
-    # What holds other values.
+    # Values made of other values.
 
     async def _object(self, schema: JsonSchema, name: str, before: Any, depth: int) -> Any:
-        if not await self._wanted(schema, name, before, depth):
+        if not await self._wants_object(schema, name, before, depth):
             return schema["default"]
         if name:
-            self._desk.say(f"{'  ' * (depth + 1)}{on_one_line(name)}:", "bold")
+            self._dialog.say(f"{'  ' * (depth + 1)}{escape_line(name)}:", "bold")
             self._describe(schema, "  " * (depth + 1))
         there: dict[str, Any] = cast(dict[str, Any], before) if isinstance(before, dict) else {}
         filled: dict[str, Any] = {}
@@ -130,8 +131,8 @@ class Form:
         fields = cast(dict[str, JsonSchema], schema.get("properties") or {})
         below = depth + 1 if name else depth
         for field, inner in fields.items():
-            may_miss = field not in required and "default" not in resolved(inner, self._root)
-            if may_miss and not await self._also(field, there, below):
+            is_optional = field not in required and "default" not in resolve(inner, self._root)
+            if is_optional and not await self._wants_field(field, there, below):
                 continue
             filled[field] = await self._value(inner, field, there.get(field, NOTHING), depth=below)
         more = schema.get("additionalProperties")
@@ -139,18 +140,20 @@ class Form:
             filled.update(await self._entries(cast(JsonSchema, more), there, set(fields), below))
         return filled
 
-    async def _wanted(self, schema: JsonSchema, name: str, before: Any, depth: int) -> bool:
-        """Is a whole object to be filled in that may be left as it is by default?"""
+    async def _wants_object(self, schema: JsonSchema, name: str, before: Any, depth: int) -> bool:
+        """Ask whether to fill in an object that has a default."""
         if "default" not in schema or isinstance(before, dict):
             return True
-        return await self._yes(f"fill in {on_one_line(name) or 'it'}?", depth)
+        return await self._yes(f"fill in {escape_line(name) or 'it'}?", depth)
 
-    async def _also(self, field: str, there: dict[str, Any], depth: int) -> bool:
-        return field in there or await self._yes(f"give {on_one_line(field)}? it may be left out", depth)
+    async def _wants_field(self, field: str, there: dict[str, Any], depth: int) -> bool:
+        return field in there or await self._yes(f"fill in {escape_line(field)}? it is optional", depth)
 
     async def _yes(self, question: str, depth: int) -> bool:
         while True:
-            typed = (await self._desk.line(f"{'  ' * (depth + 1)}{question} (y or n, Enter for n): ")).strip()
+            typed = (
+                await self._dialog.line(f"{'  ' * (depth + 1)}{question} (y or n, Enter for n): ")
+            ).strip()
             if not typed or typed.casefold() in ("n", "no"):
                 return False
             if typed.casefold() in ("y", "yes"):
@@ -159,25 +162,25 @@ class Form:
     async def _entries(
         self, schema: JsonSchema, there: dict[str, Any], taken: set[str], depth: int
     ) -> dict[str, Any]:
-        """The entries of a mapping: a name and a value each, until a name is empty."""
+        """Ask for the entries of a mapping, a name and a value each, until a name is empty."""
         indent = "  " * (depth + 1)
         entries = {name: value for name, value in there.items() if name not in taken}
         if entries:
-            self._desk.say(f"{indent}entries so far: {', '.join(map(on_one_line, entries))}", "dim")
-        while name := (await self._desk.line(f"{indent}name of an entry (Enter ends): ")).strip():
+            self._dialog.say(f"{indent}entries so far: {', '.join(map(escape_line, entries))}", "dim")
+        while name := (await self._dialog.line(f"{indent}name of an entry (Enter to finish): ")).strip():
             entries[name] = await self._value(schema, name, entries.get(name, NOTHING), depth=depth + 1)
         return entries
 
     async def _array(self, schema: JsonSchema, name: str, before: Any, depth: int) -> Any:
         indent = "  " * (depth + 1)
-        inner = resolved(cast(JsonSchema, schema.get("items") or {}), self._root)
+        inner = resolve(cast(JsonSchema, schema.get("items") or {}), self._root)
         least = schema.get("minItems", 0)
         most = schema.get("maxItems")
         kept = before if before is not NOTHING else schema.get("default", NOTHING)
-        self._desk.say(f"{indent}{on_one_line(name) or 'list'}: one after the other, Enter ends", "bold")
+        self._dialog.say(f"{indent}{escape_line(name) or 'list'}: one per line, Enter to finish", "bold")
         self._describe(schema, indent)
         if kept is not NOTHING:
-            shown = on_one_line(compact(masked(kept, schema, self._root)), 60)
+            shown = escape_line(compact(masked(kept, schema, self._root)), 60)
             if not await self._yes(f"change {shown}?", depth):
                 return kept
         items: list[Any] = []
@@ -188,7 +191,7 @@ class Form:
             elif len(items) >= least:
                 break
             else:
-                self._desk.say(f"{indent}  at least {least}, these are {len(items)}.", "yellow")
+                self._dialog.say(f"{indent}  expected: at least {least}, not {len(items)}.", "yellow")
         return items
 
     async def _item(self, schema: JsonSchema, number: int, depth: int) -> Any:
@@ -201,59 +204,59 @@ class Form:
         return await self._value(schema, str(number), NOTHING, depth=depth)
 
     async def _kind(self, kinds: list[JsonSchema], name: str, depth: int) -> JsonSchema:
-        """Which of several kinds of value it is to be."""
+        """Ask which of several kinds of value to fill in."""
         indent = "  " * (depth + 1)
         names: list[str] = []
         for each in map(_kind_name, kinds):
             names.append(each if each not in names else f"{each} ({len(names) + 1})")
-        self._desk.say(f"{indent}{on_one_line(name) or 'it'} can be:", "bold")
+        self._dialog.say(f"{indent}{escape_line(name) or 'it'} can be:", "bold")
         for mark, each in zip(labels(names), names, strict=True):
-            self._desk.say(f"{indent}  {mark}) {each}")
+            self._dialog.say(f"{indent}  {mark}) {each}")
         while True:
             try:
-                found = chosen(names, await self._desk.line(f"{indent}which (choose one): "))
+                found = choose(names, await self._dialog.line(f"{indent}which (choose one): "))
                 return kinds[names.index(found)]
             except ValueError as error:
-                self._desk.say(f"{indent}  not that: {error}.", "yellow")
+                self._dialog.say(f"{indent}  expected: {error}.", "yellow")
 
 
 def _kind_name(kind: JsonSchema) -> str:
     title = kind.get("title")
-    listed = options(kind)
+    listed = list_options(kind)
     if listed is not None:
-        return on_one_line(" or ".join(str(value) for value in listed), 60)
-    return on_one_line(str(title)) if isinstance(title, str) and "properties" in kind else hint(kind)
+        return escape_line(" or ".join(str(value) for value in listed), 60)
+    return escape_line(str(title)) if isinstance(title, str) and "properties" in kind else hint(kind)
 
 
 def _on_enter(kept: Any, ends: bool) -> str:
     if ends:
-        return ", Enter ends"
+        return ", Enter to finish"
     if kept is NOTHING:
         return ""
     if kept is None:
         return ", Enter for none"
-    return f", Enter for {on_one_line(compact(kept), 40)}"
+    return f", Enter for {escape_line(compact(kept), 40)}"
 
 
 def _or_empty(schema: JsonSchema) -> str:
     return ', "" for empty text' if schema.get("type") == "string" and not schema.get("minLength") else ""
 
 
-async def filled_in(schema: JsonSchema, desk: Desk, before: Any = NOTHING) -> Any:
-    """Fill a form in, show what will be sent, and let it be sent, edited or declined (`Declined`)."""
-    form = Form(schema, desk)
+async def fill_in(schema: JsonSchema, dialog: Dialog, before: Any = NOTHING) -> Any:
+    """Ask for a value, show it, and let the person send, edit or decline it. Declining raises `Declined`."""
+    form = Form(schema, dialog)
     while True:
         value = await form.fill(before)
-        desk.say("  This will be sent:", "bold")
-        for line in laid_out(masked(value, schema), "    "):
-            desk.say(line)
+        dialog.say("  This will be sent:", "bold")
+        for line in format_value(masked(value, schema), "    "):
+            dialog.say(line)
         while True:
-            typed = (await desk.line("  s send (Enter), e edit, d decline: ")).strip().casefold()
+            typed = (await dialog.line("  s send (Enter), e edit, d decline: ")).strip().casefold()
             if typed in ("", "s", "send", "y"):
                 return value
             if typed in ("e", "edit"):
                 break
             if typed in ("d", "decline", "n"):
-                raise Declined("", (await desk.line("  why (Enter for no reason): ")).strip())
-            desk.say(f"  not that: s, e or d, not {visible(typed)!r}.", "yellow")
+                raise Declined("", (await dialog.line("  why (Enter for no reason): ")).strip())
+            dialog.say(f"  expected: s, e or d, not {escape(typed)!r}.", "yellow")
         before = value

@@ -1,41 +1,115 @@
-"""`Terminal`: a person at a terminal, asked one question at a time."""
+"""`TerminalEnvironment`: a person at a terminal, asked one question at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import sys
+from collections.abc import Generator
 from typing import Any, Protocol, TextIO, cast
 
-from handrail.environment.approving import approve, asker
-from handrail.environment.form import NOTHING, filled_in
-from handrail.environment.ink import Ink, Style, is_terminal, wants_colour
-from handrail.environment.keyboard import Keyboard
-from handrail.environment.visible import laid_out, on_one_line, visible
+from handrail.environment.approval_form import asker, fill_in_approval
+from handrail.environment.form import NOTHING, fill_in
+from handrail.environment.text import (
+    Style,
+    Styler,
+    escape,
+    escape_line,
+    format_value,
+    is_terminal,
+    wants_colour,
+)
 from handrail.errors import Declined, QuestionCancelled
 from handrail.question import Answer, Question
 from handrail.tools import RunMode
 
+_READ_BYTES = 64 * 1024
+
+
+class Keyboard:
+    """Reads typed lines asynchronously, so that waiting for one can be cancelled.
+
+    The terminal stays in its normal line mode, never raw, so there is nothing to restore.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._fd = stream.fileno()
+        self._typed = b""
+
+    async def line(self) -> str | None:
+        """Read the next line without its end, or None for Ctrl-D: only Enter sends what was typed."""
+        loop = asyncio.get_running_loop()
+        while b"\n" not in self._typed:
+            ready: asyncio.Future[None] = loop.create_future()
+            loop.add_reader(self._fd, _wake, ready)
+            try:
+                await ready
+            finally:
+                loop.remove_reader(self._fd)
+            try:
+                more = os.read(self._fd, _READ_BYTES)
+            except OSError:
+                more = b""  # the terminal is gone
+            if not more:
+                self._typed = b""
+                return None
+            self._typed += more
+        typed, _, self._typed = self._typed.partition(b"\n")
+        return typed.decode("utf-8", "replace").rstrip("\r")
+
+    def clear(self) -> None:
+        """Drop everything typed so far: it can't have been meant for a question nobody had seen."""
+        import termios
+
+        self._typed = b""
+        with contextlib.suppress(termios.error, OSError):
+            termios.tcflush(self._fd, termios.TCIFLUSH)
+
+    @contextlib.contextmanager
+    def echo(self, on: bool) -> Generator[None]:
+        """Show what is typed, or hide it, inside this block; then restore what was set before."""
+        import termios
+
+        try:
+            before = termios.tcgetattr(self._fd)
+        except (termios.error, OSError):
+            yield
+            return
+        changed = [*before]
+        changed[3] = changed[3] | termios.ECHO if on else changed[3] & ~termios.ECHO
+        with contextlib.suppress(termios.error, OSError):
+            termios.tcsetattr(self._fd, termios.TCSANOW, changed)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(termios.error, OSError):
+                termios.tcsetattr(self._fd, termios.TCSANOW, before)
+
+
+def _wake(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
 
 class Screen(Protocol):
-    """Whatever else is shown on the terminal. It waits while somebody is asked."""
+    """Other output on the same terminal, which must pause while a question is asked."""
 
     def hold(self) -> contextlib.AbstractContextManager[None]:
-        """While this lasts, print nothing; show what came meanwhile afterwards."""
+        """Print nothing inside this block; print what accumulated when it ends."""
         ...
 
 
-class Terminal:
-    """An environment with somebody at a terminal; with nobody where there is none.
+class TerminalEnvironment:
+    """A person at a terminal, or nobody where there is no terminal.
 
-    - Somebody is there (`run_mode` is `user`) when both streams are terminals. Elsewhere it is `headless`, and
-      nobody is asked anything.
-    - Questions are asked one after the other. One that is withdrawn while it is shown ends and says so.
-    - What is typed for a secret is not shown, neither then nor before it is sent.
-    - What was typed before a question was shown does not answer it; Enter alone approves nothing; Ctrl-D declines.
-    - Whatever a model, a tool or a file says is shown with its control characters written out.
-    - The terminal is never put into raw mode, so it is as it was whenever this ends.
+    - `run_mode` is `user` if both streams are terminals, else `headless`: then every question is cancelled.
+    - Questions are asked one after the other. A question withdrawn while it is shown ends with a note.
+    - A secret is never shown, neither while it is typed nor before it is sent.
+    - What was typed before a question appeared does not answer it. Enter alone approves nothing. Ctrl-D declines.
+    - Whatever a model, a tool or a file says is escaped before it is shown.
+    - The terminal is never put into raw mode, so it is always left as it was found.
     """
 
     def __init__(
@@ -48,99 +122,96 @@ class Terminal:
         self._in: TextIO | None = stdin if stdin is not None else sys.stdin
         self._out: TextIO | None = stdout if stdout is not None else sys.stdout
         self._screen = screen
-        there = is_terminal(self._in) and is_terminal(self._out)
-        self._mode: RunMode = "user" if there else "headless"
-        self._keyboard = Keyboard(cast(TextIO, self._in)) if there else None
-        self._ink = Ink(wants_colour(self._out))
-        self._turn = asyncio.Lock()
-        self._given: dict[str, Any] = {}
+        attended = is_terminal(self._in) and is_terminal(self._out)
+        self._mode: RunMode = "user" if attended else "headless"
+        self._keyboard = Keyboard(cast(TextIO, self._in)) if attended else None
+        self._style = Styler(wants_colour(self._out))
+        self._lock = asyncio.Lock()
+        self._last: dict[str, Any] = {}
 
     @property
     def run_mode(self) -> RunMode:
         return self._mode
 
     async def ask(self, question: Question, /) -> Answer:
-        """Put one question to whoever is there, once those before it are over."""
+        """Ask one question, after those before it have been answered."""
         keyboard = self._keyboard
         if keyboard is None:
             raise QuestionCancelled(question.name)
         screen = self._screen
-        async with self._turn:
-            with screen.hold() if screen is not None else contextlib.nullcontext(), keyboard.echoing(True):
-                keyboard.forget()
-                sheet = _Sheet(self, keyboard)
+        async with self._lock:
+            with screen.hold() if screen is not None else contextlib.nullcontext(), keyboard.echo(True):
+                keyboard.clear()
+                dialog = _TerminalDialog(cast(TextIO, self._out), keyboard, self._style)
                 try:
-                    return await self._asked(question, sheet)
+                    return await self._ask(question, dialog)
                 finally:
-                    sheet.say()
+                    dialog.say()
 
-    async def _asked(self, question: Question, sheet: _Sheet) -> Answer:
-        sheet.say()
+    async def _ask(self, question: Question, dialog: _TerminalDialog) -> Answer:
+        dialog.say()
         try:
             if question.kind == "approval":
-                value: Any = await approve(question, sheet, self._ink, _page())
+                value: Any = await fill_in_approval(question, dialog, self._style, _page_lines())
             else:
-                value = await self._form(question, sheet)
+                value = await self._fill_in(question, dialog)
         except Declined as declined:
-            sheet.say("  Declined.", "dim")
+            dialog.say("  Declined.", "dim")
             return _answer(question, outcome="declined", reason=declined.reason)
         except asyncio.CancelledError:
-            sheet.say("\n  This question was withdrawn: it needs no answer any more.", "yellow")
+            dialog.say("\n  This question was withdrawn and no longer needs an answer.", "yellow")
             raise
         return _answer(question, value=value)
 
-    async def _form(self, question: Question, sheet: _Sheet) -> Any:
-        ink = self._ink
-        sheet.say(
-            f"{ink('?', 'yellow', 'bold')} {ink('Please fill in:', 'bold')} {ink(on_one_line(question.name), 'bold')}"
-        )
+    async def _fill_in(self, question: Question, dialog: _TerminalDialog) -> Any:
+        style = self._style
+        name = style(escape_line(question.name), "bold")
+        dialog.say(f"{style('?', 'yellow', 'bold')} {style('Please fill in:', 'bold')} {name}")
         if len(question.asked_by) > 1:
-            sheet.say(f"  asked by {ink(asker(question), 'cyan')}")
-        for line in visible(question.message).split("\n"):
-            sheet.say(f"  {line}", "dim")
+            dialog.say(f"  asked by {style(asker(question), 'cyan')}")
+        for line in escape(question.message).split("\n"):
+            dialog.say(f"  {line}", "dim")
         if question.payload not in (None, {}, [], ""):
-            for line in laid_out(question.payload, "    "):
-                sheet.say(line)
-        sheet.say("  Ctrl-D declines.", "dim")
-        value = await filled_in(question.schema, sheet, self._given.get(question.id, NOTHING))
-        self._given = {question.id: value}  # asked again because it did not fit, it starts with this
+            for line in format_value(question.payload, "    "):
+                dialog.say(line)
+        dialog.say("  Ctrl-D declines.", "dim")
+        value = await fill_in(question.schema, dialog, self._last.get(question.id, NOTHING))
+        self._last = {
+            question.id: value
+        }  # the start of the form if the answer is refused and asked for again
         return value
 
-    def write(self, text: str) -> None:
-        """Print, to whoever is there."""
-        out = cast(TextIO, self._out)
-        out.write(text)
-        out.flush()
 
-    def styled(self, text: str, *styles: Style) -> str:
-        return self._ink(text, *styles)
+class _TerminalDialog:
+    """The terminal as forms see it."""
 
-
-class _Sheet:
-    """The terminal as a form and an approval see it."""
-
-    def __init__(self, terminal: Terminal, keyboard: Keyboard) -> None:
-        self._terminal = terminal
+    def __init__(self, out: TextIO, keyboard: Keyboard, style: Styler) -> None:
+        self._out = out
         self._keyboard = keyboard
+        self._style = style
+
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
 
     def say(self, text: str = "", *styles: Style) -> None:
-        self._terminal.write(f"{self._terminal.styled(text, *styles)}\n")
+        self._write(f"{self._style(text, *styles)}\n")
 
     async def line(self, prompt: str) -> str:
-        self._terminal.write(prompt)
-        return self._typed(await self._keyboard.line())
+        self._write(prompt)
+        return self._checked(await self._keyboard.line())
 
-    async def hidden(self, prompt: str) -> str:
-        self._terminal.write(prompt)
-        with self._keyboard.echoing(False):
+    async def hidden_line(self, prompt: str) -> str:
+        self._write(prompt)
+        with self._keyboard.echo(False):
             typed = await self._keyboard.line()
         if typed is not None:
-            self._terminal.write("\n")  # Enter was not shown either
-        return self._typed(typed)
+            self._write("\n")  # Enter was not echoed either
+        return self._checked(typed)
 
-    def _typed(self, typed: str | None) -> str:
+    def _checked(self, typed: str | None) -> str:
         if typed is None:
-            self._terminal.write("\n")
+            self._write("\n")
             raise Declined("", "")
         return typed
 
@@ -149,6 +220,6 @@ def _answer(question: Question, **more: Any) -> Answer:
     return Answer(question_id=question.id, digest=question.digest, by=question.principal, **more)
 
 
-def _page() -> int:
-    """How many lines fit on the screen beside the prompt."""
+def _page_lines() -> int:
+    """How many lines fit on the screen above the prompt."""
     return max(shutil.get_terminal_size().lines - 2, 5)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from handrail.errors import CommandMissing
-from handrail.resources.layers import Layers
-from handrail.resources.shell import Allow, Finished, Shell
+from handrail.resources.mount import Layers
+from handrail.resources.shell import Allow, CommandResult, Shell
 
-Scripted = str | int | Finished | Callable[[tuple[str, ...], Layers], "str | int | Finished"]
+Scripted = str | int | CommandResult | Callable[[tuple[str, ...], Layers], "str | int | CommandResult"]
 """Output of a success, an exit code, a whole ending, or a function that makes one of these."""
 
 
@@ -33,7 +33,7 @@ class FakeShell(Shell):
         cwd: str = ".",
         stdin: str | bytes | None = None,
         timeout: float | None = None,
-    ) -> Finished:
+    ) -> CommandResult:
         self.rules.check(argv)
         command = tuple(argv)
         self.ran.append(command)
@@ -43,8 +43,8 @@ class FakeShell(Shell):
         answer = self._answers[max(fitting, key=len)]
         if callable(answer):
             answer = answer(command, layers)
-        if isinstance(answer, Finished):
+        if isinstance(answer, CommandResult):
             return replace(answer, argv=command)
         if isinstance(answer, int):
-            return Finished(argv=command, exit_code=answer)
-        return Finished(argv=command, output=answer)
+            return CommandResult(argv=command, exit_code=answer)
+        return CommandResult(argv=command, output=answer)

@@ -1,9 +1,9 @@
-"""The contained runner: commands on a folder, with walls around them and their writes caught."""
+"""Commands on a folder, run in a sandbox with their writes captured."""
 
-from handrail.resources.layers import Layers
-from handrail.resources.shell.finished import Finished
+from handrail.resources.mount import Layers
+from handrail.resources.shell.result import CommandResult
 from handrail.resources.shell.rules import Allow
 from handrail.resources.shell.shell import Shell
 from handrail.resources.shell.support import Support, probe
 
-__all__ = ["Allow", "Finished", "Layers", "Shell", "Support", "probe"]
+__all__ = ["Allow", "CommandResult", "Layers", "Shell", "Support", "probe"]

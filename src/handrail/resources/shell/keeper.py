@@ -1,13 +1,13 @@
-"""The keeper: a small process of ours that begins commands, and ends with us.
+"""The keeper: a small process of ours that starts commands and ends with us.
 
     us ── keeper ─╥─ first process of the namespaces ── the command
                   ╙─ everything the command starts
 
-It is started once and forked for every command, which costs a fraction of starting Python, and makes
-the system calls itself instead of running a tool for each. Its ends are tied together: the keeper
-watches the process that started it (the process, not one of its threads), the first process dies with
-the keeper, and when it dies the kernel kills all the others in its PID namespace, whatever they ignore
-and whatever session they moved to, before anybody is told that it is dead.
+It starts once and forks for every command, which costs a fraction of starting Python, and it makes
+system calls itself instead of running a tool for each. Lifetimes are tied together: the keeper
+watches the process that started it (the process, not one of its threads), and the first process dies
+with the keeper. When the first process dies, the kernel kills all others in its PID namespace,
+whatever signals they ignore and whatever session they moved to, before it reports the death.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ import struct
 from typing import NoReturn
 
 from handrail.resources.shell import kernel
-from handrail.resources.shell.enclosure import (
-    Failed,
-    enclose,
-    give_up_privileges,
+from handrail.resources.shell.request import Reply, Request
+from handrail.resources.shell.sandbox import (
+    StepFailed,
+    drop_privileges,
+    enter_sandbox,
     limit,
     map_ids,
     namespaces,
     step,
 )
-from handrail.resources.shell.order import Answer, Order
 
 REQUESTS = 3
-"""The descriptor requests come in on: each the walls wanted, with control, standard input and output."""
+"""The descriptor that requests arrive on: the isolation, with control, standard input and output."""
 
 _HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
 class Keeper:
-    """The loop: takes requests, ends what nobody wants any more, says what has ended. It never waits."""
+    """The main loop: takes requests, kills abandoned commands, reports ended ones. It never blocks on one."""
 
     def __init__(self, parent: int) -> None:
         os.setsid()
@@ -54,10 +54,10 @@ class Keeper:
         self.poll.register(self.requests, select.POLLIN)
         self.poll.register(self.parent, select.POLLIN)
         self.commands: dict[int, tuple[int, int, socket.socket]] = {}
-        """By both descriptors of a command: its process, the descriptor of that, and its control."""
+        """Process id, pidfd and control socket of each command, keyed by both descriptors."""
 
     def serve(self) -> None:
-        """Go on until whoever started this ends, or closes the other end."""
+        """Run until the parent process ends or closes its end."""
         while True:
             for descriptor, _ in self.poll.poll():
                 if descriptor == self.parent:
@@ -75,13 +75,13 @@ class Keeper:
                             signal.pidfd_send_signal(watched, signal.SIGKILL)
 
     def begin(self) -> bool:
-        # Not `socket.recv_fds`: it drops its flags, and the command would inherit what came.
+        # Not `socket.recv_fds`: it drops its flags, and the command would inherit the descriptors.
         room = socket.CMSG_LEN(struct.calcsize("3i"))
         data, extra, _, _ = self.requests.recvmsg(16, room, socket.MSG_CMSG_CLOEXEC)
         if not data:
             return False
         if not extra:
-            return True  # there was no room for its descriptors: whoever asked sees the other end closed
+            return True  # no room for its descriptors: the caller sees its socket closed
         descriptors = struct.unpack("3i", extra[0][2])
         with contextlib.ExitStack() as closing:
             for descriptor in descriptors[1:]:
@@ -92,35 +92,35 @@ class Keeper:
     def start(
         self, request: str, control: socket.socket, streams: tuple[int, ...], closing: contextlib.ExitStack
     ) -> None:
-        walls, network = request.split()
+        isolation, network = request.split()
         try:
             with step("namespaces"):
                 ready, go = os.pipe()
                 for descriptor in (ready, go):
                     closing.callback(os.close, descriptor)
-                process, watched = kernel.fork_into(namespaces(walls, network == "on"))
-        except Failed as failed:
+                process, watched = kernel.fork_into(namespaces(isolation, network == "on"))
+        except StepFailed as failed:
             _say(control, _failure(failed))
             control.close()
             return
         if not process:
             os.close(go)
             self.let_go()
-            _first_process(walls, control, ready, streams)
+            _first_process(isolation, control, ready, streams)
         self.commands[watched] = self.commands[control.fileno()] = process, watched, control
         self.poll.register(watched, select.POLLIN)
-        if walls != "none":
+        if isolation != "none":
             self.poll.register(control, _HUNG_UP)
         try:
-            if walls == "user":
+            if isolation == "user":
                 map_ids(process)
             os.write(go, b"1")
-        except Failed as failed:
+        except StepFailed as failed:
             _say(control, _failure(failed))
             signal.pidfd_send_signal(watched, signal.SIGKILL)
 
     def let_go(self) -> None:
-        """Close, in a child, what belongs to the keeper and to other commands: their end must show when it comes."""
+        """Close the descriptors of the keeper and other commands in a child, so that their ends stay visible."""
         for descriptor in (self.requests.fileno(), self.parent, *self.commands):
             os.close(descriptor)
 
@@ -129,8 +129,8 @@ class Keeper:
         with contextlib.suppress(KeyError):
             self.poll.unregister(control)
         del self.commands[watched], self.commands[control.fileno()]
-        # The first process has said how the command ended, unless it was killed: then that is how.
-        _say(control, Answer(status=os.waitpid(process, 0)[1]))
+        # The first process has reported the status, unless it was killed: then this is the status.
+        _say(control, Reply(status=os.waitpid(process, 0)[1]))
         os.close(watched)
         control.close()
 
@@ -143,38 +143,38 @@ def main(parent: int) -> None:
         keeper.serve()
 
 
-def _say(control: socket.socket, answer: Answer) -> None:
+def _say(control: socket.socket, reply: Reply) -> None:
     with contextlib.suppress(OSError):
-        control.sendall(answer.encode(), socket.MSG_NOSIGNAL)
+        control.sendall(reply.encode(), socket.MSG_NOSIGNAL)
 
 
-def _failure(failed: Failed) -> Answer:
+def _failure(failed: StepFailed) -> Reply:
     error = failed.error
     detail = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
-    return Answer(failed=failed.step, error=error.errno or 0, detail=detail)
+    return Reply(failed=failed.step, error=error.errno or 0, detail=detail)
 
 
-def _first_process(walls: str, control: socket.socket, ready: int, streams: tuple[int, ...]) -> NoReturn:
-    """Put up the walls, start the command, take in orphans until it ends. Then all else is killed."""
+def _first_process(isolation: str, control: socket.socket, ready: int, streams: tuple[int, ...]) -> NoReturn:
+    """Enter the sandbox, start the command and reap orphans until it ends. Then the rest is killed."""
     try:
-        if walls != "none":
+        if isolation != "none":
             kernel.die_with_parent()
         if os.read(ready, 1):
             os.close(ready)
-            order = Order.decode(_receive(control))
-            _put_up(order, control)
+            request = Request.decode(_receive(control))
+            _set_up(request, control)
             with step("folder"):
-                _enter(order)
-            if order.argv:
-                _say(control, Answer(status=_run(order, streams, control)))
+                _enter(request)
+            if request.argv:
+                _say(control, Reply(status=_run(request, streams, control)))
             else:
                 with step("overlay"):
                     _try_overlay()
-                _say(control, Answer(status=0))
-    except Failed as failed:
+                _say(control, Reply(status=0))
+    except StepFailed as failed:
         _say(control, _failure(failed))
     except BaseException as error:
-        _say(control, Answer(failed="keeper", detail=f"{type(error).__name__}: {error}"))
+        _say(control, Reply(failed="keeper", detail=f"{type(error).__name__}: {error}"))
     os._exit(0)
 
 
@@ -184,50 +184,50 @@ def _receive(control: socket.socket) -> bytes:
         return file.read(size)
 
 
-def _put_up(order: Order, control: socket.socket) -> None:
+def _set_up(request: Request, control: socket.socket) -> None:
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
-        file.write(b"1000")  # out of memory: rather this than what runs beside it
-    if order.walls == "none":
+        file.write(b"1000")  # the kernel kills this first when memory runs out
+    if request.isolation == "none":
         kernel.adopt_orphans()
-        limit(order)
+        limit(request)
     else:
-        _say(control, Answer(mounted=enclose(order)))
-        give_up_privileges()
+        _say(control, Reply(mounted=enter_sandbox(request)))
+        drop_privileges()
 
 
-def _enter(order: Order) -> None:
-    root = order.lowers[0] if order.view == "plain" else order.root
+def _enter(request: Request) -> None:
+    root = request.lowers[0] if request.view == "plain" else request.root
     os.chdir(root)
-    os.chdir(order.cwd)
+    os.chdir(request.cwd)
     here = os.getcwd()
     if here != root and not here.startswith(root + "/"):
-        raise OSError(1, "it leads out of the folder", order.cwd)
-    order.environment["PWD"] = here
+        raise OSError(1, "it leads out of the folder", request.cwd)
+    request.environment["PWD"] = here
 
 
-def _run(order: Order, streams: tuple[int, ...], control: socket.socket) -> int:
+def _run(request: Request, streams: tuple[int, ...], control: socket.socket) -> int:
     stdin, output = streams
     os.umask(0o022)
     with step("exec"):
         kernel.keep_descriptors()
         command = _spawn(
-            order, [(os.POSIX_SPAWN_DUP2, stdin, 0), *((os.POSIX_SPAWN_DUP2, output, n) for n in (1, 2))]
+            request, [(os.POSIX_SPAWN_DUP2, stdin, 0), *((os.POSIX_SPAWN_DUP2, output, n) for n in (1, 2))]
         )
     os.close(stdin)
     os.close(output)
-    if order.walls == "none":
-        return _wait_without_walls(command, control)
+    if request.isolation == "none":
+        return _wait_unsandboxed(command, control)
     while True:
         child, status = os.wait()
         if child == command:
             return status
 
 
-def _spawn(order: Order, actions: list[tuple[int, int, int]]) -> int:
-    """Start the program by its path, or by its name from the folders of the command's own PATH."""
-    program = order.argv[0]
+def _spawn(request: Request, actions: list[tuple[int, int, int]]) -> int:
+    """Start the program by its path, or look its name up in the command's own PATH."""
+    program = request.argv[0]
     if "/" not in program:
-        for folder in order.environment.get("PATH", "").split(":"):
+        for folder in request.environment.get("PATH", "").split(":"):
             if os.access(f"{folder}/{program}", os.X_OK) and not os.path.isdir(f"{folder}/{program}"):
                 program = f"{folder}/{program}"
                 break
@@ -235,8 +235,8 @@ def _spawn(order: Order, actions: list[tuple[int, int, int]]) -> int:
             raise FileNotFoundError(errno.ENOENT, "no such program", program)
     return os.posix_spawn(
         program,
-        order.argv,
-        order.environment,
+        request.argv,
+        request.environment,
         file_actions=actions,
         setsid=True,
         setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
@@ -244,10 +244,10 @@ def _spawn(order: Order, actions: list[tuple[int, int, int]]) -> int:
     )
 
 
-def _wait_without_walls(command: int, control: socket.socket) -> int:
-    """Wait for the command or for the wish to end it, then kill its descendants: they are our children now.
+def _wait_unsandboxed(command: int, control: socket.socket) -> int:
+    """Wait for the command or a request to stop it, then kill its descendants, now our children.
 
-    It does not die with the keeper, since they would not, but watches it instead.
+    It does not die with the keeper, since its descendants would not; it watches the keeper instead.
     """
     poll = select.poll()
     poll.register(os.pidfd_open(command), select.POLLIN)
@@ -270,7 +270,7 @@ def _wait_without_walls(command: int, control: socket.socket) -> int:
 
 
 def _try_overlay() -> None:
-    """Do once what leaves each kind of mark in the upper layer."""
+    """Perform each operation that leaves a marker in the upper layer once."""
     os.unlink("file")
     os.unlink("folder/file")
     os.rmdir("folder")

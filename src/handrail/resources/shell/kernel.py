@@ -1,6 +1,6 @@
-"""What of the Linux kernel the standard library does not reach: mounts, namespaces, capabilities.
+"""System calls that the standard library lacks: mounts, namespaces, capabilities.
 
-Each function is one system call and raises `OSError`. Nothing of Handrail is imported here: this
+Each function is one system call and raises `OSError`. This module imports nothing of Handrail: it
 runs in the keeper, which stays small so that forking it is cheap.
 """
 
@@ -54,7 +54,7 @@ _SIOCSIFFLAGS = 0x8914
 _IFF_UP = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc_here = ctypes.PyDLL(None, use_errno=True)  # without letting go of the interpreter's lock
+_libc_here = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter lock
 
 
 def _checked(result: int, what: str) -> int:
@@ -73,10 +73,10 @@ for _function in (_before_fork, _after_fork_here, _after_fork_there):
 
 
 def fork_into(namespaces: int) -> tuple[int, int]:
-    """Fork a child straight into new namespaces; its id and a descriptor of it, or zeros in the child.
+    """Fork a child into new namespaces. Returns its id and pidfd; zeros in the child.
 
-    As `os.fork`, in a process of one thread. Going in by `unshare` would take a second fork, since a
-    process never enters a new PID namespace itself.
+    Like `os.fork`, for a process with one thread. `unshare` would need a second fork, since a process
+    never enters a new PID namespace itself.
     """
     descriptor = ctypes.c_int(-1)
     arguments = (ctypes.c_uint64 * 8)(
@@ -119,7 +119,7 @@ class _MountAttributes(ctypes.Structure):
 
 
 def change_mount(target: str, *, add: int = 0, remove: int = 0, below: bool = False) -> None:
-    """Change the flags of a mount, and with `below` of every mount under it, in one go."""
+    """Change the flags of a mount, and with `below` of every mount under it, in one call."""
     attributes = _MountAttributes(add, remove, 0, 0)
     _checked(
         _libc.syscall(
@@ -140,17 +140,17 @@ def _control(what: int, value: int = 0, name: str = "prctl") -> None:
 
 
 def die_with_parent() -> None:
-    """End this process, at once, when the one that forked it ends."""
+    """Kill this process as soon as its parent ends."""
     _control(_PR_SET_PDEATHSIG, 9, "set the parent death signal")
 
 
 def forbid_tracing() -> None:
-    """Let nobody without CAP_SYS_PTRACE look into this process."""
+    """Forbid processes without CAP_SYS_PTRACE to inspect this one."""
     _control(_PR_SET_DUMPABLE, 0, "set dumpable")
 
 
 def keep_descriptors() -> None:
-    """Let no program that this process starts inherit anything but the three standard streams."""
+    """Let started programs inherit only the three standard streams."""
     first, last = ctypes.c_uint(3), ctypes.c_uint(0xFFFFFFFF)
     _checked(
         _libc.syscall(ctypes.c_long(_CLOSE_RANGE), first, last, ctypes.c_uint(_CLOSE_RANGE_CLOEXEC)),
@@ -163,8 +163,8 @@ def adopt_orphans() -> None:
     _control(_PR_SET_CHILD_SUBREAPER, 1, "become a subreaper")
 
 
-def give_up_privileges(keep: int) -> None:
-    """Keep these capabilities (a bit mask) and lose the others for good, also across `exec`."""
+def drop_privileges(keep: int) -> None:
+    """Drop all capabilities but those in the bit mask, for good, also across `exec`."""
     _control(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, "clear ambient capabilities")
     with open("/proc/sys/kernel/cap_last_cap", "rb", buffering=0) as file:
         last = int(file.read(16))
@@ -180,7 +180,7 @@ def give_up_privileges(keep: int) -> None:
 
 
 def filter_calls(program: bytes) -> None:
-    """Have every system call of this process and its children looked at by this filter, for good."""
+    """Apply this seccomp filter to every system call of this process and its children, for good."""
     code = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
     _checked(

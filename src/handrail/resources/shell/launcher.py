@@ -1,4 +1,4 @@
-"""Our end of the keeper: it is started when first needed, shared by all shells, and started anew if it died."""
+"""Our end of the keeper: started on first use, shared by all shells, restarted if it dies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 from handrail.errors import ShellUnavailable
-from handrail.resources.shell.order import Order
+from handrail.resources.shell.request import Request
 
 _BOOT = """
 import sys, types
@@ -23,20 +23,20 @@ for name in ("handrail", "handrail.resources", "handrail.resources.shell"):
 from handrail.resources.shell.keeper import main
 main(int(sys.argv[1]))
 """
-"""Loads the keeper without loading Handrail: its packages are there only as places to import from."""
+"""Loads the keeper without loading Handrail: the packages exist only as locations to import from."""
 
 _PACKAGE = Path(__file__).parents[2]
 
 
 class Keeper:
-    """The running keeper: its process, and the socket that requests go through."""
+    """The running keeper: its process and the socket for requests."""
 
     __slots__ = ("_process", "_requests")
 
     def __init__(self) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         argv = [sys.executable, "-I", "-S", "-B", "-c", _BOOT, str(os.getpid()), str(_PACKAGE)]
-        # Without our environment: it is not the keeper's, and it must not be found there.
+        # Without our environment: a command must not find it in the keeper.
         environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         nothing = os.open(os.devnull, os.O_RDWR)
         try:
@@ -52,20 +52,20 @@ class Keeper:
         except (OSError, TypeError) as error:
             self._requests.close()
             raise ShellUnavailable(
-                f"Python itself can't be started as {sys.executable!r} ({error}), and a command needs a second one",
+                f"Python can't be started as {sys.executable!r} ({error}), and every command needs a second interpreter",
                 "Run under an ordinary Python interpreter.",
             ) from error
         finally:
             os.close(nothing)
             theirs.close()
 
-    def send(self, order: Order, descriptors: list[int]) -> None:
-        """Ask for a process for this order and hand over its descriptors; `OSError` when the keeper is gone."""
-        request = f"{order.walls} {'on' if order.network else 'off'}".encode()
-        socket.send_fds(self._requests, [request], descriptors, socket.MSG_NOSIGNAL)
+    def send(self, request: Request, descriptors: list[int]) -> None:
+        """Ask for a process and pass its descriptors. Raises `OSError` if the keeper is gone."""
+        kind = f"{request.isolation} {'on' if request.network else 'off'}".encode()
+        socket.send_fds(self._requests, [kind], descriptors, socket.MSG_NOSIGNAL)
 
     def close(self) -> None:
-        """End it, and with it every command that still runs."""
+        """End the keeper and every command that is still running."""
         self._requests.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._process, 0)
@@ -75,10 +75,10 @@ _keeper: Keeper | None = None
 _lock = threading.Lock()
 
 
-def launch(order: Order, stdin: int, output: int) -> socket.socket:
-    """Begin a command; what is returned carries its answer, and ends it when it is shut down.
+def launch(request: Request, stdin: int, output: int) -> socket.socket:
+    """Start a command. The returned socket carries its reply; shutting it down ends the command.
 
-    Whatever happens to this process, also `kill -9`, ends the command too.
+    The command also ends when this process does, even by `kill -9`.
     """
     global _keeper
     ours, theirs = socket.socketpair()
@@ -87,19 +87,19 @@ def launch(order: Order, stdin: int, output: int) -> socket.socket:
         if _keeper is None:
             _keeper = Keeper()
         try:
-            _keeper.send(order, descriptors)
+            _keeper.send(request, descriptors)
         except OSError:
             _keeper.close()
             _keeper = Keeper()
-            _keeper.send(order, descriptors)
-    data = order.encode()
-    with contextlib.suppress(ConnectionError):  # it was not begun: why is what will be read
+            _keeper.send(request, descriptors)
+    data = request.encode()
+    with contextlib.suppress(ConnectionError):  # it did not start; the reply will say why
         ours.sendall(struct.pack("!I", len(data)) + data)
     return ours
 
 
 def close() -> None:
-    """End the keeper and all commands. The next command starts another."""
+    """End the keeper and all commands. The next command starts a new keeper."""
     global _keeper
     with _lock:
         if _keeper is not None:

@@ -1,8 +1,8 @@
-"""What may run: a list of rules, each allowing some commands. Whatever none allows is refused.
+"""Rules for commands: each allows some of them, and a command that no rule allows is refused.
 
-A command is a list of arguments and is compared argument by argument; no text is ever taken apart, so
-there is nothing to quote and nothing to smuggle through. Rules say what a model may ask for; what a
-command can reach, whichever it is, is held by the walls around it.
+A command is a list of arguments, compared one by one. No text is ever parsed, so there is nothing to
+quote and nothing to smuggle through. Rules limit what a model may run; the sandbox limits what any
+command can reach.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from types import EllipsisType
 from handrail.errors import CommandRefused, RuleError
 
 MAX_ARGUMENT = 128 * 1024 - 1
-"""Bytes in one argument, which is what Linux takes."""
+"""Maximum bytes in one argument: the limit of Linux."""
 MAX_COMMAND = 1024 * 1024
-"""Bytes in all of them."""
+"""Maximum bytes in all arguments together."""
 _SHOWN = 200
 
-# These run whatever their arguments name, so a rule that leaves the arguments open allows everything.
+# These run the program their arguments name, so a rule with open arguments would allow everything.
 _WRAPPERS = frozenset(
     [
         "busybox",
@@ -56,7 +56,7 @@ _WRAPPERS = frozenset(
         "xargs",
     ]
 )
-# These do so with the right option, or with a program given as an argument.
+# These do the same with the right option, or run a program passed as an argument.
 _INTERPRETERS = frozenset(
     [
         "ash",
@@ -95,17 +95,17 @@ _WILD = re.compile(r"\*\*|\*|\?")
 
 
 class Allow:
-    """Commands that may run: a program, then its arguments one by one.
+    """A rule that allows commands: a program, then its arguments one by one.
 
-        Allow("git", "status")              exactly this
-        Allow("pytest", ...)                this program, with any arguments
+        Allow("git", "status")              exactly this command
+        Allow("pytest", ...)                this program with any arguments
         Allow("git", "diff", ...)           these, then any arguments
-        Allow("cat", "docs/**")             one argument that fits
-        Allow(...)                          every command there is
+        Allow("cat", "docs/**")             one argument that matches
+        Allow(...)                          every command
 
-    The program is compared as it is written: `git` is not `/usr/bin/git` and not `./git`. In arguments
-    `*` and `?` stand for anything but `/`, and `**` for anything. A pattern that begins with one of
-    them fits no option and no absolute path, and none fits a path with `..` in it: write those out.
+    The program is compared literally: `git` is neither `/usr/bin/git` nor `./git`. In arguments `*`
+    and `?` match anything but `/`, and `**` matches anything. A pattern that starts with a wildcard
+    matches no option and no absolute path, and no pattern matches a path with `..`: write those out.
     """
 
     __slots__ = ("_open", "_pattern", "_tests")
@@ -117,10 +117,10 @@ class Allow:
         words = [word for word in pattern if isinstance(word, str)]
         self._tests = [_Argument(word) for word in words]
 
-    def fits(self, argv: Sequence[str]) -> bool:
+    def matches(self, argv: Sequence[str]) -> bool:
         if len(argv) < len(self._tests) or (len(argv) > len(self._tests) and not self._open):
             return False
-        return all(test.fits(argument) for test, argument in zip(self._tests, argv, strict=False))
+        return all(test.matches(argument) for test, argument in zip(self._tests, argv, strict=False))
 
     def __str__(self) -> str:
         words = [shlex.quote(word) if not _WILD.search(word) else word for word in self._words()]
@@ -135,34 +135,38 @@ class Allow:
     def _check(self) -> None:
         words = self._words()
         if not self._pattern:
-            raise RuleError(repr(self), "it names no program", "Write Allow(...) if every command may run.")
+            raise RuleError(repr(self), "it names no program", "Write Allow(...) to allow every command.")
         if len(words) != len(self._pattern) - self._open:
             raise RuleError(
                 repr(self),
-                "it is made of texts, and '...' stands at its end",
-                "Write one text for each argument.",
+                "its parts must be strings, with '...' only at the end",
+                "Write one string for each argument.",
             )
         if not words:
             return
         program, *arguments = words
         if not program or program != program.strip() or len(program.split()) > 1:
-            mend = f"Write one text for each argument: Allow({', '.join(map(repr, program.split()))})."
-            raise RuleError(repr(self), f"no program is called {program!r}", mend)
+            hint = f"Write one string for each argument: Allow({', '.join(map(repr, program.split()))})."
+            raise RuleError(repr(self), f"{program!r} is not the name of a program", hint)
         if _WILD.search(program):
-            raise RuleError(repr(self), "a program is named in full", "Write a rule for each program.")
+            raise RuleError(
+                repr(self), "a program name can't have wildcards", "Write a rule for each program."
+            )
         if not _plain(program):
-            raise RuleError(repr(self), "its program is a path with detours", "Write the path without them.")
+            raise RuleError(
+                repr(self), "its program is a path with '.', '..' or '//'", "Write the plain path."
+            )
         if _runs_anything(program, arguments, is_open=self._open):
             raise RuleError(
                 repr(self),
                 f"{program!r} can run any other program, so this would allow every command",
                 "Write the arguments out, as in Allow('python', '-m', 'pytest', ...) or Allow('git', 'diff', ...), "
-                "or say Allow(...) if every command may run.",
+                "or write Allow(...) to allow every command.",
             )
 
 
 def _plain(program: str) -> bool:
-    """Whether a program is a name, or a path with one spelling."""
+    """Whether a program is a bare name or a normalized path."""
     steps = program.removeprefix("./").removeprefix("/").split("/")
     return all(step not in ("", ".", "..") for step in steps)
 
@@ -178,7 +182,7 @@ def _runs_anything(program: str, arguments: Sequence[str], *, is_open: bool) -> 
 
 
 class _Argument:
-    """One argument of a rule."""
+    """The pattern for one argument."""
 
     __slots__ = ("_regex", "_word")
 
@@ -191,7 +195,7 @@ class _Argument:
             start = "(?![-/])" if word[0] in "*?" else ""
             self._regex = re.compile(start + "".join(parts), re.DOTALL)
 
-    def fits(self, argument: str) -> bool:
+    def matches(self, argument: str) -> bool:
         if self._regex is None:
             return argument == self._word
         return self._regex.fullmatch(argument) is not None and not _UP.search(argument)
@@ -208,37 +212,37 @@ class Rules:
             raise RuleError(repr(rules), "a shell takes a list of rules", f"Write Shell([Allow({word!r})]).")
         self._rules = tuple(rules)
         for rule in self._rules:
-            if not isinstance(rule, Allow):  # pyright: ignore[reportUnnecessaryIsInstance]  (a caller's mistake)
+            if not isinstance(rule, Allow):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
                 word: object = rule if type(rule) is str else "make"
                 raise RuleError(repr(rule), "it is not a rule", f"Write Allow({word!r}).")
 
     @property
     def worded(self) -> tuple[str, ...]:
-        """Each rule as somebody would type it; `…` is whatever else."""
-        return tuple(str(rule) if rule.fits(()) is False else "any command" for rule in self._rules)
+        """Each rule as one would type it; `…` stands for further arguments."""
+        return tuple(str(rule) if rule.matches(()) is False else "any command" for rule in self._rules)
 
     def check(self, argv: Sequence[str]) -> None:
-        """Raise `CommandRefused` unless a rule allows this command."""
+        """Raise `CommandRefused` unless a rule allows the command."""
         _check_form(argv)
-        if any(rule.fits(argv) for rule in self._rules):
+        if any(rule.matches(argv) for rule in self._rules):
             return
         allowed = self.worded
         if not allowed:
-            problem = "no command may run here"
+            problem = "no command is allowed here"
         else:
             listed = ", ".join(f"`{rule}`" for rule in allowed)
-            problem = f"this may not run here. What may run: {listed}"
+            problem = f"this command is not allowed here. Allowed: {listed}"
             if any(rule.endswith("…") for rule in allowed):
-                problem += " (… is any further arguments)"
+                problem += " (… stands for any further arguments)"
         raise CommandRefused(
             shown(argv),
-            f"{problem}. It is run without a shell: no pipes, no `&&`, no redirection, no variables.",
+            f"{problem}. Commands run without a shell: no pipes, no `&&`, no redirection, no variables.",
             allowed,
         )
 
 
 def shown(argv: Sequence[str]) -> str:
-    """A command as somebody would type it, not too long."""
+    """Format a command as one would type it, shortened if long."""
     text = shlex.join(argv)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
@@ -250,7 +254,7 @@ def _check_form(argv: Sequence[object]) -> None:
         except ValueError:
             words = argv.split()
         raise CommandRefused(
-            argv[:_SHOWN], f"a command is a list of arguments, not one text: write {words!r}."
+            argv[:_SHOWN], f"a command is a list of arguments, not one string: write {words!r}."
         )
     if not isinstance(argv, list | tuple) or not argv:
         raise CommandRefused("", "a command is a list of arguments, the program first: ['git', 'status'].")
@@ -259,23 +263,25 @@ def _check_form(argv: Sequence[object]) -> None:
     size = sum(_size(argument) + 9 for argument in argv)  # with its end and a pointer to it
     if size > MAX_COMMAND:
         raise CommandRefused(
-            "", f"the arguments are {size} bytes long, and {MAX_COMMAND} is the limit. Use a file."
+            "", f"the arguments are {size} bytes long and the limit is {MAX_COMMAND}. Use a file."
         )
 
 
 def _size(argument: object) -> int:
     if not isinstance(argument, str):
-        raise CommandRefused("", f"every argument is text, and {argument!r} is not: write {str(argument)!r}.")
+        raise CommandRefused(
+            "", f"every argument is a string and {argument!r} is not: write {str(argument)!r}."
+        )
     if "\0" in argument:
-        raise CommandRefused("", f"{argument[:40]!r} has a NUL in it. Leave it out.")
+        raise CommandRefused("", f"{argument[:40]!r} contains a NUL character. Remove it.")
     try:
         length = len(argument.encode())
     except UnicodeEncodeError:
         raise CommandRefused(
-            "", f"{argument[:40]!r} can't be written as UTF-8. Use ordinary characters."
+            "", f"{argument[:40]!r} can't be encoded as UTF-8. Use ordinary characters."
         ) from None
     if length > MAX_ARGUMENT:
         raise CommandRefused(
-            "", f"an argument is {length} bytes long, and {MAX_ARGUMENT} is the limit. Use a file."
+            "", f"an argument is {length} bytes long and the limit is {MAX_ARGUMENT}. Use a file."
         )
     return length

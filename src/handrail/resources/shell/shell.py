@@ -1,46 +1,65 @@
-"""`Shell`: runs commands on a folder, with walls around them and their writes caught in a layer above it."""
+"""`Shell`: runs commands on a folder in a sandbox and captures what they write."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import math
 import os
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import DefinitionError, ShellUnavailable
+from handrail.errors import (
+    CommandMissing,
+    CommandRefused,
+    DefinitionError,
+    FileError,
+    FileMissing,
+    PathRefused,
+    ShellError,
+    ShellUnavailable,
+)
 from handrail.protocols import Filesystem
-from handrail.resources.layers import Layered, Layers
+from handrail.resources.mount import Layered, Layers
 from handrail.resources.paths import place
-from handrail.resources.shell.finished import Finished
-from handrail.resources.shell.rules import Allow, Rules
-from handrail.resources.shell.run import Run, Settings
+from handrail.resources.shell.copies import Copy, discard
+from handrail.resources.shell.process import Outcome, Stop, execute, turn
+from handrail.resources.shell.request import Reply, Request
+from handrail.resources.shell.result import Backend, CommandResult
+from handrail.resources.shell.rules import Allow, Rules, shown
 from handrail.resources.shell.support import Support, probe
+from handrail.resources.shell.visibility import clean_environment, hidden_paths, interpreter_folders
 from handrail.threads import run_in_thread
 
 OUTPUT_LIMIT = 64 * 1024
-"""Bytes of output that are kept unless a shell is told otherwise: about what a model reads at once."""
+"""Default limit of kept output in bytes: about what a model reads at once."""
+
+_NOT_FILES = ("/dev/", "/proc/", "/sys/")
+_TAKEN = ("/", "/tmp", "/var/tmp", "/run", "/var/run", "/dev/shm")
 
 
 class Shell:
-    """Runs commands that rules allow, on a folder whose real files they can't change.
+    """Runs the commands that its rules allow, on a folder whose real files they can't change.
 
-    What a command writes in the folder goes to the upper layer of `layers`, in overlay format. It
-    works at the folder's own path, so absolute paths hold. Everything else on the machine is read
-    only to it; `/tmp`, `/dev/shm`, `/run` and its home are its own and gone afterwards; it sees no
-    processes but its own, no environment but what is given to it, no network unless `network`, and
-    none of the usual places of secrets. When `run` returns or raises, all that it started has ended.
+    A command's writes to the folder go to the upper layer of `layers`, in overlay format. The command
+    sees the folder at its real path, so absolute paths work. Everything else on the machine is read
+    only; `/tmp`, `/dev/shm`, `/run` and the home folder are private and discarded afterwards. The
+    command sees no other processes, no environment variables but those it is given, no network
+    unless `network` is set, and none of the usual places of secrets. When `run` returns or raises,
+    everything the command started has ended.
 
-    It does not keep a command from *reading* other files that this user can read, nor from using up
-    memory or disk; `docs/design.md` says what else the walls do not hold.
+    The sandbox does not stop a command from *reading* other files this user can read, nor from using
+    up memory or disk. `docs/design.md` lists its other limits.
 
-    `backend`: `overlay` mounts one, at the same cost however large the folder is; `copy` works on a
-    copy, which is as large as the folder; `auto` takes the first where it can be had. `contained`:
-    where the kernel gives no namespaces, refuse; when False, run on a copy without walls instead, and
-    say so in what is returned.
+    `backend`: `overlay` mounts an overlay, which costs the same for a folder of any size; `copy`
+    works on a copy of the folder; `auto` uses an overlay where the kernel allows one. `contained`:
+    if the kernel offers no namespaces, commands are refused. With `contained=False` they run on a
+    copy without a sandbox instead, and the result says so.
     """
 
     def __init__(
@@ -74,9 +93,9 @@ class Shell:
         self.rules = Rules(rules)
         self.timeout = _checked_timeout(timeout)
         self.backend: Literal["auto", "overlay", "copy"] = backend
-        """What was asked for; where that is `auto`, what was found once something has run."""
+        """The requested backend; for `auto`, the one in use once a command has run."""
         places = tuple(os.fspath(path) for path in hidden)
-        self._settings = Settings(backend, contained, network, output_limit, given, places, processes, clock)
+        self._settings = _Settings(backend, contained, network, output_limit, given, places, processes, clock)
 
     async def run(
         self,
@@ -86,22 +105,22 @@ class Shell:
         cwd: str = ".",
         stdin: str | bytes | None = None,
         timeout: float | None = None,
-    ) -> Finished:
+    ) -> CommandResult:
         """Run a command in the folder, or in `cwd` below it, and wait until all of it has ended.
 
-        A command that fails or runs out of time is a `Finished` that says so. `CommandRefused`: no rule
-        allows it. `CommandMissing`: there is no such program. `ShellUnavailable`: it could not be held
-        in here, and was not run. One command at a time works on an upper layer; a second one waits,
-        outside its own time limit. Cancelled, it ends the command before it lets go; what the upper
-        layer then holds is to be dropped.
+        A command that fails or times out returns a `CommandResult` that says so. Raises
+        `CommandRefused` if no rule allows the command, `CommandMissing` if there is no such program,
+        and `ShellUnavailable` if it can't be sandboxed here; it has not run then. Commands on the
+        same upper layer run one at a time, and waiting does not count towards the timeout. On
+        cancellation the command is ended first; discard the upper layer then.
         """
         self.rules.check(argv)
         data = stdin.encode() if isinstance(stdin, str) else stdin or b""
         limit = self.timeout if timeout is None else _checked_timeout(timeout)
-        run = Run(self._settings, tuple(argv), layers, place(cwd).path or ".", data, limit)
-        finished = await _on_a_thread(run)
-        self.backend = finished.backend
-        return finished
+        execution = _Execution(self._settings, tuple(argv), layers, place(cwd).path or ".", data, limit)
+        result = await _run_in_thread(execution)
+        self.backend = result.backend
+        return result
 
     async def run_on(
         self,
@@ -112,51 +131,51 @@ class Shell:
         stdin: str | bytes | None = None,
         timeout: float | None = None,
         keep: bool = True,
-    ) -> Finished:
-        """The same on the fork of a real folder: what the command wrote there is the fork's own afterwards.
+    ) -> CommandResult:
+        """Run a command on a fork of a real folder; the fork then holds what the command wrote.
 
-        That is what `context.filesystem` is, where the run's filesystem is a `DirectoryFilesystem`.
-        `Conflict`: somebody else changed, while it ran, what it changed too. Without `keep` nothing of
-        what it wrote is taken, and the fork is to be dropped.
+        `context.filesystem` is such a fork if the run's filesystem is a `DirectoryFilesystem`. Raises
+        `Conflict` if somebody else changed the same files while the command ran. With `keep=False`
+        the writes are not taken over, and the fork must be dropped.
         """
         if not isinstance(files, Layered):
             raise ShellUnavailable(
                 "commands need a real folder to work on",
                 "Give the run a DirectoryFilesystem as its filesystem",
             )
-        self.rules.check(argv)  # before anything is written out for it
+        self.rules.check(argv)  # before the fork is written out
         layers = files.layers()
-        finished = await self.run(argv, layers, cwd=cwd, stdin=stdin, timeout=timeout)
+        result = await self.run(argv, layers, cwd=cwd, stdin=stdin, timeout=timeout)
         if keep:
             await run_in_thread(lambda: files.absorb(layers.mounted_at))
-        return finished
+        return result
 
     @property
     def network(self) -> bool:
-        """May commands reach the network?"""
+        """Whether commands can reach the network."""
         return self._settings.network
 
     async def probe(self, folder: Path) -> Support:
-        """What can be had for commands on that folder's filesystem, and what is missing."""
+        """Report what the kernel supports for commands on this folder's filesystem, and what is missing."""
         return await run_in_thread(lambda: probe(folder))
 
 
-async def _on_a_thread(run: Run) -> Finished:
-    """Wait for a run; when cancelled, end it and wait for that, however often it is cancelled meanwhile."""
+async def _run_in_thread(execution: _Execution) -> CommandResult:
+    """Await an execution. On cancellation, stop the command and wait for its end, however often cancelled."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
 
-    def work() -> Finished:
+    def work() -> CommandResult:
         try:
-            return run()
+            return execution.run()
         finally:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
                 loop.call_soon_threadsafe(ended.set_result, None)
 
     try:
         return await run_in_thread(work)
     except asyncio.CancelledError:
-        run.stop.wish()
+        execution.stop.request()
         while not ended.done():
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait({ended})
@@ -167,3 +186,184 @@ def _checked_timeout(seconds: float) -> float:
     if not (seconds > 0 and math.isfinite(seconds)):
         raise DefinitionError(f"a command's timeout is {seconds!r}. Give a number of seconds above zero.")
     return float(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """How a shell runs its commands."""
+
+    backend: Literal["auto", "overlay", "copy"]
+    contained: bool
+    network: bool
+    output_limit: int
+    environment: Mapping[str, str]
+    hidden: tuple[str, ...]
+    processes: int
+    clock: Clock
+
+
+class _Execution:
+    """One execution of a command. `run` blocks its thread; any other thread may request `stop`."""
+
+    def __init__(
+        self,
+        settings: _Settings,
+        argv: tuple[str, ...],
+        layers: Layers,
+        cwd: str,
+        stdin: bytes,
+        timeout: float,
+    ) -> None:
+        self._settings = settings
+        self._argv = argv
+        self._layers = layers
+        self._cwd = cwd
+        self._stdin = stdin
+        self._timeout = timeout
+        self.stop = Stop()
+
+    def run(self) -> CommandResult:
+        _check_layers(self._layers)
+        with self.stop, turn(os.path.realpath(self._layers.upper), self.stop):
+            support = probe(self._layers.work)
+            backend, notes = _choose_backend(self._settings, support)
+            # An overlay needs an empty work folder for each mount.
+            shelter = Path(tempfile.mkdtemp(prefix="run-", dir=self._layers.work)).resolve()
+            try:
+                for name in ("work", "home", "tmp"):
+                    (shelter / name).mkdir()
+                request = self._request(support, shelter)
+                outcome = self._execute(request) if backend == "overlay" else None
+                if (
+                    outcome is not None
+                    and outcome.reply.failed == "overlay"
+                    and self._settings.backend == "auto"
+                ):
+                    notes = (f"No overlay could be mounted: {outcome.reply.detail}.",)
+                    outcome = None
+                if outcome is None:
+                    backend = "copy"
+                    outcome, more = self._execute_on_copy(request, shelter)
+                    notes += more
+                return self._result(outcome, backend, support.contained, notes)
+            finally:
+                discard(str(shelter))
+
+    def _request(self, support: Support, shelter: Path) -> Request:
+        settings, layers = self._settings, self._layers
+        home, temporary = f"{shelter}/home", f"{shelter}/tmp"
+        if support.contained:
+            home, temporary = "/tmp/home", "/tmp"
+        return Request(
+            isolation=support.isolation,
+            argv=list(self._argv),
+            environment={**clean_environment(home, temporary), **settings.environment},
+            root=os.path.realpath(layers.root),
+            cwd=self._cwd,
+            view="overlay",
+            lowers=[os.path.realpath(lower) for lower in layers.lowers],
+            upper=os.path.realpath(layers.upper),
+            work=f"{shelter}/work",
+            network=settings.network,
+            processes=settings.processes,
+            hidden=hidden_paths(settings.hidden),
+            exposed=interpreter_folders(),
+        )
+
+    def _execute(self, request: Request) -> Outcome:
+        settings = self._settings
+        return execute(request, self._stdin, self._timeout, settings.output_limit, self.stop, settings.clock)
+
+    def _execute_on_copy(self, request: Request, shelter: Path) -> tuple[Outcome, tuple[str, ...]]:
+        began = self._settings.clock.monotonic()
+        target = shelter / "copy"
+        copy = Copy(self._layers.lowers, self._layers.upper, target, self.stop.check)
+        copy.make()
+        took = self._settings.clock.monotonic() - began
+        view = "plain" if request.isolation == "none" else "bind"
+        outcome = self._execute(request._replace(view=view, lowers=[str(target)]))
+        if not outcome.reply.failed:
+            copy.write_back()
+        notes = [
+            f"The command ran on a copy of the folder: {copy.files} files, {copy.size} bytes, {took:.3g} s to make."
+        ]
+        if copy.unread:
+            notes.append(f"{copy.unread} files could not be read and are not in the copy.")
+        return outcome, tuple(notes)
+
+    def _result(
+        self, outcome: Outcome, backend: Backend, contained: bool, notes: tuple[str, ...]
+    ) -> CommandResult:
+        reply = outcome.reply
+        if reply.failed:
+            raise _problem(self._argv, self._cwd, reply)
+        if reply.status is None:
+            raise ShellError(shown(self._argv), "its sandbox process died, and the command with it")
+        text, omitted = outcome.output.read()
+        code = os.waitstatus_to_exitcode(reply.status)
+        return CommandResult(
+            argv=self._argv,
+            exit_code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            timed_out=outcome.timed_out and code == -9,  # it may have ended by itself just then
+            output=text,
+            omitted=omitted,
+            seconds=outcome.seconds,
+            backend=backend,
+            contained=contained,
+            notes=notes,
+        )
+
+
+def _choose_backend(settings: _Settings, support: Support) -> tuple[Backend, tuple[str, ...]]:
+    """Pick the backend, with notes about it. Raises `ShellUnavailable` if the requested one does not work here."""
+    lacking = "; ".join(support.missing)
+    if not support.contained and settings.contained:
+        raise ShellUnavailable(
+            f"commands can't be sandboxed on this machine, which lacks {lacking}",
+            "Allow the process user namespaces, or run it as root with CAP_SYS_ADMIN; "
+            "or pass contained=False to run without a sandbox, on a copy of the folder.",
+        )
+    if settings.backend == "overlay" and not support.overlay:
+        raise ShellUnavailable(
+            f"an overlay can't be mounted here: {lacking}",
+            "Pass backend='auto' to work on a copy instead.",
+        )
+    if settings.backend != "copy" and support.overlay:
+        return "overlay", ()
+    notes: list[str] = []
+    if not support.contained:
+        notes.append(f"The command ran without a sandbox, since this machine lacks {lacking}.")
+    elif settings.backend != "copy":
+        notes.append(f"No overlay could be mounted: {lacking}.")
+    return "copy", tuple(notes)
+
+
+def _problem(argv: tuple[str, ...], cwd: str, reply: Reply) -> Exception:
+    """Return the error for the step that failed."""
+    command, program = shown(argv), argv[0]
+    if reply.failed == "exec":
+        if reply.error == errno.ENOENT:
+            return CommandMissing(
+                command,
+                program,
+                f"the program {program!r}, or the interpreter its first line names, is not installed here",
+            )
+        if reply.error in (errno.EACCES, errno.ENOEXEC, errno.EISDIR, errno.ENOTDIR):
+            return CommandMissing(command, program, f"{program!r} can't be executed: {reply.detail}")
+    if reply.failed == "folder":
+        if reply.error == errno.ENOENT:
+            return FileMissing(cwd, "there is no such folder to run in")
+        if reply.error == errno.EPERM:
+            return PathRefused(cwd, "it leads out of the folder. Name a folder inside")
+        return FileError(cwd, f"no command can run in it: {reply.detail}")
+    return ShellError(command, f"it could not be started ({reply.failed}: {reply.detail})")
+
+
+def _check_layers(layers: Layers) -> None:
+    root = os.path.realpath(layers.root)
+    if root in _TAKEN or ((root + "/").startswith(_NOT_FILES) and not root.startswith("/dev/shm/")):
+        raise CommandRefused("", f"no command runs on {root!r}. Use the folder of a project")
+    for folder in (*layers.lowers, layers.upper, layers.work):
+        if not folder.is_dir():
+            raise FileMissing(str(folder), "there is no such folder")

@@ -1,4 +1,4 @@
-"""What this machine can do, found out by doing it once."""
+"""What the kernel supports for commands, found by trying it once."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from pathlib import Path
 
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import HandrailError
-from handrail.resources.shell.command import Stop, follow
-from handrail.resources.shell.copying import changes, discard
-from handrail.resources.shell.order import Order, View, Walls
+from handrail.resources.shell.copies import changes, discard
+from handrail.resources.shell.process import Stop, execute
+from handrail.resources.shell.request import Isolation, Request, View
 
 _SECONDS = 30.0
 
 _STEPS = {
-    "namespaces": "namespaces of its own (kernel 5.12 or later, and not forbidden by a container)",
-    "mounts": "mounts of its own",
+    "namespaces": "namespaces (kernel 5.12 or later, not forbidden by a container)",
+    "mounts": "private mounts",
     "overlay": "an overlay mount here",
-    "privileges": "giving up privileges",
+    "privileges": "dropping privileges",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """What can be had for commands on a folder."""
+    """What the kernel supports for commands on a folder."""
 
-    walls: Walls
+    isolation: Isolation
     """`user` (namespaces under a user namespace), `root` (without one), or `none`."""
     overlay: bool
-    """Whether writes can be caught by an overlay mount; otherwise by a copy."""
+    """Whether an overlay mount can capture writes; otherwise a copy does."""
     missing: tuple[str, ...] = ()
-    """What is not there, in words; also what was got round."""
+    """What is missing, in words, including what has a workaround."""
 
     @property
     def contained(self) -> bool:
-        return self.walls != "none"
+        return self.isolation != "none"
 
 
 _known: dict[tuple[int, int], Support] = {}
@@ -46,9 +46,9 @@ _lock = threading.Lock()
 
 
 def probe(folder: Path) -> Support:
-    """Try out, in `folder`, what commands could be held in by; the answer is kept for its filesystem.
+    """Try in `folder` which sandbox works. The result is cached for its filesystem.
 
-    A real overlay is mounted and each kind of mark is left in it once, so that what is said to work does.
+    A real overlay is mounted and each kind of marker is created in it once, so nothing is assumed.
     """
     if sys.platform != "linux":
         return Support("none", False, ("Linux",))
@@ -60,34 +60,34 @@ def probe(folder: Path) -> Support:
 
 
 def forget() -> None:
-    """Try again at the next probe."""
+    """Clear the cache: the next probe tries again."""
     with _lock:
         _known.clear()
 
 
 def _probe(folder: Path) -> Support:
     missing: list[str] = []
-    kinds: tuple[Walls, ...] = ("user", "root") if os.geteuid() == 0 else ("user",)
-    for walls in kinds:
-        problem = _try(folder, walls, "overlay")
+    kinds: tuple[Isolation, ...] = ("user", "root") if os.geteuid() == 0 else ("user",)
+    for isolation in kinds:
+        problem = _try(folder, isolation, "overlay")
         if problem is None:
-            return Support(walls, True, tuple(missing))
+            return Support(isolation, True, tuple(missing))
         missing.append(problem)
-        if problem.startswith(_STEPS["overlay"]) and _try(folder, walls, "bind") is None:
-            return Support(walls, False, tuple(missing))
+        if problem.startswith(_STEPS["overlay"]) and _try(folder, isolation, "bind") is None:
+            return Support(isolation, False, tuple(missing))
     return Support("none", False, tuple(missing))
 
 
-def _try(folder: Path, walls: Walls, view: View) -> str | None:
-    """What is missing for this, or None."""
+def _try(folder: Path, isolation: Isolation, view: View) -> str | None:
+    """Return what is missing for this kind of sandbox, or None if it works."""
     place = Path(tempfile.mkdtemp(prefix="probe-", dir=folder)).resolve()
     try:
         for name in ("root/folder", "upper", "work"):
             (place / name).mkdir(parents=True)
         for name in ("root/file", "root/folder/file"):
             (place / name).touch()
-        order = Order(
-            walls=walls,
+        request = Request(
+            isolation=isolation,
             argv=[],
             environment={},
             root=f"{place}/root",
@@ -99,19 +99,20 @@ def _try(folder: Path, walls: Walls, view: View) -> str | None:
             network=False,
             processes=1024,
             hidden=[],
+            exposed=[],
         )
         stop = Stop()
         with stop:
-            answer = follow(order, b"", _SECONDS, 1000, stop, SYSTEM_CLOCK).answer
-        if answer.failed:
-            return f"{_STEPS.get(answer.failed, answer.failed)}: {answer.detail}"
-        if answer.status != 0:
-            return f"{_STEPS['namespaces']}: it ended with status {answer.status}"
+            reply = execute(request, b"", _SECONDS, 1000, stop, SYSTEM_CLOCK).reply
+        if reply.failed:
+            return f"{_STEPS.get(reply.failed, reply.failed)}: {reply.detail}"
+        if reply.status != 0:
+            return f"{_STEPS['namespaces']}: the probe ended with status {reply.status}"
         if view == "overlay" and list(changes(place / "upper")) != [
             ("deleted", "file"),
             ("replaced", "folder"),
         ]:
-            return f"{_STEPS['overlay']}: it does not mark deletions as it should"
+            return f"{_STEPS['overlay']}: it does not mark deletions correctly"
         return None
     except HandrailError as error:
         return str(error)

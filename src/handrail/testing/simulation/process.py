@@ -17,7 +17,7 @@ from handrail.adapter.durable import decode_outcome
 from handrail.dispatch.gate import Gate
 from handrail.dispatch.parking import Parking
 from handrail.dispatch.secrets import had_secret
-from handrail.environment.later import LaterEnvironment
+from handrail.environment.unattended import LaterEnvironment
 from handrail.errors import AnswerRefused, RunParked, RunUnknown
 from handrail.events import ToolInvoked
 from handrail.journal.sqlite import SqliteJournal

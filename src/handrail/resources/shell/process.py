@@ -1,7 +1,8 @@
-"""One command from its beginning to its end, followed on a thread: fed, read, and ended when it must be."""
+"""The process of one command: start it, feed it, read its output, end it. Runs on a thread."""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import math
 import os
@@ -14,48 +15,47 @@ from typing import NamedTuple
 from handrail.clock import Clock
 from handrail.errors import ShellError
 from handrail.resources.shell.launcher import launch
-from handrail.resources.shell.order import Answer, Order
-from handrail.resources.shell.output import Output
+from handrail.resources.shell.request import Reply, Request
 from handrail.resources.shell.rules import shown
 
 _CHUNK = 1 << 18
 _END_SECONDS = 10.0
-"""How long all that a command started may take to end once it has been killed."""
+"""How long the processes of a killed command may take to end."""
 
 _turns = threading.Condition()
 _busy: set[str] = set()
 
 
-class Stopped(Exception):
-    """Nobody wants the command any more."""
+class CommandStopped(Exception):
+    """The command was stopped before it ended."""
 
 
 class Stop:
-    """The wish, from any thread, that a command ends.
+    """A request, from any thread, to stop a command.
 
-    Whoever runs the command enters it, and can then poll `descriptor` for the wish.
+    The thread that runs the command enters it and can then poll `descriptor`.
     """
 
-    __slots__ = ("descriptor", "wished")
+    __slots__ = ("descriptor", "requested")
 
     def __init__(self) -> None:
-        self.wished = False
+        self.requested = False
         self.descriptor = -1
 
-    def wish(self) -> None:
+    def request(self) -> None:
         with _turns:
-            self.wished = True
+            self.requested = True
             if self.descriptor >= 0:
                 os.eventfd_write(self.descriptor, 1)
             _turns.notify_all()
 
     def check(self) -> None:
-        if self.wished:
-            raise Stopped
+        if self.requested:
+            raise CommandStopped
 
     def __enter__(self) -> None:
         with _turns:
-            self.descriptor = os.eventfd(int(self.wished), os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self.descriptor = os.eventfd(int(self.requested), os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def __exit__(self, *error: object) -> None:
         with _turns:
@@ -65,9 +65,9 @@ class Stop:
 
 @contextlib.contextmanager
 def turn(upper: str, stop: Stop) -> Generator[None]:
-    """One command at a time for each upper layer; others wait. What two mounts do to one is undefined."""
+    """Run one command at a time on each upper layer; two overlay mounts on one are undefined behaviour."""
     with _turns:
-        _turns.wait_for(lambda: stop.wished or upper not in _busy)
+        _turns.wait_for(lambda: stop.requested or upper not in _busy)
         stop.check()
         _busy.add(upper)
     try:
@@ -78,42 +78,86 @@ def turn(upper: str, stop: Stop) -> Generator[None]:
             _turns.notify_all()
 
 
-class Followed(NamedTuple):
-    """What came of a command."""
+class Output:
+    """A bounded buffer: takes any number of bytes and keeps at most `limit`, half from each end."""
 
-    answer: Answer
+    __slots__ = ("_head", "_head_limit", "_tail", "_tail_limit", "total")
+
+    def __init__(self, limit: int) -> None:
+        self._head_limit = (limit + 1) // 2
+        self._tail_limit = limit - self._head_limit
+        self._head = bytearray()
+        self._tail = bytearray()
+        self.total = 0
+        """Bytes fed so far."""
+
+    def feed(self, data: bytes) -> None:
+        self.total += len(data)
+        room = self._head_limit - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        self._tail += data
+        if len(self._tail) > 2 * self._tail_limit + 65536:  # rarely, so that each byte moves about once
+            del self._tail[: len(self._tail) - self._tail_limit]
+
+    def read(self) -> tuple[str, int]:
+        """Return the text and the number of bytes cut from its middle.
+
+        Invalid UTF-8 is shown as `\\xff`; no character is cut in half.
+        """
+        tail = bytes(self._tail[max(0, len(self._tail) - self._tail_limit) :])
+        if len(self._head) + len(tail) == self.total:
+            return (bytes(self._head) + tail).decode(errors="backslashreplace"), 0
+        decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        head = decoder.decode(bytes(self._head))
+        begun = len(decoder.getstate()[0])
+        cut = 0
+        while cut < min(3, len(tail)) and tail[cut] & 0xC0 == 0x80:
+            cut += 1
+        omitted = self.total - len(self._head) - len(tail) + begun + cut
+        text = tail[cut:].decode(errors="backslashreplace")
+        return f"{head}\n… {omitted} bytes left out …\n{text}", omitted
+
+
+class Outcome(NamedTuple):
+    """How the process ended."""
+
+    reply: Reply
     output: Output
     timed_out: bool
     seconds: float
 
 
-def follow(order: Order, stdin: bytes, timeout: float, limit: int, stop: Stop, clock: Clock) -> Followed:
-    """Run a command to its end. When this returns or raises, nothing that it started is left.
+def execute(request: Request, stdin: bytes, timeout: float, limit: int, stop: Stop, clock: Clock) -> Outcome:
+    """Run a command to its end. When this returns or raises, nothing it started is left running.
 
-    Its output is read as it comes, so it never waits for us and is never held in memory whole.
+    Output is read as it arrives, so the command never blocks on it and memory stays bounded.
     """
     with contextlib.ExitStack() as closing:
-        following = _Following(order, stdin, limit, closing)
+        process = _Process(request, stdin, limit, closing)
         began = clock.monotonic()
-        timed_out = following.until(began + timeout, clock, stop)
-        if not following.ended:
-            following.kill()
-            following.until(clock.monotonic() + _END_SECONDS, clock, None)
-            if not following.ended:
-                raise ShellError(shown(order.argv), "it was killed but has not ended: it waits in the kernel")
-        following.read()
-        if stop.wished:
-            raise Stopped
+        timed_out = process.until(began + timeout, clock, stop)
+        if not process.ended:
+            process.kill()
+            process.until(clock.monotonic() + _END_SECONDS, clock, None)
+            if not process.ended:
+                raise ShellError(
+                    shown(request.argv), "it was killed but has not ended: it is stuck in the kernel"
+                )
+        process.read()
+        if stop.requested:
+            raise CommandStopped
         seconds = clock.monotonic() - began
-        return Followed(Answer.decode(bytes(following.said)), following.output, timed_out, seconds)
+        return Outcome(Reply.decode(bytes(process.reply)), process.output, timed_out, seconds)
 
 
-class _Following:
-    """The ends of a command's streams."""
+class _Process:
+    """Our ends of a command's streams."""
 
-    def __init__(self, order: Order, stdin: bytes, limit: int, closing: contextlib.ExitStack) -> None:
+    def __init__(self, request: Request, stdin: bytes, limit: int, closing: contextlib.ExitStack) -> None:
         self.output = Output(limit)
-        self.said = bytearray()
+        self.reply = bytearray()
         self.ended = False
         self._stdin = memoryview(stdin)
         self._closing = closing
@@ -132,7 +176,7 @@ class _Following:
             theirs.append(write)
             closing.callback(os.close, self._reader)
             os.set_blocking(self._reader, False)
-            self._control = closing.enter_context(launch(order, *theirs))
+            self._control = closing.enter_context(launch(request, *theirs))
             self._control.setblocking(False)
         finally:
             for descriptor in theirs:
@@ -144,7 +188,7 @@ class _Following:
             self._poll.register(self._writer, select.POLLOUT)
 
     def until(self, deadline: float, clock: Clock, stop: Stop | None) -> bool:
-        """Go on until it has ended (False), the deadline has passed (True) or nobody wants it any more (False)."""
+        """Pump the streams until it ends. Returns True if the deadline passed, False if it ended or was stopped."""
         if stop is not None:
             self._poll.register(stop.descriptor, select.POLLIN)
         try:
@@ -152,11 +196,11 @@ class _Following:
                 left = deadline - clock.monotonic()
                 if left <= 0:
                     return True
-                # A day at most: the kernel takes milliseconds as a small number.
+                # At most a day: the kernel takes milliseconds as a small number.
                 ready = {
                     descriptor for descriptor, _ in self._poll.poll(math.ceil(min(left, 86400.0) * 1000))
                 }
-                if stop is not None and stop.wished:
+                if stop is not None and stop.requested:
                     return False
                 if self._reader in ready and not self.read():
                     self._poll.unregister(self._reader)
@@ -174,7 +218,7 @@ class _Following:
             self._control.shutdown(socket.SHUT_WR)
 
     def read(self) -> bool:
-        """Take what is there now; False at the end of the stream."""
+        """Read what is available now; False at the end of the stream."""
         for _ in range(16):
             try:
                 data = os.read(self._reader, _CHUNK)
@@ -191,7 +235,7 @@ class _Following:
         except BlockingIOError:
             return
         except BrokenPipeError:
-            self._stdin = self._stdin[:0]  # it does not read any more, which is its own affair
+            self._stdin = self._stdin[:0]  # the command closed its input, as it may
         if not self._stdin:
             self._poll.unregister(self._writer)
             self._writer = -1
@@ -204,5 +248,5 @@ class _Following:
             return
         except ConnectionError:
             data = b""
-        self.said += data
+        self.reply += data
         self.ended = not data

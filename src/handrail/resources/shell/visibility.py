@@ -1,16 +1,17 @@
-"""What a command is not shown: the environment but for a few names, and the usual places of secrets."""
+"""What a command can see: a clean environment, no secrets, and the interpreter that runs Handrail."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import pwd
+import sys
 from collections.abc import Iterable
 
-_PASSED = ("PATH", "LANG", "LANGUAGE", "TZ", "TERM")
+_PASSED_VARIABLES = ("PATH", "LANG", "LANGUAGE", "TZ", "TERM")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-_IN_HOME = [
+_HOME_SECRETS = [
     ".ssh",
     ".gnupg",
     ".aws",
@@ -50,7 +51,7 @@ _IN_HOME = [
     ".anthropic",
     ".cache/huggingface/token",
 ]
-_OF_THE_MACHINE = (
+_SYSTEM_SECRETS = (
     "/etc/shadow",
     "/etc/shadow-",
     "/etc/gshadow",
@@ -60,25 +61,29 @@ _OF_THE_MACHINE = (
 )
 
 
-def cleaned_environment(home: str, temporary: str) -> dict[str, str]:
-    """The names that are harmless and needed; everything else is passed on purpose or not at all."""
+def clean_environment(home: str, temporary: str) -> dict[str, str]:
+    """Return the harmless variables a program needs. Every other one must be passed explicitly."""
     kept = {
         name: value
         for name, value in os.environ.items()
-        if name in _PASSED or (name.startswith("LC_") and name.isupper())
+        if name in _PASSED_VARIABLES or (name.startswith("LC_") and name.isupper())
     }
-    # Without relative folders: what is in the folder itself is not found by its bare name.
+    # No relative folders: a program in the project is not found by its bare name.
     folders = [folder for folder in kept.get("PATH", _PATH).split(":") if folder.startswith("/")]
     return {"TERM": "dumb", **kept, "PATH": ":".join(folders) or _PATH, "HOME": home, "TMPDIR": temporary}
 
 
-def hidden_places(more: Iterable[str]) -> list[str]:
-    """Where secrets usually lie, as far as there is something, and what else is to be hidden."""
+def hidden_paths(more: Iterable[str]) -> list[str]:
+    """Return the existing paths to hide: the usual places of secrets, and `more`."""
     homes = {os.path.expanduser("~")}
-    with contextlib.suppress(KeyError):  # a user without a name has no home either
+    with contextlib.suppress(KeyError):  # a user without an entry has no home either
         homes.add(pwd.getpwuid(os.geteuid()).pw_dir)
-    usual = [f"{home.rstrip('/')}/{name}" for home in sorted(homes) for name in _IN_HOME]
-    places = [
-        os.path.realpath(place) for place in (*usual, *_OF_THE_MACHINE, *more) if os.path.lexists(place)
-    ]
-    return sorted(set(places))
+    usual = [f"{home.rstrip('/')}/{name}" for home in sorted(homes) for name in _HOME_SECRETS]
+    return sorted(
+        {os.path.realpath(path) for path in (*usual, *_SYSTEM_SECRETS, *more) if os.path.lexists(path)}
+    )
+
+
+def interpreter_folders() -> list[str]:
+    """Return the folders of the running Python, so that commands can use it wherever it is installed."""
+    return sorted({os.path.realpath(prefix) for prefix in (sys.prefix, sys.exec_prefix, sys.base_prefix)})

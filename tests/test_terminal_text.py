@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.environment.visible import arguments_line, laid_out, on_one_line, visible
+from handrail.environment.text import escape, escape_line, format_arguments, format_value
 
 ANYTHING = st.text(st.characters(exclude_categories=())) | st.text("\x1b[31m\r\n\t\x00\u202e\u200bé漢 a")
 JSON = st.recursive(
@@ -26,7 +26,7 @@ def moves_nothing(text: str) -> bool:
 @given(ANYTHING)
 def test_nothing_shown_moves_the_cursor(text: str):
     """Whatever comes in, line breaks and tabs are all that is left of control characters."""
-    shown = visible(text)
+    shown = escape(text)
     assert moves_nothing(shown.replace("\n", "").replace("\t", ""))
     shown.encode()  # no half of a surrogate pair is left
 
@@ -35,14 +35,14 @@ def test_nothing_that_unicode_hides_is_left():
     """Every character that is formatting or half of one is written out; an emoji's own mark may stay."""
     hidden = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in ("Cc", "Cs")]
     hidden += [chr(code) for code in (0xAD, *range(0x200B, 0x2010), *range(0x2060, 0x2070), 0xFEFF)]
-    left = [each for each in hidden if each not in "\t\n" and each in visible(each)]
+    left = [each for each in hidden if each not in "\t\n" and each in escape(each)]
     assert left == []
 
 
 @given(ANYTHING, st.integers(1, 50))
 def test_one_line_is_one_line_and_no_longer(text: str, most: int):
     """No break, no tab, at most so many characters."""
-    line = on_one_line(text, most)
+    line = escape_line(text, most)
     assert moves_nothing(line)
     assert len(line) <= most
 
@@ -50,16 +50,16 @@ def test_one_line_is_one_line_and_no_longer(text: str, most: int):
 @given(JSON)
 def test_values_are_laid_out_without_control(value: object):
     """Names and values of any JSON stay within their lines."""
-    for line in laid_out(value):
+    for line in format_value(value):
         assert "\n" not in line
         assert moves_nothing(line.replace("\t", ""))
-    assert moves_nothing(arguments_line(value, 60))
+    assert moves_nothing(format_arguments(value, 60))
 
 
 @given(st.text("abcé漢 .,[bold]\n", max_size=40))
 def test_plain_text_stays_as_it_is(text: str):
     """What can be seen is not touched, markup included."""
-    assert visible(text) == text
+    assert escape(text) == text
 
 
 @pytest.mark.parametrize(
@@ -78,23 +78,23 @@ def test_plain_text_stays_as_it_is(text: str):
 )
 def test_what_is_written_out(text: str, shown: str):
     """Escape sequences, returns, direction marks, and what is markup elsewhere."""
-    assert visible(text) == shown
+    assert escape(text) == shown
 
 
 def test_arguments_in_one_line():
     """Words without quotes, texts with them, long ones cut."""
     assert (
-        arguments_line({"path": "a/b.md", "text": "two words", "n": 3}, 60)
+        format_arguments({"path": "a/b.md", "text": "two words", "n": 3}, 60)
         == 'path=a/b.md text="two words" n=3'
     )
-    assert arguments_line({"text": "x" * 100}, 20) == "text=xxxxxxxxxxxxxx…"
-    assert arguments_line({}, 20) == ""
-    assert arguments_line(None, 20) == ""
+    assert format_arguments({"text": "x" * 100}, 20) == "text=xxxxxxxxxxxxxx…"
+    assert format_arguments({}, 20) == ""
+    assert format_arguments(None, 20) == ""
 
 
 def test_longer_text_stands_below_its_name():
     """Several lines, and nested values, are indented."""
-    assert list(laid_out({"text": "a\nb", "list": [1, {"x": ""}], "none": None, "empty": []})) == [
+    assert list(format_value({"text": "a\nb", "list": [1, {"x": ""}], "none": None, "empty": []})) == [
         "text:",
         "  a",
         "  b",

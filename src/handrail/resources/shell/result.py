@@ -1,4 +1,4 @@
-"""How a command ended."""
+"""`CommandResult`: how a command ended and what it printed."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ Backend = Literal["overlay", "copy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """How a command ended. All that it started has ended too, and what it wrote is in the upper layer."""
+class CommandResult:
+    """How a command ended. Everything it started has ended too, and its writes are in the upper layer."""
 
     argv: tuple[str, ...]
     exit_code: int | None = 0
-    """None when a signal ended it."""
+    """None if a signal ended it."""
     signal: int | None = None
     timed_out: bool = False
     output: str = ""
-    """Both streams, in the order they were written. What was left out is left out of the middle."""
+    """Both streams, in the order they were written. Long output is cut in the middle."""
     omitted: int = 0
-    """Bytes of output that were left out."""
+    """Bytes of output cut from the middle."""
     seconds: float = 0.0
     backend: Backend = "overlay"
     contained: bool = True
-    """Whether walls stood around it."""
+    """Whether it ran in a sandbox."""
     notes: tuple[str, ...] = ()
-    """What somebody who reads the result should know: that it worked on a copy, and what that cost."""
+    """Remarks for the reader, such as that the command worked on a copy and what that cost."""
 
     @property
     def ok(self) -> bool:
@@ -41,15 +41,15 @@ class Finished:
 
     @property
     def ending(self) -> str:
-        """In words: `exit code 1`, `killed by SIGSEGV`, `stopped after 60 s`."""
+        """How it ended, in words: `exit code 1`, `killed by SIGSEGV`, `stopped after 60 s`."""
         if self.timed_out:
-            return f"stopped after {self.seconds:.3g} s, with all it had started"
+            return f"stopped after {self.seconds:.3g} s, with everything it had started"
         if self.signal is not None:
             names = {number.value: number.name for number in signals.Signals}
             return f"killed by {names.get(self.signal, f'signal {self.signal}')}"
         return f"exit code {self.exit_code}"
 
     def render(self) -> str:
-        """For a model: how it ended, then what it said."""
+        """The result as a model reads it: how the command ended, then its output."""
         lines = [f"`{shown(self.argv)}`: {self.ending}", *self.notes]
         return "\n".join([*lines, self.output] if self.output else [*lines, "(no output)"])

@@ -1,8 +1,8 @@
-"""The other way to catch what a command writes: let it work on a copy, then find what it changed.
+"""Copies: the fallback for capturing a command's writes where no overlay can be mounted.
 
-It works where no overlay can be mounted. Its cost grows with the folder: every file is copied (shared
-with the original where the filesystem can) and looked at again. What is found is written to the upper
-layer in the format of an overlay, so that nobody above can tell the two apart.
+The command works on a copy of the folder, which is compared with the original afterwards. The cost
+grows with the folder: every file is copied (as a reflink where the filesystem can) and checked again.
+Changes are written to the upper layer in overlay format, so callers can't tell the two apart.
 """
 
 from __future__ import annotations
@@ -21,29 +21,27 @@ OPAQUE = "user.overlay.opaque"
 _FICLONE = 0x40049409
 _TICKS = 200
 
-Found = tuple[int, int, int, int, int, int, int]
+Fingerprint = tuple[int, int, int, int, int, int, int]
 
 
 class Copy:
-    """A copy of what layers show together."""
+    """A copy of the merged view of several layers."""
 
     def __init__(self, lowers: Sequence[Path], upper: Path, target: Path, check: Callable[[], None]) -> None:
         self._lowers = [os.fspath(lower) for lower in lowers]
         self._upper = os.fspath(upper)
         self._target = os.fspath(target)
         self._check = check
-        self._before: dict[str, Found] = {}
+        self._before: dict[str, Fingerprint] = {}
         self._names: dict[str, set[str]] = {}
         self._can_share = True
         self.files = 0
         self.size = 0
         self.unread = 0
-        """Files that could not be read, and so are not in the copy; they are left as they are."""
-
-    # --- there ---
+        """Files that could not be read: they are not in the copy and stay unchanged."""
 
     def make(self) -> None:
-        """Copy everything, and wait until the filesystem's clock can tell a later change from it."""
+        """Copy everything, then wait until the filesystem's clock can tell later changes apart."""
         stack = [self._upper] if is_opaque(self._upper) else [self._upper, *self._lowers]
         self._copy_folder(stack, self._target, "")
         newest = max((found[4] for found in self._before.values()), default=0)
@@ -68,11 +66,11 @@ class Copy:
                     continue
             except (PermissionError, FileNotFoundError):
                 self.unread += 1
-                discard(there)  # what was begun of it must not be taken for a change
+                discard(there)  # a partial copy must not count as a change
                 continue
-            self._before[inner] = _found(there)
+            self._before[inner] = _fingerprint(there)
             self._names.setdefault(path, set()).add(name)
-        _copy_facts(stack[0], target)
+        _copy_metadata(stack[0], target)
 
     def _copy_file(self, source: str, target: str) -> bool:
         facts = os.lstat(source)
@@ -84,8 +82,8 @@ class Copy:
         elif stat.S_ISFIFO(facts.st_mode):
             os.mkfifo(target)
         else:
-            return False  # a socket or a device: nothing that can be copied
-        _copy_facts(source, target)
+            return False  # a socket or a device can't be copied
+        _copy_metadata(source, target)
         self.files += 1
         return True
 
@@ -104,14 +102,12 @@ class Copy:
                     )
         shutil.copyfile(source, target)
 
-    # --- and back ---
-
     def write_back(self) -> None:
-        """Change the upper layer so that the layers together show what is in the copy now."""
+        """Update the upper layer so that the merged view equals the copy."""
         self._settle("", [] if is_opaque(self._upper) else self._lowers)
         root = os.lstat(self._target)
         if _facts(root) != _facts(os.lstat(self._upper)):
-            _copy_facts(self._target, self._upper)
+            _copy_metadata(self._target, self._upper)
 
     def _settle(self, path: str, lowers: Sequence[str]) -> None:
         folder = f"{self._target}/{path}" if path else self._target
@@ -128,7 +124,7 @@ class Copy:
 
     def _settle_member(self, path: str, below: Sequence[str]) -> None:
         source, target = f"{self._target}/{path}", f"{self._upper}/{path}"
-        found, before = _found(source), self._before.get(path)
+        found, before = _fingerprint(source), self._before.get(path)
         if not stat.S_ISDIR(found[0]):
             if found != before:
                 self._clear(path)
@@ -144,29 +140,29 @@ class Copy:
             below = []
         elif found[:3] != before[:3]:
             self._reach(path)
-            _copy_facts(source, target)
+            _copy_metadata(source, target)
         if below and (not stat.S_ISDIR(os.lstat(below[0]).st_mode) or is_opaque(target)):
             below = []
         self._settle(path, below)
 
     def _clear(self, path: str) -> None:
-        """Take out of the upper layer whatever it has at that path."""
+        """Remove a path from the upper layer."""
         discard(f"{self._upper}/{path}")
 
     def _reach(self, path: str) -> None:
-        """Have that folder in the upper layer, and those it lies in, as they are in the copy."""
+        """Create a folder and its parents in the upper layer, with the metadata they have in the copy."""
         at = self._upper
         for name in path.split("/") if path else ():
             at = f"{at}/{name}"
             if not os.path.lexists(at):
                 os.mkdir(at)
-                _copy_facts(self._target + at[len(self._upper) :], at)
+                _copy_metadata(self._target + at[len(self._upper) :], at)
 
 
 def members(stack: Sequence[str]) -> dict[str, list[str]]:
-    """What layers show together in one folder: each name, with where it is, the topmost first.
+    """Return the merged entries of a folder: each name with its paths, topmost first.
 
-    `stack` is that folder in each layer that has it. A folder may be in several layers, all else is in one.
+    `stack` is the folder in each layer that has it. A subfolder may be in several layers, a file in one.
     """
     found: dict[str, list[str]] = {}
     closed: set[str] = set()
@@ -190,7 +186,7 @@ def members(stack: Sequence[str]) -> dict[str, list[str]]:
 
 
 def is_whiteout(facts: os.stat_result) -> bool:
-    """Whether this stands for a deletion."""
+    """Whether this entry marks a deletion."""
     return stat.S_ISCHR(facts.st_mode) and facts.st_rdev == 0
 
 
@@ -203,9 +199,9 @@ def is_opaque(folder: str) -> bool:
 
 
 def changes(upper: Path) -> Iterator[tuple[str, str]]:
-    """What an upper layer holds, as (`written` | `folder` | `replaced` | `deleted`, path), sorted.
+    """Yield the entries of an upper layer as (`written` | `folder` | `replaced` | `deleted`, path), sorted.
 
-    A folder is `replaced` when it hides what lies below.
+    A folder is `replaced` if it hides the layers below.
     """
     for folder, folders, files in os.walk(upper):
         folders.sort()
@@ -218,7 +214,7 @@ def changes(upper: Path) -> Iterator[tuple[str, str]]:
 
 
 def discard(path: str) -> None:
-    """Remove whatever is at a path, also folders that nobody may look into."""
+    """Remove a path, including folders without read permission."""
     try:
         facts = os.lstat(path)
     except FileNotFoundError:
@@ -234,16 +230,16 @@ def discard(path: str) -> None:
 
 
 def _strip(path: str) -> None:
-    """Take off attributes that would mean something to an overlay: here they are only what a command wrote."""
+    """Remove overlay attributes that a command set itself, so that they have no effect."""
     with contextlib.suppress(OSError):
         for name in os.listxattr(path, follow_symlinks=False):
             if ".overlay." in name:
                 os.removexattr(path, name, follow_symlinks=False)
 
 
-def _found(path: str) -> Found:
+def _fingerprint(path: str) -> Fingerprint:
     facts = os.lstat(path)
-    # The time of the last change (the fifth) can't be set by anybody.
+    # The change time (the fifth) can't be forged.
     return (*_facts(facts), facts.st_ino, facts.st_ctime_ns, facts.st_size, facts.st_mtime_ns)
 
 
@@ -251,8 +247,8 @@ def _facts(facts: os.stat_result) -> tuple[int, int, int]:
     return facts.st_mode, facts.st_uid, facts.st_gid
 
 
-def _copy_facts(source: str, target: str) -> None:
-    """Owner, attributes, mode, times."""
+def _copy_metadata(source: str, target: str) -> None:
+    """Copy owner, attributes, mode and times."""
     facts = os.lstat(source)
     there = os.lstat(target)
     if (facts.st_uid, facts.st_gid) != (there.st_uid, there.st_gid):
