@@ -51,7 +51,7 @@ async def test_a_large_result_is_shortened_and_ends_no_stream(tmp_path: Path, as
         for content, pages in zip(shown, asked, strict=True):
             left_out = pages * 1_000_000 - MOST_CHARACTERS
             assert content.startswith("é" * MOST_CHARACTERS + "\n\n[")
-            assert f"[{left_out:,} of {pages:,},000,000 characters are left out here" in content
+            assert f"[{left_out:,} of {pages:,},000,000 characters are not shown" in content
             assert f"/runs/{run_id}]" in content
         seen = await client.idle("a")
         assert [each["content"] for each in seen["messages"] if each["role"] == "tool"] == shown

@@ -225,7 +225,7 @@ async def test_a_run_that_can_not_go_on_is_named_and_can_be_cancelled(
 
         app.make = make_broken  # pyright: ignore[reportAttributeAccessIssue]
         await app.restart()
-        assert "could not be gone on with" in caplog.text
+        assert "could not resume the run of thread" in caplog.text
         assert app.thread().live is None
         await app.thread().cancel()
         assert (await app.journal.run(run_id)).status == "cancelled"

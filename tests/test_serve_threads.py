@@ -408,9 +408,9 @@ async def test_undone_in_memory_and_after_a_restart(tmp_path: Path, restarted: b
         assert [each["call_id"] for each in told] == [wrote, noted]
         with pytest.raises(UndoRefused, match="undone already"):
             await thread.undo(wrote)
-        with pytest.raises(UndoRefused, match="no such call"):
+        with pytest.raises(UndoRefused, match="no finished call"):
             await thread.undo("nope")
-        with pytest.raises(UndoRefused, match="no such call"):
+        with pytest.raises(UndoRefused, match="no finished call"):
             await app.thread("t", "eve").undo(wrote)
 
 
@@ -467,7 +467,7 @@ async def test_an_approval_is_revoked_while_the_run_goes(tmp_path: Path) -> None
 )
 async def test_names_that_are_none_are_refused(tmp_path: Path, principal: str, id: str) -> None:
     async with served(tmp_path) as app:
-        with pytest.raises(ThreadNameRefused, match=r"Give|Let"):
+        with pytest.raises(ThreadNameRefused, match=r"Use|must return"):
             app.threads.thread(principal, id)
 
 

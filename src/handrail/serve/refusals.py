@@ -149,9 +149,7 @@ def error_response(error: Exception) -> Response:
 
 def server_error(incident: str) -> RequestRefused:
     """The refusal for a defect of ours: the log has the details, under the same incident id."""
-    return RequestRefused(
-        500, "ServerError", f"the server failed. Its log has the details, under {incident}."
-    )
+    return RequestRefused(500, "ServerError", f"the server failed. Its log has the details, under {incident}")
 
 
 def fields_of(problems: Sequence[Problem]) -> list[tuple[str, str]]:

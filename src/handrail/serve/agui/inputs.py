@@ -217,8 +217,8 @@ async def submit(thread: Thread, input: RunInput, recorded: Sequence[Asked], sta
         raise
     except HandrailError as error:
         told = Translator(thread.id, "")
-        failure = told.fail(str(error), type(error).__name__)
-        return Submitted("", [*told.begin_leg(input.run_id), *failure])
+        start_leg = told.begin_leg(input.run_id)
+        return Submitted("", [*start_leg, *told.fail(str(error), type(error).__name__)])
 
 
 async def _submit(thread: Thread, input: RunInput, recorded: Sequence[Asked], start: Start) -> str:

@@ -53,7 +53,7 @@ function Undo({ id, conversation }) {
     </span>`;
   }
   return html`<span class="undo" role="group" aria-label="Undo this call?" onKeyDown=${(event) => event.key === "Escape" && setStage("idle")}>
-    <span>Put the files back as they were?</span>
+    <span>Restore the files?</span>
     <button type="button" class="danger small" disabled=${stage === "busy"} ref=${(button) => stage === "asked" && button?.focus()} onClick=${undo}>
       ${stage === "busy" ? "Undoing…" : "Yes, undo"}
     </button>

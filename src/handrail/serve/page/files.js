@@ -13,7 +13,7 @@ export function FilesPanel({ changes, onUndo, busy }) {
   if (!changes?.length) {
     return html`<div class="state">
       <h2>No files changed</h2>
-      <p>What tools write in this conversation is listed here, with its diff, and can be undone.</p>
+      <p>Files that tools change in this conversation are listed here, with their diffs, and can be restored.</p>
     </div>`;
   }
   return html`<ol class="file-changes" aria-label="Changes, newest first">
@@ -57,8 +57,8 @@ export function Undo({ change, onUndo, busy }) {
     else if (was.current) button.current?.focus();
     was.current = asking;
   }, [asking]);
-  if (undone) return html`<span class="change-word">What it wrote was taken back.</span>`;
-  if (!undoable) return html`<span class="change-word">It can’t be undone: what came later builds on it, or what was there before is not kept.</span>`;
+  if (undone) return html`<span class="change-word">Its changes were undone.</span>`;
+  if (!undoable) return html`<span class="change-word">It can’t be undone: later changes depend on it, or the earlier content was not kept.</span>`;
   const undo = async () => {
     setAsking(false);
     setRefused("");
@@ -82,7 +82,7 @@ export function Undo({ change, onUndo, busy }) {
     setAsking(false);
   };
   return html`<span class="confirm" role="group" aria-label=${`Undo ${tool}?`} onKeyDown=${escape}>
-    <span>Put ${paths.length === 1 ? "this path" : `these ${paths.length} paths`} back as before?</span>
+    <span>Restore ${paths.length === 1 ? "this path" : `these ${paths.length} paths`}?</span>
     <button type="button" class="danger small" ref=${first} onClick=${undo}>Undo</button>
     <button type="button" class="quiet small" onClick=${() => setAsking(false)}>Keep</button>
   </span>`;

@@ -8,7 +8,7 @@ import { Field } from "./form/field.js";
 import { initial, isObject, kindsOf, resolved, shapeOf } from "./form/schema.js";
 import { validate } from "./validate.js";
 
-const MISSING = "it needs a value";
+const MISSING = "a value is required";
 let forms = 0;
 
 /**

@@ -16,7 +16,7 @@ async function called(path, options) {
     response = await fetch(path, { credentials: "same-origin", ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ServerError(0, "Unreachable", "The server does not answer. It may have been stopped, or the network is gone.");
+    throw new ServerError(0, "Unreachable", "The server is not responding. It may have been stopped, or the network is down.");
   }
   if (response.ok) return response;
   let told = null;

@@ -176,9 +176,9 @@ function Legend({ spans, axis }) {
   const marks = [
     ["turn", "model", spans.some((span) => span.kind === "turn")],
     ["call", "call", spans.some((span) => span.kind === "call")],
-    ["bad", "failed, with a cross", spans.some((span) => span.kind === "call" && !["ok", "running", "waiting"].includes(span.status))],
+    ["bad", "failed (cross)", spans.some((span) => span.kind === "call" && !["ok", "running", "waiting"].includes(span.status))],
     ["wait", "waiting for a person", spans.some((span) => span.waits.length)],
-    ["break", "time left out", axis.stretches.some((one) => one.broken)],
+    ["break", "time omitted", axis.stretches.some((one) => one.broken)],
   ];
   return html`<ul class="timeline-legend" aria-label="Legend">
     ${marks.filter(([, , there]) => there).map(([mark, words]) => html`<li><span class=${`legend-mark is-${mark}`} aria-hidden="true"></span>${words}</li>`)}

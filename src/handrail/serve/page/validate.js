@@ -19,11 +19,11 @@ function check(schema, value, at) {
   const { kinds, nullable, discriminator } = kindsOf(schema, at.root);
   if (value === null && nullable) return;
   if (value === undefined) {
-    at.say(at.path, "it needs a value");
+    at.say(at.path, "a value is required");
     return;
   }
   if (kinds.length === 0) {
-    if (value !== null) at.say(at.path, "nothing can stand here");
+    if (value !== null) at.say(at.path, "no value is allowed here");
     return;
   }
   if (kinds.length > 1 && !discriminator) checkUnion(kinds, value, at);
@@ -40,7 +40,7 @@ function checkUnion(kinds, value, at) {
     const off = typeFits(kind.type, value) ? found.length : Infinity;
     if (!nearest || off < nearest.off) nearest = { off, found };
   }
-  if (nearest.off === Infinity) at.say(at.path, "it is of none of the kinds that fit here");
+  if (nearest.off === Infinity) at.say(at.path, "it matches none of the allowed types");
   else for (const { path, message } of nearest.found) at.say(path, message);
 }
 
@@ -66,7 +66,7 @@ const WANTED = {
   boolean: "yes or no",
   array: "a list",
   object: "several fields",
-  null: "nothing can stand here",
+  null: "no value is allowed here",
 };
 
 const CHECKS = { string: checkString, integer: checkNumber, number: checkNumber, boolean() {}, array: checkArray, object: checkObject };
@@ -76,7 +76,7 @@ function checkString(schema, text, at) {
   const { minLength, maxLength, pattern, format } = schema;
   if (typeof minLength === "number" && length < minLength) at.say(at.path, `at least ${counted(minLength, "character")}, this has ${length}`);
   else if (typeof maxLength === "number" && length > maxLength) at.say(at.path, `at most ${counted(maxLength, "character")}, this has ${length}`);
-  else if (typeof pattern === "string" && !matches(pattern, text)) at.say(at.path, `it has to match ${pattern}`);
+  else if (typeof pattern === "string" && !matches(pattern, text)) at.say(at.path, `it must match ${pattern}`);
   else if (Object.hasOwn(FORMATS, format ?? "") && !FORMATS[format].fits(text)) at.say(at.path, FORMATS[format].words);
 }
 
@@ -148,7 +148,7 @@ function checkArray(schema, items, at) {
   const { minItems, maxItems, prefixItems, items: rest } = schema;
   if (typeof minItems === "number" && items.length < minItems) at.say(at.path, `at least ${counted(minItems, "entry", "entries")}, this has ${items.length}`);
   if (typeof maxItems === "number" && items.length > maxItems) at.say(at.path, `at most ${counted(maxItems, "entry", "entries")}, this has ${items.length}`);
-  if (schema.uniqueItems && new Set(items.map(canonical)).size < items.length) at.say(at.path, "each entry once only");
+  if (schema.uniqueItems && new Set(items.map(canonical)).size < items.length) at.say(at.path, "each entry may occur only once");
   items.forEach((item, index) => {
     const inner = prefixItems?.[index] ?? rest;
     if (isObject(inner)) check(inner, item, deeper(at, index));
@@ -158,7 +158,7 @@ function checkArray(schema, items, at) {
 function checkObject(schema, value, at) {
   const properties = schema.properties ?? {};
   for (const name of schema.required ?? []) {
-    if (!Object.hasOwn(value, name) || value[name] === undefined) at.say(below(at.path, name), "it needs a value");
+    if (!Object.hasOwn(value, name) || value[name] === undefined) at.say(below(at.path, name), "a value is required");
   }
   for (const [name, held] of Object.entries(value)) {
     if (held === undefined) continue;

@@ -233,7 +233,7 @@ function MapField(props) {
 
 function MapRow({ form, schema, path, row, label, twice, put, remove }) {
   const own = `${path}/ name ${row.id}`; // the path of the name itself, which no value has
-  const problem = row.name === "" ? "it needs a name" : twice ? "this name is there twice" : null;
+  const problem = row.name === "" ? "a name is required" : twice ? "this name occurs twice" : null;
   const errors = useBlock({ form, path: own, errors: [] }, problem);
   const id = idOf(form, own);
   return html`<li class="entry is-named">
@@ -259,7 +259,7 @@ function UnionField(props) {
     onChange(next < 0 ? empty : blank(kinds[next], form.root));
   };
   const names = kinds.map((kind) => kindName(kind, discriminator, form.root));
-  const left = props.nullable ? "Nothing" : "Not said";
+  const left = props.nullable ? "None" : "Not set";
   const radio = (place, words) => html`<label class="radio"><input type="radio" name=${`${id}-kind`} checked=${at === place} onChange=${() => pick(place)} /><span>${words}</span></label>`;
   const chooser = kinds.length <= 4
     ? html`<div class="radios" role="radiogroup" aria-label=${`${label || "Answer"}: kind`}>${names.map((name, place) => radio(place, name))}${optional && radio(-1, left)}</div>`

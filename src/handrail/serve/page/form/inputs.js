@@ -37,7 +37,7 @@ export function sendOnEnter(event) {
 }
 
 function placeholder({ kind, default: given }) {
-  if (given !== undefined && given !== null && given !== "") return `Left empty: ${shown(given)}`;
+  if (given !== undefined && given !== null && given !== "") return `Default: ${shown(given)}`;
   const example = kind.examples?.[0];
   if (example !== undefined) return shown(example);
   return { uuid: "123e4567-e89b-12d3-a456-426614174000", duration: "PT1H30M", uri: "https://…", email: "name@example.org" }[kind.format];
@@ -134,7 +134,7 @@ function Choice(props) {
   const held = value === undefined && given !== undefined ? given : value;
   const chosen = held === undefined || held === null ? -1 : options.findIndex((option) => option === held);
   const choose = (at) => onChange(at < 0 ? empty : options[at]);
-  const left = props.nullable ? "Nothing" : "Not said";
+  const left = props.nullable ? "None" : "Not set";
   if (options.length > MOST_RADIOS) {
     return html`<${Frame} ...${props}>
       <select class="input" ...${aria(props)} value=${String(chosen)} onBlur=${() => form.touch(path)} onChange=${(event) => choose(Number(event.target.value))}>
