@@ -30,7 +30,7 @@ from handrail.errors import (
     ToolValidationError,
 )
 from handrail.events import MessageAdded, SectionOpened
-from handrail.guard.keeping import bring_in, decided_in, keep_decisions
+from handrail.guard.memory import bring_in, decisions_in, keep_decisions
 from handrail.journal.runlog import RunLog
 from handrail.limits import Budget
 from handrail.messages import Message, Usage
@@ -438,7 +438,7 @@ def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -
             )
         for fact in () if base is None else said_in(base, MessageAdded):
             session.keep(fact)  # the history it began with
-        bring_in(session, () if base is None else decided_in(base))
+        bring_in(session, () if base is None else decisions_in(base))
     else:
         session = (
             Session(id=record.session_id, principal=record.principal) if base is None else load_imported(base)

@@ -28,6 +28,7 @@ from handrail.events import (
     ToolRolledBack,
     ToolStarted,
 )
+from handrail.place import RUN, Place, is_in_run
 
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _BAR = 20
@@ -47,8 +48,10 @@ class Row:
     total: float | None = None
     opened: bool = False
     """Its own line stands above those of what happens inside it."""
-    key: str = ""
-    """Its place in its run: the runs inside it have ids that begin with it."""
+    run_id: str = ""
+    """The run it is a call of."""
+    place: Place | None = None
+    """Where it is in that run."""
     inner: int = 0
     cost: Decimal | None = None
     """What the runs inside it have cost so far."""
@@ -83,27 +86,29 @@ class Ledger:
 
     def started(self, event: ToolStarted) -> list[Text]:
         self.thinking = None
-        row = Row(event.tool, event.path, self.clock.monotonic(), key=self._key(event))
+        run_id = event.run_context.run_id
+        row = Row(
+            event.tool,
+            event.path,
+            self.clock.monotonic(),
+            run_id=run_id,
+            place=self._place(run_id, event.path),
+        )
         self.rows[event.call_id] = row
         return []
 
-    def _key(self, event: ToolStarted) -> str:
-        """Where the call stands in its run: in a call of the same run, or in the run itself."""
-        run = event.run_context.run_id
-        parent = self._parent(event.path[:-1])
-        if (
-            parent is not None
-            and "~" not in parent[1].key[len(run) :]
-            and parent[1].key.startswith(f"{run}.")
-        ):
+    def _place(self, run_id: str, path: tuple[str, ...]) -> Place:
+        """Where a call is in its run: in a call of the same run, or in the run itself."""
+        parent = self._parent(path[:-1])
+        if parent is not None and parent[1].run_id == run_id and parent[1].place is not None:
             parent[1].inner += 1
-            return f"{parent[1].key}.{parent[1].inner}"
-        self._calls[run] = number = self._calls.get(run, 0) + 1
-        return f"{run}.{number}"
+            return parent[1].place.attempt(1).child(parent[1].inner)
+        self._calls[run_id] = number = self._calls.get(run_id, 0) + 1
+        return RUN.child(number)
 
     def around(self, run_id: str) -> Row | None:
         """The call that a nested run happens in."""
-        return next((row for row in self.rows.values() if run_id.startswith(f"{row.key}~")), None)
+        return next((row for row in self.rows.values() if _is_around(row, run_id)), None)
 
     def over(self, event: ToolInvoked) -> list[Text]:
         row = self.rows.pop(event.call_id, None)
@@ -175,7 +180,7 @@ class Ledger:
             self.thinking = None
         if event.cost is not None:
             for row in self.rows.values():
-                if run_id.startswith(f"{row.key}~"):
+                if _is_around(row, run_id):
                     row.cost = (row.cost or Decimal(0)) + event.cost
         if not self.verbose:
             return []
@@ -224,6 +229,13 @@ def row_line(row: Row, now: float) -> Text:
         text.append("  ")
         text.append(said)
     return text
+
+
+def _is_around(row: Row, run_id: str) -> bool:
+    """Whether a run is nested in this call."""
+    if row.place is None or not is_in_run(run_id, row.run_id):
+        return False
+    return Place.from_id(run_id, row.run_id).attempt_at(row.place) is not None
 
 
 def _number(given: Any) -> float | None:

@@ -40,7 +40,7 @@ def commit_unit(
         effects=[] if transaction is None else [done.what for done in transaction.settled or ()],
         files=files,
         session_id=session.id,
-        place=call.place,
+        place=str(call.place),
         tool=call.name,
         arguments=_text(call),
         status=call.status,

@@ -29,7 +29,7 @@ def lasting(
     kept = question.lasting
     if kept is None or (scope is not None and scope not in kept.scopes):
         return None
-    key = kept.scopes[scope] if scope is not None else kept.exact if approved else kept.whatever_it_does
+    key = kept.scopes[scope] if scope is not None else kept.exact if approved else kept.any_diff
     return ApprovalRemembered(
         f"{question.id}-{question.digest[:8]}",
         kept.tool,

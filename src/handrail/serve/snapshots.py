@@ -14,10 +14,10 @@ import msgspec
 
 from handrail.adapter.durable import decode_begin, decode_outcome
 from handrail.messages import AssistantMessage, Usage
+from handrail.place import RUN, Place, is_in_run
 from handrail.question import Question
 from handrail.records import OVER, Journal, RunRow
 from handrail.runs import CallNode, RunTree, Turn, show
-from handrail.runs.places import parent_of
 from handrail.runs.tree import Nested as NestedRun
 from handrail.serve.agui.interrupts import holder, question_json
 from handrail.serve.agui.translator import Translator, messages_snapshot
@@ -111,17 +111,15 @@ def _agents(found: _State, since: Sequence[Mapping[str, Any]]) -> list[dict[str,
         if isinstance(message, AssistantMessage):
             asked.setdefault(run_id, []).extend(call.id for call in message.calls)
 
-    def call_at(run_id: str, place: str) -> str | None:
-        around, _, number = place.rpartition(".")
-        calls = asked.get(f"{run_id}{around}", []) if number.isdecimal() else []
-        return calls[int(number) - 1] if 0 < int(number or 0) <= len(calls) else None
+    def call_at(run_id: str, place: Place) -> str | None:
+        calls = asked.get("" if place.parent is None else place.parent.id(run_id), [])
+        return calls[place.number - 1] if 0 < place.number <= len(calls) else None
 
     agents: list[dict[str, Any]] = []
     for run in found.runs:
         run_id = run.line["id"]
         for agent in run.subagents:
-            parent = parent_of(agent["id"].removeprefix(run_id))
-            held = None if parent is None else holder(parent.place, run_id, partial(call_at, run_id))
+            held = holder(Place.from_id(agent["id"], run_id), run_id, partial(call_at, run_id))
             agents.append({**agent, "parent_call_id": held.call_id if held else agent["parent_call_id"]})
     ends = {"SUBAGENT_FINISHED": "ok", "SUBAGENT_ERROR": "error", "SUBAGENT_STARTED": "running"}
     stands: dict[str, str] = {}
@@ -139,7 +137,7 @@ async def joining_events(journal: Journal, seen: Thread) -> tuple[list[Event], i
     leg = "" if found.live is None else found.live.leg
     shown = Translator(seen.id, run_id)
     shown.recall(run_id, [each for run, each in found.said if run == run_id])
-    for inner in dict.fromkeys(each.run_id for each in found.nested if each.run_id.startswith(f"{run_id}.")):
+    for inner in dict.fromkeys(each.run_id for each in found.nested if is_in_run(each.run_id, run_id)):
         shown.recall(inner, [each.message for each in found.nested if each.run_id == inner])
     told = [
         *shown.begin_leg(leg or f"{run_id}-seen"),
@@ -292,7 +290,7 @@ async def _summarize(journal: Journal, row: RunRow, said: Sequence[RunMessage]) 
     return found
 
 
-def _ids_by_place(run_id: str, said: Iterable[RunMessage]) -> Mapping[str, str]:
+def _ids_by_place(run_id: str, said: Iterable[RunMessage]) -> Mapping[Place, str]:
     """The ids of the calls that a run's model made, by place."""
     calls = [
         call
@@ -300,7 +298,7 @@ def _ids_by_place(run_id: str, said: Iterable[RunMessage]) -> Mapping[str, str]:
         if run == run_id and isinstance(message, AssistantMessage)
         for call in message.calls
     ]
-    return {f".{number}": call.id for number, call in enumerate(calls, 1)}
+    return {RUN.child(number): call.id for number, call in enumerate(calls, 1)}
 
 
 def run_line(row: RunRow, tree: RunTree) -> dict[str, Any]:
@@ -359,11 +357,11 @@ def _subagents(
 ) -> Iterable[dict[str, Any]]:
     """The nested runs inside these calls, outer ones first."""
     for call in calls:
-        if not call_id and "~" in call.place:
+        if not call_id and call.place.outer is not None:
             continue  # it is listed under the call that made it
         known = call.id or call_id
         for run in call.runs:
-            id = f"{run_id}{run.place}"
+            id = run.place.id(run_id)
             yield {
                 "id": id,
                 "name": run.name,
@@ -409,7 +407,7 @@ def _turn_json(each: Turn) -> dict[str, Any]:
 def _call_json(call: CallNode) -> dict[str, Any]:
     return {
         "id": call.id,
-        "place": call.place,
+        "place": str(call.place),
         "tool": call.tool,
         "arguments": call.arguments,
         "status": call.status,

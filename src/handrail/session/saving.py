@@ -15,9 +15,9 @@ from pydantic.errors import PydanticUserError
 
 from handrail.errors import EventRefused, SessionError
 from handrail.ids import NewId, random_id
+from handrail.protocols import RunMode
 from handrail.session.session import Session
 from handrail.session.slices import SliceKind, SliceRules
-from handrail.tools.example import RunMode
 
 VERSION = 1
 

@@ -12,13 +12,12 @@ from typing import Any, TypeVar, cast, get_args
 
 from handrail.errors import DefinitionError, ReducerError, SessionError
 from handrail.ids import NewId, random_id
-from handrail.protocols import DecisionBook, Slice
+from handrail.protocols import DecisionBook, RunMode, Slice
 from handrail.session.bus import Dispatcher, Listener, check_event, check_unchangeable, subscriber_raised
 from handrail.session.fork import SessionFork, Snapshot
 from handrail.session.log import Log
 from handrail.session.route import EMPTY, Route, State, Target, reduce_into
 from handrail.session.slices import Reducer, SliceRules, append, check_reducer, rules_of, slices_marked_for
-from handrail.tools.example import RunMode
 
 T = TypeVar("T")
 

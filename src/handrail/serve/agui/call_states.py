@@ -13,6 +13,7 @@ from ag_ui.core import ActivityDeltaEvent, ActivitySnapshotEvent
 from handrail.clock import Clock
 from handrail.events import ModelResponded, Progress, ToolInvoked, ToolRolledBack, ToolStarted
 from handrail.messages import AssistantMessage, Usage
+from handrail.place import Place, outer_call_ids
 from handrail.serve.agui.message_writer import OpenRun
 from handrail.serve.agui.wire_events import Event, clean, custom, wire_event
 
@@ -26,8 +27,8 @@ class OpenCall:
     id: str
     tool: str
     run: OpenRun
-    place: str
-    """Without the run's id; "" if unknown."""
+    place: Place | None
+    """Where it is in the run, if that is known."""
     around: str | None
     """The id of the call that made it, for an inner call."""
     facts: dict[str, Any]
@@ -43,9 +44,9 @@ class CallStates:
         self._root = root
         self._clock = clock
         self._live: dict[str, OpenCall] = {}
-        self._places: dict[str, str] = {}
+        self._places: dict[str, Place] = {}
         """The place of each call, by its id."""
-        self._asked_for: dict[str, str] = {}
+        self._asked_for: dict[Place, str] = {}
         """The calls that models made, by place."""
         self._shown: set[str] = set()
         """The calls whose progress has been sent in this leg."""
@@ -53,23 +54,23 @@ class CallStates:
     def __iter__(self) -> Iterator[OpenCall]:
         return iter(self._live.values())
 
-    def at(self, place: str) -> str | None:
+    def at(self, place: Place) -> str | None:
         """The id of the call that a model made at this place."""
         return self._asked_for.get(place)
 
-    def inside(self, call_id: str) -> list[tuple[str, str]]:
+    def inside(self, call_id: str) -> list[tuple[str, Place]]:
         """The ids and places of the calls that models of runs nested in a call made."""
         place = self._places.get(call_id)
         if place is None:
             return []
-        return [(id, at) for at, id in self._asked_for.items() if at.startswith(f"{place}~")]
+        return [(id, at) for at, id in self._asked_for.items() if at.attempt_at(place)]
 
     def number(self, run: OpenRun, message: AssistantMessage) -> None:
         """Give the calls of an answer their places."""
-        within = run.id.removeprefix(self._root)
+        within = Place.from_id(run.id, self._root)
         for call in message.calls:
             run.calls += 1
-            place = f"{within}.{run.calls}"
+            place = within.child(run.calls)
             self._places[call.id] = place
             self._asked_for[place] = call.id
 
@@ -87,23 +88,19 @@ class CallStates:
         }
         if around is not None:
             facts["parent_call_id"] = around
-        place = self._places.get(event.call_id, "")
+        place = self._places.get(event.call_id)
         call = OpenCall(event.call_id, event.tool, run, place, around, facts)
         self._live[event.call_id] = call
         return [_call_event(call)]
 
     def _around(self, call_id: str) -> str | None:
-        """The call that made an inner call, whose id the inner one's starts with: `X.2`, or `X~3.2` in a third attempt."""
-        head, _, number = call_id.rpartition(".")
-        outer, tilde, tries = head.rpartition("~")
-        if head not in self._places and tilde and tries.isdecimal():
-            head = outer
-        else:
-            tries = "1"
-        if head not in self._places or not number.isdecimal():
-            return None
-        self._places[call_id] = f"{self._places[head]}~{tries}.{number}"
-        return head
+        """The call that made an inner call, if it is known here."""
+        for outer, attempt, number in outer_call_ids(call_id):
+            place = self._places.get(outer)
+            if place is not None:
+                self._places[call_id] = place.attempt(attempt).child(number)
+                return outer
+        return None
 
     def set_waiting(self, call_id: str, waits: bool) -> list[Event]:
         """A call starts to wait for an answer, or continues."""
@@ -124,7 +121,7 @@ class CallStates:
         call = self._live.pop(event.call_id, None)
         if call is None:
             facts = {"call_id": event.call_id, "tool": event.tool, "run_id": self._root}
-            call = OpenCall(event.call_id, event.tool, run, "", None, facts)
+            call = OpenCall(event.call_id, event.tool, run, None, None, facts)
         call.facts |= {"status": event.status, "seconds": round(event.seconds, 6)}
         if event.status == "ok":
             call.facts.pop("rolled_back", None)  # of an earlier attempt
@@ -136,9 +133,9 @@ class CallStates:
 
     def add_usage(self, event: ModelResponded) -> None:
         """Add the usage of a nested run to the calls around it."""
-        run_id = event.run_context.run_id
+        place = Place.from_id(event.run_context.run_id, self._root)
         for call in self._live.values():
-            if call.place and run_id.startswith(f"{self._root}{call.place}~"):
+            if call.place is not None and place.attempt_at(call.place):
                 first = call.usage is None
                 call.usage = (call.usage or Usage()) + event.usage
                 known = event.cost is not None and (first or call.cost is not None)

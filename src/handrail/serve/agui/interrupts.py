@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import msgspec
 from ag_ui.core import Interrupt, RunFinishedEvent, RunFinishedInterruptOutcome, RunFinishedSuccessOutcome
 
+from handrail.place import Place
 from handrail.question import Question
-from handrail.runs.places import parent_of
 from handrail.serve.agui.wire_events import Event, plain_json
 
 FRONTEND_TOOL = "frontend_tool"
@@ -87,42 +87,26 @@ class Holder(NamedTuple):
     """The run whose model made the call."""
 
 
-CallAt = Callable[[str], str | None]
+CallAt = Callable[[Place], str | None]
 """The id of the call that a model made at a place, or None."""
 
 
-def place_of_question(question: Question) -> str:
-    """The place of the call that asks, without the run's id: `ID.2~1?1` is asked by the call at `.2`."""
-    place = question.id.removeprefix(question.run_id)
-    cut = max(place.rfind("?"), place.rfind("!"))
-    return (place if cut < 0 else place[:cut]).rpartition("~")[0]
+def place_of_question(question: Question) -> Place:
+    """The place of a question in its run."""
+    return Place.from_id(question.id, question.run_id)
 
 
-def around(place: str, root: str) -> str:
-    """The id of the run in which the call at this place was made."""
-    parent = parent_of(place)
-    while parent is not None and not parent.is_run:
-        parent = parent_of(parent.place)
-    return root if parent is None else f"{root}{parent.place}"
-
-
-def holder(place: str, root: str, call_at: CallAt) -> Holder | None:
+def holder(place: Place, root: str, call_at: CallAt) -> Holder | None:
     """The nearest call that a model made, at or around a place."""
-    while place:
-        found = call_at(place)
+    for each in (place, *place.parents):
+        found = call_at(each) if each.kind == "call" else None
         if found is not None:
-            return Holder(found, around(place, root))
-        parent = parent_of(place)
-        if parent is None:
-            return None
-        place = parent.place
+            return Holder(found, each.run.id(root))
     return None
 
 
-def outermost(place: str, root: str, call_at: CallAt) -> Holder | None:
+def outermost(place: Place, root: str, call_at: CallAt) -> Holder | None:
     """The call of the outermost run around a place, for clients that see no nested runs."""
-    parent = parent_of(place)
-    while parent is not None:
-        place, parent = parent.place, parent_of(parent.place)
-    found = call_at(place)
+    call = place.outermost_call
+    found = None if call is None else call_at(call)
     return None if found is None else Holder(found, root)

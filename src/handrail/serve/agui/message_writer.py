@@ -19,6 +19,7 @@ from ag_ui.core import (
 
 from handrail.events import CallDelta
 from handrail.messages import AssistantMessage, CallAsked
+from handrail.place import split_run_id
 from handrail.serve.agui.wire_events import Event, clean, delta, wire_event
 
 MOST_CHARACTERS = 100_000
@@ -284,7 +285,7 @@ def shorten(text: str, run_id: str) -> str:
     left_out = len(text) - MOST_CHARACTERS
     if left_out <= 0:
         return text
-    root = run_id.partition(".")[0]
+    root, _ = split_run_id(run_id)
     return (
         f"{text[:MOST_CHARACTERS]}\n\n[{left_out:,} of {len(text):,} characters are not shown. "
         f"All of it: GET /threads/THREAD/runs/{root}]"
