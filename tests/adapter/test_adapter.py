@@ -265,7 +265,7 @@ def test_params_fill_the_prompt() -> None:
         (lambda a: Adapter(wrongly(ScriptedModel)), "is not a model"),
         (lambda a: Adapter(wrongly(object())), "is not a model"),
         (lambda a: ScriptedModel("hi"), r"Write ScriptedModel\(\['hi'\]\)"),
-        (lambda a: Adapter(scripted(7)).evaluate(GUIDE, "hi").wait(), "a script can't say 7"),
+        (lambda a: Adapter(scripted(7)).evaluate(GUIDE, "hi").wait(), "a script can't contain 7"),
         (lambda a: Retry(attempts=0), "Give at least 1"),
         (lambda a: Retry(first_wait=5, longest_wait=1), "are not possible"),
         (lambda a: Retry(attempts=wrongly("3")), "Give at least 1"),
@@ -289,7 +289,7 @@ def test_bad_input_is_refused_by_name(wrong: Any, words: str) -> None:
 
 def test_a_script_that_is_over_says_so() -> None:
     """A request too many is refused with how many answers there were."""
-    with pytest.raises(PromptEvaluationError, match="its script has 1 answers and was asked for one more"):
+    with pytest.raises(PromptEvaluationError, match="its script has 1 answers, and one more was requested"):
         Adapter(scripted(ToolCall("weather", {"city": "Oslo"}))).evaluate(GUIDE, "hi").wait()
 
 

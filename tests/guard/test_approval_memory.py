@@ -40,7 +40,7 @@ from handrail.journal import MemoryJournal
 from handrail.protocols import Filesystem
 from handrail.question import Answer, Question
 from handrail.resources.registry import given as bound
-from handrail.session.saving import load, save
+from handrail.session.serialization import load, save
 from handrail.testing import Agent, Person, VirtualClock, run_virtual
 
 ran: list[str] = []

@@ -34,7 +34,7 @@ from handrail.journal.schema import MIGRATIONS
 from handrail.messages import ToolMessage
 from handrail.question import Answer, Question
 from handrail.records import Journal
-from handrail.session.saving import load, save
+from handrail.session.serialization import load, save
 from handrail.testing import Person
 
 ran: list[str] = []

@@ -253,9 +253,9 @@ async def test_a_missing_key_is_said_when_it_is_needed(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nowhere:model", "no provider is called 'nowhere'"),
-        ("nothing", "no provider is called 'nothing'"),
-        ("mistral:small", "needs a package of its provider's: .*mistral"),
+        ("nowhere:model", "there is no provider 'nowhere'"),
+        ("nothing", "there is no provider 'nothing'"),
+        ("mistral:small", "needs a package of its provider: .*mistral"),
         (7, "7 can't be bridged"),
     ],
 )

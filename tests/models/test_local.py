@@ -196,8 +196,8 @@ async def test_complete_gives_one_of_the_choices():
     shown = "".join(f"Review: {text}\nSentiment: {label}\n\n" for text, label in reviews.items())
     model = LocalModel()
     found = await gather(
-        model.complete(f"{shown}Review: Works like a charm.\nSentiment:", choices=["good", "bad"]),
-        model.complete(f"{shown}Review: I will never come back.\nSentiment: ", choices=["good", "bad"]),
+        model.complete(f"{shown}Review: I love this film.\nSentiment:", choices=["good", "bad"]),
+        model.complete(f"{shown}Review: It broke after a week.\nSentiment: ", choices=["good", "bad"]),
         model.complete("1, 2, 3,", choices=['été "x"\\', "zwei"]),
     )
     assert found[:2] == ("good", "bad")
@@ -298,7 +298,7 @@ async def test_a_prompt_that_is_too_long_is_refused():
 async def test_a_schema_the_engine_cannot_hold_is_refused():
     """The engine drops such a schema without a word; here it is an error instead of free text."""
     output = Schema(Annotated[dict[str, JsonValue], Field(json_schema_extra={"type": "nonsense"})])
-    with pytest.raises(ModelRequestRefused, match="can't hold it to this JSON Schema"):
+    with pytest.raises(ModelRequestRefused, match="can't enforce this JSON Schema"):
         await parts_of(LocalModel(), asking("Say hello.", output=output, max_tokens=4))
 
 

@@ -540,15 +540,18 @@ async def test_keys_as_they_are_found_in_environments(monkeypatch: pytest.Monkey
         monkeypatch.setenv("PLANTED_KEY", f"{KEY}\n")
         assert (await adapter.evaluate(PLAIN, "hi")).text == "ok"
         monkeypatch.setenv("PLANTED_KEY", f"{KEY}\nmore")
-        with pytest.raises(PromptEvaluationError, match="PLANTED_KEY holds a line break"):
+        with pytest.raises(PromptEvaluationError, match="PLANTED_KEY contains a line break"):
             await adapter.evaluate(PLAIN, "hi")
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"base_url": "https://me:hunter2@host/v1"}, "name or a password"),
-        ({"base_url": "http://host/v1", "headers": {"x-team": "a\r\nb: c"}}, "'x-team' holds a line break"),
+        ({"base_url": "https://me:hunter2@host/v1"}, "user name or password"),
+        (
+            {"base_url": "http://host/v1", "headers": {"x-team": "a\r\nb: c"}},
+            "'x-team' contains a line break",
+        ),
     ],
 )
 def test_addresses_and_headers_are_looked_at_when_a_model_is_made(options: Any, words: str) -> None:

@@ -18,7 +18,7 @@ from handrail import (
     approvals_of,
     tool,
 )
-from handrail.session.saving import load, save
+from handrail.session.serialization import load, save
 from handrail.testing import Person
 from handrail.workers.creating import WorkerCreated
 from support.worker_folders import PLAIN, sound

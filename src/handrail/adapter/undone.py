@@ -11,7 +11,7 @@ from handrail.messages import UserMessage
 from handrail.place import Place
 from handrail.records import CommitUnit, Journal
 from handrail.session import Session
-from handrail.session.saving import decode_item, load_imported
+from handrail.session.serialization import decode_item, load_imported
 
 if TYPE_CHECKING:
     from handrail.adapter.run import Run

@@ -10,7 +10,7 @@ from handrail.dispatch.replaying import inner_call, write_result
 from handrail.dispatch.undoing import shielded
 from handrail.records import CommitUnit, Journal
 from handrail.resources.paths import folder_of
-from handrail.session.saving import encode_item
+from handrail.session.serialization import encode_item
 from handrail.threads import run_in_thread
 from handrail.tools import ToolResult
 

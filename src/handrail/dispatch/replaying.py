@@ -23,7 +23,7 @@ from handrail.messages import Usage
 from handrail.place import Place
 from handrail.records import CommitUnit
 from handrail.schema import to_json
-from handrail.session.saving import decode_item, encode_item
+from handrail.session.serialization import decode_item, encode_item
 from handrail.threads import call_either
 from handrail.tools import EFFECTS, Tool, ToolResult
 

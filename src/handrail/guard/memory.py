@@ -13,7 +13,7 @@ from handrail.journal.decisions import lasting, written
 from handrail.question import Question
 from handrail.records import Journal
 from handrail.session import Session
-from handrail.session.saving import decode_item, said_in
+from handrail.session.serialization import decode_item, said_in
 
 
 class ApprovalMemory:

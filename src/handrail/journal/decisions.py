@@ -13,7 +13,7 @@ from handrail.events import ApprovalRemembered, ApprovalRevoked
 from handrail.journal.writer import Writer
 from handrail.question import Answer, Question
 from handrail.records import Decision, RunRow
-from handrail.session.saving import encode_item
+from handrail.session.serialization import encode_item
 
 _SAID = frozenset(("approved", "reason", "remember", "scope"))
 

@@ -12,7 +12,7 @@ from handrail.guard import ApprovalMemory
 from handrail.guard.memory import bring_in, decisions_in, keep_decisions
 from handrail.records import Journal
 from handrail.session import Session
-from handrail.session.saving import decode_item
+from handrail.session.serialization import decode_item
 
 
 async def approvals(

@@ -20,7 +20,7 @@ from handrail.records import OVER, CommitUnit, Entry, Journal, RunRow
 from handrail.runs.lineage import lineage_of
 from handrail.runs.tree import text_of
 from handrail.session import Session
-from handrail.session.saving import said_in
+from handrail.session.serialization import said_in
 
 
 class Unfinished(NamedTuple):

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from handrail.adapter import Adapter
+from handrail.agent import Agent
 from handrail.errors import DefinitionError, HandrailError
 from handrail.prompt import Prompt
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from handrail.adapter.stream import RunStream
     from handrail.dispatch.options import ResumeArguments, RunArguments
     from handrail.messages import Model
-    from handrail.records import Journal, RunRecord
+    from handrail.records import RunRecord
     from handrail.workers import WorkerRegistry
 
 
@@ -54,11 +55,11 @@ class Source(Protocol):
         """Whether a recorded run belongs to this source. A journal may contain runs of other apps."""
         ...
 
-    def begin(self, message: str, *, journal: Journal, **options: Unpack[RunArguments]) -> RunStream[Any]:
+    def begin(self, message: str, **options: Unpack[RunArguments]) -> RunStream[Any]:
         """Start a run with a message."""
         ...
 
-    def resume(self, run_id: str, *, journal: Journal, **options: Unpack[ResumeArguments]) -> RunStream[Any]:
+    def resume(self, run_id: str, **options: Unpack[ResumeArguments]) -> RunStream[Any]:
         """Resume a recorded run."""
         ...
 
@@ -95,15 +96,15 @@ class PromptSource:
     def owns(self, record: RunRecord) -> bool:
         return record.prompt == self.name and record.app == self.app
 
-    def begin(self, message: str, *, journal: Journal, **options: Unpack[RunArguments]) -> RunStream[Any]:
+    def begin(self, message: str, **options: Unpack[RunArguments]) -> RunStream[Any]:
         given: RunArguments = {
             **options, "filesystem": self.files, "approvals": self._approvals, "app": self.app
         }  # fmt: skip
-        return self._adapter.with_journal(journal).stream(self._prompt, message, **given)
+        return self._adapter.stream(self._prompt, message, **given)
 
-    def resume(self, run_id: str, *, journal: Journal, **options: Unpack[ResumeArguments]) -> RunStream[Any]:
+    def resume(self, run_id: str, **options: Unpack[ResumeArguments]) -> RunStream[Any]:
         given: ResumeArguments = {**options, "filesystem": self.files, "approvals": self._approvals}
-        return self._adapter.with_journal(journal).resume_stream(run_id, self._prompt, **given)
+        return self._adapter.resume_stream(run_id, self._prompt, **given)
 
 
 class WorkersSource:
@@ -135,13 +136,13 @@ class WorkersSource:
     def owns(self, record: RunRecord) -> bool:
         return record.prompt == self._prompt and record.app == self.app
 
-    def begin(self, message: str, *, journal: Journal, **options: Unpack[RunArguments]) -> RunStream[Any]:
+    def begin(self, message: str, **options: Unpack[RunArguments]) -> RunStream[Any]:
         given: RunArguments = {**options, "filesystem": self.files, "approvals": self._approvals}
-        return self._registry.stream(self.name, message, journal=journal, models=self._models, **given)
+        return self._registry.stream(self.name, message, models=self._models, **given)
 
-    def resume(self, run_id: str, *, journal: Journal, **options: Unpack[ResumeArguments]) -> RunStream[Any]:
+    def resume(self, run_id: str, **options: Unpack[ResumeArguments]) -> RunStream[Any]:
         given: ResumeArguments = {**options, "filesystem": self.files, "approvals": self._approvals}
-        return self._registry.resume_stream(self.name, run_id, journal=journal, models=self._models, **given)
+        return self._registry.resume_stream(self.name, run_id, models=self._models, **given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,7 @@ class Loaded:
 def load(app: str, *, model: Model | None = None, approvals: Any = None, files: Any = None) -> Loaded:
     """Load an app: a module (`pkg.mod`, `pkg.mod:prompt`, `file.py`), a worker's file, or a folder of workers.
 
-    A module defines `prompt` and `adapter`, and optionally `state` (the slice types that clients see),
+    A module defines `agent`, or `prompt` and `adapter`, and optionally `state` (the slice types that clients see),
     `authenticate`, and `renderers` (the path of a script beside it).
     """
     path = Path(app)
@@ -171,14 +172,18 @@ def load(app: str, *, model: Model | None = None, approvals: Any = None, files: 
         raise
     except Exception as error:  # importing runs the user's code
         raise DefinitionError(f"{named} can't be loaded: {_describe(error)}. Fix it there.") from error
-    attribute = attribute or "prompt"
-    prompt: Any = getattr(module, attribute, None)
+    attribute = attribute or ("prompt" if hasattr(module, "prompt") else "agent")
+    found: Any = getattr(module, attribute, None)
+    adapter: Any = getattr(module, "adapter", None)
+    prompt: object = found
+    description = ""
+    if isinstance(found, Agent):
+        agent = cast("Agent[Any]", found)
+        prompt, adapter, description = agent.prompt, agent.adapter, agent.description
     if not isinstance(prompt, Prompt):
         raise DefinitionError(
-            f"{named} has no Prompt called {attribute!r}. Name the one to serve: {named}:NAME."
+            f"{named} has no Agent or Prompt called {attribute!r}. Name the one to serve: {named}:NAME."
         )
-    served = cast("Prompt[Any]", prompt)
-    adapter: Any = getattr(module, "adapter", None)
     if model is not None:
         adapter = Adapter(model) if adapter is None else copy.copy(adapter)
         adapter.model = model
@@ -188,13 +193,13 @@ def load(app: str, *, model: Model | None = None, approvals: Any = None, files: 
             "model: --model provider:name."
         )
     source = PromptSource(
-        served,
+        cast("Prompt[Any]", prompt),
         adapter,
         shown=getattr(module, "state", ()),
         approvals=approvals,
         files=files,
         app=f"{module.__name__}:{attribute}",
-        description=(module.__doc__ or "").strip().partition("\n")[0],
+        description=description or (module.__doc__ or "").strip().partition("\n")[0],
     )
     return Loaded(source, getattr(module, "authenticate", None), _renderers_of(module))
 

@@ -38,7 +38,7 @@ from handrail.serve.transcript import (
     render_thread,
 )
 from handrail.session import Session
-from handrail.session.saving import decode_item
+from handrail.session.serialization import decode_item
 
 if TYPE_CHECKING:
     from handrail.adapter.stream import RunStream

@@ -26,7 +26,7 @@ export function App() {
       if (about.renderers) await loadRenderers(new URL(about.renderers, location.href).href);
       setEntry({ phase: "ready", about });
     } catch (error) {
-      if (error.status === 401) setEntry({ phase: "signin", refused: Boolean(token), problem: error.message });
+      if (error.status === 401) setEntry({ phase: "signin", refused: Boolean(token), problem: error.kind === "TokenWrong" ? null : error.message });
       else setEntry({ phase: "broken", problem: error });
     }
   }, []);

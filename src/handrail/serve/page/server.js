@@ -3,7 +3,7 @@
 /** An error response; `status` 0 means that the server could not be reached. */
 export class ServerError extends Error {
   constructor(status, kind, message, fields = []) {
-    super(message);
+    super(message.charAt(0).toUpperCase() + message.slice(1));
     this.status = status;
     this.kind = kind;
     this.fields = fields;

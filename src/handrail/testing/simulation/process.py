@@ -26,7 +26,7 @@ from handrail.question import Answer, Question
 from handrail.records import Check, Mask
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.session import Session
-from handrail.session.saving import encode_item
+from handrail.session.serialization import encode_item
 from handrail.testing.simulation.points import Points, SimulatedLoop, crash
 from handrail.testing.simulation.scenario import RUN, Play, Scenario, Stage
 from handrail.testing.simulation.world import World
