@@ -111,7 +111,7 @@ class CallStates:
         call.facts["status"] = status
         return [_call_event(call)]
 
-    def roll_back(self, event: ToolRolledBack) -> list[Event]:
+    def roll_back(self, event: ToolRolledBack, run: OpenRun) -> list[Event]:
         call = self._live.get(event.call_id)
         if call is not None:
             call.facts["rolled_back"] = {"reason": clean(event.reason), "not_undone": list(event.not_undone)}

@@ -14,7 +14,7 @@ from ag_ui.core import Interrupt, RunFinishedEvent, RunFinishedInterruptOutcome,
 
 from handrail.place import Place
 from handrail.question import Question
-from handrail.serve.agui.wire_events import Event, plain_json
+from handrail.serve.agui.wire_events import Event, dump, plain_json
 
 FRONTEND_TOOL = "frontend_tool"
 """The name of a question that a tool of the client answers."""
@@ -54,9 +54,7 @@ def interrupt_leg(
         older = RunFinishedSuccessOutcome()
     finished = RunFinishedEvent(thread_id=thread_id, run_id=leg_id, outcome=outcome, usage=usage)
     before = RunFinishedEvent(thread_id=thread_id, run_id=leg_id, outcome=older, usage=usage)
-    return Event(
-        finished.model_dump(mode="json", by_alias=True), False, before.model_dump(mode="json", by_alias=True)
-    )
+    return Event(dump(finished), False, dump(before))
 
 
 def interrupt(question: Question, call_at: CallAt, older: bool = False) -> Interrupt:

@@ -116,21 +116,21 @@ class MessageWriter:
         if run.text is not None:
             run.text += piece
             return [content]
-        begun = [*self._end_thought(run), self._start_text(run), content]
+        events = [*self._end_thought(run), self._start_text(run), content]
         run.text = piece
-        return begun
+        return events
 
     def thought(self, run: OpenRun, piece: str) -> list[Event]:
         """More of a model's reasoning."""
         if not piece:
             return []
-        begun: list[Event] = []
+        events: list[Event] = []
         if run.thought is None:
             run.thought = ""
             run.thoughts += 1
-            begun = self._start_thought(run)
+            events = self._start_thought(run)
         run.thought += piece
-        return [*begun, delta("REASONING_MESSAGE_CONTENT", "messageId", run.thought_id, piece, run.tag)]
+        return [*events, delta("REASONING_MESSAGE_CONTENT", "messageId", run.thought_id, piece, run.tag)]
 
     def call(self, run: OpenRun, piece: CallDelta) -> list[Event]:
         """More of a call. A call whose id may still change is sent when the answer is complete.
@@ -159,45 +159,45 @@ class MessageWriter:
 
     def complete(self, run: OpenRun, message: AssistantMessage) -> list[Event]:
         """The complete answer: what was not yet sent of it, and the end of everything that was started."""
-        told = self._end_thought(run)
+        events = self._end_thought(run)
         if run.text is None and message.text:
-            told += self.text(run, message.text)
+            events += self.text(run, message.text)
         elif run.text is not None and message.text.startswith(run.text):
-            told += self.text(run, message.text[len(run.text) :])
+            events += self.text(run, message.text[len(run.text) :])
         if run.text is not None:
-            told.append(self._end_text(run))
+            events.append(self._end_text(run))
         begun = {writing.id: writing for writing in run.writing.values() if writing.shown}
         for asked in message.calls:
-            told += self._complete_call(run, asked, begun.pop(asked.id, None))
+            events += self._complete_call(run, asked, begun.pop(asked.id, None))
         for left in begun.values():
-            told += self._not_made(run, left)
+            events += self._not_made(run, left)
         run.clear_answer()
-        return told
+        return events
 
     def _complete_call(self, run: OpenRun, asked: CallAsked, begun: PartialCall | None) -> list[Event]:
-        told: list[Event] = []
+        events: list[Event] = []
         rest = asked.arguments
         if begun is None:
             self._known.calls.add(asked.id)
-            told.append(self._start_call(run, asked.id, asked.name))
+            events.append(self._start_call(run, asked.id, asked.name))
         else:
             rest = rest[len(begun.arguments) :] if rest.startswith(begun.arguments) else ""
-        return [*told, *self._arguments(run, asked.id, rest), self._end_call(run, asked.id)]
+        return [*events, *self._arguments(run, asked.id, rest), self._end_call(run, asked.id)]
 
     # Dropping, joining.
 
     def drop(self, run: OpenRun) -> list[Event]:
         """End what was started of an answer that failed. The calls in it were not made."""
-        told = self._end_thought(run)
+        events = self._end_thought(run)
         if run.text is not None:
-            told.append(self._end_text(run))
+            events.append(self._end_text(run))
         for writing in run.writing.values():
             if writing.shown:
-                told += self._not_made(run, writing)
+                events += self._not_made(run, writing)
         thoughts = run.thoughts  # the retry must not reuse their ids
         run.clear_answer()
         run.thoughts = thoughts
-        return told
+        return events
 
     def _not_made(self, run: OpenRun, writing: PartialCall) -> list[Event]:
         self._known.calls.discard(writing.id)
@@ -205,18 +205,20 @@ class MessageWriter:
 
     def so_far(self, run: OpenRun) -> list[Event]:
         """The events for a reader who joins in the middle of an answer."""
-        told: list[Event] = []
+        events: list[Event] = []
         if run.thought is not None:
-            told += self._start_thought(run)
-            told.append(delta("REASONING_MESSAGE_CONTENT", "messageId", run.thought_id, run.thought, run.tag))
+            events += self._start_thought(run)
+            events.append(
+                delta("REASONING_MESSAGE_CONTENT", "messageId", run.thought_id, run.thought, run.tag)
+            )
         if run.text is not None:
-            told.append(self._start_text(run))
-            told.append(delta("TEXT_MESSAGE_CONTENT", "messageId", run.message_id, run.text, run.tag))
+            events.append(self._start_text(run))
+            events.append(delta("TEXT_MESSAGE_CONTENT", "messageId", run.message_id, run.text, run.tag))
         for writing in run.writing.values():
             if writing.shown:
-                told.append(self._start_call(run, writing.id, writing.name))
-                told += self._arguments(run, writing.id, writing.arguments)
-        return told
+                events.append(self._start_call(run, writing.id, writing.name))
+                events += self._arguments(run, writing.id, writing.arguments)
+        return events
 
     def messages(self, run: OpenRun) -> list[dict[str, Any]]:
         """The open answer as messages, for a snapshot of all messages."""
@@ -257,8 +259,8 @@ class MessageWriter:
         return [message, wire_event(ReasoningEndEvent(message_id=run.thought_id), run.tag)]
 
     def _start_call(self, run: OpenRun, id: str, name: str) -> Event:
-        begun = ToolCallStartEvent(tool_call_id=id, tool_call_name=name, parent_message_id=run.message_id)
-        return wire_event(begun, run.tag)
+        start = ToolCallStartEvent(tool_call_id=id, tool_call_name=name, parent_message_id=run.message_id)
+        return wire_event(start, run.tag)
 
     def _arguments(self, run: OpenRun, id: str, piece: str) -> list[Event]:
         return [delta("TOOL_CALL_ARGS", "toolCallId", id, piece, run.tag)] if piece else []

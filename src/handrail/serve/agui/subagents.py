@@ -84,8 +84,8 @@ class Subagents:
 
     def _error(self, run_id: str, reason: str) -> Event:
         said, _, why = reason.partition(": ")
-        told = SubagentErrorEvent(subagent_run_id=run_id, message=clean(why or said), code=said)
-        return wire_event(told, run_id)
+        error = SubagentErrorEvent(subagent_run_id=run_id, message=clean(why or said), code=said)
+        return wire_event(error, run_id)
 
     def suspend(self, questions: Sequence[Question]) -> list[Event]:
         """Close every open run as suspended, inner ones first."""
@@ -94,11 +94,11 @@ class Subagents:
             found = holder(place_of_question(question), self._root, self._call_at)
             if found is not None:
                 asked.setdefault(found.run_id, []).append(interrupt_id(question))
-        told: list[Event] = []
+        events: list[Event] = []
         for run_id in reversed(self._open):
             outcome = SubagentFinishedSuspendedOutcome(interrupt_ids=asked.get(run_id))
-            told.append(wire_event(SubagentFinishedEvent(subagent_run_id=run_id, outcome=outcome), run_id))
-        return told
+            events.append(wire_event(SubagentFinishedEvent(subagent_run_id=run_id, outcome=outcome), run_id))
+        return events
 
     def abandon(self, reason: str) -> list[Event]:
         """Close every open run with an error, inner ones first, because the run ends."""

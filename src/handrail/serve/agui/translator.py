@@ -58,6 +58,7 @@ from handrail.serve.agui.wire_events import (
     Event,
     clean,
     custom,
+    dump,
     plain_json,
     state_patch,
     wire_event,
@@ -105,15 +106,15 @@ class Translator:
         self._spent: dict[str, Usage] = {}
         """The usage of this leg, by model."""
         self._takes: dict[type, Callable[[Any, OpenRun], list[Event]]] = {
-            TextDelta: self._text,
-            ThinkingDelta: self._thought,
-            CallDelta: self._call,
+            TextDelta: lambda event, run: self._writer.text(run, event.text),
+            ThinkingDelta: lambda event, run: self._writer.thought(run, event.text),
+            CallDelta: lambda event, run: self._writer.call(run, event),
             PromptRendered: self._rendered,
             MessageAdded: self._added,
-            ToolStarted: self._started,
+            ToolStarted: self._calls.start,
             ToolInvoked: self._over,
-            ToolRolledBack: self._rolled_back,
-            Progress: self._progress,
+            ToolRolledBack: self._calls.roll_back,
+            Progress: self._calls.progress,
             Emitted: self._emitted,
             QuestionAnswered: self._answered,
             ApprovalDecided: self._decided,
@@ -148,78 +149,68 @@ class Translator:
 
     def interrupt(self, questions: Sequence[Question], state: Any | None = None) -> list[Event]:
         """End the leg: everything waits for answers."""
-        told = [*self._end_writing(), *self._nested.suspend(questions), *self._snapshot(state)]
-        told.append(
-            interrupt_leg(self.thread_id, self._leg_id(told), questions, self._calls.at, self._token_usage())
-        )
-        self._end_leg()
-        return told
+        events = [*self._end_writing(), *self._nested.suspend(questions), *self._snapshot(state)]
+        leg_id, usage = self._leg_id(events), self._token_usage()
+        return self._end_leg(events, interrupt_leg(self.thread_id, leg_id, questions, self._calls.at, usage))
 
     def finish(self, *, output: object = None) -> list[Event]:
         """End the leg: the run has finished."""
-        told = [*self._end_writing(), *self._nested.abandon("cancelled")]
-        finished = RunFinishedEvent(
-            thread_id=self.thread_id,
-            run_id=self._leg_id(told),
-            outcome=RunFinishedSuccessOutcome(),
-            result=None if output is None else plain_json(output),
-            usage=self._token_usage(),
-        )
-        told.append(wire_event(finished))
-        self._end_leg()
-        return told
+        events = [*self._end_writing(), *self._nested.abandon("cancelled")]
+        result = None if output is None else plain_json(output)
+        return self._end_leg(events, wire_event(self._finished(events, RunFinishedSuccessOutcome(), result)))
 
     def cancel(self) -> list[Event]:
         """End the leg: the run was cancelled. Older clients have no such outcome and get an error."""
-        told = [*self._end_writing(), *self._nested.abandon("cancelled")]
-        finished = RunFinishedEvent(
-            thread_id=self.thread_id,
-            run_id=self._leg_id(told),
-            outcome=RunFinishedCancelledOutcome(),
-            usage=self._token_usage(),
-        )
+        events = [*self._end_writing(), *self._nested.abandon("cancelled")]
+        finished = self._finished(events, RunFinishedCancelledOutcome())
         older = RunErrorEvent(message=CANCELLED, code="cancelled", usage=finished.usage)
-        data = finished.model_dump(mode="json", by_alias=True)
-        told.append(Event(data, False, older.model_dump(mode="json", by_alias=True)))
-        self._end_leg()
-        return told
+        return self._end_leg(events, Event(dump(finished), False, dump(older)))
 
     def fail(self, message: str, code: str = "failed") -> list[Event]:
         """End the leg: the run has failed."""
-        told = [*self._end_writing(), *self._nested.abandon("failed")]
-        self._leg_id(told)
-        told.append(wire_event(RunErrorEvent(message=clean(message), code=code, usage=self._token_usage())))
-        self._end_leg()
-        return told
+        events = [*self._end_writing(), *self._nested.abandon("failed")]
+        self._leg_id(events)
+        error = RunErrorEvent(message=clean(message), code=code, usage=self._token_usage())
+        return self._end_leg(events, wire_event(error))
+
+    def _finished(self, events: list[Event], outcome: Any, result: Any = None) -> RunFinishedEvent:
+        return RunFinishedEvent(
+            thread_id=self.thread_id,
+            run_id=self._leg_id(events),
+            outcome=outcome,
+            result=result,
+            usage=self._token_usage(),
+        )
 
     def open(self) -> list[Event]:
         """The events for a reader who joins now, after the leg's start, the messages and the state."""
-        told = self._nested.so_far()
+        events = self._nested.so_far()
         for run in self._nested:
-            told += self._writer.so_far(run)
-        told += self._calls.so_far()
+            events += self._writer.so_far(run)
+        events += self._calls.so_far()
         if self._usage.requests:
-            told.append(self._spending())
-        return told
+            events.append(self._spending())
+        return events
 
-    def _leg_id(self, told: list[Event]) -> str:
+    def _leg_id(self, events: list[Event]) -> str:
         """The open leg. If there is none, one is started before these events."""
         if self._leg is None:
-            told[:0] = self.begin_leg(f"{self.run_id}-{self._legs + 1}")
+            events[:0] = self.begin_leg(f"{self.run_id}-{self._legs + 1}")
         assert self._leg is not None
         return self._leg
 
-    def _end_leg(self) -> None:
+    def _end_leg(self, events: list[Event], last: Event) -> list[Event]:
         self._leg = None
         self._nested.end_leg()
         self._calls.end_leg()
         self._spent.clear()
+        return [*events, last]
 
     def _end_writing(self) -> list[Event]:
         """End what models were writing. Only a run that was cut has anything to end."""
         cut = [run for run in self._nested if run.is_writing]
-        told = [event for run in cut for event in self._writer.drop(run)]
-        return [*told, *self._messages()] if cut else told
+        events = [event for run in cut for event in self._writer.drop(run)]
+        return [*events, *self._messages()] if cut else events
 
     def _snapshot(self, state: Any) -> list[Event]:
         if state is None:
@@ -285,21 +276,12 @@ class Translator:
         if not is_in_run(run_id, self.run_id):
             return []
         run = self._nested.run(run_id)
-        told = taken(event, run)
-        if told and run.tag is not None and type(event) is not PromptExecuted:
-            told = [*self._nested.enter(run), *told]
-        if self._leg is None and any(each.data["type"] != "CUSTOM" for each in told):
-            self._leg_id(told)  # the run continued by itself: a question timed out, for example
-        return told
-
-    def _text(self, event: TextDelta, run: OpenRun) -> list[Event]:
-        return self._writer.text(run, event.text)
-
-    def _thought(self, event: ThinkingDelta, run: OpenRun) -> list[Event]:
-        return self._writer.thought(run, event.text)
-
-    def _call(self, event: CallDelta, run: OpenRun) -> list[Event]:
-        return self._writer.call(run, event)
+        events = taken(event, run)
+        if events and run.tag is not None and type(event) is not PromptExecuted:
+            events = [*self._nested.enter(run), *events]
+        if self._leg is None and any(each.data["type"] != "CUSTOM" for each in events):
+            self._leg_id(events)  # the run continued by itself: a question timed out, for example
+        return events
 
     def _rendered(self, event: PromptRendered, run: OpenRun) -> list[Event]:
         """A run starts, or is replayed."""
@@ -311,14 +293,14 @@ class Translator:
     def _added(self, event: MessageAdded, run: OpenRun) -> list[Event]:
         message = event.message
         if isinstance(message, ToolMessage):
-            return [told for each in message.results for told in self._result(each.id, each.text, run)]
+            return [events for each in message.results for events in self._result(each.id, each.text, run)]
         if not run.begun:
             return []  # history from before the run
         if isinstance(message, AssistantMessage):
             self._calls.number(run, message)
-            told = self._writer.complete(run, message)
+            events = self._writer.complete(run, message)
             run.turn += 1
-            return told
+            return events
         return self._said(message, run)
 
     def _said(self, message: UserMessage, run: OpenRun) -> list[Event]:
@@ -336,32 +318,23 @@ class Translator:
         known.results.add(call_id)
         return [self._writer.result(call_id, shorten(text, self.run_id), run.tag)]
 
-    def _started(self, event: ToolStarted, run: OpenRun) -> list[Event]:
-        return self._calls.start(event, run)
-
     def _over(self, event: ToolInvoked, run: OpenRun) -> list[Event]:
-        told = [*self._close_inside(event.call_id), *self._calls.finish(event, run)]
-        return [*told, *self._result(event.call_id, event.result.render(), run)]
+        events = [*self._close_inside(event.call_id), *self._calls.finish(event, run)]
+        return [*events, *self._result(event.call_id, event.result.render(), run)]
 
     def _close_inside(self, call_id: str) -> list[Event]:
         """Close calls of nested runs that were cut: the call around them is over, so nothing resumes them."""
-        told: list[Event] = []
+        events: list[Event] = []
         cut: dict[str, OpenRun] = {}
         for id, place in self._calls.inside(call_id):
             if id not in self._known.results:
                 run_id = place.run.id(self.run_id)
                 inner = cut[run_id] = self._nested.run(run_id)
-                told += [*self._nested.enter(inner), *self._result(id, _CUT, inner)]
+                events += [*self._nested.enter(inner), *self._result(id, _CUT, inner)]
         return [
-            *told,
+            *events,
             *(end for inner in reversed(cut.values()) for end in self._nested.end(inner, "cancelled")),
         ]
-
-    def _rolled_back(self, event: ToolRolledBack, run: OpenRun) -> list[Event]:
-        return self._calls.roll_back(event)
-
-    def _progress(self, event: Progress, run: OpenRun) -> list[Event]:
-        return self._calls.progress(event, run)
 
     def _emitted(self, event: Emitted, run: OpenRun) -> list[Event]:
         name = type(event.event).__name__
@@ -405,14 +378,14 @@ class Translator:
     def _executed(self, event: PromptExecuted, run: OpenRun) -> list[Event]:
         if run.tag is None:
             return []  # its end is reported by `finish`, `fail` or `cancel`
-        told = self._writer.drop(run) if run.is_writing else []
-        return [*told, *self._nested.end(run, event.stop_reason)]
+        events = self._writer.drop(run) if run.is_writing else []
+        return [*events, *self._nested.end(run, event.stop_reason)]
 
 
 def messages_snapshot(messages: Sequence[Mapping[str, Any]]) -> Event:
     """A snapshot of all messages of a thread. Older clients do not get those of nested runs."""
     event = MessagesSnapshotEvent.model_validate({"messages": messages})
-    data = event.model_dump(mode="json", by_alias=True)
+    data = dump(event)
     own = [each for each in data["messages"] if "subagentRunId" not in each]
     return Event(data, False, None if len(own) == len(data["messages"]) else {**data, "messages": own})
 

@@ -38,11 +38,16 @@ class Event(NamedTuple):
 
 def wire_event(event: BaseEvent, subagent: str | None = None) -> Event:
     """An event of the outermost run, or of a nested one."""
-    data = event.model_dump(mode="json", by_alias=True)
+    data = dump(event)
     if subagent is None:
         return Event(data)
     data["subagentRunId"] = subagent
     return Event(data, True)
+
+
+def dump(event: BaseEvent) -> dict[str, Any]:
+    """An event as JSON."""
+    return event.model_dump(mode="json", by_alias=True)
 
 
 def delta(kind: str, key: str, id: str, text: str, subagent: str | None) -> Event:
