@@ -2,7 +2,7 @@
 
 Each is ours *and* the builtin a caller expects, and carries data beside its message. What belongs to one
 package lives there: commands in `resources.shell.shell_errors`, requests to models in `models.model_errors`,
-simulations in `testing.simulation`.
+serving in `serve.refusals`, simulations in `testing.simulation`.
 
     HandrailError
     ├── DefinitionError (ValueError)             a definition is wrong; raised where it is defined
