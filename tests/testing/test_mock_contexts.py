@@ -7,8 +7,8 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from handrail import CallFailed, Declined, QuestionTimedOut, ToolContext, ToolResult, ToolValidationError
-from handrail.errors import NotSupported
+from handrail import CallFailed, Declined, ToolContext, ToolResult
+from handrail.errors import NotSupported, QuestionTimedOut, ToolValidationError
 from handrail.testing import (
     Recorded,
     agent_context,
