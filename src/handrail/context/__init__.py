@@ -219,12 +219,12 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
     ) -> Operation[T]:
         """Do something that can't be rolled back, settled at most once.
 
-        Keyed by this call's identity and `key`, never by arguments. A settled one is not run again:
-        its recorded value is returned. Execution is at least once, the settled effect at most once.
+        Keyed by this call's identity and `key`, never by its arguments. Once settled it is not run again: the
+        recorded value is returned. Execution is at least once, the settled effect at most once.
 
-        One found begun and not settled after a crash is decided first: `probe` says whether it happened
-        (None: it does not know), then with `on_unknown="ask"` whoever is there does. Where nobody knows it is
-        `OutcomeUnknown`; where it did happen, the value is None, since what it gave is lost.
+        If a crash left it begun but not settled, `probe` is asked first whether it happened (None: unknown),
+        then, with `on_unknown="ask"`, a person. If nobody knows, `OutcomeUnknown` is raised. If it did happen,
+        the value is None, since its result is lost.
         """
         self._source.home.check()
         return self._source.once(key, function, probe, on_unknown)
