@@ -513,7 +513,7 @@ MUTANTS = [
         "adapter/holding.py",
         "if await journal.keep(run_id):",
         "if (await journal.run(run_id)).stopping:",
-        "tests/adapter/test_resume_held.py",
+        "tests/adapter/test_resume_held.py::test_the_lease_of_a_run_at_work_is_renewed",
     ),
     Mutant(
         "a run is taken twice in one process",
@@ -527,14 +527,14 @@ MUTANTS = [
         "adapter/durable.py",
         "budget=None if limits is None else Budget(**limits)",
         "budget=None",
-        "tests/adapter/test_resume.py",
+        "tests/adapter/test_resume_held.py::test_a_resumed_run_keeps_its_budget_and_its_deadline",
     ),
     Mutant(
         "a resumed run has no deadline",
         "adapter/durable.py",
         "deadline=deadline_after(begin.deadline, begin.pauses, row, self.log, options.clock)",
         "deadline=None",
-        "tests/adapter/test_resume_held.py::test_what_people_take_does_not_count_however_often_a_run_is_parked",
+        "tests/adapter/test_resume_held.py::test_a_resumed_run_keeps_its_budget_and_its_deadline",
     ),
     # --- parking ---------------------------------------------------------------------------------------
     Mutant(
