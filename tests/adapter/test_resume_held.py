@@ -23,6 +23,7 @@ from handrail import (
 )
 from handrail.errors import DefinitionError, PromptEvaluationError, RunBusy, RunError, RunParked
 from handrail.journal.sqlite import MemoryJournal
+from handrail.journals import Journal
 from handrail.question import Answer, Question
 from handrail.runs import cancel
 from handrail.sections.files import FileTools

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from handrail.adapter.durable import decode_begin, decode_outcome
+from handrail.journals import Journal
 from handrail.messages import AssistantMessage, Usage
 from handrail.place import RUN, Place, is_in_run
 from handrail.question import Question

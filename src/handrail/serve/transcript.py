@@ -11,6 +11,7 @@ from handrail.adapter.answer import RecordedAnswer
 from handrail.adapter.conversation import ROOT, Conversation
 from handrail.dispatch.replaying import InnerCall
 from handrail.events import MessageAdded
+from handrail.journals import Journal
 from handrail.messages import AssistantMessage, CallAnswered, Message, ToolMessage, UserMessage
 from handrail.place import Place, split_run_id
 from handrail.records import Entry, RunRow
