@@ -33,8 +33,8 @@ from handrail.journal.answers import secret_refused
 from handrail.journal.sqlite import SqliteJournal
 from handrail.question import Answer, Question
 from handrail.records import OVER, RunRow
-from handrail.runs.deciding import approval_json
-from handrail.runs.listing import Standing
+from handrail.runs.approvals import approval_json
+from handrail.runs.catalog import Standing
 
 STANDINGS = get_args(Standing)
 _SPANS = {"h": 1.0, "d": 24.0, "w": 168.0}
@@ -371,7 +371,7 @@ def _params(row: RunRow, app: str | None) -> Any:
 
 
 async def replay(journal: SqliteJournal, run: str, app: str | None, files: Path | None) -> Said:
-    from handrail.runs.replaying import Tally
+    from handrail.runs.replay import Tally
 
     row = await _find(journal, run)
     prompt, changed = _code(row, app)

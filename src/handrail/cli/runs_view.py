@@ -19,7 +19,6 @@ from handrail.cli.lines import money, spending
 from handrail.environment.text import escape, is_terminal, wants_colour
 from handrail.events import ApprovalRemembered
 from handrail.question import Question
-from handrail.records import Asked
 from handrail.runs import CallNode, Divergence, RunLine, RunTree, Turn, Undoing
 from handrail.runs.tree import Nested
 
@@ -193,7 +192,7 @@ def _coloured(diff: Sequence[str]) -> Text:
     return text
 
 
-def _answered(asked: Asked) -> Text:
+def _answered(asked: QuestionRecord) -> Text:
     answer = asked.answer
     if answer is None:
         return Text(f"? {_line(asked.question.name)}: waits", "yellow")
