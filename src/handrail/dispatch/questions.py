@@ -21,7 +21,7 @@ from handrail.errors import (
     ToolValidationError,
 )
 from handrail.events import QuestionAnswered, QuestionAsked
-from handrail.journal import digest
+from handrail.journal.digest import digest
 from handrail.operation import Operation
 from handrail.question import Answer, Lasting, Question, QuestionKind
 from handrail.schema import Schema, schema_of, to_json
@@ -97,7 +97,7 @@ async def put(attempt: Attempt, question: Question, wanted: Schema[Any]) -> Answ
     """Put a question to the environment. The run may be parked while it is open."""
     frame = attempt.frame
     mask = wanted.hide if wanted.secret else None
-    return await frame.steps.ask(question, frame.environment, wanted.parse_given, mask)
+    return await frame.questions.ask(question, frame.environment, wanted.parse_given, mask)
 
 
 async def note_verb(attempt: Attempt, number: int, verb: str) -> None:
