@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from handrail.cli import main
-from handrail.cli.starting import STARTER
+from handrail.cli.workers_commands import STARTER
 from handrail.errors import DefinitionError
 from handrail.models import model_named
 from handrail.models.demo import WHAT_IT_IS, DemoModel
@@ -66,10 +66,10 @@ def run(folder: Path, worker: str, *more: str, **options: str) -> subprocess.Com
         ("failing", [], 1, "the key is wrong"),
         ("cut", [], 1, "The answer was cut off"),
         ("nobody", [], 2, "nothing says which model"),
-        ("writer", [], 3, "Not approved: write"),
+        ("writer", [], 3, "Not approved, so it did not run: write"),
         ("writer", ["--approve", "strict"], 3, "approvals are strict"),
         ("payer", [], 3, "nobody there"),
-        ("caller", [], 3, "Not approved: pay"),
+        ("caller", [], 3, "Not approved, so it did not run: pay"),
         ("payer", ["--approve", "all"], 0, "approved by --approve all"),
         ("slow", ["--deadline", "0.3s"], 4, "deadline"),
         ("looping", ["--budget-requests", "3"], 4, "budget"),
@@ -88,9 +88,9 @@ def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said:
     [
         (["run"], "Missing argument"),
         (["run", "team/hello.md", "x", "--nonsense"], "No such option"),
-        (["run", "team/hello.md", "x", "--approve", "maybe"], "none of ask, all, strict"),
+        (["run", "team/hello.md", "x", "--approve", "maybe"], "not one of ask, all, strict"),
         (["run", "team/hello.md", "x", "--deadline", "soon"], "Write seconds, or 90s, 5m, 1h"),
-        (["run", "team/hello.md", "x", "--deadline", "0"], "is no time"),
+        (["run", "team/hello.md", "x", "--deadline", "0"], "is not a duration"),
         (["run", "team/hello.md", "x", "--files", "nowhere"], "no such folder"),
         (["run", "team/hello.md", "x", "-a", "nowhere.txt"], "no such file"),
         (["run", "team/hello.md", "x", "-a", "team/tools.py"], "tools.py"),
@@ -98,9 +98,9 @@ def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said:
         (["run", "team/hello.md", "x", "--model", ":x"], "not the name of a model"),
         (
             ["run", "team/hello.md", "x", "--model", "broken:m"],
-            "'broken' can't be loaded: ModuleNotFoundError",
+            "can't import 'broken': ModuleNotFoundError",
         ),
-        (["run", "team/hello.md", "x", "--journal", "/dev/null/x"], "it can't be made"),
+        (["run", "team/hello.md", "x", "--journal", "/dev/null/x"], "can't create the journal"),
         (["run", "team/hello.md", "x", "--journal", "a.db", "--no-journal"], "Give one of them"),
         (["run", "team/hello.md"], "the input is empty"),
         (["run", "nowhere/main.md", "x"], "handrail new nowhere"),
@@ -109,7 +109,7 @@ def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said:
         (["run", "team/sub/none.md", "x"], "Name a worker's file, or a folder with workers."),
         (["serve", "team/nobody.md"], "nothing says which model runs the worker 'nobody'"),
         (["run", "team", "x"], "does not say which worker"),
-        (["run", "team/tools.py", "x"], "A module is served: `handrail serve team/tools.py`"),
+        (["run", "team/tools.py", "x"], "Serve it with `handrail serve team/tools.py`"),
         (["chat", "team/tools.py"], "environment=TerminalEnvironment()"),
         (["run", ".", "x"], "there is no worker (NAME.md) in '.'"),
         (
@@ -120,14 +120,14 @@ def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said:
         (["workers", "nowhere"], "there is no folder nowhere"),
         (["workers", "show", "team/none"], "there is no worker"),
         (["workers", "a", "b", "c"], "handrail workers show WORKER"),
-        (["new", "../.."], "no name for a folder"),
+        (["new", "../.."], "can't name a folder"),
         (["new", "-x"], "No such option"),
         (["new", "a/b/c"], "there is no folder a/b"),
-        (["new", "team"], "is there already"),
+        (["new", "team"], "exists already"),
         (["sing"], "No such command"),
     ],
 )
-def test_what_cannot_begin_is_refused_with_the_mend(
+def test_a_wrong_command_line_is_refused_with_advice(
     folder: Path, arguments: list[str], said: str, here: Here
 ):
     """Exit code 2, nothing on standard output, no traceback, and what to do."""
@@ -181,7 +181,7 @@ def test_what_is_not_recorded_is_said(folder: Path, here: Here):
     (folder.parent / ".handrail" / "runs.db").write_text("no journal at all")
     code, out, err = here("run", "team/hello.md", "x", "-q")
     assert (code, out) == (0, "Hello\\x1b[31m there.\n")
-    assert "nothing is recorded" in err
+    assert "This run is not recorded" in err
     assert "--journal FILE" in err
 
 
@@ -196,7 +196,7 @@ def test_a_wrong_worker_is_said_with_its_line(folder: Path):
     assert run(folder, "hello").returncode == 0  # the others run
     listed = handrail("workers", "team", cwd=folder.parent)
     assert (listed.returncode, "hello\t" in listed.stdout, "bad" in listed.stdout) == (2, True, False)
-    assert "something is wrong with bad. `handrail workers check team` says what." in listed.stderr
+    assert "can't load bad. `handrail workers check team` says why." in listed.stderr
 
 
 def test_tracebacks_are_for_those_who_ask(folder: Path):
@@ -404,7 +404,7 @@ def test_version_and_help():
     shown = handrail("run", "--help", cwd=here)
     assert shown.returncode == 0
     words = " ".join(shown.stdout.split())
-    assert "3 the run ended, and something it wanted to do was not approved" in words
+    assert "3 the run ended, but something it wanted to do was not approved" in words
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["run", "--help"]])
@@ -471,7 +471,7 @@ def test_a_signal_cancels_and_leaves_the_files_as_they_were(folder: Path, number
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (code, "")
     assert "■ half_done" in err
-    assert "Cancelled. What was under way was undone." in err
+    assert "Cancelled. Unfinished calls were undone." in err
     assert os.listdir(folder / "files") == ["a.txt"]
 
 
@@ -629,11 +629,11 @@ def test_what_needs_approval_can_wait_and_be_answered_elsewhere(folder: Path):
     """The run is parked, says so by its exit code, and goes on once somebody has answered."""
     parked = run(folder, "writer", "--approve", "later")
     assert parked.returncode == 5
-    assert "It waits for an answer to write." in parked.stderr
+    assert "The run waits for an answer to write." in parked.stderr
     listed = json.loads(handrail("runs", "list", "--json", cwd=folder.parent).stdout)
     run_id = listed["runs"][0]["run_id"]
     answered = handrail("runs", "answer", run_id, "--approve", cwd=folder.parent)
-    assert f"Go on with: handrail runs resume {run_id}" in answered.stdout
+    assert f"Continue with: handrail runs resume {run_id}" in answered.stdout
     elsewhere = run(folder, "writer", "--approve", "later", "--journal", "my runs.db")
     assert "--journal 'my runs.db'`, then `handrail runs resume" in elsewhere.stderr
     alone = run(folder, "writer", "--approve", "later", "--no-journal")

@@ -11,9 +11,15 @@ from pydantic import SecretStr
 from rich.cells import cell_len
 
 from handrail import Adapter, Prompt, ScriptedModel, ToolCall, ToolContext, tool
-from handrail.cli import lines
-from handrail.cli.flow import Markdown, TextFlow
-from handrail.cli.ledger import Ledger, Row, progress_words, row_line
+from handrail.cli.activity import (
+    Activity,
+    Row,
+    format_money,
+    format_progress,
+    format_seconds,
+    row_line,
+)
+from handrail.cli.views import Markdown, TextFlow
 from handrail.clock import SYSTEM_CLOCK
 from handrail.events import ModelFailed, ModelRequested, ModelResponded, Progress, ToolStarted
 from handrail.messages import Price, Traits, Usage
@@ -71,7 +77,7 @@ def test_markdown_is_coloured_and_stays_as_it_is():
 )
 def test_times_are_short(spent: float, said: str):
     """Tenths while they matter, minutes when they do."""
-    assert lines.seconds(spent) == said
+    assert format_seconds(spent) == said
 
 
 @pytest.mark.parametrize(
@@ -85,7 +91,7 @@ def test_times_are_short(spent: float, said: str):
 )
 def test_money_keeps_what_it_says(cost: Decimal | None, said: str):
     """A small amount is not rounded to nothing, an unknown one is not free."""
-    assert lines.money(cost) == said
+    assert format_money(cost) == said
 
 
 def test_a_row_has_a_spinner_its_time_and_a_bar():
@@ -113,7 +119,7 @@ def test_a_row_has_a_spinner_its_time_and_a_bar():
 )
 def test_progress_that_makes_no_sense_is_still_shown(done: Any, total: Any, said: str):
     """Without an end there is no bar, and past the end it is full."""
-    assert progress_words(Row("t", ("t",), 0, "m", done, total)) == said
+    assert format_progress(Row("t", ("t",), 0, "m", done, total)) == said
 
 
 @tool(effect="read")
@@ -153,14 +159,14 @@ def free(request: Any) -> Any:
     return Reply("It rains.", usage=Usage(10, 5, requests=1))
 
 
-async def run_and_say(model: ScriptedModel, *, verbose: bool = False) -> tuple[Ledger, list[str]]:
-    """Run, and take every event into a ledger; the lines it gave."""
-    ledger = Ledger(SYSTEM_CLOCK, verbose)
+async def run_and_say(model: ScriptedModel, *, verbose: bool = False) -> tuple[Activity, list[str]]:
+    """Run, and take every event into a activity; the lines it gave."""
+    activity = Activity(SYSTEM_CLOCK, verbose)
     said: list[str] = []
     prompt = Prompt("desk", "Answer.", tools=[look, hide, ask_guide])
     async for event in Adapter(model).stream(prompt, "How is it?"):
-        said += [line for text in ledger.take(event) for line in text.plain.split("\n")]
-    return ledger, [_timeless(line) for line in said]
+        said += [line for text in activity.update(event) for line in text.plain.split("\n")]
+    return activity, [_timeless(line) for line in said]
 
 
 def _timeless(line: str) -> str:
@@ -170,15 +176,15 @@ def _timeless(line: str) -> str:
 async def test_nested_calls_stand_below_the_call_they_are_in():
     """A header, what happened inside indented, and the call's own line at its end, with its cost."""
     model = ScriptedModel(free, traits=Traits(Price(Decimal(1000), Decimal(2000)), native_output=True))
-    ledger, said = await run_and_say(model)
+    activity, said = await run_and_say(model)
     assert "  ✗ look path=none" in said
     assert any("there is none" in line for line in said)
     at = said.index("  ▸ ask_guide")
     assert said[at + 1 : at + 3] == ["    ✓ look path=a.md", "    ✓ look path=b.md"]
     assert said[-1].startswith('  ✓ ask_guide question="weather?"')
     assert said[-1].endswith(" · $0.04")  # two requests of 10 in and 5 out, at a price a million
-    assert ledger.rows == {}
-    assert len(ledger.done) == 3
+    assert activity.rows == {}
+    assert len(activity.done) == 3
 
 
 async def test_secrets_are_masked_in_lines():
@@ -190,25 +196,25 @@ async def test_secrets_are_masked_in_lines():
 
 async def test_every_call_that_began_is_live_until_its_end():
     """Rows are what started and has not ended; a model that is asked is one where nothing else is."""
-    ledger = Ledger(SYSTEM_CLOCK)
+    activity = Activity(SYSTEM_CLOCK)
     seen: list[str] = []
     async for event in Adapter(ScriptedModel(free)).stream(
         Prompt("desk", "Answer.", tools=[look, ask_guide]), "?"
     ):
-        ledger.take(event)
+        activity.update(event)
         if isinstance(event, ModelRequested):
-            assert ledger.live(5)
+            assert activity.live_lines(5)
         if isinstance(event, ToolStarted | Progress):
-            seen += [text.plain for text in ledger.live(5)]
+            seen += [text.plain for text in activity.live_lines(5)]
     assert any("ask_guide" in row and "━━━━━━━━━━────────── 50% asking" in row for row in seen)
-    assert ledger.live(5) == []
+    assert activity.live_lines(5) == []
 
 
 def test_more_rows_than_fit_are_counted():
     """A crowd under way is cut to what fits, and said to be one."""
-    ledger = Ledger(SYSTEM_CLOCK)
-    ledger.rows = {str(number): Row(f"t{number}", ("t",), number) for number in range(9)}
-    assert [text.plain for text in ledger.live(3)][-1] == "… 6 more under way"
+    activity = Activity(SYSTEM_CLOCK)
+    activity.rows = {str(number): Row(f"t{number}", ("t",), number) for number in range(9)}
+    assert [text.plain for text in activity.live_lines(3)][-1] == "… 6 more in progress"
 
 
 async def test_a_failed_request_and_its_retry_are_said(monkeypatch: pytest.MonkeyPatch):
@@ -223,6 +229,6 @@ async def test_a_failed_request_and_its_retry_are_said(monkeypatch: pytest.Monke
         await Adapter(model).evaluate(Prompt("p", "Go."), "?", session=session)
         session_events += heard.of(ModelFailed) + heard.of(ModelResponded)
     failed = next(event for event in session_events if isinstance(event, ModelFailed))
-    said = Ledger(SYSTEM_CLOCK).take(failed)[0].plain
+    said = Activity(SYSTEM_CLOCK).update(failed)[0].plain
     assert "it is busy\\x1b[31m" in said
     assert "trying again in" in said

@@ -176,7 +176,7 @@ def test_an_approval_for_the_session_is_asked_once_listed_and_taken_back(team: P
     seen.type("/approvals 7\n")
     seen.wait_for("No number 7")
     seen.type("/approvals 1\n")
-    seen.wait_for("Taken back")
+    seen.wait_for("Forgotten")
     seen.type("/approvals\n")
     seen.wait_for("Nothing is remembered")
     seen.type("pay\n")

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from handrail import Prompt
-from handrail.cli.runs import app
+from handrail.cli.runs_commands import app
 from handrail.errors import RunParked
 from handrail.question import Answer, Question
 from recorded import Recorder, call
@@ -101,7 +101,7 @@ def test_answer_and_resume(line: Line):
     assert "not JSON" in line("answer", "tea", "--value", "{", code=2)
     assert "there is no question 'other'" in line("answer", "tea", "other", "--value", "1", code=2)
     assert "handrail runs resume tea" in line("answer", "tea", "--value", '{"n": 3}')
-    assert "waits for no answer" in line("answer", "tea", "--value", "1", code=2)
+    assert "is not waiting for an answer" in line("answer", "tea", "--value", "1", code=2)
     with (line.base / "the_app.py").open("a") as file:
         file.write("# changed\n")
     said = line("resume", "tea", "--model", "the_app:model")
@@ -114,7 +114,7 @@ def test_fork_undo_replay(line: Line):
     note, written = line.record("tea", call("note", text="x"), call("write", path="a", text="1"), "end")
     assert line.json("fork", "tea", 1, "--as", "two")["run_id"] == "two"
     assert "Files are as they are now" in line("fork", "tea", 1)
-    assert "Nothing differs: 3 steps" in line("replay", "tea")
+    assert "No differences: 3 steps" in line("replay", "tea")
     assert line.json("undo", "tea", written)["paths"] == ["a"]
     assert not (line.base / "files" / "a").exists()
     assert "undone already" in line("undo", "tea", written, code=1)
@@ -132,14 +132,14 @@ def test_cancel_export_import_forget(line: Line, monkeypatch: pytest.MonkeyPatch
     """The four that keep house."""
     line.record("tea", call("choose"))
     assert line.json("cancel", "tea")["status"] == "cancelled"
-    assert "tea is in" in line("export", "tea", "tea.jsonl")
+    assert "Exported tea to" in line("export", "tea", "tea.jsonl")
     monkeypatch.setenv("HANDRAIL_JOURNAL", str(line.base / "new" / "runs.db"))
-    assert "tea is here, cancelled" in line("import", "tea.jsonl")
+    assert "Imported tea, which is cancelled" in line("import", "tea.jsonl")
     assert "has a run of this id already" in line("import", "tea.jsonl", code=1)
     assert line.json("import", "tea.jsonl", "--as", "two")["run_id"] == "two"
     assert set(line.json("forget", "--keep", 0, "--dry-run")["runs"]) == {"tea", "two"}
-    assert "0 runs gone" in line("forget", "--before", "1d")
-    assert "2 runs gone" in line("forget", "--keep", 0)
+    assert "0 runs forgotten" in line("forget", "--before", "1d")
+    assert "2 runs forgotten" in line("forget", "--keep", 0)
     assert "There are no runs." in line("list")
 
 
@@ -147,21 +147,25 @@ def test_cancel_export_import_forget(line: Line, monkeypatch: pytest.MonkeyPatch
     ("words", "said", "code"),
     [
         (["show", "nobody"], "the journal has no such run", 1),
-        (["list", "--standing", "odd"], "is none of running", 2),
+        (["list", "--standing", "odd"], "is not one of running", 2),
         (["list", "--journal", "nowhere.db"], "there is no journal at nowhere.db", 2),
         (["fork", "tea", "7"], "from one of 0 to 1", 1),
         (["undo", "tea", "call"], "has no finished call", 1),
         (["forget"], "nothing says which", 2),
-        (["forget", "--before", "soon"], "is no time", 2),
-        (["resume", "tea", "--approve", "odd"], "none of ask, all, strict", 2),
-        (["resume", "tea", "--app", "broken:prompt"], "can't be loaded: ZeroDivisionError", 2),
+        (["forget", "--before", "soon"], "is not a time", 2),
+        (["resume", "tea", "--approve", "odd"], "not one of ask, all, strict", 2),
+        (
+            ["resume", "tea", "--app", "broken:prompt"],
+            "can't load the code at 'broken:prompt': ZeroDivisionError",
+            2,
+        ),
         (["replay", "tea", "--app", "the_app:nothing"], "there is no Prompt at", 1),
         (["replay", "tea", "--files", "nowhere"], "no such folder", 2),
         (["import", "the_app.py"], "not an exported run", 1),
         (["import", "nowhere.jsonl"], "it can't be read: No such file or directory", 1),
         (["import", "empty.jsonl"], "it is empty", 1),
         (["export", "tea", "nowhere/tea.jsonl"], "can't be written to nowhere/tea.jsonl: No such file", 1),
-        (["answer", "tea", "--approve"], "`handrail runs show tea` says how it stands", 2),
+        (["answer", "tea", "--approve"], "See `handrail runs show tea`", 2),
         (["show", "t"], "2 runs begin with 't'", 2),
     ],
 )
@@ -208,7 +212,7 @@ def test_the_commands_are_those_of_the_program(line: Line):
 def test_the_next_command_is_said_as_it_has_to_be_typed(line: Line, monkeypatch: pytest.MonkeyPatch):
     """With the journal, unless it is the one that is meant anyway."""
     line.record("tea", "end")
-    assert "Go on with: handrail runs resume" in (said := line("fork", "tea", 1))
+    assert "Continue with: handrail runs resume" in (said := line("fork", "tea", 1))
     assert "--journal" not in said
     (line.base / "runs.db").rename(line.base / "other runs.db")
     said = line("fork", "tea", 1, "--journal", "other runs.db")
@@ -234,8 +238,8 @@ def test_ctrl_c_is_answered(line: Line, monkeypatch: pytest.MonkeyPatch):
         raise KeyboardInterrupt
 
     line.record("tea", "end")
-    monkeypatch.setattr("handrail.cli.runs_doing.show", pressed)
-    assert "Cancelled. What was under way was undone." in line("show", "tea", code=130)
+    monkeypatch.setattr("handrail.runs.show", pressed)
+    assert "Cancelled. Unfinished calls were undone." in line("show", "tea", code=130)
     assert line.json("show", "tea", code=130)["error"]["kind"] == "Cancelled"
 
 
