@@ -236,9 +236,9 @@ MUTANTS = [
     ),
     Mutant(
         "random nested id",
-        "dispatch/opening.py",
-        '    run_id = f"{ids.request_id}{place}"\n',
-        '    run_id = f"{ids.request_id}{place}{id(call)}"\n',
+        "dispatch/frame.py",
+        '        run_id = f"{ids.request_id}{place}"\n',
+        '        run_id = f"{ids.request_id}{place}{id(call)}"\n',
         SIMULATED,
     ),
     Mutant(

@@ -125,7 +125,7 @@ def test_a_file_that_is_moved_is_not_copied(folders: Folders):
     commit(inner)
     commit(outer)
     assert (files.root / "d" / "large").stat().st_ino == inode
-    with pytest.raises(FileLimitReached, match="a file of up to 16777216 can be read"):
+    with pytest.raises(FileLimitReached, match="the limit for reading a file is 16777216"):
         files.read("d/large")
     assert files.grep("x") == ()
 
@@ -290,7 +290,7 @@ def test_limits_hold_for_what_one_call_changes(folders: Folders):
     """What lies there already does not count, since nobody counts it."""
     files = folders({f"f{n}": "x" * 10 for n in range(5)}, limits=FileLimits(20, 2, 30))
     fork = files.fork("call")
-    with pytest.raises(FileLimitReached, match="would be 21 bytes, and a file may have 20"):
+    with pytest.raises(FileLimitReached, match="would be 21 bytes and the limit for a file is 20"):
         fork.write("a", "x" * 21)
     fork.write("a", "x" * 20)
     fork.write("b", "")
@@ -429,7 +429,7 @@ def test_the_staging_folder_can_lie_elsewhere(folders: Folders, tmp_path: Path):
     assert (fork.glob("**"), files.glob("**/")) == (("a",), ())
     for path in (".changes", ".changes/done", "./.changes/x"):
         for verb in ("read", "mkdir", "exists", "delete"):
-            with pytest.raises(PathRefused, match="not committed yet are kept there"):
+            with pytest.raises(PathRefused, match="uncommitted changes are staged there"):
                 getattr(fork, verb)(path)
     (inside / "link").symlink_to(".changes/done")
     with pytest.raises(PathRefused):
@@ -442,9 +442,9 @@ def test_the_staging_folder_can_lie_elsewhere(folders: Folders, tmp_path: Path):
     [
         ("missing", None, "can't be opened: No such file or directory"),
         ("file", None, "is not a folder"),
-        ("root", "root", "is the folder itself, or around it"),
-        ("root", ".", "is the folder itself, or around it"),
-        ("root", "root/a/b", "lies deep in the folder"),
+        ("root", "root", "is the folder itself or contains it"),
+        ("root", ".", "is the folder itself or contains it"),
+        ("root", "root/a/b", "lies deep inside the folder"),
     ],
 )
 def test_a_folder_that_can_not_be_used_is_said_so(tmp_path: Path, root: str, staging: str | None, words: str):
@@ -461,7 +461,7 @@ def test_a_staging_folder_on_another_disk_is_refused(folders: Folders):
         pytest.skip("no second disk")
     files = folders({"a": "1"}, staging=shm / f"handrail-test-{os.getpid()}")
     try:
-        with pytest.raises(FileError, match=r"lies on another disk than .* Pass staging="):
+        with pytest.raises(FileError, match=r"is on another disk than .* Pass staging="):
             files.fork("call").write("a", "2")
         assert files.read("a") == "1"
     finally:
@@ -500,11 +500,11 @@ def test_a_folder_that_ignores_case_is_refused(tmp_path: Path, monkeypatch: pyte
     files = DirectoryFilesystem(tmp_path / "root")
     exists = Path.exists
     monkeypatch.setattr(Path, "exists", lambda path: path.name == "pROBE" or exists(path))  # pyright: ignore[reportUnknownArgumentType]
-    with pytest.raises(DefinitionError, match="does not tell 'a' from 'A'"):
+    with pytest.raises(DefinitionError, match="does not distinguish 'a' from 'A'"):
         files.write("a", "2")
     files.close()
     monkeypatch.setattr(fcntl, "ioctl", lambda *args: struct.pack("l", 0x40000000))
-    with pytest.raises(DefinitionError, match="Use a folder on a disk that is case-sensitive"):
+    with pytest.raises(DefinitionError, match="Use a folder on a case-sensitive disk"):
         DirectoryFilesystem(tmp_path / "root")
 
 

@@ -228,23 +228,23 @@ BAD: dict[str, tuple[Callable[[Files], Any], type[HandrailError], str]] = {
     "newline": (
         lambda f: f.write("a\nb", ""),
         PathRefused,
-        r"the control character '\n' in it. Leave that out",
+        r"the control character '\n'. Remove it",
     ),
     "backslash": (lambda f: f.read("src\\main.py"), PathRefused, "Separate folders with '/'"),
-    "surrogate": (lambda f: f.read("a\ud800"), PathRefused, r"'\ud800' can't be written as UTF-8"),
+    "surrogate": (lambda f: f.read("a\ud800"), PathRefused, r"'\ud800' can't be encoded as UTF-8"),
     "long name": (lambda f: f.write("ü" * 128, ""), PathRefused, "longer than 255 bytes. Use a shorter one"),
     "long path": (lambda f: f.write("abc/" * 1025 + "x", ""), PathRefused, "longer than 4096 bytes"),
-    "not text": (lambda f: f.read(3), PathRefused, "a path is text, and this is a int. Pass a str"),  # pyright: ignore[reportArgumentType]
-    "unhashable": (lambda f: f.write([], ""), PathRefused, "a path is text, and this is a list"),  # pyright: ignore[reportArgumentType]
-    "write to root": (lambda f: f.write(".", ""), PathRefused, "this names a folder, and a file is wanted"),
+    "not text": (lambda f: f.read(3), PathRefused, "a path must be a str, not a int. Pass a str"),  # pyright: ignore[reportArgumentType]
+    "unhashable": (lambda f: f.write([], ""), PathRefused, "a path must be a str, not a list"),  # pyright: ignore[reportArgumentType]
+    "write to root": (lambda f: f.write(".", ""), PathRefused, "this names a folder, not a file"),
     "write with slash": (lambda f: f.write("a/", ""), PathRefused, "Name a file, as in 'docs/notes.txt'"),
-    "content": (lambda f: f.write("a", 3), FileError, "the content is a int, and a file holds text or bytes"),  # pyright: ignore[reportArgumentType]
+    "content": (lambda f: f.write("a", 3), FileError, "the content is a int, and files hold text or bytes"),  # pyright: ignore[reportArgumentType]
     "bad text": (
         lambda f: f.write("a", "ab\ud800"),
         FileError,
-        "character 2 of the content can't be written as UTF-8",
+        "character 2 of the content can't be encoded as UTF-8",
     ),
-    "missing": (lambda f: f.read("gone"), FileMissing, "there is nothing at this path. List '.' to see"),
+    "missing": (lambda f: f.read("gone"), FileMissing, "nothing exists at this path. List '.' to see"),
     "misspelt": (lambda f: f.read("src/mian.py"), FileMissing, "Did you mean 'src/main.py'?"),
     "wrong case": (lambda f: f.read("README.MD"), FileMissing, "Did you mean 'readme.md'?"),
     "missing folder": (
@@ -253,60 +253,64 @@ BAD: dict[str, tuple[Callable[[Files], Any], type[HandrailError], str]] = {
         "there is no folder 'scr'. Did you mean 'src'?",
     ),
     "file as folder": (lambda f: f.stat("readme.md/x"), FileMissing, "there is no folder 'readme.md'"),
-    "read folder": (lambda f: f.read("src"), FileError, "this is a folder, and a file is wanted. List it"),
+    "read folder": (lambda f: f.read("src"), FileError, "this is a folder, not a file. List it"),
     "read binary": (
         lambda f: f.read("src/data.bin"),
         FileError,
-        "not UTF-8 text (byte 0 does not fit). Use read_bytes",
+        "not UTF-8 text (byte 0 is invalid). Use read_bytes",
     ),
     "list file": (
         lambda f: f.list("readme.md"),
         FileError,
-        "this is a file, and only a folder can be listed",
+        "this is a file, not a folder",
     ),
     "list missing": (lambda f: f.list("sr"), FileMissing, "Did you mean 'src'?"),
     "write on folder": (lambda f: f.write("src", ""), FileInTheWay, "this is a folder. Choose another path"),
     "write below file": (
         lambda f: f.write("readme.md/a/b", ""),
         FileInTheWay,
-        "'readme.md': this is a file, so it can't be",
+        "'readme.md': this is a file, so it can't contain",
     ),
     "mkdir on file": (
         lambda f: f.mkdir("readme.md"),
         FileInTheWay,
-        "this is a file, so it can't be a folder",
+        "this is a file, so it can't contain others",
     ),
     "edit missing": (lambda f: f.edit("readme", "a", "b"), FileMissing, "Did you mean 'readme.md'?"),
     "edit nothing": (lambda f: f.edit("readme.md", "", "b"), EditRefused, "the text to replace is empty"),
-    "edit same": (lambda f: f.edit("readme.md", "hello", "hello"), EditRefused, "the same as the old"),
+    "edit same": (
+        lambda f: f.edit("readme.md", "hello", "hello"),
+        EditRefused,
+        "the new text equals the old",
+    ),
     "edit absent": (
         lambda f: f.edit("readme.md", "Hello", "b"),
         EditRefused,
-        "is not in it. Read the file and copy",
+        "does not contain the text to replace. Read the file and copy",
     ),
     "edit twice": (
         lambda f: f.edit("src/main.py", "x", "b"),
         EditRefused,
-        "is in it 2 times. Give more of the text",
+        "the text to replace 2 times. Include more of the surrounding text",
     ),
     "edit binary": (lambda f: f.edit("src/data.bin", "x", "b"), FileError, "not UTF-8 text"),
-    "delete root": (lambda f: f.delete("."), PathRefused, "the root itself can't be deleted"),
-    "delete missing": (lambda f: f.delete("gone"), FileMissing, "there is nothing at this path"),
+    "delete root": (lambda f: f.delete("."), PathRefused, "the root can't be deleted"),
+    "delete missing": (lambda f: f.delete("gone"), FileMissing, "nothing exists at this path"),
     "delete full": (lambda f: f.delete("src"), FileError, "this folder is not empty. Pass recursive=True"),
-    "move root": (lambda f: f.move(".", "a"), PathRefused, "the root itself can't be moved"),
-    "move onto root": (lambda f: f.move("src", "."), PathRefused, "Give the whole new path"),
-    "move missing": (lambda f: f.move("gone", "a"), FileMissing, "there is nothing at this path"),
+    "move root": (lambda f: f.move(".", "a"), PathRefused, "the root can't be moved"),
+    "move onto root": (lambda f: f.move("src", "."), PathRefused, "Give the full new path"),
+    "move missing": (lambda f: f.move("gone", "a"), FileMissing, "nothing exists at this path"),
     "move onto file": (
         lambda f: f.move("src/main.py", "readme.md"),
         FileInTheWay,
-        "a file already. Delete it first",
+        "a file exists there already. Delete it first",
     ),
     "move onto folder": (
         lambda f: f.move("readme.md", "src"),
         FileInTheWay,
-        "give the whole new path: 'src/readme.md'",
+        "give the full new path: 'src/readme.md'",
     ),
-    "move onto itself": (lambda f: f.move("src", "./src"), FileInTheWay, "there is a folder already"),
+    "move onto itself": (lambda f: f.move("src", "./src"), FileInTheWay, "a folder exists there already"),
     "move into itself": (lambda f: f.move("src", "src/a"), PathRefused, "'src' can't be moved into itself"),
     "move below file": (lambda f: f.move("src", "readme.md/a"), FileInTheWay, "'readme.md': this is a file"),
     "glob out": (lambda f: f.glob("../*"), PathRefused, "'..' is not allowed"),
@@ -318,9 +322,9 @@ BAD: dict[str, tuple[Callable[[Files], Any], type[HandrailError], str]] = {
     "grep pattern": (
         lambda f: f.grep("(a"),
         FileError,
-        "this is not a regular expression of Python: missing )",
+        "this is not a valid Python regular expression: missing )",
     ),
-    "grep type": (lambda f: f.grep(None), FileError, "a pattern is text, and this is a NoneType"),  # pyright: ignore[reportArgumentType]
+    "grep type": (lambda f: f.grep(None), FileError, "a pattern must be a str, not a NoneType"),  # pyright: ignore[reportArgumentType]
 }
 
 
@@ -351,15 +355,15 @@ def test_limits():
     """Size of a file, number of files and folders, bytes in all; what is deleted makes room."""
     limits = FileLimits(max_file_size=4, max_files=3, max_total_size=6)
     for files in (MemoryFilesystem(limits=limits), MemoryFilesystem(limits=limits).fork("call")):
-        with pytest.raises(FileLimitReached, match="would be 5 bytes, and a file may have 4"):
+        with pytest.raises(FileLimitReached, match="would be 5 bytes and the limit for a file is 4"):
             files.write("a", "12345")
         files.write("d/a", "1234")
-        with pytest.raises(FileLimitReached, match="together would be over 6 bytes"):
+        with pytest.raises(FileLimitReached, match="together would exceed 6 bytes"):
             files.write("b", "123")
         files.write("b", "12")
         with pytest.raises(FileLimitReached, match="more than 3 files and folders"):
             files.mkdir("e")
-        with pytest.raises(FileLimitReached, match="may have 4"):
+        with pytest.raises(FileLimitReached, match="the limit for a file is 4"):
             files.append("d/a", "5")
         files.delete("d", recursive=True)
         files.write("c", "1234")

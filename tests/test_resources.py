@@ -369,7 +369,7 @@ def test_closing_is_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(scopes_module, "_CLOSE_SECONDS", 50)
     assert run_virtual(main) == [
         "its own",
-        "resource Slow: closing it took longer than 50 seconds. Make it quicker.",
+        "resource Slow: closing it took longer than 50 seconds. Make closing faster.",
     ]
 
 
@@ -461,8 +461,8 @@ def test_what_lives_for_a_call_can_not_be_held_by_the_run(by_way_of: bool):
         return (await Scene(*bindings).call(getting(A))).message
 
     message = run_virtual(main)
-    assert "resource B: it lives for one call and is asked for by one that lives for the whole run" in message
-    assert "Give it the scope 'run', or the other the scope 'call'." in message
+    assert "resource B: it lives for one call, but a resource of the whole run asks for it" in message
+    assert "Give it the scope 'run', or the other one the scope 'call'." in message
 
 
 def test_a_fork_can_not_be_held_by_the_run():
@@ -485,7 +485,7 @@ def test_a_fork_can_not_be_held_by_the_run():
 
     for message in run_virtual(main):
         assert "each call works on its own fork of it" in message
-        assert "Give the other the scope 'call'." in message
+        assert "Give the other one the scope 'call'." in message
 
 
 def test_a_fresh_thing_of_the_runs_is_closed_with_the_run():

@@ -117,5 +117,5 @@ def test_a_ripgrep_that_fails_is_done_without(tmp_path: Path, monkeypatch: pytes
 
 def test_a_bad_pattern_is_refused_first(tmp_path: Path) -> None:
     """What is no regular expression is said so, whoever would have searched."""
-    with pytest.raises(FileError, match="not a regular expression"):
+    with pytest.raises(FileError, match="not a valid Python regular expression"):
         DirectoryFilesystem(tmp_path).grep("(")

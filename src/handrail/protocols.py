@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar, Unpack, runtime_checkable
 
 import msgspec
 
@@ -348,6 +348,15 @@ class Environment(Protocol):
         ...
 
 
+class NestedArguments(TypedDict, total=False):
+    """Arguments of a run inside a call. Limits can only be tighter than the call's own."""
+
+    deadline: Deadline | None
+    budget: Budget | None
+    temperature: float | None
+    opened: Sequence[str]
+
+
 class BoundAdapter(Protocol):
     """The adapter of this run as a call sees it.
 
@@ -363,10 +372,7 @@ class BoundAdapter(Protocol):
         *,
         message: str | None = None,
         model: Model | str | None = None,
-        deadline: Deadline | None = None,
-        budget: Budget | None = None,
-        temperature: float | None = None,
-        opened: Sequence[str] = (),
+        **arguments: Unpack[NestedArguments],
     ) -> Operation[PromptResponse[T]]: ...
 
 

@@ -7,6 +7,8 @@ from typing import Any, assert_type
 from handrail import (
     Adapter,
     AgentContext,
+    Budget,
+    Deadline,
     Prompt,
     PromptResponse,
     ScriptedModel,
@@ -16,6 +18,7 @@ from handrail import (
     ToolCall,
     ToolContext,
     ToolResult,
+    open_gate,
     redeem,
     tool,
 )
@@ -41,9 +44,18 @@ assert_type(adapter.stream(typed, "hi").response.wait().output, Report)
 adapter.evaluate("prompt", "hi")  # expect-error: reportArgumentType
 adapter.evaluate(plain, "hi", sesion=Session())  # expect-error: reportCallIssue
 adapter.evaluate(typed, "hi", budget=5)  # expect-error: reportArgumentType
+adapter.evaluate(plain, "hi", journal=journal)  # expect-error: reportCallIssue
+adapter.stream(plain, "hi", dedline=Deadline.after(1))  # expect-error: reportCallIssue
+adapter.stream(plain, "hi", deadline=1)  # expect-error: reportArgumentType
+adapter.resume("run", plain, budget=Budget(requests=1))  # expect-error: reportCallIssue
+adapter.resume_stream("run", plain, tools=render)  # expect-error: reportArgumentType
+open_gate([render], sesion=Session())  # expect-error: reportCallIssue
+open_gate([render], depth_limit="3")  # expect-error: reportArgumentType
 wrong: str = adapter.evaluate(typed, "hi").wait().output  # expect-error: reportAssignmentType
 Adapter()  # expect-error: reportCallIssue
 Adapter(7)  # expect-error: reportArgumentType
+Adapter("openai:gpt-5", approval="strict")  # expect-error: reportCallIssue
+Adapter("openai:gpt-5", approvals="sometimes")  # expect-error: reportArgumentType
 
 
 @tool
@@ -56,6 +68,7 @@ async def nested(context: ToolContext) -> str:
     assert_type(response.output.title, str)
     assert_type(response.cost, Decimal | None)
     assert_type(context.adapter.evaluate(plain, "hi"), Operation[PromptResponse[None]])
+    context.adapter.evaluate(plain, "hi", session=Session())  # expect-error: reportCallIssue
     return response.text
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from handrail.adapter.bound import Bound, prompt_model_of
 from handrail.adapter.conversation import Conversation, root_conversation
@@ -22,44 +22,39 @@ from handrail.adapter.durable import (
     prompt_of,
     session_after,
 )
-from handrail.adapter.given import (
-    check_added,
-    check_asking,
-    check_files,
-    checked_model,
-    checked_workers,
-    forwarding,
-    given_to_evaluate,
-    given_to_resume,
-    one_message,
-)
 from handrail.adapter.holding import held, taken
 from handrail.adapter.loop import run_until_done
 from handrail.adapter.masking import Masking
+from handrail.adapter.options import (
+    Settings,
+    check_added,
+    check_files,
+    check_prompt,
+    check_sampling,
+    checked_model,
+    checked_workers,
+    forwarding,
+    one_message,
+)
 from handrail.adapter.output import Output
 from handrail.adapter.pacing import Retry, Throttle
 from handrail.adapter.response import Outcome, PromptResponse, respond
-from handrail.adapter.run import Run, Settings
+from handrail.adapter.run import Run
 from handrail.adapter.stream import RunStream
-from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.context.verbs import PromptModel
-from handrail.deadline import Deadline
-from handrail.dispatch.frame import DEPTH_LIMIT, Frame
+from handrail.dispatch.frame import Frame
 from handrail.dispatch.opening import open_frame
+from handrail.dispatch.options import HostArguments, ResumeArguments, RunArguments, RunOptions, check_kinds
 from handrail.dispatch.parking import Parking
 from handrail.errors import DefinitionError, RunError
-from handrail.guard.approval import ApprovalMode
 from handrail.guard.keeping import keep_decisions
-from handrail.ids import NewId, random_id
 from handrail.journal.runlog import RunLog
-from handrail.limits import Budget, BudgetTracker, Lease
-from handrail.messages import Message, Model, UserMessage
+from handrail.messages import Model, UserMessage
 from handrail.models import model_named
 from handrail.operation import Operation
 from handrail.prompt import Prompt, RenderedPrompt
-from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, WorkerSource
+from handrail.protocols import EventBus, Filesystem, WorkerSource
 from handrail.records import OVER, Journal
-from handrail.resources.registry import Binding
 from handrail.session import Dispatcher, Session
 from handrail.tools import Tool
 
@@ -82,62 +77,51 @@ class Adapter:
         self,
         model: Model | str,
         *,
-        environment: Environment | None = None,
-        approvals: ApprovalMode | ApprovalBroker | None = None,
-        approval_seconds: float | None = None,
-        filesystem: Filesystem | None = None,
-        resources: Iterable[Binding[Any]] = (),
-        journal: Journal | None = None,
         retry: Retry | None = None,
         throttle: Throttle | None = None,
         temperature: float | None = None,
         max_tokens: int | None = None,
         opens_in_place: bool = True,
-        depth_limit: int = DEPTH_LIMIT,
-        lease: Lease | None = None,
         workers: WorkerSource | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-        new_id: NewId = random_id,
+        **arguments: Unpack[HostArguments],
     ) -> None:
         self.model = model_named(model) if isinstance(model, str) else checked_model(model)
-        self._environment = environment
-        self._approvals: ApprovalMode | ApprovalBroker | None = approvals
-        self._approval_seconds = approval_seconds
-        self._filesystem = filesystem
-        self._resources = tuple(resources)
+        journal: object = arguments.get("journal")
         if isinstance(journal, str | Path):
             raise DefinitionError(
                 f"journal is a {type(journal).__name__}. Open it: journal=SqliteJournal({str(journal)!r})."
             )
-        self._journal = journal
+        check_sampling(temperature, max_tokens)
+        self._options = RunOptions(workers=checked_workers(workers)).updated(
+            "Adapter", HostArguments, arguments
+        )
         self._retry = retry or Retry()
         self._throttle = throttle
-        check_asking(temperature, max_tokens)
         self._temperature = temperature
         self._max_tokens = max_tokens
         self.opens_in_place = opens_in_place
-        self._depth_limit = depth_limit
-        self._lease = lease
-        self._workers = checked_workers(workers)
-        self._clock = clock
-        self._new_id = new_id
 
     @property
     def filesystem(self) -> Filesystem | None:
         """The files of its runs, where they are given no others."""
-        return self._filesystem
+        return self._options.filesystem
 
-    def with_workers(self, workers: WorkerSource, model: Model | None = None) -> Adapter:
-        """The same adapter for runs that have these workers, on another model where one is given."""
+    def with_workers(
+        self, workers: WorkerSource, model: Model | None = None, levels: int | None = None
+    ) -> Adapter:
+        """The same adapter for runs that have these workers, which may nest this many levels.
+
+        `model` replaces the adapter's where one is given.
+        """
         made = copy.copy(self)
-        made._workers = workers
+        made._options = self._options.replace(workers=workers).tightened(levels=levels)
         made.model = model or self.model
         return made
 
     def with_journal(self, journal: Journal) -> Adapter:
         """The same adapter, recording its runs there."""
         made = copy.copy(self)
-        made._journal = journal
+        made._options = self._options.replace(journal=journal)
         return made
 
     def evaluate(
@@ -147,31 +131,16 @@ class Adapter:
         /,
         *,
         message: str | None = None,
-        history: Iterable[Message] = (),
-        session: Session | None = None,
-        bus: EventBus | None = None,
-        deadline: Deadline | None = None,
-        budget: Budget | BudgetTracker | None = None,
-        filesystem: Filesystem | None = None,
-        resources: Iterable[Binding[Any]] = (),
-        environment: Environment | None = None,
-        approvals: ApprovalMode | ApprovalBroker | None = None,
-        temperature: float | None = None,
-        max_tokens: int | None = None,
-        opened: Sequence[str] = (),
-        tools: Sequence[Tool[Any, Any]] = (),
-        run_id: str | None = None,
-        app: str = "",
+        **arguments: Unpack[RunArguments],
     ) -> Operation[PromptResponse[OutputT]]:
         """Run the prompt until the model is done.
 
         `params` fills the prompt's templates; a plain string is the user's message. Evaluated again on
-        the same session, the conversation goes on. What is given here goes before what the adapter has.
-        `tools` are added to the prompt's for this run alone, under its policies.
+        the same session, the conversation goes on. Arguments replace what the adapter has.
         A failing tool never ends a run; what does is raised as `PromptEvaluationError`.
         """
-        given = given_to_evaluate(locals())
-        return Operation(lambda: self._evaluate(prompt, given), f"evaluate({prompt.name!r})")
+        options = self._given("evaluate", prompt, params, message, arguments)
+        return Operation(lambda: self._evaluate(prompt, options), f"evaluate({prompt.name!r})")
 
     def stream(
         self,
@@ -180,109 +149,78 @@ class Adapter:
         /,
         *,
         message: str | None = None,
-        history: Iterable[Message] = (),
-        session: Session | None = None,
-        bus: EventBus | None = None,
-        deadline: Deadline | None = None,
-        budget: Budget | BudgetTracker | None = None,
-        filesystem: Filesystem | None = None,
-        resources: Iterable[Binding[Any]] = (),
-        environment: Environment | None = None,
-        approvals: ApprovalMode | ApprovalBroker | None = None,
-        temperature: float | None = None,
-        max_tokens: int | None = None,
-        opened: Sequence[str] = (),
-        tools: Sequence[Tool[Any, Any]] = (),
-        run_id: str | None = None,
-        app: str = "",
+        **arguments: Unpack[RunArguments],
     ) -> RunStream[OutputT]:
         """The same run, as a stream of its events: `async for`, or `for` in a script.
 
         `.response` is the operation that ends in the response. A stream that is left early, or whose
         response is cancelled, cancels the run.
         """
-        given = given_to_evaluate(locals())
-        given["session"] = session = session or Session(new_id=self._new_id)
-        given["run_id"] = run_id or self._new_id()
+        options = self._given("stream", prompt, params, message, arguments)
+        session = options.session or Session(new_id=options.new_id)
+        run_id = options.run_id or options.new_id()
+        options = options.replace(session=session, run_id=run_id)
         return RunStream(
-            lambda: self._evaluate(prompt, given, streaming=True),
-            session.dispatcher,
-            given["run_id"],
-            prompt.name,
+            lambda: self._evaluate(prompt, options, streaming=True), session.dispatcher, run_id, prompt.name
         )
 
     def resume(
-        self,
-        run_id: str,
-        prompt: Prompt[OutputT] | None = None,
-        /,
-        *,
-        session: Session | None = None,
-        bus: EventBus | None = None,
-        filesystem: Filesystem | None = None,
-        resources: Iterable[Binding[Any]] = (),
-        environment: Environment | None = None,
-        approvals: ApprovalMode | ApprovalBroker | None = None,
-        tools: Sequence[Tool[Any, Any]] = (),
+        self, run_id: str, prompt: Prompt[OutputT] | None = None, /, **arguments: Unpack[ResumeArguments]
     ) -> Operation[PromptResponse[OutputT]]:
         """Go on with a recorded run where it was: parked, or its process ended.
 
         What is recorded is not done again: answers of the model, calls that are over, effects that
-        were settled, answers of people. A run that is over gives what came of it. `prompt` may be left
+        were settled, answers of people. A run that is over gives its response again. `prompt` may be left
         out where the run was begun with `app="module:name"`. `session` is an empty one under the old
         id, for slices that have rules of their own. Tools that were added to the run are given again.
         """
-        given = given_to_resume(locals())
-        return Operation(lambda: self._resume(run_id, prompt, given), f"resume({run_id!r})")
+        options = self._options.updated("resume", ResumeArguments, arguments)
+        return Operation(lambda: self._resume(run_id, prompt, options), f"resume({run_id!r})")
 
     def resume_stream(
-        self,
-        run_id: str,
-        prompt: Prompt[OutputT] | None = None,
-        /,
-        *,
-        session: Session | None = None,
-        bus: EventBus | None = None,
-        filesystem: Filesystem | None = None,
-        resources: Iterable[Binding[Any]] = (),
-        environment: Environment | None = None,
-        approvals: ApprovalMode | ApprovalBroker | None = None,
-        tools: Sequence[Tool[Any, Any]] = (),
+        self, run_id: str, prompt: Prompt[OutputT] | None = None, /, **arguments: Unpack[ResumeArguments]
     ) -> RunStream[OutputT]:
         """The same as a stream of events, from where the record ends.
 
-        Whoever listens to a resumed run, in whatever way, hears nothing of what is recorded: messages,
-        answers of the model, calls and nested runs that are over. They are kept in the session. What was
-        under way is entered again and says so again, under the same ids: `ToolStarted`, `QuestionAsked`,
-        `ApprovalRequested`, and `PromptRendered` when a run comes past its record.
+        Nobody who listens to a resumed run hears what is recorded: messages, answers of the model, calls
+        and nested runs that are over. The session has them. A call that was under way is entered again
+        and says so again, under the same ids: `ToolStarted`, `QuestionAsked`, `ApprovalRequested`, and
+        `PromptRendered` when a run gets past its record.
         """
-        given = given_to_resume(locals())
-        heard = given["heard"] = Dispatcher()
+        options = self._options.updated("resume_stream", ResumeArguments, arguments)
+        heard = Dispatcher()
         return RunStream(
-            lambda: self._resume(run_id, prompt, given, streaming=True), heard, run_id, f"resume {run_id}"
+            lambda: self._resume(run_id, prompt, options, heard), heard, run_id, f"resume {run_id}"
         )
 
+    def _given(
+        self, verb: str, prompt: object, params: object, message: str | None, arguments: RunArguments
+    ) -> RunOptions:
+        check_prompt(prompt)
+        options = self._options.updated(verb, RunArguments, arguments)
+        check_kinds(session=(options.session, Session, "a Session"))
+        check_sampling(options.temperature, options.max_tokens)
+        if isinstance(params, str):
+            params, message = None, one_message(params, message)
+        return options.replace(params=params, message=message)
+
     async def _evaluate(
-        self, prompt: Prompt[OutputT], given: dict[str, Any], streaming: bool = False
+        self, prompt: Prompt[OutputT], options: RunOptions, streaming: bool = False
     ) -> PromptResponse[OutputT]:
-        if isinstance(given["params"], str):
-            given["message"] = one_message(given["params"], given["message"])
-            given["params"] = None
-        bus = given["bus"]
+        bus, new_id, journal = options.bus, options.new_id, options.journal
         own = bus if isinstance(bus, Dispatcher) else None
-        given["session"] = given["session"] or Session(new_id=self._new_id, dispatcher=own)
-        given["run_id"] = given["run_id"] or self._new_id()
-        journal = self._journal
+        run_id = options.run_id or new_id()
+        session = options.session or Session(new_id=new_id, dispatcher=own)
+        options = options.replace(session=session, run_id=run_id)
         if journal is None:
-            return await self._go(prompt, given, streaming, None)
-        with held(journal, given["run_id"]):
-            log = RunLog(journal, given["run_id"], self._clock)
-            return await self._go(prompt, given, streaming, log)
+            return await self._go(prompt, options, streaming, None)
+        with held(journal, run_id):
+            return await self._go(prompt, options, streaming, RunLog(journal, run_id, options.clock))
 
     async def _resume(
-        self, run_id: str, prompt: Prompt[Any] | None, given: dict[str, Any], streaming: bool = False
+        self, run_id: str, prompt: Prompt[Any] | None, options: RunOptions, heard: EventBus | None = None
     ) -> PromptResponse[Any]:
-        journal = self._journal
+        journal, session, clock = options.journal, options.session, options.clock
         if journal is None:
             raise RunError(
                 run_id, "this adapter has no journal", "Give it the one that has the run: journal=."
@@ -290,79 +228,71 @@ class Adapter:
         row = await journal.run(run_id)
         prompt = prompt or prompt_of(run_id, row.record.app)
         if row.status in OVER:
-            return answer_of(row, prompt, await session_after(journal, row, given["session"]))
-        check_resumed(row, prompt, given["filesystem"] or self._filesystem, given["tools"])
+            return answer_of(row, prompt, await session_after(journal, row, session))
+        check_resumed(row, prompt, options.filesystem, options.tools)
         async with taken(journal, run_id) as row:
             if row.status in OVER:  # since it was looked at
-                return answer_of(row, prompt, await session_after(journal, row, given["session"]))
-            recover: Any = getattr(given["filesystem"] or self._filesystem, "recover", None)
+                return answer_of(row, prompt, await session_after(journal, row, session))
+            recover: Any = getattr(options.filesystem, "recover", None)
             if recover is not None:
                 await recover(journal)
-            resumed = await go_on(journal, row, given["session"], self._clock)
+            resumed = await go_on(journal, row, session, clock)
             await keep_decisions(resumed.session, journal)
-            begin = resumed.begin
-            given |= {
-                "session": resumed.session,
-                "params": resumed.params(),
-                "message": begin.message,
-                "history": begin.history,
-                "opened": begin.opened,
-                "temperature": begin.temperature,
-                "max_tokens": begin.max_tokens,
-                "deadline": resumed.deadline(self._clock),
-                "budget": resumed.budget(),
-                "run_id": run_id,
-                "app": row.record.app,
-            }
-            return await self._go(prompt, given, streaming, resumed.log, resumed)
+            return await self._go(
+                prompt, resumed.options(options), heard is not None, resumed.log, resumed, heard
+            )
 
     async def _go(
         self,
         prompt: Prompt[Any],
-        given: dict[str, Any],
+        options: RunOptions,
         streaming: bool,
         log: RunLog | None,
         resumed: Resumed | None = None,
+        heard: EventBus | None = None,
     ) -> PromptResponse[Any]:
         """One run, new or resumed, from its frame to its response."""
-        session: Session = given["session"]
-        settings = self._settings(given["temperature"], given["max_tokens"], streaming)
-        frame = self._frame(prompt, given, settings, log)
+        settings = self._settings().override(
+            temperature=options.temperature, max_tokens=options.max_tokens, streaming=streaming
+        )
+        frame = self._frame(prompt, options, settings, log)
         check_files(prompt, frame)
-        check_added(prompt, given["tools"])
+        check_added(prompt, options.tools)
         if frame.parking is not None:
             frame.parking.begin()
+        session, workers = frame.session, options.workers
         conversation = root_conversation(session)
-        forward = forwarding(session, given["bus"], given.get("heard"))
+        forward = forwarding(session, options.bus, heard)
         run_id = frame.run_context.run_id
         try:
-            with conversation, nullcontext() if self._workers is None else self._workers.enter(frame):
+            with conversation, nullcontext() if workers is None else workers.enter(frame):
                 rendered = prompt.render(
-                    given["params"], session=session, opened=given["opened"], deadline=frame.deadline
+                    options.params, session=session, opened=options.opened, deadline=frame.deadline
                 )
                 if resumed is None:
                     conversation.close_calls(run_id)
                 else:
                     resumed.catch_up()
-                history = given["history"] = list(given["history"])
+                history = options.history
                 if history and (resumed is None or not len(conversation.messages)):
-                    frame.show([*rendered.tools, *given["tools"]], ())  # these say what in it is secret
+                    frame.show([*rendered.tools, *options.tools], ())  # these say what in it is secret
                     secretive = frame.secretive or rendered.secretive
                     masked = Masking(frame, conversation).message if secretive else None
                     conversation.begin_with(history, run_id, masked)  # else the session was saved with it
-                    given["history"] = history if masked is None else [masked(each) for each in history]
-                journal = None if log is None else self._journal
+                    if masked is not None:
+                        options = options.replace(history=tuple(masked(each) for each in history))
+                journal = None if log is None else options.journal
                 if journal is not None and resumed is None:
-                    await begin_run(journal, frame, prompt, rendered, given, self.model.name, given["app"])
+                    await begin_run(journal, frame, prompt, rendered, options, self.model.name)
                 work = self.run_in(
                     frame,
                     settings,
                     conversation,
                     prompt,
                     rendered,
-                    given["message"],
+                    options.message,
                     system=None if resumed is None else resumed.begin.system,
-                    tools=given["tools"],
+                    tools=options.tools,
                 )
                 outcome = await (work if journal is None else carry_out(journal, frame, conversation, work))
         finally:
@@ -371,31 +301,16 @@ class Adapter:
         return respond(outcome, frame)
 
     def _frame(
-        self, prompt: Prompt[Any], given: dict[str, Any], settings: Settings, log: RunLog | None
+        self, prompt: Prompt[Any], options: RunOptions, settings: Settings, log: RunLog | None
     ) -> Frame:
-        environment = given["environment"] or self._environment
+        environment = options.environment
         frame = open_frame(
-            (),
-            session=given["session"],
-            policies=(),
-            filesystem=given["filesystem"] or self._filesystem,
-            resources=[*self._resources, *prompt.resources, *given["resources"]],
-            environment=environment,
-            approvals=given["approvals"] or self._approvals,
-            approval_seconds=self._approval_seconds,
-            deadline=given["deadline"],
-            budget=given["budget"],
-            journal=self._journal,
-            lease=self._lease,
-            depth_limit=self._depth_limit,
-            clock=self._clock,
-            new_id=self._new_id,
+            options.replace(resources=(*options.resources, *prompt.resources)),
             prompt=prompt,
+            log=log,
             adapter=lambda call: Bound(self, settings, call),
             prompt_model=getattr(environment, "prompt_model", None)
             or (lambda call: prompt_model_of(self, settings, call)),
-            run_id=given["run_id"],
-            log=log,
         )
         if getattr(environment, "parks", False):
             if log is None:
@@ -406,16 +321,13 @@ class Adapter:
             frame.parking = Parking(frame, environment)
         return frame
 
-    def _settings(
-        self, temperature: float | None = None, max_tokens: int | None = None, streaming: bool = False
-    ) -> Settings:
+    def _settings(self) -> Settings:
         return Settings(
             self.model,
             retry=self._retry,
             throttle=self._throttle,
-            temperature=self._temperature if temperature is None else temperature,
-            max_tokens=max_tokens or self._max_tokens,
-            streaming=streaming,
+            temperature=self._temperature,
+            max_tokens=self._max_tokens,
         )
 
     def bound_to(self, call: LiveCall) -> Bound:

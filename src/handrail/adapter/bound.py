@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from handrail.adapter.conversation import Conversation
-from handrail.adapter.given import check_asking, one_message
+from handrail.adapter.options import Settings, one_message
 from handrail.adapter.output import Output
 from handrail.adapter.response import PromptResponse, respond
-from handrail.adapter.run import Settings
 from handrail.context.verbs import PromptModel
-from handrail.deadline import Deadline
 from handrail.dispatch.frame import Frame
-from handrail.dispatch.opening import nested_frame
+from handrail.dispatch.options import RunOptions
 from handrail.errors import DefinitionError
-from handrail.limits import Budget
 from handrail.messages import Model
-from handrail.models import model_named
 from handrail.operation import Operation
 from handrail.prompt import Prompt
-from handrail.protocols import WorkerSource
+from handrail.protocols import NestedArguments
 from handrail.schema import Schema
 from handrail.tools import Tool
 
@@ -56,27 +52,44 @@ class Bound:
         *,
         message: str | None = None,
         model: Model | str | None = None,
-        deadline: Deadline | None = None,
-        budget: Budget | None = None,
-        temperature: float | None = None,
-        opened: Sequence[str] = (),
-        workers: WorkerSource | None = None,
+        **arguments: Unpack[NestedArguments],
     ) -> Operation[PromptResponse[OutputT]]:
-        """Run another prompt inside this call, with the call's workers unless others are given."""
-        call = self._call
-        call.home.check()
+        """Run another prompt inside this call."""
+        self._call.home.check()
         if isinstance(params, str):
             params, message = None, one_message(params, message)
-        settings = override(self._settings, model, temperature)
+        options = RunOptions(params=params, message=message)
+        return self.run(prompt, options.updated("evaluate", NestedArguments, arguments), model)
+
+    def run(
+        self,
+        prompt: Prompt[OutputT],
+        given: RunOptions,
+        model: Model | str | None = None,
+        levels: int | None = None,
+    ) -> Operation[PromptResponse[OutputT]]:
+        """Run a prompt inside this call: what it is about is given, all else is the call's.
+
+        It has the call's workers unless others are given. `levels` is how deep its calls may nest.
+        """
+        call = self._call
+        call.home.check()
+        settings = self._settings
+        if model is not None or given.temperature is not None:
+            settings = settings.override(model=model, temperature=given.temperature)
         _check_bound(call, prompt)
         verb = f"evaluate {prompt.name}"
         number = call.next_verb(verb)
 
         async def evaluate() -> PromptResponse[OutputT]:
-            frame, conversation = await _nest(call, number, verb, prompt, deadline, budget)
-            with nullcontext() if workers is None else workers.enter(frame):
-                rendered = prompt.render(params, session=call.session, opened=opened, deadline=frame.deadline)
-                outcome = await self._adapter.run_in(frame, settings, conversation, prompt, rendered, message)
+            frame, conversation = await _nest(call, number, verb, prompt, given, levels)
+            with nullcontext() if given.workers is None else given.workers.enter(frame):
+                rendered = prompt.render(
+                    given.params, session=call.session, opened=given.opened, deadline=frame.deadline
+                )
+                outcome = await self._adapter.run_in(
+                    frame, settings, conversation, prompt, rendered, given.message
+                )
             return respond(outcome, frame)
 
         return Operation(evaluate, f"evaluate({prompt.name!r})", call.home)
@@ -103,14 +116,14 @@ def prompt_model_of(adapter: Adapter, settings: Settings, call: LiveCall) -> Pro
             tools=tools,
             policies=call.frame.policies,
         )
-        chosen = override(settings, model, temperature)
-        if on_text is not None:
-            chosen = override(chosen, streaming=True)
-
+        chosen = settings
+        if model is not None or temperature is not None or on_text is not None:
+            streams = True if on_text is not None else None
+            chosen = settings.override(model=model, temperature=temperature, streaming=streams)
         number = call.next_verb("prompt_model")
 
         async def ask() -> Any:
-            frame, conversation = await _nest(call, number, "prompt_model", asked, None, None)
+            frame, conversation = await _nest(call, number, "prompt_model", asked)
             outcome = await adapter.run_in(
                 frame,
                 chosen,
@@ -145,33 +158,13 @@ async def _nest(
     number: int,
     verb: str,
     prompt: Prompt[Any],
-    deadline: Deadline | None,
-    budget: Budget | None,
+    given: RunOptions = RunOptions(),  # noqa: B008  # frozen
+    levels: int | None = None,
 ) -> tuple[Frame, Conversation]:
     """A frame and a conversation inside the call, under ids that follow from the call's own."""
-    frame = nested_frame(
-        call, (), policies=(), number=number, deadline=deadline, budget=budget, prompt=prompt
-    )
+    outer = call.frame
+    options = outer.options.nested(given, outer.tracker, call.depth + 1, levels)
+    frame = Frame.nested(call, number, options, prompt)
     if frame.log is not None:
         await frame.log.note_verb(f"{call.place}~{call.tries}.{number}", verb)
     return frame, Conversation(frame.session, frame.run_context.run_id)
-
-
-def override(
-    settings: Settings,
-    model: Model | str | None = None,
-    temperature: float | None = None,
-    streaming: bool | None = None,
-) -> Settings:
-    """The same settings but for what is given."""
-    if model is None and temperature is None and streaming is None:
-        return settings
-    check_asking(temperature, None)
-    return Settings(
-        settings.model if model is None else model_named(model) if isinstance(model, str) else model,
-        retry=settings.retry,
-        throttle=settings.throttle,
-        temperature=settings.temperature if temperature is None else temperature,
-        max_tokens=settings.max_tokens,
-        streaming=settings.streaming if streaming is None else streaming,
-    )

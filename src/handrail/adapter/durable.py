@@ -19,8 +19,8 @@ from handrail.adapter.holding import STOPPED, deadline_after, leased, note_deadl
 from handrail.adapter.response import Outcome, PromptResponse
 from handrail.adapter.undone import Undone, forget_undone, undone_in
 from handrail.clock import Clock
-from handrail.deadline import Deadline
 from handrail.dispatch.frame import Frame
+from handrail.dispatch.options import RunOptions
 from handrail.errors import (
     DefinitionError,
     PromptEvaluationError,
@@ -32,7 +32,7 @@ from handrail.errors import (
 from handrail.events import MessageAdded, SectionOpened
 from handrail.guard.keeping import bring_in, decided_in, keep_decisions
 from handrail.journal.runlog import RunLog
-from handrail.limits import Budget, BudgetTracker
+from handrail.limits import Budget
 from handrail.messages import Message, Usage
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.records import OVER, CommitUnit, Journal, RunRecord, RunRow, RunStatus
@@ -109,11 +109,11 @@ async def begin_run(
     frame: Frame,
     prompt: Prompt[Any],
     rendered: RenderedPrompt[Any],
-    given: dict[str, Any],
+    options: RunOptions,
     model: str,
-    app: str,
 ) -> None:
     """Record a new run before anything of it happens."""
+    app = options.app
     try:
         code = code_of(app)
     except ImportError as error:
@@ -126,21 +126,21 @@ async def begin_run(
     await keep_decisions(session, journal)
     deadline, budget = frame.deadline, frame.budget
     begin = RunBegin(
-        message=given["message"],
-        params=None if given["params"] is None else encode_item(given["params"], session.id),
-        history=list(given["history"]),
+        message=options.message,
+        params=None if options.params is None else encode_item(options.params, session.id),
+        history=list(options.history),
         system=rendered.text,
         tools=[tool.name for tool in rendered.tools],
-        opened=list(given["opened"]),
-        temperature=given["temperature"],
-        max_tokens=given["max_tokens"],
+        opened=list(options.opened),
+        temperature=options.temperature,
+        max_tokens=options.max_tokens,
         deadline=None if deadline is None else deadline.at.timestamp(),
         pauses=deadline is not None and deadline.pauses_for_people,
         budget=None if budget is None else dict(budget.left()),
         base=await _base(journal, session),
         folder=folder_of(frame.filesystem),
-        offered={tool.name: offer_of(tool) for tool in (*rendered.tools, *given["tools"])},
-        added=[tool.name for tool in given["tools"]],
+        offered={tool.name: offer_of(tool) for tool in (*rendered.tools, *options.tools)},
+        added=[tool.name for tool in options.tools],
     )
     await journal.begin(
         RunRecord(
@@ -346,13 +346,24 @@ class Resumed(msgspec.Struct, frozen=True):
         for unit in self.own:
             _redo(self.session, unit)
 
-    def deadline(self, clock: Clock) -> Deadline | None:
-        """The deadline it began with; what people took since does not count where it need not."""
-        return deadline_after(self.begin.deadline, self.begin.pauses, self.row, self.log, clock)
-
-    def budget(self) -> Budget | BudgetTracker | None:
-        limits: Any = self.begin.budget
-        return None if limits is None else Budget(**limits)
+    def options(self, options: RunOptions) -> RunOptions:
+        """The options it began with; people, files and tools are those that are given now."""
+        begin, row = self.begin, self.row
+        limits: Any = begin.budget
+        return options.replace(
+            session=self.session,
+            params=self.params(),
+            message=begin.message,
+            history=tuple(begin.history),
+            opened=tuple(begin.opened),
+            temperature=begin.temperature,
+            max_tokens=begin.max_tokens,
+            # The time that people took since does not count where it need not.
+            deadline=deadline_after(begin.deadline, begin.pauses, row, self.log, options.clock),
+            budget=None if limits is None else Budget(**limits),
+            run_id=row.record.id,
+            app=row.record.app,
+        )
 
     def params(self) -> Any:
         given = self.begin.params

@@ -7,18 +7,19 @@ import contextlib
 import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 
 from handrail.adapter.durable import go_on
-from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.clock import Clock
 from handrail.context.ticket import Ticket
 from handrail.deadline import Deadline
 from handrail.dispatch.call import LiveCall, new_call
-from handrail.dispatch.frame import DEPTH_LIMIT, Frame
+from handrail.dispatch.frame import Frame
 from handrail.dispatch.gate import Arguments, Gate
-from handrail.dispatch.opening import check_kinds, open_frame
+from handrail.dispatch.opening import open_frame
+from handrail.dispatch.options import GuardArguments, RunOptions, check_kinds
 from handrail.dispatch.replaying import Deposit, read_result, record_of
 from handrail.dispatch.sharing import share_of
 from handrail.dispatch.starting import in_own_task
@@ -26,15 +27,12 @@ from handrail.dispatch.transaction import Settled, Transaction
 from handrail.dispatch.undoing import compensate, shielded
 from handrail.errors import JournalError, PromptEvaluationError, TicketError
 from handrail.events import CallStatus, ToolInvoked
-from handrail.guard.approval import ApprovalMode
 from handrail.guard.keeping import keep_decisions
-from handrail.ids import random_id
 from handrail.journal.lease import LEASE_SECONDS, new_owner
 from handrail.limits import Budget
 from handrail.operation import Operation
-from handrail.protocols import ApprovalBroker, Environment, Filesystem, ToolPolicy
+from handrail.protocols import ToolPolicy
 from handrail.records import Journal
-from handrail.resources.registry import Binding
 from handrail.session import Session
 from handrail.tools import EFFECTS, Tool, ToolResult
 from handrail.tools.effect import Effect, refusal
@@ -51,14 +49,8 @@ def redeem(
     tools: Iterable[Tool[Any, Any]] = (),
     policies: Iterable[ToolPolicy] = (),
     session: Session | None = None,
-    filesystem: Filesystem | None = None,
-    resources: Iterable[Binding[Any]] = (),
-    environment: Environment | None = None,
-    approvals: ApprovalMode | ApprovalBroker | None = None,
-    approval_seconds: float | None = None,
-    depth_limit: int = DEPTH_LIMIT,
-    clock: Clock = SYSTEM_CLOCK,
     on_event: Callable[[object], None] | None = None,
+    **surroundings: Unpack[GuardArguments],
 ) -> Operation[ToolResult[Any]]:
     """Run the tool of a ticket here: `await redeem(text, {"page": 3}, tool=render, journal=journal)`.
 
@@ -73,30 +65,22 @@ def redeem(
     """
     check_kinds(tool=(tool, Tool, "the tool the ticket is for"), tools=(tools, Iterable, "a list of tools"))
 
+    options = RunOptions(journal=journal).updated("redeem", GuardArguments, surroundings)
+    clock = options.clock
+
     async def run() -> ToolResult[Any]:
         opened = Ticket.open(ticket, journal.key)
         _check(opened, tool, clock)
 
         async def frame() -> Frame:
             limits = share_of(opened)
-            return open_frame(
-                [tool, *tools],
+            given = options.replace(
                 session=await _session_of(opened, journal, session, clock),
-                policies=policies,
-                filesystem=filesystem,
-                resources=resources,
-                environment=environment,
-                approvals=approvals,
-                approval_seconds=approval_seconds,
                 deadline=None if opened.deadline is None else Deadline(opened.deadline, clock=clock),
                 budget=Budget(**limits) if limits else None,
-                journal=journal,
-                lease=None,
-                depth_limit=depth_limit,
-                clock=clock,
-                new_id=random_id,
                 run_id=opened.run_id,
             )
+            return open_frame(given, [tool, *tools], policies)
 
         return await _Redemption(opened, tool, journal).run(frame, arguments, on_event)
 

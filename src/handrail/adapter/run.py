@@ -10,45 +10,20 @@ import msgspec
 
 from handrail.adapter.conversation import Conversation
 from handrail.adapter.masking import Masking
+from handrail.adapter.options import Settings
 from handrail.adapter.output import ANSWER_TOOL, Output
-from handrail.adapter.pacing import Retry, Throttle
 from handrail.dispatch import Gate
 from handrail.dispatch.frame import Frame
 from handrail.errors import DeadlineExceededError, LimitError, PromptEvaluationError
 from handrail.events import PromptExecuted, PromptRendered
 from handrail.guard.scope import within_scope
-from handrail.messages import Message, Model, ModelRequest, Offered, Sent, Usage
-from handrail.models.prices import Tariff, tariff_of
+from handrail.messages import Message, ModelRequest, Offered, Sent, Usage
 from handrail.prompt import RenderedPrompt
 from handrail.protocols import Filesystem, SessionView
 from handrail.tools import Tool
 
 _AROUND = 128
 """Bytes that a wire puts around the schema of a tool, or of an answer, at most."""
-
-
-class Settings:
-    """How a run asks its model. What is nested in it asks in the same way unless told otherwise."""
-
-    __slots__ = ("max_tokens", "model", "retry", "streaming", "tariff", "temperature", "throttle")
-
-    def __init__(
-        self,
-        model: Model,
-        *,
-        retry: Retry,
-        throttle: Throttle | None,
-        temperature: float | None = None,
-        max_tokens: int | None = None,
-        streaming: bool = False,
-    ) -> None:
-        self.model = model
-        self.retry = retry
-        self.throttle = throttle
-        self.temperature = temperature
-        self.max_tokens = max_tokens
-        self.streaming = streaming
-        self.tariff: Tariff = tariff_of(model.name, model.traits)
 
 
 class Run:

@@ -168,7 +168,7 @@ async def ask_approval(
         reason,
         payload,
         APPROVAL_SCHEMA,
-        frame.approval_seconds,
+        frame.options.approval_seconds,
         lasting if kept else None,
     )
     recall = Recall(session, question, cover, frame.clock)

@@ -7,19 +7,20 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from handrail.clock import Clock
 from handrail.context import Extras, RequestView, ResponseAccumulator, RunContext
 from handrail.context.extras import NO_EXTRAS
 from handrail.context.verbs import PromptModel
 from handrail.context.worker import WorkerFacts
-from handrail.deadline import Deadline
+from handrail.dispatch.options import RunOptions
 from handrail.errors import DefinitionError
+from handrail.guard.approval import Broker
+from handrail.journal import MemoryJournal, new_key
 from handrail.journal.runlog import RunLog
-from handrail.limits import BudgetTracker, Cancellation, Lease, Spending
+from handrail.limits import Budget, BudgetTracker, Cancellation, Spending
 from handrail.protocols import (
     ApprovalBroker,
     BoundAdapter,
-    Environment,
+    Filesystem,
     Forkable,
     PromptView,
     RenderedPromptView,
@@ -27,16 +28,13 @@ from handrail.protocols import (
     Workers,
 )
 from handrail.protocols import BudgetTracker as BudgetTrackerProtocol
-from handrail.records import Journal
-from handrail.resources.registry import RunResources
-from handrail.session import Dispatcher, Session
+from handrail.resources.registry import RunResources, given
+from handrail.session import Dispatcher, Session, check_serialisable
 from handrail.tools import RunMode, Tool
 
 if TYPE_CHECKING:
     from handrail.dispatch.call import LiveCall
     from handrail.dispatch.parking import Parking
-
-DEPTH_LIMIT = 5
 
 
 class ProviderSide(Protocol):
@@ -71,7 +69,6 @@ class Frame:
         "_given",
         "_unbounded",
         "adapter",
-        "approval_seconds",
         "began",
         "began_at",
         "broker",
@@ -93,6 +90,7 @@ class Frame:
         "log",
         "monotonic",
         "open_tools",
+        "options",
         "outer",
         "parking",
         "place",
@@ -117,6 +115,19 @@ class Frame:
         "workers",
     )
 
+    outer: LiveCall | None
+    """The call this run is nested in; None for a run of its own."""
+    place: str
+    """Where in the recorded run this is; "" for the run itself."""
+    within: str
+    """What idempotency keys of calls begin with: the same however often what is around is tried."""
+    options: RunOptions
+    filesystem: Forkable | None
+    """The files, where they join a call's transaction: the short way to them."""
+    broker: ApprovalBroker
+    log: RunLog | None
+    adapter: Callable[[Any], BoundAdapter] | None
+    prompt_model: Callable[[Any], PromptModel] | None
     workers: Workers | None
     """The workers its calls may reach; None where there are none."""
     worker: WorkerFacts | None
@@ -133,79 +144,102 @@ class Frame:
 
     def __init__(
         self,
+        options: RunOptions,
         *,
-        tools: Iterable[Tool[Any, Any]],
-        policies: Iterable[ToolPolicy],
-        session: Session,
-        resources: RunResources,
-        filesystem: Forkable | None = None,
-        environment: Environment | None,
-        broker: ApprovalBroker,
-        steps: Journal,
-        journal: Journal | None,
-        clock: Clock,
-        run_context: RunContext,
-        key: bytes,
-        deadline: Deadline | None = None,
-        budget: BudgetTracker | None = None,
-        lease: Lease | None = None,
-        cancelled_with: Cancellation | None = None,
-        depth_limit: int = DEPTH_LIMIT,
-        approval_seconds: float | None = None,
-        outer: LiveCall | None = None,
-        log: RunLog | None = None,
-        place: str = "",
         prompt: PromptView | None = None,
+        log: RunLog | None = None,
         adapter: Callable[[Any], BoundAdapter] | None = None,
         prompt_model: Callable[[Any], PromptModel] | None = None,
     ) -> None:
-        self.workers = self.worker = self.parking = self._unbounded = self._given = None
+        """A run of its own: `options` are checked, and what they leave out is filled in."""
+        self.outer = None
+        self.place = ""
+        journal, clock, new_id = options.journal, options.clock, options.new_id
+        session = options.session or Session(new_id=new_id)
+        if journal is not None:
+            session.check_each(check_serialisable)  # nothing happens where it does already
+        bindings, files = options.resources, options.filesystem
+        if files is not None:
+            bindings = (*bindings, given(Filesystem, files))  # pyright: ignore[reportArgumentType]  # a protocol as a key
+        self.resources = RunResources(bindings)
+        self.filesystem = files if isinstance(files, Forkable) else None
+        self.steps = journal or MemoryJournal(clock)
+        approvals, environment = options.approvals, options.environment
+        if approvals is None or isinstance(approvals, str):
+            approvals = Broker(self.steps, environment, approvals)
+        self.broker = approvals
+        self.key = new_key() if journal is None else journal.key
+        self.log = log
+        self.adapter = adapter or getattr(environment, "adapter", None)
+        self.prompt_model = prompt_model or getattr(environment, "prompt_model", None)
+        self.workers = self.worker = self.parking = None
+        self.cancellation = Cancellation(self._at_work, None)
+        self.spending = Spending(None)
+        run_id = options.run_id or new_id()
+        self.run_context = RunContext(run_id, run_id, session.id, 1, "local", new_id(), new_id()[:16])
+        self.within = run_id
+        self._begin(options.replace(session=session), session, prompt)
+
+    @classmethod
+    def nested(
+        cls, call: LiveCall, number: int, options: RunOptions, prompt: PromptView | None = None
+    ) -> Frame:
+        """A run inside a call, which shares all that the call has. `options` are those of `nested`.
+
+        `number` says which of the call's verbs it is: its id follows from the call's own, and from that.
+        """
+        outer, ids = call.frame, call.frame.run_context
+        frame = cls.__new__(cls)
+        frame.outer = call
+        frame.place = place = f"{call.place}~{call.tries}/{number}"
+        frame.resources, frame.filesystem = outer.resources, outer.filesystem
+        frame.steps, frame.broker, frame.key, frame.log = outer.steps, outer.broker, outer.key, outer.log
+        frame.adapter, frame.prompt_model = outer.adapter, outer.prompt_model
+        frame.workers, frame.worker, frame.parking = outer.workers, outer.worker, outer.parking
+        frame.cancellation = Cancellation(frame._at_work, outer.cancellation)
+        frame.spending = Spending(outer.spending)
+        run_id = f"{ids.request_id}{place}"
+        frame.run_context = RunContext(
+            run_id, ids.request_id, ids.session_id, ids.attempt, ids.worker_id, ids.trace_id, ids.span_id
+        )
+        frame.within = f"{call.key}/{number}"
+        frame._begin(options, outer.session, prompt)
+        if frame.parking is not None:
+            frame.parking.add(frame)
+        return frame
+
+    def _begin(self, options: RunOptions, session: Session, prompt: PromptView | None) -> None:
+        self.options = options
+        self._unbounded = self._given = None
         self.secretive = False
-        self.show(tools, policies)
+        self.show((), ())
         self.session = session
         self.record = session.record
         self.publish = session.dispatcher.publish
         plain = type(session.dispatcher).publish is Dispatcher.publish
         self.told: Mapping[type, Any] = session.dispatcher.matching if plain else {}
-        self.resources = resources
-        self.filesystem = filesystem
-        """The files, where they join a call's transaction: the short way to them."""
-        self.environment = environment
-        self.broker = broker
-        self.steps = steps
-        self.journal = journal
-        self.clock = clock
-        self.run_context = run_context
-        self.key = key
-        self.deadline = deadline
-        self.budget = budget
-        self.lease = lease
+        self.environment = options.environment
+        self.journal = options.journal
+        self.deadline = options.deadline
+        budget = options.budget
+        self.budget = BudgetTracker(budget) if isinstance(budget, Budget) else budget
+        self.lease = options.lease
+        self.depth_limit = options.depth_limit
+        self.limited = options.deadline is not None or budget is not None
         self.task: asyncio.Task[Any] | None = None
         """The task that runs the loop, where there is one: it is what a cancel stops between calls."""
-        self.cancellation = Cancellation(self._at_work, cancelled_with)
-        self.limited = deadline is not None or budget is not None
-        self.depth_limit = depth_limit
-        self.approval_seconds = approval_seconds
-        self.outer = outer
-        """The call this run is nested in; None for a run of its own."""
-        self.log = log
-        self.place = place  # where in the recorded run this is; "" for the run itself
-        self.within = run_context.run_id if outer is None else f"{outer.key}/{place.rpartition('/')[2]}"
-        """What idempotency keys of calls begin with: the same however often what is around is tried."""
         self.prompt = prompt
         self.rendered_prompt: RenderedPromptView | None = None
-        self.adapter = adapter
-        self.prompt_model = prompt_model
         self.provider: ProviderSide = NO_PROVIDER
         """What led to the calls that are at work now."""
-        self.spending = Spending(None if outer is None else outer.frame.spending)
+        self.clock = clock = options.clock
         self.began_at = clock.now()
         self.live: dict[LiveCall, asyncio.Task[Any]] = {}
         """The calls at work, and the task each runs in."""
         self.ending: set[LiveCall] = set()
         """The calls that are over, and of which nobody has been told yet."""
         self.monotonic, self.began = clock.monotonic, clock.monotonic()
-        self.call_prefix = f"{run_context.run_id}."
+        self.call_prefix = f"{self.run_context.run_id}."
         self.counter = itertools.count(1)
         """Calls are numbered, never named by chance, so that a resumed run gives them the same ids."""
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from typing_extensions import TypeVar
 
-from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.clock import Clock
 from handrail.deadline import Deadline
 from handrail.dispatch.acting import run_alone
-from handrail.dispatch.frame import DEPTH_LIMIT
 from handrail.dispatch.gate import Gate
 from handrail.dispatch.opening import open_frame
+from handrail.dispatch.options import RunOptions
 from handrail.environment.agent import AgentEnvironment
 from handrail.errors import DefinitionError
 from handrail.events import Emitted
 from handrail.handoff.acts import fill
 from handrail.handoff.definition import Handoff
-from handrail.ids import NewId, random_id
+from handrail.ids import NewId
 from handrail.limits import Budget, BudgetTracker
 from handrail.messages import Model
 from handrail.operation import Operation
@@ -31,6 +31,16 @@ ParamsT = TypeVar("ParamsT")
 AnswerT = TypeVar("AnswerT")
 
 
+class ActArguments(TypedDict, total=False):
+    """Arguments of `run_as_agent`."""
+
+    session: Session | None
+    deadline: Deadline | None
+    budget: Budget | BudgetTracker | None
+    clock: Clock
+    new_id: NewId
+
+
 def run_as_agent(
     handoff: Handoff[ParamsT, AnswerT],
     public: object,
@@ -40,11 +50,7 @@ def run_as_agent(
     on_emit: Callable[[object], None] | None = None,
     tools: Iterable[Tool[Any, Any]] = (),
     policies: Iterable[ToolPolicy] = (),
-    session: Session | None = None,
-    deadline: Deadline | None = None,
-    budget: Budget | BudgetTracker | None = None,
-    clock: Clock = SYSTEM_CLOCK,
-    new_id: NewId = random_id,
+    **arguments: Unpack[ActArguments],
 ) -> Operation[AnswerT]:
     """Let a model play the `client` act, on this public data, and give its answer.
 
@@ -60,9 +66,10 @@ def run_as_agent(
     acts = handoff.acts
     act = copy.copy(acts.asking(acts.public.parse_value(public)))
     fill(act, "run_mode", "agent")
-    arguments = b"{}"
+    options = RunOptions().updated("run_as_agent", ActArguments, arguments)
+    sent = b"{}"
     if params is not None:
-        arguments = handoff.clear(params)
+        sent = handoff.clear(params)
     elif acts.client is not None and acts.client.wants_params and handoff.params is not None:
         raise DefinitionError(
             f"the `client` of handoff {handoff.name!r} takes params, and none were given. "
@@ -74,24 +81,8 @@ def run_as_agent(
         fill(act, "secret", False)
 
     async def run() -> AnswerT:
-        where = session or Session(new_id=new_id)
-        frame = open_frame(
-            tools,
-            session=where,
-            policies=policies,
-            filesystem=None,
-            resources=(),
-            environment=AgentEnvironment(model),
-            approvals=None,
-            approval_seconds=None,
-            deadline=deadline,
-            budget=budget,
-            journal=None,
-            lease=None,
-            depth_limit=DEPTH_LIMIT,
-            clock=clock,
-            new_id=new_id,
-        )
+        frame = open_frame(options.replace(environment=AgentEnvironment(model)), tools, policies)
+        where = frame.session
         run_id = frame.run_context.run_id
 
         def told(event: Emitted) -> None:
@@ -102,7 +93,7 @@ def run_as_agent(
         stop = where.dispatcher.subscribe(Emitted, told)
         gate = Gate(frame)
         try:
-            return (await run_alone(gate, act, arguments)).unwrap()
+            return (await run_alone(gate, act, sent)).unwrap()
         finally:
             stop()
             await gate.close()

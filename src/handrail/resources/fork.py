@@ -1,4 +1,4 @@
-"""`FileFork`: how a fork of files ends, whatever they lie on: checked, then committed, or dropped."""
+"""`FileFork`: a call's own version of the files, committed or dropped at its end."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from handrail.resources.paths import ancestors, join, split
 
 
 class FileChange(msgspec.Struct, frozen=True):
-    """What one call read or left at a path."""
+    """What one call read or changed at a path."""
 
     path: str
     kind: Literal["read", "file", "folder", "link", "gone"]
     data: bytes = b""
     mode: int | None = None
     base: str = ""
-    """The version it was decided on, where that means something to another process."""
+    """The version the change is based on, if that means something to another process."""
 
 
 class FileFork(Overlay):
-    """One call's own version of the files, until it is committed into what was forked, or dropped.
+    """One call's version of the files, until it is committed into what was forked, or dropped.
 
-    What it read of a path it reads again, whatever others commit meanwhile. Once prepared or dropped
-    it raises `ContextExpired`, in every thread, and so do the forks of it.
+    Reads are repeatable, whatever others commit meanwhile. Once prepared or dropped, the fork and all
+    forks of it raise `ContextExpired`, in every thread.
     """
 
     __slots__ = ()
 
     def fork(self, owner: str, /, *, writable: bool = True) -> Self:
-        """A fork that commits into this one. Of a fork that may not write, it may not either."""
+        """Return a fork that commits into this one. A fork of a read-only fork is read only too."""
         self._enter()
         if self._claimed is None:
             self._stamps = {}
             self._claimed = {}
         return type(self)(self, (*self._line, self), self._shared, owner, writable and self._writable)
 
-    # --- a call's end ---------------------------------------------------------------------------
+    # --- the end of a call ------------------------------------------------------------------------
 
     def seal(self) -> None:
-        """Take no more changes, from whoever still holds this: what is committed is what can be seen now."""
+        """Refuse further changes: what can be seen now is what is committed."""
         with self._shared.lock:
             self._sealed = True
 
     def stale(self) -> tuple[str, ...]:
-        """The paths read here, or in forks committed into this one, that changed in what was forked.
+        """Return the paths read here, or in forks committed into this one, that have changed since.
 
-        A `/` at the end stands for a folder, or for which names are in it.
+        A trailing `/` stands for a folder, or for the names in it.
         """
         if self._seen is None and self._listed is None and self._torn is None:
             return ()
@@ -69,7 +69,7 @@ class FileFork(Overlay):
             return tuple(sorted(found))
 
     def prepare(self) -> None:
-        """Close the fork; `Conflict` names the paths written here that somebody else wrote too."""
+        """Close the fork. `Conflict` names the paths written here that somebody else wrote too."""
         shared = self._shared
         shared.acquire()
         try:
@@ -87,7 +87,7 @@ class FileFork(Overlay):
             shared.release()
 
     def apply(self) -> None:
-        """Commit what was written into what was forked, and what was read with it."""
+        """Commit the changes, and the reads they depend on, into what was forked."""
         shared = self._shared
         shared.acquire()
         try:
@@ -98,7 +98,7 @@ class FileFork(Overlay):
             if self._line and not any(fork._state for fork in self._line):
                 self._line[-1]._adopt(self)
             if self._line and (self._into_sealed() or any(fork._state for fork in self._line)):
-                self._over = None  # what was forked is over itself, and takes nothing more
+                self._over = None  # what was forked is closed itself and takes nothing more
             if self._over is not None:
                 self._merge(self._over)
             self._seen = self._listed = self._torn = None
@@ -106,7 +106,7 @@ class FileFork(Overlay):
             shared.release()
 
     def drop(self) -> None:
-        """Close the fork and forget what was done in it. What it read was read in what it was forked from."""
+        """Close the fork and discard its changes. Its reads count as reads of what it was forked from."""
         with self._shared.lock:
             if self._state != OVER and self._line and not any(fork._state for fork in self._line):
                 self._line[-1]._adopt(self)
@@ -114,10 +114,10 @@ class FileFork(Overlay):
             self._state = OVER
             self._over = self._seen = self._listed = self._torn = None
 
-    # --- a call that is gone through again --------------------------------------------------------
+    # --- replay -----------------------------------------------------------------------------------
 
     def done(self) -> list[FileChange]:
-        """What was read and changed here, as plain data, for `redo` in another process."""
+        """Return the reads and changes as plain data, for `redo` in another process."""
         with self._shared.lock:
             found = [
                 FileChange(join(folder, name), "read", base=self._lasting(node))
@@ -129,18 +129,18 @@ class FileFork(Overlay):
             return found
 
     def read_places(self) -> list[str]:
-        """The paths read here, for the record."""
+        """Return the paths read here, for the record."""
         with self._shared.lock:
             seen = [join(folder, name) for folder, names in (self._seen or {}).items() for name in names]
             listed = [f"{folder}/" for folder in self._listed or ()]
             return [f"file {path}" for path in (*seen, *listed)]
 
     def written_places(self) -> list[str]:
-        """The paths changed here, likewise."""
+        """Return the paths changed here, for the record."""
         return [f"file {path}" for path in self.changed]
 
     def redo(self, changes: Sequence[Any]) -> None:
-        """Do again what was done in a fork of the same files; `Conflict` where they have changed since."""
+        """Repeat the changes of a fork of the same files. `Conflict` if the files have changed since."""
         again = [msgspec.convert(each, FileChange) for each in changes]
         with self._shared.lock:
             against = [
@@ -167,7 +167,7 @@ class FileFork(Overlay):
                     self._put(folder, name, self._node_again(each, old), old)
 
     def _lasting(self, node: Node) -> str:
-        """The version of what lies where it outlives the process; "" for anything else."""
+        """Return a version that outlives the process; "" if there is none."""
         return ""
 
     def _change(self, path: str, node: Node, base: str) -> FileChange:
@@ -183,13 +183,13 @@ class FileFork(Overlay):
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """The paths a commit changes, sorted; a `/` at the end stands for a folder."""
+        """The paths a commit changes, sorted; a trailing `/` stands for a folder."""
         with self._shared.lock:
             found = [shown(path, node if node.version else base) for path, node, base in self._changes()]
         return tuple(sorted(found))
 
     def changes(self) -> Iterator[tuple[str, bytes | None, bytes | None]]:
-        """The files a commit changes, sorted: each path with its bytes before and after, None for no file."""
+        """Yield the files a commit changes, sorted: path, bytes before, bytes after; None for no file."""
         with self._shared.lock:
             found = sorted(((path, base.data, node.data) for path, node, base in self._changes()), key=_path)
         return (
@@ -199,12 +199,12 @@ class FileFork(Overlay):
         )
 
     def diff(self) -> str:
-        """What a commit changes, as unified text; what is not text, and what is very large, is only named."""
+        """Return the changes as a unified diff. Binary and very large files are only named."""
         with self._shared.lock:
             return diff(self._changes(), self._mode_of)
 
     def _mode_of(self, node: Node) -> int | None:
-        """The mode of a file or a folder, where there is such a thing."""
+        """Return the mode of a file or folder, if it has one."""
         return None
 
     def _changes(self) -> Iterator[tuple[str, Node, Node]]:
@@ -238,7 +238,7 @@ class FileFork(Overlay):
             raise Conflict(sorted(set(against)))
 
     def _into_sealed(self) -> bool:
-        """Is this a fork of one that takes no more changes?"""
+        """Whether this is a fork of one that takes no more changes."""
         return bool(self._line) and self._line[-1]._sealed
 
     def _release(self) -> None:
@@ -246,19 +246,19 @@ class FileFork(Overlay):
             self._parent._claimed.pop(self, None)
 
     def _left_in(self, path: str, over: Over) -> Iterator[str]:
-        """What somebody else put into a folder that goes here."""
+        """Return what somebody else put into a folder removed here."""
         gone = over.get(path, {})
         return (join(path, name) for name in self._parent._names(path) if name not in gone)
 
     def _files_above(self, folder: str, over: Over) -> Iterator[str]:
-        """Where somebody else put a file in the place of a folder that is needed here."""
+        """Return where somebody else put a file in place of a folder needed here."""
         for path in (*ancestors(folder), folder):
             above, name = split(path)
             if self._parent._look(above, name).data is not None and name not in over.get(above, {}):
                 yield path
 
     def _merge(self, over: Over) -> None:
-        """First what goes, innermost first; then what comes, outermost first."""
+        """Yield removals first, innermost first; then additions, outermost first."""
         parent = self._parent
         folders = over if len(over) == 1 else sorted(over, key=len)
         if not self._plain:
@@ -267,7 +267,7 @@ class FileFork(Overlay):
                     old = parent._look(folder, name)
                     goes = not node.version or (old.data is None) != (node.data is None)
                     if goes and (old.version or self._line):
-                        # Made and deleted again counts as written in an outer fork too.
+                        # A file created and deleted again counts as written in an outer fork too.
                         parent._put(folder, name, ABSENT, old, base)
         for folder in folders:
             for name, (node, base) in over[folder].items():

@@ -1,7 +1,7 @@
-"""`Layer`: everything that can be done with files, on a few primitives.
+"""`Layer`: the verbs of a filesystem, built on a few primitives.
 
-A filesystem and its forks differ only in those: how a path is looked at and a folder listed, how
-that is remembered as a read, how a change is kept, and how much there is already.
+A filesystem and its forks differ only in the primitives: how a path is looked up and a folder listed,
+how reads are recorded, how changes are stored, and how usage is counted.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from handrail.resources.search import decode, encode, find, replaced, sorted_mat
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """How much a filesystem takes. A fork is held to what it and everything it was forked from hold."""
+    """Limits of a filesystem. A fork is held to them together with everything it was forked from."""
 
     max_file_size: int = 16 * 1024 * 1024
-    """Bytes in one file."""
+    """Maximum bytes in one file."""
     max_files: int = 1_000_000
-    """Files and folders together."""
+    """Maximum number of files and folders together."""
     max_total_size: int = 1024 * 1024 * 1024
-    """Bytes in all files together."""
+    """Maximum bytes in all files together."""
 
 
 class Content(Protocol):
-    """What is in a file that does not lie in memory as it is."""
+    """The content of a file that is not held in memory as bytes."""
 
     def __len__(self) -> int: ...
     def load(self) -> bytes:
-        """The bytes; `Conflict` where they are no longer the ones that were seen."""
+        """Return the bytes. Raises `Conflict` if they are no longer the ones that were seen."""
         ...
 
 
 class Node(msgspec.Struct, frozen=True, gc=False):
-    """What is at a path, never changed once it is made: a file, a folder (no data), or nothing (version 0)."""
+    """What is at a path: a file, a folder (no data) or nothing (version 0). Immutable."""
 
     version: int
     data: bytes | Content | None
@@ -59,7 +59,7 @@ class Node(msgspec.Struct, frozen=True, gc=False):
 
 
 def loaded(data: bytes | Content) -> bytes:
-    """The bytes of a file, wherever they lie."""
+    """Return the bytes of a file, wherever they are stored."""
     return data if isinstance(data, bytes) else data.load()
 
 
@@ -67,11 +67,11 @@ ABSENT = Node(0, None, None)
 TOP = Node(1, None, None)
 
 Over = Mapping[str, Mapping[str, tuple[Node, Node]]]
-"""What a fork changed, by folder and name: what is there now, and what was there at the first touch."""
+"""Changes by folder and name: the node now, and the node at the first touch."""
 
 
 class Listing(NamedTuple):
-    """What a layer sees in a folder, when that last changed, and what of it comes from the layer below."""
+    """A folder's members as a layer sees them, the stamp of their last change, and the listing below."""
 
     members: dict[str, Node]
     stamp: int
@@ -79,7 +79,7 @@ class Listing(NamedTuple):
 
 
 class Shared:
-    """What the root and all its forks use together."""
+    """State shared by a root and all its forks."""
 
     __slots__ = ("acquire", "clock", "limits", "lock", "release", "tick")
 
@@ -88,66 +88,66 @@ class Shared:
         self.clock = clock
         self.tick = tick
         self.lock = RLock()
-        # A `with` costs as much again as the lock; the three verbs of every commit do without it.
+        # A `with` statement costs as much as the lock itself; the three verbs of every commit avoid it.
         self.acquire = self.lock.acquire
         self.release = self.lock.release
 
 
 class Layer:
-    """The verbs of `Filesystem`. What they look at and change happens under the one lock."""
+    """The verbs of `Filesystem`. All of them read and change under one lock."""
 
     __slots__ = ("_claimed", "_shared")
     _shared: Shared
     _claimed: dict[object, Over] | None
-    """What forks of this layer that are prepared, and not yet applied, are about to change."""
+    """What prepared but not yet applied forks of this layer are about to change."""
 
-    # --- the primitives; all are called with the lock held --------------------------------------
+    # --- primitives, called with the lock held ----------------------------------------------------
 
     def _enter(self, change: str = "") -> None:
-        """Raise if this layer can't be used any more, or may not make this change."""
+        """Raise if this layer is closed or may not make this change."""
         raise NotImplementedError
 
     def _look(self, folder: str, name: str) -> Node:
-        """What is there, without it counting as a read."""
+        """Return the node at a path without recording a read."""
         raise NotImplementedError
 
     def _see(self, folder: str, name: str) -> Node:
-        """What is there, as a read."""
+        """Return the node at a path and record the read."""
         raise NotImplementedError
 
     def _list(self, folder: str) -> Mapping[str, Node]:
-        """What is in a folder, as a read of which names there are. Not to be changed or kept."""
+        """Return the members of a folder and record the read. Callers must not change or keep the mapping."""
         raise NotImplementedError
 
     def _names(self, folder: str) -> Sequence[str]:
-        """The names in a folder, without it counting as a read."""
+        """Return the names in a folder without recording a read."""
         raise NotImplementedError
 
     def _names_near(self, folder: str) -> Sequence[str]:
-        """The names that whoever misspelt one may have meant."""
+        """Return the names to suggest for a misspelt one."""
         return self._names(folder)
 
     def _has_folder(self, folder: str) -> bool:
-        """Whether there is that folder, without it counting as a read. The root is always there."""
+        """Whether the folder exists, without recording a read. The root always does."""
         raise NotImplementedError
 
     def _put(self, folder: str, name: str, node: Node, old: Node, base: Node | None = None) -> None:
-        """Change what is there from `old`; the folder exists, and a folder that goes is empty.
+        """Replace `old` at a path. The folder exists, and a folder to be removed is empty.
 
-        `base` is what this was decided on, where that is not `old`.
+        `base` is the node this decision was based on, if not `old`.
         """
         raise NotImplementedError
 
     def _view(self, folder: str) -> Listing:
-        """The same with all there is to know of it, for a fork to keep."""
+        """Return a folder's listing with everything a fork needs to keep."""
         raise NotImplementedError
 
     def _stamp(self, folder: str) -> int:
-        """When the names in a folder last changed."""
+        """Return the stamp of the last change to the names in a folder."""
         raise NotImplementedError
 
     def _usage(self) -> tuple[int, int]:
-        """How many files and folders there are, and how many bytes."""
+        """Return the number of files and folders, and the bytes in them."""
         raise NotImplementedError
 
     # --- reading --------------------------------------------------------------------------------
@@ -181,9 +181,7 @@ class Layer:
         if not node.version:
             self._refuse_missing(at)
         if node.data is not None:
-            raise FileError(
-                at.path, "this is a file, and only a folder can be listed. Read it, or list its folder"
-            )
+            raise FileError(at.path, "this is a file, not a folder. Read it, or list its folder")
         with self._shared.lock:
             self._enter()
             names = sorted(self._list(at.path))
@@ -257,11 +255,11 @@ class Layer:
         with self._shared.lock:
             self._enter(at.path)
             if self._look(at.folder, at.name).is_folder:
-                self._see(at.folder, at.name)  # to have found it there is to rely on it
+                self._see(at.folder, at.name)  # finding the folder counts as a read
             self._make_folders(at.path)
 
     def delete(self, path: str, /, *, recursive: bool = False) -> None:
-        at = self._not_root(path, "deleted. Delete what is in it")
+        at = self._not_root(path, "deleted. Delete its content instead")
         with self._shared.lock:
             self._enter(at.path)
             node = self._see(at.folder, at.name)
@@ -269,15 +267,15 @@ class Layer:
                 self._refuse_missing(at)
             below = self._below(at.path, node)
             if below and not recursive:
-                problem = "this folder is not empty. Pass recursive=True to delete it with everything in it"
+                problem = "this folder is not empty. Pass recursive=True to delete it with its content"
                 raise FileError(at.path, problem)
             for folder, name, inner in reversed(below):
                 self._put(folder, name, ABSENT, inner)
             self._put(at.folder, at.name, ABSENT, node)
 
     def move(self, source: str, target: str, /) -> None:
-        start = self._not_root(source, "moved. Move what is in it")
-        end = self._not_root(target, "replaced. Give the whole new path, with the name at its end")
+        start = self._not_root(source, "moved. Move its content instead")
+        end = self._not_root(target, "replaced. Give the full new path, including the name")
         if start.path in ancestors(end.path):
             raise PathRefused(target, f"{start.path!r} can't be moved into itself. Choose a path outside it")
         with self._shared.lock:
@@ -312,14 +310,14 @@ class Layer:
         self._put(at.folder, at.name, Node(shared.tick(), data, shared.clock.now()), old)
 
     def _put_again(self, folder: str, name: str, node: Node) -> None:
-        """The same thing at a new path: its own version, its old time."""
+        """Put the same content at a new path, with a new version and the old time."""
         new = Node(self._shared.tick(), node.data, node.modified)
         self._put(folder, name, new, self._look(folder, name))
 
     def _make_folders(self, path: str, *, before: int = 0, force: bool = False) -> None:
-        """Make a folder with those it lies in, all or none, leaving room for what comes next.
+        """Create a folder and its parents, all or none, leaving room for `before` more entries.
 
-        With `force` nothing is checked, since it was already.
+        With `force` nothing is checked, because it was already.
         """
         missing: list[str] = []
         while not self._has_folder(path):
@@ -335,7 +333,7 @@ class Layer:
             self._put(folder, name, node, self._look(folder, name), ABSENT)
 
     def _below(self, path: str, node: Node) -> Sequence[tuple[str, str, Node]]:
-        """Everything in a folder at any depth, each after the folder it is in."""
+        """Return everything in a folder at any depth, each entry after its folder."""
         found: list[tuple[str, str, Node]] = []
         folders = [path] if node.is_folder else []
         for folder in folders:
@@ -345,12 +343,12 @@ class Layer:
                     folders.append(join(folder, name))
         return found
 
-    # --- refusing -------------------------------------------------------------------------------
+    # --- refusals -----------------------------------------------------------------------------------
 
     def _not_root(self, path: str, what: str) -> Place:
         at = place(path)
         if not at.name:
-            raise PathRefused(path, f"the root itself can't be {what}")
+            raise PathRefused(path, f"the root can't be {what}")
         return at
 
     def _refuse_file(self, path: str) -> None:
@@ -358,44 +356,44 @@ class Layer:
         if self._look(folder, name).data is not None:
             self._see(folder, name)
             raise FileInTheWay(
-                path, "this is a file, so it can't be a folder. Choose another path, or move the file"
+                path, "this is a file, so it can't contain others. Choose another path, or move the file"
             )
 
     def _need_room(self, path: str, more: int, size: int, old_size: int) -> None:
         limits = self._shared.limits
         if size > limits.max_file_size:
-            problem = f"it would be {size} bytes, and a file may have {limits.max_file_size}. Write less, or several files"
+            problem = f"it would be {size} bytes and the limit for a file is {limits.max_file_size}. Write less, or several files"
             raise FileLimitReached(path, problem)
         files, total = self._usage()
         if files + more > limits.max_files:
             problem = f"there would be more than {limits.max_files} files and folders. Delete some first"
             raise FileLimitReached(path, problem)
         if size > old_size and total + size - old_size > limits.max_total_size:
-            problem = f"all files together would be over {limits.max_total_size} bytes. Delete some first"
+            problem = f"all files together would exceed {limits.max_total_size} bytes. Delete some first"
             raise FileLimitReached(path, problem)
 
     def _refuse_no_file(self, at: Place, node: Node) -> NoReturn:
         if node.version:
-            raise FileError(at.path, "this is a folder, and a file is wanted. List it to see the files in it")
+            raise FileError(at.path, "this is a folder, not a file. List it to see the files in it")
         self._refuse_missing(at)
 
     def _refuse_taken(self, at: Place, node: Node, name: str) -> NoReturn:
         if node.is_folder:
-            mend = f"To move into it, give the whole new path: {join(at.path, name)!r}"
-            raise FileInTheWay(at.path, f"there is a folder already. {mend}")
-        raise FileInTheWay(at.path, "there is a file already. Delete it first, or choose another path")
+            hint = f"To move into it, give the full new path: {join(at.path, name)!r}"
+            raise FileInTheWay(at.path, f"a folder exists there already. {hint}")
+        raise FileInTheWay(at.path, "a file exists there already. Delete it first, or choose another path")
 
     def _refuse_missing(self, at: Place) -> NoReturn:
-        """Say where the path stops being there, and what was probably meant."""
+        """Raise an error that says where the path stops existing and what was probably meant."""
         with self._shared.lock:
             lost = next((p for p in ancestors(at.path) if not self._has_folder(p)), at.path)
             folder, name = split(lost)
             names = self._names_near(folder)
-        what = "there is nothing at this path" if lost == at.path else f"there is no folder {lost!r}"
+        what = "nothing exists at this path" if lost == at.path else f"there is no folder {lost!r}"
         near = nearest(name, names)
-        mend = (
+        hint = (
             f"Did you mean {join(folder, near)!r}?"
             if near
             else f"List {folder or '.'!r} to see what is there"
         )
-        raise FileMissing(at.path, f"{what}. {mend}")
+        raise FileMissing(at.path, f"{what}. {hint}")

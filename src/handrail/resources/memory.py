@@ -1,4 +1,4 @@
-"""`MemoryFilesystem`, and `MemoryFork`: one call's own version of it."""
+"""`MemoryFilesystem`, and `MemoryFork`, one call's version of it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _NOTHING: Mapping[str, Node] = {}
 
 
 class MemoryFilesystem(Layer):
-    """Files in memory. What is written here directly is there at once; calls work on forks.
+    """Files in memory. Direct writes take effect at once; calls work on forks.
 
-    It may be used from several threads. Folders stay when the last file in them goes.
+    Safe to use from several threads. A folder stays when its last file is deleted.
     """
 
     __slots__ = ("_bytes", "_files", "_stamps", "_tree")
@@ -34,7 +34,7 @@ class MemoryFilesystem(Layer):
         self._shared = Shared(limits, clock, count(TOP.version + 1).__next__)
         self._tree: dict[str, dict[str, Node]] = {"": {}}
         self._stamps: dict[str, int] = {}
-        """When the names in a folder last changed; a folder that goes takes its stamp along."""
+        """When the names in a folder last changed; removed with the folder."""
         self._claimed = {}
         self._files = 0
         self._bytes = 0
@@ -42,7 +42,7 @@ class MemoryFilesystem(Layer):
             self.write(path, content)
 
     def fork(self, owner: str, /, *, writable: bool = True) -> MemoryFork:
-        """A version of its own for the call `owner`; without `writable` it refuses every change."""
+        """Return a fork for the call `owner`. Without `writable` it refuses every change."""
         return MemoryFork(self, (), self._shared, owner, writable)
 
     def _enter(self, change: str = "") -> None:

@@ -1,7 +1,7 @@
-"""`Overlay`: a layer that holds only what was touched in it, over another one.
+"""`Overlay`: a layer over another one that holds only what was touched in it.
 
-What was read stays as it was read. So a fork costs the same however many files there are, and what
-it has seen of a path or a folder does not change under it.
+Reads are remembered, so what a fork has seen of a path or folder does not change under it, and a fork
+costs the same however many files there are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OPEN, PREPARED, OVER = 0, 1, 2
 
 
 class Overlay(Layer):
-    """How a fork sees files, and what it remembers of that."""
+    """A fork's view of the files and its record of what it read and changed."""
 
     __slots__ = (
         "_bytes",
@@ -47,18 +47,18 @@ class Overlay(Layer):
         self._writable = writable
         self._state = OPEN
         self._sealed = False
-        # What was changed here; what was read; the folders whose names were read.
+        # Changes made here; nodes read; listings of folders whose names were read.
         self._over: dict[str, dict[str, tuple[Node, Node]]] | None = None
         self._seen: dict[str, dict[str, Node]] | None = None
         self._listed: dict[str, Listing] | None = None
-        # The folders that changes, and what was seen, lie in, by folder and name; made when first asked for.
+        # Folders that contain a change or a read, by parent folder and name; computed on first use.
         self._kept: dict[str, set[str]] | None = None
-        # Only there once this is forked itself: when the names in its folders changed, what its
-        # forks are about to change, and what they saw that differs from what was seen here.
+        # Only set once this fork is forked itself: when the names in its folders changed, what its forks
+        # are about to change, and what they read that differs from what was read here.
         self._stamps: dict[str, int] | None = None
         self._claimed = None
         self._torn: set[str] | None = None
-        self._plain = True  # nothing was changed but the content of files
+        self._plain = True  # only the contents of files were changed
         self._files = 0
         self._bytes = 0
 
@@ -79,7 +79,7 @@ class Overlay(Layer):
                 raise ContextExpired(fork._owner)
 
     def _own(self, folder: str, name: str) -> Node | None:
-        """What this fork has decided about a path by itself; None if it has not touched it."""
+        """Return what this fork itself recorded at a path; None if it has not touched the path."""
         if self._over is not None:
             changes = self._over.get(folder)
             if changes is not None:
@@ -109,7 +109,7 @@ class Overlay(Layer):
         return self._unless_kept(folder, name, self._parent._look(folder, name))
 
     def _reaches(self, folder: str) -> bool:
-        """Whether the parent's files in a folder are seen: not if it, or one around it, is none here."""
+        """Whether the parent's files in a folder are visible: not if the folder, or one above it, is gone here."""
         node = None
         while folder and node is None:
             folder, name = split(folder)
@@ -120,7 +120,7 @@ class Overlay(Layer):
         return TOP if not node.is_folder and name in self._kept_in(folder) else node
 
     def _kept_in(self, folder: str) -> Iterable[str]:
-        """The folders in a folder that something was changed or seen in: they are there, whoever deletes them."""
+        """Return the subfolders that contain a change or a read. They exist here even if somebody deletes them."""
         if self._kept is None:
             self._kept = {}
             for path in self._over or ():
@@ -155,7 +155,7 @@ class Overlay(Layer):
         return not folder or self._look(*split(folder)).is_folder
 
     def _through(self, folder: str) -> Listing:
-        """A folder as this fork sees it through its parent, its own changes apart."""
+        """Return a folder as seen through the parent, without this fork's own changes."""
         if self._listed is not None and folder in self._listed:
             return self._listed[folder]
         listing = self._parent._view(folder)
@@ -197,7 +197,7 @@ class Overlay(Layer):
         return self._stamped(folder, stamp)
 
     def _stamped(self, folder: str, below: int) -> int:
-        """Another number whenever the one below is another, or names changed here."""
+        """Combine the parent's stamp with this fork's own: it changes whenever either does."""
         return below << 64 | (self._stamps or {}).get(folder, 0)
 
     def _usage(self) -> tuple[int, int]:
@@ -225,7 +225,7 @@ class Overlay(Layer):
                 self._stamps[folder] = self._shared.tick()
 
     def _adopt(self, child: Overlay) -> None:
-        """What a committed fork of this one read from further below was read here too."""
+        """Record what a committed fork of this one read from further below as read here too."""
         over, torn = self._over or {}, set(child._torn or ())
         for folder, names in (child._seen or {}).items():
             for name, node in names.items():
@@ -246,12 +246,12 @@ class Overlay(Layer):
 
 
 def shown(path: str, node: Node) -> str:
-    """A path as it is named to people: a folder with a `/` at its end."""
+    """Format a path for people: a folder ends in `/`."""
     return f"{path}/" if node.is_folder else path
 
 
 def clashes(over: Over, claimed: Mapping[object, Over]) -> set[str]:
-    """The paths changed here that a fork already prepared is about to change too."""
+    """Return the paths changed here that an already prepared fork is about to change too."""
     mine = _weights(over)
     found: set[str] = set()
     for other in claimed.values():
@@ -263,14 +263,14 @@ def clashes(over: Over, claimed: Mapping[object, Over]) -> set[str]:
 
 
 def refuse_claimed(claimed: Mapping[object, Over], path: str) -> None:
-    """Raise `Conflict` if a fork already prepared is about to change what is to be changed directly."""
+    """Raise `Conflict` if an already prepared fork is about to change this path."""
     folder, name = split(path)
     if found := clashes({folder: {name: (ABSENT, ABSENT)}}, claimed):
         raise Conflict(sorted(found))
 
 
 def _weights(over: Over) -> dict[str, bool]:
-    """The paths changed, each with whether that is more than having made a folder."""
+    """Map each changed path to whether the change is more than the creation of a folder."""
     return {
         join(folder, name): not node.is_folder
         for folder, changes in over.items()

@@ -1,7 +1,7 @@
-"""Paths under a root: one spelling for each, and a refusal for whatever could lead elsewhere.
+"""Paths under a root: one spelling for each, and a refusal of everything that could lead elsewhere.
 
-Every filesystem of ours takes its paths through here, so that the same path is refused, or means
-the same file, in memory and on a disk.
+Every filesystem of ours parses its paths here, so that a path is refused, or means the same file, in
+memory and on disk alike.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import msgspec
 from handrail.errors import PathRefused
 
 MAX_NAME = 255
-"""Bytes in one name, which is what disks allow."""
+"""Maximum bytes in one name: the limit of common filesystems."""
 MAX_PATH = 4096
-"""Bytes in a whole path."""
+"""Maximum bytes in a whole path."""
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
@@ -29,13 +29,13 @@ _COMPARED = 500
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):
-    """A path taken apart. The root has three empty parts."""
+    """A parsed path. All three parts of the root are empty."""
 
     path: str
     folder: str
     name: str
     as_folder: bool
-    """It was written in a way that only a folder can be: `.`, `docs/`, `docs/.`"""
+    """Whether it was written as only a folder can be: `.`, `docs/`, `docs/.`"""
 
 
 _places: dict[str, Place] = {}
@@ -43,7 +43,7 @@ _file_places: dict[str, Place] = {}
 
 
 def place(path: str) -> Place:
-    """The one spelling of a path; `PathRefused` says what is wrong with it and what to write instead."""
+    """Return the one spelling of a path. `PathRefused` says what is wrong and what to write instead."""
     try:
         return _places[path]
     except KeyError:
@@ -53,15 +53,13 @@ def place(path: str) -> Place:
 
 
 def file_place(path: str) -> Place:
-    """The same for a path that has to name a file."""
+    """Parse a path that must name a file."""
     try:
         return _file_places[path]
     except (KeyError, TypeError):
         made = place(path)
     if made.as_folder:
-        raise PathRefused(
-            path, "this names a folder, and a file is wanted. Name a file, as in 'docs/notes.txt'"
-        )
+        raise PathRefused(path, "this names a folder, not a file. Name a file, as in 'docs/notes.txt'")
     return _remember(_file_places, path, made)
 
 
@@ -74,18 +72,18 @@ def _remember(places: dict[str, Place], path: str, made: Place) -> Place:
 
 
 def join(folder: str, name: str) -> str:
-    """The path of what is called `name` in `folder`, where the root is the empty text."""
+    """Join a folder and a name; the root is the empty string."""
     return f"{folder}/{name}" if folder else name
 
 
 def split(path: str) -> tuple[str, str]:
-    """The folder and the name of a path in its one spelling."""
+    """Split a normalized path into folder and name."""
     folder, _, name = path.rpartition("/")
     return folder, name
 
 
 def ancestors(path: str) -> Iterable[str]:
-    """The folders a path lies in, outermost first, without the root."""
+    """Return the folders a path lies in, outermost first, without the root."""
     at = path.find("/")
     while at >= 0:
         yield path[:at]
@@ -93,7 +91,7 @@ def ancestors(path: str) -> Iterable[str]:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name that was probably meant; among very many names only one that differs in case."""
+    """Return the name that was probably meant. Among very many names, only a difference in case counts."""
     names = sorted(names)
     for other in names:
         if other.casefold() == name.casefold():
@@ -108,9 +106,9 @@ def _parse(path: object) -> Place:
     if not path:
         raise PathRefused(path, "the path is empty. Name a file or a folder; '.' is the root")
     if found := _CONTROL.search(path):
-        raise PathRefused(path, f"it has the control character {found[0]!r} in it. Leave that out")
+        raise PathRefused(path, f"it contains the control character {found[0]!r}. Remove it")
     if "\\" in path:
-        raise PathRefused(path, "it has a backslash in it. Separate folders with '/'")
+        raise PathRefused(path, "it contains a backslash. Separate folders with '/'")
     if path.startswith("/") or _ADDRESS.match(path):
         raise PathRefused(
             path, "it is absolute. Paths start at the root of the files, as in 'docs/notes.txt'"
@@ -131,7 +129,7 @@ def _check_names(path: str, names: list[str]) -> None:
         sizes = [len(name.encode()) for name in names]
     except UnicodeEncodeError as error:
         character = path[error.start : error.start + 1]
-        raise PathRefused(path, f"{character!r} can't be written as UTF-8. Use ordinary characters") from None
+        raise PathRefused(path, f"{character!r} can't be encoded as UTF-8. Use ordinary characters") from None
     if sizes and max(sizes) > MAX_NAME:
         raise PathRefused(_cut(path), f"a name in it is longer than {MAX_NAME} bytes. Use a shorter one")
     if sum(sizes) + len(sizes) - 1 > MAX_PATH:
@@ -143,10 +141,10 @@ def _cut(path: str) -> str:
 
 
 def _refuse_type(path: object) -> NoReturn:
-    raise PathRefused(str(path), f"a path is text, and this is a {type(path).__name__}. Pass a str")
+    raise PathRefused(str(path), f"a path must be a str, not a {type(path).__name__}. Pass a str")
 
 
 def folder_of(files: object) -> str:
-    """The folder of the machine that is a filesystem's root; "" where it has none."""
+    """Return the folder on disk that is a filesystem's root; "" if it has none."""
     root: object = getattr(files, "root", None)
     return str(root) if isinstance(root, Path) else ""

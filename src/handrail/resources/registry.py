@@ -1,4 +1,4 @@
-"""Resources: things tools ask for by protocol, made when first asked for and closed in reverse order."""
+"""Resources: what tools ask for by protocol, created on first use and closed in reverse order."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from handrail.resources.scopes import Closer, Kept, Scoped, circle, close_logged
 T = TypeVar("T")
 
 Scope = Literal["run", "call", "fresh"]
-"""One for the whole run, one for each tool call, or a new one every time it is asked for."""
+"""One for the whole run, one per tool call, or a new one for every request."""
 
 
 @dataclass(frozen=True)  # no slots: a subscripted call, Binding[...](...), sets an attribute
 class Binding(Generic[T]):
-    """What stands behind a protocol.
+    """How to create the resource behind a protocol.
 
     `provide` is a plain or async function of the resources, or a generator that yields the resource
-    once and closes it afterwards. A resource that was made here and has `aclose()` or `close()` is
-    closed with its scope.
+    once and closes it afterwards. A resource created here that has `aclose()` or `close()` is closed
+    with its scope.
     """
 
     protocol: type[T]
@@ -36,21 +36,19 @@ class Binding(Generic[T]):
     def __post_init__(self) -> None:
         name = name_of(self.protocol)
         if not isinstance(self.protocol, type):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
-            raise ResourceError(
-                name, "it is bound by something that is not a class", "Bind it to a protocol or a class."
-            )
+            raise ResourceError(name, "it is not a class", "Bind a protocol or a class.")
         if self.scope not in ("run", "call", "fresh"):
             raise ResourceError(name, f"the scope is {self.scope!r}", "Use 'run', 'call' or 'fresh'.")
         if not callable(self.provide):
             raise ResourceError(
                 name,
                 f"its provider is {self.provide!r}, not a function",
-                "Give a function that makes it, or `given(protocol, thing)` for a ready one.",
+                "Give a function that creates it, or use `given(protocol, object)` for an existing one.",
             )
         if not _takes_one(self.provide):
             raise ResourceError(
                 name,
-                "its provider does not take the resources as its one argument",
+                "its provider must take the resources as its only argument",
                 "Write `lambda resources: ...`.",
             )
 
@@ -60,7 +58,7 @@ class Binding(Generic[T]):
 
 
 def given(protocol: type[T], thing: T) -> Binding[T]:
-    """A binding to a thing that is there already. It belongs to whoever gave it and is never closed."""
+    """Bind an existing object. It belongs to the caller and is never closed here."""
     return Binding(protocol, _Ready(thing))
 
 
@@ -73,7 +71,7 @@ class _Ready:
 
 
 class RunResources:
-    """The resources of one run. Each call has its view of them, `CallResources`."""
+    """The resources of one run. Each call sees them through its `CallResources`."""
 
     def __init__(self, bindings: Iterable[Binding[Any]] = ()) -> None:
         self._bindings: dict[type, Binding[Any]] = {}
@@ -82,7 +80,7 @@ class RunResources:
                 raise ResourceError(
                     type(binding).__name__,
                     f"{binding!r} is not a binding",
-                    "Write `Binding(protocol, provider)`, or `given(protocol, thing)` for a ready one.",
+                    "Write `Binding(protocol, provider)`, or `given(protocol, object)` for an existing one.",
                 )
             if binding.protocol in self._bindings:
                 raise ResourceError(
@@ -94,7 +92,7 @@ class RunResources:
         self._closed = False
 
     def binds(self, protocol: type) -> bool:
-        """Is anything bound to it?"""
+        """Whether anything is bound to the protocol."""
         return protocol in self._bindings
 
     def binding(self, protocol: type) -> Binding[Any]:
@@ -104,14 +102,14 @@ class RunResources:
             raise ResourceError(
                 name_of(protocol),
                 "nothing is bound to it",
-                f"Give it with `resources=[given(protocol, thing)]`, and files with `filesystem=...`. Bound: {known}.",
+                f"Pass `resources=[given(protocol, object)]`, or `filesystem=...` for files. Bound: {known}.",
             )
         if self._closed:
-            raise ResourceError(name_of(protocol), "the run has ended", "Ask for it in a run of its own.")
+            raise ResourceError(name_of(protocol), "the run has ended", "Ask for it while the run is active.")
         return found
 
     async def close(self) -> None:
-        """End the run: close what it made, last first."""
+        """End the run: close its resources, last created first."""
         self._closed = True
         errors = await self.scope.close()
         if errors:
@@ -119,21 +117,21 @@ class RunResources:
 
 
 class Owner(Protocol):
-    """The call whose view of the resources it is."""
+    """The call that a view of the resources belongs to."""
 
     @property
     def home(self) -> Home: ...
     def check(self) -> None:
-        """Raise `ContextExpired` if it is over."""
+        """Raise `ContextExpired` if the call has ended."""
         ...
 
     def fork(self, protocol: type, resource: Forkable) -> Any:
-        """Its own version of a resource."""
+        """Return the call's fork of a resource."""
         ...
 
 
 class CallResources:
-    """A call's view: run resources shared (forkable ones as the call's own fork), the rest its own."""
+    """A call's view: run resources are shared (forkable ones as the call's fork), others are its own."""
 
     __slots__ = ("_call", "_given", "_owner", "_run")
 
@@ -142,20 +140,20 @@ class CallResources:
         self._owner = owner
         self._given = given
         self._call: Scoped | None = None
-        """What was made for this call alone, once something was."""
+        """What was created for this call alone, if anything."""
 
     @property
     def home(self) -> Home:
         return self._owner.home
 
     def get(self, protocol: type[T], /) -> T:
-        """What is bound to `protocol`, made now if it is not there yet."""
+        """Return what is bound to `protocol`, creating it if necessary."""
         self._owner.check()
         found: Any = self.get_for(protocol, "fresh", ())
         return found
 
     def open(self, protocol: type[T], /) -> Operation[T]:
-        """The same for a binding that has to be awaited, and for every other."""
+        """Return what is bound to `protocol`, for async bindings and all others."""
         self._owner.check()
         name = f"resources.open({name_of(protocol)})"
         return Operation(lambda: self.open_for(protocol, "fresh", ()), name, self.home)
@@ -165,10 +163,10 @@ class CallResources:
 
     @property
     def untouched(self) -> bool:
-        """Was nothing made that would have to be closed with the call?"""
+        """Whether nothing was created that must be closed with the call."""
         return self._call is None or self._call.empty
 
-    # For a thing that lives as long as `within` says, and is needed to make what is on `path`.
+    # `within` is the lifetime of whoever asks; `path` is the chain of resources being created.
 
     def get_for(self, protocol: type, within: Scope, path: tuple[type, ...]) -> Any:
         found = self._there(protocol, within)
@@ -223,7 +221,7 @@ class CallResources:
         return self._keep(binding, inside, thing, closer)
 
     def _there(self, protocol: type, within: Scope) -> Any:
-        """The thing if it is there already."""
+        """Return the resource if it exists already."""
         ready = self._given.get(protocol) if isinstance(protocol, type) else None  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
         if ready is not None:
             return ready()
@@ -233,8 +231,8 @@ class CallResources:
         if binding.scope == "call" and within == "run":
             raise ResourceError(
                 name_of(protocol),
-                "it lives for one call and is asked for by one that lives for the whole run",
-                "Give it the scope 'run', or the other the scope 'call'.",
+                "it lives for one call, but a resource of the whole run asks for it",
+                "Give it the scope 'run', or the other one the scope 'call'.",
             )
         scope = self._run.scope if binding.scope == "run" else self._call
         kept = None if scope is None else scope.made.get(protocol)
@@ -246,8 +244,8 @@ class CallResources:
         if within == "run":
             raise ResourceError(
                 name_of(binding.protocol),
-                "each call works on its own fork of it, and it is asked for by one that lives for the whole run",
-                "Give the other the scope 'call'.",
+                "each call works on its own fork of it, but a resource of the whole run asks for it",
+                "Give the other one the scope 'call'.",
             )
         return self._owner.fork(binding.protocol, kept.thing)
 
@@ -269,7 +267,7 @@ class CallResources:
         return self._shown(binding, kept, inside.within)
 
     def _close_late(self, closer: Closer) -> None:
-        """A thread that outlived its call has made something: close it, and refuse it to the thread."""
+        """Close what a thread created after its call ended, and refuse it to the thread."""
         work = close_logged(closer)
         try:
             asyncio.run_coroutine_threadsafe(work, self.home.loop)
@@ -285,7 +283,7 @@ class CallResources:
         return Inside(self, lives, within, (*path, protocol))
 
     def _scope(self, lives: Scope) -> Scoped:
-        """Where a thing is kept and closed; a fresh one lives as long as whoever asked for it."""
+        """Return the scope that keeps and closes a resource; a fresh one lives as long as its requester."""
         if lives == "run":
             return self._run.scope
         with self._run.lock:  # two threads may ask at once
@@ -295,26 +293,26 @@ class CallResources:
 
 
 class Inside:
-    """The resources as a provider gets them: for a thing of its own scope."""
+    """The resources as a provider sees them, for a resource with a scope of its own."""
 
     __slots__ = ("_handed", "_path", "_resources", "scope", "within")
 
     def __init__(self, resources: CallResources, scope: Scope, within: Scope, path: tuple[type, ...]) -> None:
         self.scope: Scope = scope
-        """How long what is being made lives."""
+        """The lifetime of what is being created."""
         self.within: Scope = within
-        """How long whoever asked for it lives."""
+        """The lifetime of whoever asked for it."""
         self._resources = resources
         self._path = path
         self._handed: list[Any] = []
 
     def get(self, protocol: type[T], /) -> T:
-        """What is bound to `protocol`, made now if it is not there yet."""
+        """Return what is bound to `protocol`, creating it if necessary."""
         self._check()
         return self._hand_out(self._resources.get_for(protocol, self.scope, self._path))
 
     def open(self, protocol: type[T], /) -> Operation[T]:
-        """The same for a binding that has to be awaited."""
+        """Return what is bound to `protocol`, for async bindings and all others."""
         self._check()
         return Operation(lambda: self._opened(protocol), f"resources.open({name_of(protocol)})")
 
@@ -322,7 +320,7 @@ class Inside:
         return self._hand_out(await self._resources.open_for(protocol, self.scope, self._path))
 
     def handed_out(self, thing: Any) -> bool:
-        """Is it another binding's, which closes it?"""
+        """Whether it belongs to another binding, which closes it."""
         return any(each is thing for each in self._handed)
 
     def _hand_out(self, thing: Any) -> Any:
@@ -338,7 +336,7 @@ _NOTHING = object()
 
 
 def _first(binding: Binding[Any], made: Any) -> tuple[Any, Callable[[], Any] | None]:
-    """The thing a provider gave, and how to end the provider if it is a generator."""
+    """Return what a provider created, and how to finish the provider if it is a generator."""
     if not inspect.isgenerator(made):
         return made, None
     generator = made
@@ -387,11 +385,11 @@ def _yielded(binding: Binding[Any], how_often: str) -> ResourceError:
 
 def _takes_one(function: Callable[..., Any]) -> bool:
     if isinstance(function, _Ready):
-        return True  # ours, made for every run that is given a thing: looking at its signature takes long
+        return True  # created for every run with a given object, and inspecting its signature is slow
     try:
         inspect.signature(function).bind(None)
     except TypeError:
         return False
     except ValueError:
-        return True  # a builtin that does not say
+        return True  # a builtin without a signature
     return True

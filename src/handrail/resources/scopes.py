@@ -1,4 +1,4 @@
-"""What was made for a run or for one call, and how it is closed: last first, whatever else fails."""
+"""Scopes: what was created for a run or a call, closed last first, whatever else fails."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from handrail.protocols import Forkable
 log = logging.getLogger("handrail.resources")
 
 _CLOSE_SECONDS = 30.0
-"""How long closing one resource may take: a call can't end before, not even when it is cancelled."""
+"""Maximum seconds for closing one resource: a call can't end before, even when cancelled."""
 
 
 class Kept:
-    """A thing that was made for a scope."""
+    """A resource created in a scope."""
 
     __slots__ = ("forkable", "thing")
 
@@ -29,7 +29,7 @@ class Kept:
 
 
 class Closer:
-    """How to close one thing."""
+    """How to close one resource."""
 
     __slots__ = ("close", "name")
 
@@ -48,28 +48,30 @@ class Closer:
                 if not limit.expired():
                     raise
                 raise ResourceError(
-                    self.name, f"closing it took longer than {_CLOSE_SECONDS:g} seconds", "Make it quicker."
+                    self.name,
+                    f"closing it took longer than {_CLOSE_SECONDS:g} seconds",
+                    "Make closing faster.",
                 ) from error
 
 
 class Scoped:
-    """The things made in one scope, and how to close them."""
+    """The resources created in one scope, and how to close them."""
 
     __slots__ = ("_closers", "made", "opening", "waits")
 
     def __init__(self) -> None:
         self.made: dict[type, Kept] = {}
         self.opening: dict[type, asyncio.Future[None]] = {}
-        """What is being made by somebody who awaits it; done once it was made or could not be."""
+        """Futures of resources being created; each is done once creation succeeded or failed."""
         self.waits: dict[type, set[type]] = {}
-        """What each of these waits for, to find circles that run through several calls."""
+        """What each creation waits for, to detect cycles across several calls."""
         self._closers: list[Closer] = []
 
     def closes(self, closer: Closer) -> None:
         self._closers.append(closer)
 
     def forget(self, closer: Closer) -> bool:
-        """Take a closer back; False if it was used already."""
+        """Remove a closer; False if it has already run."""
         try:
             self._closers.remove(closer)
         except ValueError:
@@ -81,7 +83,7 @@ class Scoped:
         return not self._closers
 
     async def close(self) -> list[Exception]:
-        """Close everything, last made first. One that raises does not keep the others open."""
+        """Close everything, last created first. One that raises does not keep the others open."""
         errors: list[Exception] = []
         cancelled: asyncio.CancelledError | None = None
         task = asyncio.current_task()
@@ -107,7 +109,7 @@ class Scoped:
 
 @contextlib.contextmanager
 def waiting(scope: Scoped, protocol: type, path: tuple[type, ...]) -> Generator[None]:
-    """While somebody else makes what `path` needs; refused if they wait for something on it."""
+    """Wait while somebody else creates what `path` needs; refuse a cycle."""
     looked: set[type] = set()
     ahead = {protocol}
     while ahead:

@@ -1,7 +1,7 @@
-"""What is in files: text as bytes and back, found by name, found by its lines, replaced.
+"""Search and replace in files: encode and decode text, match names and lines, edit.
 
-Nothing here knows where the files lie: a filesystem passes in how its folders are looked at, and so
-sees, and can keep track of, exactly what a search has depended on.
+Nothing here knows where files are stored. A filesystem passes in how its folders are read, and so
+records exactly what a search depends on.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from handrail.protocols import Match
 from handrail.resources.paths import join, place
 
 MAX_LINE = 500
-"""Characters of a line that `grep` shows."""
+"""Maximum characters of a line that `grep` shows."""
 
 _SPECIAL = re.compile(r"[*?\[]")
 _BRACES = re.compile(r"\{[^{}/]*,[^{}/]*\}")
 
 Look = Callable[[str], bool | None]
-"""Is a path a folder (True), a file (False) or nothing (None)?"""
+"""Tells whether a path is a folder (True), a file (False) or nothing (None)."""
 Members = Callable[[str], Mapping[str, bool]]
-"""The names in a folder, each with whether it is a folder itself. The root is the empty text."""
+"""Returns the names in a folder, each with whether it is a folder. The root is the empty string."""
 _Segment = str | Callable[[str], object] | None
-"""A name, a test of names, or any number of folders."""
+"""A literal name, a test of names, or any number of folders."""
 
 
 def find(pattern: str, look: Look, members: Members) -> tuple[str, ...]:
-    """The files that fit a glob, or with a `/` at its end the folders (each with a `/` too), sorted.
+    """Return the files that match a glob, sorted; with a trailing `/`, the folders, each with a `/`.
 
-    `*`, `?` and `[...]` stay within one name; `**` is any number of folders, and at the end every
-    file below. A name without any of these is looked up, and its folder is not listed for it.
+    `*`, `?` and `[...]` match within one name; `**` matches any number of folders, and at the end
+    every file below. A name without wildcards is looked up, so its folder does not count as listed.
     """
     segments, folders = _segments(pattern)
     listed: dict[str, Mapping[str, bool]] = {}
@@ -78,7 +78,7 @@ def _fitting(
 def _segments(pattern: str) -> tuple[list[_Segment], bool]:
     at = place(pattern)
     if _BRACES.search(pattern):
-        raise PathRefused(pattern, "a pattern has no {a,b} alternatives. Search once for each of them")
+        raise PathRefused(pattern, "patterns have no {a,b} alternatives. Search once for each of them")
     names = at.path.split("/") if at.path else []
     if names and names[-1] == "**":
         names.append("*")
@@ -94,19 +94,19 @@ def _segments(pattern: str) -> tuple[list[_Segment], bool]:
 
 
 def line_pattern(pattern: str) -> re.Pattern[str]:
-    """The regular expression that `grep` looks for in each line."""
+    """Compile the regular expression that `grep` searches each line for."""
     try:
         return re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        problem = f"this is not a regular expression of Python: {error}. Put a backslash before a character that is meant as itself"
+        problem = f"this is not a valid Python regular expression: {error}. Escape special characters with a backslash"
         raise FileError(pattern, problem) from None
     except TypeError:
-        problem = f"a pattern is text, and this is a {type(pattern).__name__}. Pass a str"
+        problem = f"a pattern must be a str, not a {type(pattern).__name__}. Pass a str"
         raise FileError(str(pattern), problem) from None
 
 
 def matches(pattern: re.Pattern[str], path: str, data: bytes) -> Iterator[Match]:
-    """The lines of one file that the pattern is found in; none where the file is not text."""
+    """Yield the matching lines of one file; none if it is not text."""
     if b"\0" in data:
         return
     try:
@@ -123,47 +123,47 @@ def matches(pattern: re.Pattern[str], path: str, data: bytes) -> Iterator[Match]
 
 
 def encode(path: str, content: object) -> bytes:
-    """Content as it is kept: text as UTF-8, bytes as they are."""
+    """Encode content: text as UTF-8, bytes unchanged."""
     if isinstance(content, str):
         try:
             return content.encode()
         except UnicodeEncodeError as error:
-            problem = f"character {error.start} of the content can't be written as UTF-8. Leave it out, or write bytes"
+            problem = (
+                f"character {error.start} of the content can't be encoded as UTF-8. Remove it, or write bytes"
+            )
             raise FileError(path, problem) from None
     if isinstance(content, bytes):
         return content
-    problem = (
-        f"the content is a {type(content).__name__}, and a file holds text or bytes. Pass a str or bytes"
-    )
+    problem = f"the content is a {type(content).__name__}, and files hold text or bytes. Pass a str or bytes"
     raise FileError(path, problem)
 
 
 def decode(path: str, data: bytes) -> str:
-    """A file as text."""
+    """Decode a file as text."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        problem = f"this is not UTF-8 text (byte {error.start} does not fit). Use read_bytes for its bytes"
+        problem = f"this is not UTF-8 text (byte {error.start} is invalid). Use read_bytes for its bytes"
         raise FileError(path, problem) from None
 
 
 def replaced(path: str, text: str, old: str, new: str, *, every: bool) -> tuple[str, int]:
-    """The text with `old` replaced, and how many times it was there."""
+    """Return the text with `old` replaced, and the number of replacements."""
     if not old:
-        raise EditRefused(path, "the text to replace is empty. Give the exact text that is to go")
+        raise EditRefused(path, "the text to replace is empty. Give the exact text to replace")
     if old == new:
-        raise EditRefused(path, "the new text is the same as the old. Give the text as it is to be")
+        raise EditRefused(path, "the new text equals the old. Give the text that should replace it")
     count = text.count(old)
     if not count:
-        problem = "the text to replace is not in it. Read the file and copy the text exactly, with its spaces and line ends"
+        problem = "the file does not contain the text to replace. Read the file and copy the text exactly, with its spaces and line ends"
         raise EditRefused(path, problem)
     if count > 1 and not every:
-        problem = f"the text to replace is in it {count} times. Give more of the text around the one that is meant, or all=True"
+        problem = f"the file contains the text to replace {count} times. Include more of the surrounding text, or pass all=True"
         raise EditRefused(path, problem)
     return text.replace(old, new), count
 
 
 def sorted_matches(pattern: str, files: Iterable[tuple[str, bytes]]) -> tuple[Match, ...]:
-    """What `grep` finds in these files, which come in the order of their paths."""
+    """Return the matches of `grep` in these files, which come in path order."""
     compiled = line_pattern(pattern)
     return tuple(match for path, data in files for match in matches(compiled, path, data))

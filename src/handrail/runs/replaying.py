@@ -16,9 +16,10 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.context import ToolContext
 from handrail.dispatch.call import LiveCall, new_call
 from handrail.dispatch.failures import Refused
-from handrail.dispatch.frame import DEPTH_LIMIT, Frame
+from handrail.dispatch.frame import Frame
 from handrail.dispatch.gate import Gate
 from handrail.dispatch.opening import open_frame
+from handrail.dispatch.options import DEPTH_LIMIT, RunOptions
 from handrail.dispatch.policing import close_policy_context
 from handrail.dispatch.replaying import read_result
 from handrail.dispatch.secrets import is_masked
@@ -31,7 +32,6 @@ from handrail.errors import (
     ToolValidationError,
 )
 from handrail.guard.scope import within_scope
-from handrail.ids import random_id
 from handrail.messages import CallAsked
 from handrail.prompt import OPENER, Prompt, RenderedPrompt
 from handrail.protocols import Filesystem
@@ -182,24 +182,15 @@ def _frame(
     resources: Iterable[Binding[Any]],
     clock: Clock,
 ) -> Frame:
-    return open_frame(
-        (),
+    options = RunOptions(
         session=resumed.session,
-        policies=(),
         filesystem=filesystem,
-        resources=[*prompt.resources, *resources],
-        environment=None,
+        resources=(*prompt.resources, *resources),
         approvals="approve_all",
-        approval_seconds=None,
-        deadline=None,
-        budget=None,
-        journal=None,
-        lease=None,
         depth_limit=DEPTH_LIMIT + 1,
         clock=clock,
-        new_id=random_id,
-        prompt=prompt,
     )
+    return open_frame(options, prompt=prompt)
 
 
 class _Dropped(Exception):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from handrail.errors import CommandMissing
-from handrail.resources.layers import Layers
+from handrail.resources.mount import Layers
 from handrail.resources.shell import Allow, CommandResult, Shell
 
 Scripted = str | int | CommandResult | Callable[[tuple[str, ...], Layers], "str | int | CommandResult"]

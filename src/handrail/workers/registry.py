@@ -8,28 +8,22 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-from typing_extensions import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from handrail.adapter import Adapter, PromptResponse
 from handrail.adapter.stream import RunStream
 from handrail.clock import SYSTEM_CLOCK
 from handrail.context import Attachment, MessageCallback, RegistryView
-from handrail.deadline import Deadline
 from handrail.dispatch.frame import Frame
+from handrail.dispatch.options import ResumeArguments, RunArguments, RunOptions
 from handrail.errors import DefinitionError, ResourceError, ToolValidationError, WorkerError
-from handrail.guard.approval import ApprovalMode
-from handrail.limits import Budget, BudgetTracker
-from handrail.messages import Message, Model
+from handrail.messages import Model
 from handrail.models import model_named
 from handrail.operation import Operation
 from handrail.prompt import Prompt
 from handrail.prompt.section import walk
-from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, SessionView
+from handrail.protocols import Filesystem, SessionView
 from handrail.records import Journal
-from handrail.resources.registry import Binding
-from handrail.session import Session
 from handrail.tools import Effect, Tool
 from handrail.workers.attachments import NO_ATTACHMENTS, message_with, of_disk, taken
 from handrail.workers.creating import WorkerCreated, check_rights, creation_tools
@@ -45,7 +39,7 @@ _MOST_KEPT = 256
 """How many created workers are kept as they were made, of all sessions."""
 
 
-class WorkerOptions(TypedDict, total=False):
+class WorkerArguments(TypedDict, total=False):
     """What each way of running a worker takes beside what the adapter takes."""
 
     attachments: Sequence[Attachment | Path | str]
@@ -59,27 +53,12 @@ class WorkerOptions(TypedDict, total=False):
     """Hears every message of this worker and of those below it."""
 
 
-class ResumeOptions(WorkerOptions, total=False):
-    """What resuming a worker's run takes of what `Adapter.resume` takes."""
-
-    session: Session | None
-    bus: EventBus | None
-    filesystem: Filesystem | None
-    resources: Sequence[Binding[Any]]
-    environment: Environment | None
-    approvals: ApprovalMode | ApprovalBroker | None
-    tools: Sequence[Tool[Any, Any]]
+class WorkerResumeArguments(WorkerArguments, ResumeArguments, total=False):
+    """Arguments of `resume` and `resume_stream`."""
 
 
-class EvaluateOptions(ResumeOptions, total=False):
-    """What a run of a worker takes of what `Adapter.evaluate` takes."""
-
-    history: Sequence[Message]
-    deadline: Deadline | None
-    budget: Budget | BudgetTracker | None
-    temperature: float | None
-    max_tokens: int | None
-    run_id: str | None
+class WorkerRunArguments(WorkerArguments, RunArguments, total=False):
+    """Arguments of `run` and `stream`."""
 
 
 class WorkerRegistry:
@@ -330,7 +309,12 @@ class WorkerRegistry:
         return {} if model is None else dict.fromkeys(self.names, model)
 
     def run(
-        self, name: str, input: str, *, journal: Journal | None = None, **options: Unpack[EvaluateOptions]
+        self,
+        name: str,
+        input: str,
+        *,
+        journal: Journal | None = None,
+        **arguments: Unpack[WorkerRunArguments],
     ) -> Operation[PromptResponse[Any]]:
         """Run a worker until it is done.
 
@@ -339,56 +323,60 @@ class WorkerRegistry:
         `Attachment`. `message_callback` hears every message of this worker and of those below it. With
         a `journal` the run outlives its process: `resume` goes on with it.
         """
-        runner, what, how = self._beginning(name, input, journal, options)
-        return runner.evaluate(*what, **how)
+        runner, prompt, rendered, rest = self._prepare(name, input, journal, arguments)
+        return runner.evaluate(prompt, rendered, **rest)
 
     def stream(
-        self, name: str, input: str, *, journal: Journal | None = None, **options: Unpack[EvaluateOptions]
+        self,
+        name: str,
+        input: str,
+        *,
+        journal: Journal | None = None,
+        **arguments: Unpack[WorkerRunArguments],
     ) -> RunStream[Any]:
         """The same run as a stream of its events. On the same session again, the conversation goes on."""
-        runner, what, how = self._beginning(name, input, journal, options)
-        return runner.stream(*what, **how)
+        runner, prompt, rendered, rest = self._prepare(name, input, journal, arguments)
+        return runner.stream(prompt, rendered, **rest)
 
     def resume(
-        self, name: str, run_id: str, *, journal: Journal, **options: Unpack[ResumeOptions]
+        self, name: str, run_id: str, *, journal: Journal, **arguments: Unpack[WorkerResumeArguments]
     ) -> Operation[PromptResponse[Any]]:
         """Go on with a recorded run of a worker. Its attachments are not recorded: give them again."""
         worker = self[name]
-        runner, _, left = self._prepared(worker, journal, options)
-        return runner.resume(run_id, worker.prompt, **left)
+        runner, _, rest = self._runner(worker, journal, arguments)
+        return runner.resume(run_id, worker.prompt, **rest)
 
     def resume_stream(
-        self, name: str, run_id: str, *, journal: Journal, **options: Unpack[ResumeOptions]
+        self, name: str, run_id: str, *, journal: Journal, **arguments: Unpack[WorkerResumeArguments]
     ) -> RunStream[Any]:
         """The same as a stream of events, from where the record ends."""
         worker = self[name]
-        runner, _, left = self._prepared(worker, journal, options)
-        return runner.resume_stream(run_id, worker.prompt, **left)
+        runner, _, rest = self._runner(worker, journal, arguments)
+        return runner.resume_stream(run_id, worker.prompt, **rest)
 
-    def _beginning(
-        self, name: str, input: str, journal: Journal | None, options: EvaluateOptions
-    ) -> tuple[Adapter, tuple[Prompt[Any], Rendered], dict[str, Any]]:
-        """Who runs a worker, its prompt filled in, and all else that a run of it begins with."""
+    def _prepare(
+        self, name: str, input: str, journal: Journal | None, arguments: WorkerRunArguments
+    ) -> tuple[Adapter, Prompt[Any], Rendered, dict[str, Any]]:
+        """The adapter that runs a worker, its prompt, what fills it, and the other arguments of the run."""
         worker = self[name]
-        runner, files, left = self._prepared(worker, journal, options)
-        own, told = worker.deadline(SYSTEM_CLOCK), options.get("deadline")
-        if own is not None and (told is None or own.at < told.at):
-            left["deadline"] = own
-        left["budget"] = _tighter(options.get("budget"), worker.budget())
-        left |= {"message": message_with(input, files), "app": str(worker.path.resolve())}
-        rendered = worker.render(input, [each.name for each in files])
-        return runner, (worker.prompt, rendered), left
+        runner, files, rest = self._runner(worker, journal, arguments)
+        limits = RunOptions(deadline=rest.get("deadline"), budget=rest.get("budget")).tightened(
+            deadline=worker.deadline(SYSTEM_CLOCK), budget=worker.budget()
+        )
+        rest |= {"deadline": limits.deadline, "budget": limits.budget, "message": message_with(input, files)}
+        rest.setdefault("app", str(worker.path.resolve()))
+        return runner, worker.prompt, worker.render(input, [each.name for each in files]), rest
 
-    def _prepared(
-        self, worker: Worker, journal: Journal | None, options: ResumeOptions
+    def _runner(
+        self, worker: Worker, journal: Journal | None, arguments: WorkerResumeArguments
     ) -> tuple[Adapter, tuple[Attachment, ...], dict[str, Any]]:
-        """Who runs a worker, the attachments it gets, and what is left of the options for the adapter."""
-        given = Given(worker.name, options.get("models") or {}, options.get("message_callback"))
-        adapter = options.get("adapter")
+        """The adapter that runs a worker, the attachments it gets, and the arguments left for the adapter."""
+        given = Given(worker.name, arguments.get("models") or {}, arguments.get("message_callback"))
+        adapter = arguments.get("adapter")
         chosen = (
             given.models.get(worker.name)
             or worker.model
-            or options.get("model")
+            or arguments.get("model")
             or (adapter and adapter.model)
         )
         if chosen is None:
@@ -397,32 +385,21 @@ class WorkerRegistry:
         runner = Adapter(chosen, journal=journal) if adapter is None else adapter
         if adapter is not None and journal is not None:
             runner = adapter.with_journal(journal)
-        disk = options.get("filesystem") or runner.filesystem
+        disk = arguments.get("filesystem") or runner.filesystem
 
         def files() -> Filesystem:
             if disk is None:
                 raise ResourceError("Filesystem", "the run has no files", "Give it some.")
             return disk
 
-        attached = options.get("attachments", ())
+        attached = arguments.get("attachments", ())
         read = [of_disk(each) if isinstance(each, Path) else each for each in attached]
         try:
             found = taken(worker.name, worker.attachments, read, files)
         except ToolValidationError as error:
             raise WorkerError(str(error)) from None
         inside = InWorker(self, worker, found, given, (worker.name,))
-        left = {name: value for name, value in options.items() if name not in WorkerOptions.__annotations__}
-        return runner.with_workers(inside, chosen), found, left
-
-
-def _tighter(given: Budget | BudgetTracker | None, own: Budget | None) -> Budget | BudgetTracker | None:
-    """What a run may spend where both its caller and its file say."""
-    if own is None or given is None:
-        return own or given
-    if isinstance(given, BudgetTracker):
-        return given.share(own)
-    both = [given.limits(), own.limits()]
-    least: dict[str, Any] = {
-        unit: min(limits[unit] for limits in both if unit in limits) for unit in {*both[0], *both[1]}
-    }
-    return Budget(**least)
+        rest = {
+            name: value for name, value in arguments.items() if name not in WorkerArguments.__annotations__
+        }
+        return runner.with_workers(inside, chosen, worker.limits.depth), found, rest

@@ -20,6 +20,7 @@ from handrail.context import (
 )
 from handrail.dispatch.call import LiveCall
 from handrail.dispatch.frame import Frame
+from handrail.dispatch.options import RunOptions
 from handrail.errors import NotSupported
 from handrail.events import MessageAdded
 from handrail.messages import Model
@@ -106,9 +107,6 @@ class InWorker:
             self._attachments,
             callback,
         )
-        if worker.limits.depth is not None:
-            here = 0 if frame.outer is None else frame.outer.depth + 1
-            frame.depth_limit = min(frame.depth_limit, here + worker.limits.depth)
         if callback is None:
             yield
             return
@@ -163,15 +161,15 @@ async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolR
         worker = registry.created(reach.worker, worker.name, context.session) or worker
     attachments = taken(worker.name, worker.attachments, params.attachments, lambda: context.filesystem)
     path = (given.root, *call.path) if given.root else call.path
-    response = await cast(Bound, context.adapter).evaluate(
-        worker.prompt,
-        worker.render(params.input, [each.name for each in attachments]),
+    options = RunOptions(
+        params=worker.render(params.input, [each.name for each in attachments]),
         message=message_with(params.input, attachments),
-        model=given.models.get(worker.name) or worker.model,
         deadline=worker.deadline(call.frame.clock),
         budget=worker.budget(),
         workers=InWorker(registry, worker, attachments, given, path),
     )
+    model = given.models.get(worker.name) or worker.model
+    response = await cast(Bound, context.adapter).run(worker.prompt, options, model, worker.limits.depth)
     if response.stop_reason == "refused":
         return ToolResult.error(f"{worker.name} refused: {response.text}")
     cut = "Its answer was cut off: it is too long." if response.stop_reason == "length" else ""

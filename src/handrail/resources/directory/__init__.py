@@ -3,6 +3,6 @@
 from handrail.resources.directory.filesystem import DIRECTORY_LIMITS, DirectoryFilesystem
 from handrail.resources.directory.fork import DirectoryFork
 from handrail.resources.directory.recovery import Recovered
-from handrail.resources.layers import Layers
+from handrail.resources.mount import Layers
 
 __all__ = ["DIRECTORY_LIMITS", "DirectoryFilesystem", "DirectoryFork", "Layers", "Recovered"]

@@ -1,10 +1,10 @@
-"""`Area`: the folder beside the real one where a commit is got ready, and where what it displaced is kept.
+"""`Area`: the staging folder beside the real one, which holds pending commits and the bytes they displaced.
 
     .<name>.handrail/
         at-work/<process>/     the forks and commits of one process, which holds a lock on its folder
         done/<when>-<call>/    what each commit displaced, with its manifest: the newest, up to a limit
 
-It is made when something is first written, so whoever only reads never has one.
+It is created by the first write, so a process that only reads never creates one.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from pathlib import Path
 import msgspec
 
 from handrail.clock import Clock
-from handrail.errors import DefinitionError, FileError
+from handrail.errors import Conflict, DefinitionError, FileError, UndoRefused
 from handrail.ids import random_id
 from handrail.resources.directory.commit import Commit, members_of
+from handrail.resources.directory.content import version_of
 from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.jail import Jail
-from handrail.resources.directory.plan import Manifest
+from handrail.resources.directory.plan import Manifest, Step, opposites, shown_version
 
 MANIFEST = "manifest"
 _COMMIT = "commit"
@@ -33,7 +34,7 @@ _READY = 8
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A commit whose displaced bytes are kept: where, and how many."""
+    """A commit whose displaced bytes are kept: its folder and their size."""
 
     folder: Path
     size: int
@@ -59,7 +60,7 @@ class Area:
 
     @property
     def mine(self) -> Path:
-        """This process's own part, made when it is first asked for."""
+        """This process's own part, created on first use."""
         if self._mine is None:
             self._mine = self._make()
         return self._mine
@@ -79,19 +80,21 @@ class Area:
                 raise
             why = error.strerror or str(error)
             raise FileError(
-                ".", self._mend(f"changes can't be kept in {str(self.folder)!r} ({why})")
+                ".", self._with_hint(f"changes can't be staged in {str(self.folder)!r} ({why})")
             ) from None
         if os.stat(mine).st_dev != os.stat(root).st_dev:
             os.rmdir(mine)
-            raise FileError(".", self._mend(f"{str(self.folder)!r} lies on another disk than {str(root)!r}"))
+            raise FileError(
+                ".", self._with_hint(f"{str(self.folder)!r} is on another disk than {str(root)!r}")
+            )
         self._refuse_case_insensitive(mine)
         self._lock = os.open(mine, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._sweep(mine)
         return mine
 
-    def _mend(self, problem: str) -> str:
-        return f"{problem}. Pass staging= a folder on the same disk that can be written to"
+    def _with_hint(self, problem: str) -> str:
+        return f"{problem}. Pass staging= with a writable folder on the same disk"
 
     def _refuse_case_insensitive(self, mine: Path) -> None:
         probe = mine / "Probe"
@@ -105,7 +108,7 @@ class Area:
             raise case_insensitive(self.jail.root)
 
     def _sweep(self, mine: Path) -> None:
-        """Clear away what processes left that are no more, once what they had begun is finished."""
+        """Remove the leftovers of dead processes, after finishing what they had begun."""
         for other, lock in self.abandoned(mine):
             try:
                 for commit in self.begun(other, ""):
@@ -115,7 +118,7 @@ class Area:
                 os.close(lock)
 
     def abandoned(self, mine: Path | None = None) -> Iterator[tuple[Path, int]]:
-        """The parts of processes that have ended, each with its lock, held here now."""
+        """Yield the parts of dead processes, each with its lock, now held here."""
         at_work = self.folder / "at-work"
         if not at_work.is_dir():
             return
@@ -134,7 +137,10 @@ class Area:
             yield other, lock
 
     def begun(self, part: Path, journal: str) -> Iterator[Commit]:
-        """The commits in a part that a journal decides about, or that none does; without a manifest, empty."""
+        """Yield the commits in a part that belong to a journal, or to none if `journal` is empty.
+
+        A commit without a manifest is yielded with an empty one.
+        """
         for folder in sorted(part.iterdir()):
             if folder.name.startswith(f"{_COMMIT}-{journal}-") if journal else "-" not in folder.name:
                 manifest = read_manifest(folder)
@@ -145,7 +151,7 @@ class Area:
                     yield Commit(self.jail, self.disk, folder, manifest)
 
     def settle(self, commit: Commit) -> tuple[str, ...]:
-        """Finish a commit nobody recorded, if any of it was done; otherwise it never was."""
+        """Finish an unrecorded commit if any of its steps was done; otherwise discard it."""
         if commit.is_begun():
             left = commit.finish()
             self.retire(commit)
@@ -154,7 +160,7 @@ class Area:
         return ()
 
     def close(self) -> None:
-        """Remove what is not needed any more, and let go of the lock."""
+        """Remove what is no longer needed and release the lock."""
         if self._mine is not None:
             self.forget_part(self._mine)
             os.close(self._lock)
@@ -162,26 +168,26 @@ class Area:
             self._ready.clear()
 
     def forget_part(self, part: Path) -> None:
-        """Remove a process's part, unless a journal may still say that something in it was committed."""
+        """Remove a process's part, unless a journal may still have a record of a commit in it."""
         if not any(any(folder.iterdir()) for folder in part.glob(f"{_COMMIT}-*")):
             self.disk.forget(part)
 
     # --- commits ----------------------------------------------------------------------------------
 
     def new_folder(self, kind: str) -> Path:
-        """A new, empty folder of this process's own."""
+        """Create an empty folder in this process's part."""
         folder = self.mine / f"{kind}{self.number()}"
         self.disk.folder(folder, 0o700)
         return folder
 
     def number(self) -> int:
-        """A number that this process uses once."""
+        """Return a number that this process uses only once."""
         return next(self._numbers)
 
     def commit_folder(self, journal: str, *, synced: bool) -> Path:
-        """A new folder for a commit, named after the journal that decides about it.
+        """Create a folder for a commit, named after the journal that records it.
 
-        Those that are to outlive a power cut are made, and synced, several at a time.
+        Folders that must survive a power cut are created and synced several at a time.
         """
         if not journal:
             return self.new_folder(_COMMIT)
@@ -197,7 +203,7 @@ class Area:
         return self._ready[journal].pop()
 
     def sync(self, folder: Path, slots: list[str]) -> None:
-        """Let a commit that is ready outlive a power cut; its manifest does in the journal."""
+        """Sync a staged commit to disk; the journal keeps its manifest."""
         for name in slots:
             self.disk.sync_file(folder / name)
         self._sync_folder(folder)
@@ -213,7 +219,7 @@ class Area:
         self.disk.write(folder / MANIFEST, msgspec.msgpack.encode(manifest))
 
     def retire(self, commit: Commit) -> None:
-        """Keep what an applied commit displaced, and let go of the oldest that is too much."""
+        """Keep what an applied commit displaced, and drop the oldest beyond the limits."""
         kept = self._all_kept()
         when = int(self._clock.now().timestamp() * 1_000_000)
         folder = self.folder / "done" / f"{when:020d}-{_short(commit.manifest.call_id)}"
@@ -230,7 +236,7 @@ class Area:
             self.disk.forget(oldest.folder)
 
     def done(self, call_id: str) -> Commit | None:
-        """The newest kept commit of a call."""
+        """Return the newest kept commit of a call."""
         for kept in reversed(self._all_kept()):
             if kept.folder.name.endswith(f"-{_short(call_id)}"):
                 manifest = read_manifest(kept.folder)
@@ -238,8 +244,36 @@ class Area:
                     return Commit(self.jail, self.disk, kept.folder, manifest)
         return None
 
-    def take_up(self, commit: Commit, manifest: Manifest) -> Commit:
-        """Make a kept commit one that is at work again, with other steps."""
+    def undo(self, commit: Commit) -> tuple[str, ...]:
+        """Revert an applied commit by a commit of the opposite steps.
+
+        Raises `UndoRefused` if somebody has changed one of its paths since; nothing is changed then.
+        """
+        steps = opposites([step for step in commit.manifest.steps if commit.is_done(step)])
+        call_id = commit.manifest.call_id
+        against = sorted(step.where for step in steps if not self._is_unchanged(step))
+        if against:
+            raise UndoRefused(call_id, against, "changed since by another call or by somebody else")
+        pending = self._take_up(commit, msgspec.structs.replace(commit.manifest, steps=steps, journal=""))
+        try:
+            pending.apply(lenient=True)
+        except Conflict as conflict:
+            self._give_back(pending, commit)
+            raise UndoRefused(
+                call_id, conflict.places, "changed just now by another call or by somebody else"
+            ) from None
+        self.disk.forget(pending.folder)
+        return tuple(sorted(step.where for step in steps))
+
+    def _is_unchanged(self, step: Step) -> bool:
+        """Whether a path holds what the reverting step expects there."""
+        found = self.jail.look(step.where)
+        if found is None:
+            return step.do == "put" and not step.before
+        return step.do == "mode" or shown_version(version_of(found[0])) == step.before
+
+    def _take_up(self, commit: Commit, manifest: Manifest) -> Commit:
+        """Turn a kept commit into a pending one with other steps."""
         folder = self.mine / f"undo{self.number()}"
         self._kept = [kept for kept in self._all_kept() if kept.folder != commit.folder]
         self.disk.retire(commit.folder, folder)
@@ -247,8 +281,8 @@ class Area:
         os.replace(folder / f"{MANIFEST}.new", folder / MANIFEST)
         return Commit(self.jail, self.disk, folder, manifest)
 
-    def give_back(self, at_work: Commit, kept: Commit) -> None:
-        """Keep again what was taken up, as it was."""
+    def _give_back(self, at_work: Commit, kept: Commit) -> None:
+        """Return a commit that was taken up to the kept ones, unchanged."""
         self.disk.write(at_work.folder / f"{MANIFEST}.new", msgspec.msgpack.encode(kept.manifest))
         os.replace(at_work.folder / f"{MANIFEST}.new", at_work.folder / MANIFEST)
         self.disk.retire(at_work.folder, kept.folder)
@@ -262,7 +296,7 @@ class Area:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a commit; None where there is none, or only half of one."""
+    """Read the manifest of a commit; None if it is missing or incomplete."""
     try:
         return msgspec.msgpack.decode((folder / MANIFEST).read_bytes(), type=Manifest)
     except (OSError, msgspec.DecodeError):
@@ -271,8 +305,8 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 def case_insensitive(root: Path) -> DefinitionError:
     return DefinitionError(
-        f"{str(root)!r} does not tell 'a' from 'A', so two paths could be one file. "
-        "Use a folder on a disk that is case-sensitive."
+        f"{str(root)!r} does not distinguish 'a' from 'A', so two paths could be one file. "
+        "Use a folder on a case-sensitive disk."
     )
 
 

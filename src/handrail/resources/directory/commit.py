@@ -1,9 +1,9 @@
-"""`Commit`: carrying out the steps of a manifest, and taking them back.
+"""`Commit`: applies the steps of a manifest, and reverts them.
 
-Whether a step was done is read off the commit's own folder, which nobody else writes to: a slot that
-still holds what was to come has not been put. So a commit can be gone on with from any point, by
-whichever process. What a step displaces is looked at once it is displaced, when nobody can reach it by
-its path any more; if it is not what was expected, somebody changed it meanwhile, and it goes back.
+Whether a step was done is read from the commit's own folder, which nobody else writes: a slot that
+still holds the new content has not been put. So any process can continue a commit from any point.
+What a step displaces is checked after it is displaced, when nobody can reach it by path any more. If
+it is not what was expected, somebody changed it meanwhile, and it goes back.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 from handrail.errors import Conflict, FileError
+from handrail.resources.directory.content import version_of
 from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.jail import Jail, refusal
 from handrail.resources.directory.plan import EMPTY, Manifest, Step, digest, opposites, shown_version
-from handrail.resources.directory.stored import version_of
 from handrail.resources.paths import join, split
 
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV}
 
 
 class Unexpected(Exception):
-    """What was displaced, or would be, is not what the step was decided on."""
+    """What a step displaced, or would displace, is not what it was based on."""
 
 
 class Commit:
-    """One commit to one folder: where its slots are, and what is to be done with them."""
+    """One commit to one folder: its slots and the steps that use them."""
 
     def __init__(self, jail: Jail, disk: Disk, folder: Path, manifest: Manifest) -> None:
         self._jail = jail
@@ -39,10 +39,10 @@ class Commit:
         self.manifest = manifest
 
     def apply(self, *, synced: bool = False, lenient: bool = False) -> None:
-        """Do every step, or none: `Conflict` names what somebody else changed, once all is as it was.
+        """Do every step or none: `Conflict` names what somebody else changed, after everything is restored.
 
-        With `synced` it outlives a power cut when this returns. With `lenient` a folder that was to
-        go and has something in it stays.
+        With `synced` the result survives a power cut. With `lenient` a folder to be removed stays if it
+        is not empty.
         """
         done: list[Step] = []
         with self._folders() as folders:
@@ -65,12 +65,12 @@ class Commit:
                 folders.sync(self._disk)
 
     def revert(self) -> None:
-        """Take everything back that was done, leaving what somebody changed since."""
+        """Revert every step that was done, except where somebody has changed the result since."""
         with self._folders() as folders:
             self._take_back([step for step in self.manifest.steps if self.is_done(step)], folders)
 
     def finish(self, *, synced: bool = False) -> tuple[str, ...]:
-        """Do what is not done yet; what somebody else changed meanwhile stays theirs and is named."""
+        """Do the remaining steps. What somebody else changed meanwhile stays, and is returned."""
         left: list[str] = []
         with self._folders() as folders:
             for step in self.manifest.steps:
@@ -84,7 +84,7 @@ class Commit:
         return tuple(left)
 
     def is_done(self, step: Step) -> bool:
-        """Whether a step was carried out, by what its slot holds."""
+        """Whether a step was done, judging by what its slot holds."""
         if step.do == "mode":
             found = self._jail.look(step.where)
             return found is not None and stat.S_IMODE(found[0].st_mode) == step.mode
@@ -105,11 +105,11 @@ class Commit:
 
     def _take_back(self, done: Sequence[Step], folders: Folders) -> None:
         for step in opposites(done):
-            with contextlib.suppress(Unexpected, OSError):  # somebody changed it since: it is theirs
+            with contextlib.suppress(Unexpected, OSError):  # somebody has changed it since, so it stays
                 self._do(step, folders)
 
     def _do(self, step: Step, folders: Folders) -> bool:
-        """Do one step. False: a folder that was to come is there already, which is as good."""
+        """Do one step. False if a folder to be created exists already, which is as good."""
         path = step.where
         folder, name = split(path)
         there, slots = folders.open(folder), folders.slots
@@ -146,7 +146,7 @@ class Commit:
 
 
 class Folders:
-    """The folders a commit works in, each opened once, in the jail."""
+    """The folders a commit works in, each opened once, inside the jail."""
 
     def __init__(self, jail: Jail, slots: Path) -> None:
         self._jail = jail
@@ -160,7 +160,7 @@ class Folders:
         return fd
 
     def sync(self, disk: Disk) -> None:
-        """A rename is one change of two folders, so that one of them synced is enough."""
+        """A rename changes two folders atomically, so syncing one of them is enough."""
         for fd in self._open.values():
             disk.sync_folder(fd)
 
@@ -171,7 +171,7 @@ class Folders:
 
 
 def members_of(folder: Path) -> Iterator[tuple[str, str]]:
-    """Everything in a folder of ours at any depth: paths from there, and their identities."""
+    """Return everything in a staging folder at any depth: relative paths and identities."""
     pending = [(folder, "")]
     while pending:
         here, prefix = pending.pop()

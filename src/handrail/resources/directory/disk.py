@@ -1,7 +1,7 @@
-"""`Disk`: every change that is made to a disk, one method each.
+"""`Disk`: every change made to a disk, one method each.
 
-It is the seam through which a test stops a process at any point of a commit, or drops what was never
-synced. Nothing here decides anything.
+It is the seam where a test stops a process at any point of a commit, or drops what was never synced.
+It makes no decisions.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _CHUNK = 1 << 26
 
 
 class Disk:
-    """The disk itself."""
+    """The real disk."""
 
     def folder(self, path: Path, mode: int) -> None:
-        """Make a folder."""
+        """Create a folder."""
         os.mkdir(path, mode)
 
     def write(self, path: Path, data: bytes, like: os.stat_result | None = None) -> None:
-        """Make a file with these bytes, with the mode and the owner of another."""
+        """Create a file with these bytes, and with the mode and owner of another."""
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             left = memoryview(data)
@@ -37,7 +37,7 @@ class Disk:
             os.close(fd)
 
     def copy(self, source: int, path: Path, like: os.stat_result) -> None:
-        """Make a file with the bytes of an open one, its mode, owner and time; shared where the disk can."""
+        """Copy an open file with its mode, owner and time, as a reflink where the disk can."""
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             try:
@@ -57,22 +57,22 @@ class Disk:
             os.close(fd)
 
     def link(self, folder: int, name: str, path: Path) -> None:
-        """Give a file a second name."""
+        """Create a hard link to a file."""
         os.link(name, path, src_dir_fd=folder, follow_symlinks=False)
 
     def symlink(self, target: str, path: Path) -> None:
-        """Make a symbolic link."""
+        """Create a symbolic link."""
         os.symlink(target, path)
 
     def place(self, source: int, name: str, target: int, new_name: str) -> None:
-        """Rename, unless there is something already (`FileExistsError`)."""
+        """Rename, unless the target exists (`FileExistsError`)."""
         move_into(source, name, target, new_name)
 
     def exchange(self, source: int, name: str, target: int, other: str) -> None:
-        """Let two names trade places.
+        """Exchange two names.
 
-        Where the disk can't, the one that was there is linked aside and then replaced: no moment
-        without a file either, only that a change between the two steps is seen after the fact.
+        Where the disk can't, the existing file is linked aside and then replaced. The path is never
+        without a file, but a change between the two steps is only noticed afterwards.
         """
         try:
             exchange(source, name, target, other)
@@ -83,7 +83,7 @@ class Disk:
             os.rename(aside, name, src_dir_fd=source, dst_dir_fd=source)
 
     def chmod(self, folder: int, name: str, mode: int) -> None:
-        """Give a folder another mode."""
+        """Change the mode of a folder."""
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
         try:
             os.fchmod(fd, mode)
@@ -91,8 +91,8 @@ class Disk:
             os.close(fd)
 
     def sync_file(self, path: Path) -> None:
-        """Let what is in a file outlive a power cut."""
-        with contextlib.suppress(OSError):  # a link, which its folder's sync covers
+        """Sync the content of a file."""
+        with contextlib.suppress(OSError):  # a link, covered by the sync of its folder
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 os.fsync(fd)
@@ -100,15 +100,15 @@ class Disk:
                 os.close(fd)
 
     def sync_folder(self, fd: int) -> None:
-        """Let which names are in a folder outlive a power cut."""
+        """Sync the names in a folder."""
         os.fsync(fd)
 
     def retire(self, path: Path, new_path: Path) -> None:
-        """Rename a folder of ours."""
+        """Rename one of our folders."""
         os.rename(path, new_path)
 
     def forget(self, path: Path) -> None:
-        """Remove what we made: a folder of ours with everything in it. Harmless when it is not there."""
+        """Remove one of our folders with everything in it. Does nothing if it does not exist."""
         _remove(path)
 
 
@@ -118,14 +118,14 @@ DISK = Disk()
 def _liken(fd: int, like: os.stat_result) -> None:
     now = os.fstat(fd)
     if (now.st_uid, now.st_gid) != (like.st_uid, like.st_gid):
-        with contextlib.suppress(PermissionError):  # only root gives files away
+        with contextlib.suppress(PermissionError):  # only root can change the owner
             os.fchown(fd, like.st_uid, like.st_gid)
     if stat.S_IMODE(now.st_mode) != stat.S_IMODE(like.st_mode):
         os.fchmod(fd, stat.S_IMODE(like.st_mode))
 
 
 def _remove(path: Path) -> None:
-    """Remove a tree without following a link, also through folders that nobody may enter."""
+    """Remove a tree without following links, including folders without permissions."""
     try:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             os.unlink(path)

@@ -1,4 +1,4 @@
-"""`DirectoryFilesystem`: the files of a real folder, each call's changes a transaction of their own."""
+"""`DirectoryFilesystem`: the files of a real folder, where each call's changes are a transaction."""
 
 from __future__ import annotations
 
@@ -15,39 +15,37 @@ from handrail.errors import DefinitionError, UndoRefused
 from handrail.operation import Operation
 from handrail.records import Journal
 from handrail.resources.directory.area import Area, case_insensitive
+from handrail.resources.directory.content import UNSEEN, node_of
 from handrail.resources.directory.disk import DISK, Disk
 from handrail.resources.directory.fork import DirectoryFork, Ground, refuse_hidden
 from handrail.resources.directory.jail import Jail
 from handrail.resources.directory.links import Linked
 from handrail.resources.directory.recovery import Recovered, recover
-from handrail.resources.directory.stored import UNSEEN, node_of
-from handrail.resources.directory.undoing import undo
 from handrail.resources.layer import ABSENT, FileLimits, Listing, Node
 from handrail.resources.overlay import refuse_claimed
 from handrail.resources.paths import join, split
 
 DIRECTORY_LIMITS = FileLimits(max_total_size=16 * 1024 * 1024 * 1024)
-"""Of a directory the limits hold for what one call changes, and for one file that is read."""
+"""For a directory, the limits apply to what one call changes and to each file that is read."""
 _NAMES_NEAR = 2000
-"""Names that are looked through for the one that was meant."""
+"""Maximum number of names searched for a suggestion."""
 _GET_FLAGS, _CASEFOLD = 0x80086601, 0x40000000
 _PROBED = 20
 
 
 class DirectoryFilesystem(Linked):
-    """The files under a real folder, and nothing else: no path, and no link, leads out of it.
+    """The files under a real folder. No path and no link leads out of it.
 
-    Calls work on forks. A fork costs nothing to make and reads go to the disk; what it writes lies
-    beside the folder until it commits, which renames it into place after checking that nobody else
-    changed the same paths: a person, another process, another call. Only those paths are ever
-    touched. What is written here directly is a commit of its own.
+    Calls work on forks. A fork costs nothing to create, and its reads go to the disk. Its writes are
+    staged beside the folder until it commits, which renames them into place after checking that
+    nobody else changed the same paths: a person, another process or another call. No other path is
+    ever touched. A write made here directly is a commit of its own.
 
-    - `staging`: where changes lie until they are committed, and what was displaced after: a folder on
-      the same disk, by default `.<name>.handrail` beside the root. It may be a folder in the root
-      itself, which is then not to be seen through here; a command's overlay can't be mounted over
-      such a one.
+    - `staging`: where pending changes and displaced files are kept: a folder on the same disk, by
+      default `.<name>.handrail` beside the root. It may be a folder in the root itself, which is then
+      hidden here; a command's overlay can't be mounted over such a root.
     - `limits`: how much one call may change, and how large a file may be to be read.
-    - `keep_calls`, `keep_bytes`: how many commits can be undone, and how many bytes are kept for that.
+    - `keep_calls`, `keep_bytes`: how many commits can be undone, and how many bytes are kept for them.
     """
 
     __slots__ = ("_ground",)
@@ -75,44 +73,44 @@ class DirectoryFilesystem(Linked):
 
     @property
     def root(self) -> Path:
-        """The folder."""
+        """The real folder."""
         return self._ground.jail.root
 
     @property
     def staging(self) -> Path:
-        """Where changes lie until they are committed. It is there once something was written."""
+        """Where pending changes are kept. It exists once something was written."""
         return self._ground.area.folder
 
     def fork(self, owner: str, /, *, writable: bool = True) -> DirectoryFork:
-        """A version of its own for the call `owner`; without `writable` it refuses every change."""
+        """Return a fork for the call `owner`. Without `writable` it refuses every change."""
         return DirectoryFork(self, (), self._ground, owner, writable)
 
     def undo(self, call_id: str, /) -> tuple[str, ...]:
-        """Put back what the commit of this call displaced, and take away what it brought.
+        """Restore what the commit of this call displaced, and remove what it created.
 
-        `UndoRefused` where somebody has changed one of its paths since, naming them, or where nothing
-        is kept of it any more. Returns the paths that were changed, sorted.
+        Raises `UndoRefused` if somebody has changed one of its paths since, naming them, or if nothing
+        is kept of it. Returns the changed paths, sorted.
         """
         ground = self._ground
         with ground.lock:
             commit = ground.area.done(call_id)
             if commit is None:
-                raise UndoRefused(call_id, (), "nothing is kept of it: it changed no files, or is too old")
+                raise UndoRefused(call_id, (), "nothing is kept of it: it changed no files, or it is too old")
             for path in commit.manifest.paths:
                 refuse_claimed(self._claimed or {}, path)
-            return undo(ground.jail, ground.area, commit)
+            return ground.area.undo(commit)
 
     def recover(self, journal: Journal, /) -> Operation[Recovered]:
-        """Finish what was recorded in a journal and not applied, because the process ended in between.
+        """Finish what a journal recorded but a process that ended did not apply.
 
-        Only forward: what is recorded is applied, and what is not never was. A file that somebody
-        changed meanwhile stays as it is, and is named. To be called before the folder is used.
+        Recovery only rolls forward: what is recorded is applied, and everything else is discarded. A file
+        that somebody changed meanwhile stays as it is, and is named. Call this before using the folder.
         """
         ground = self._ground
         return Operation(lambda: recover(ground.jail, ground.area, ground.lock, journal), "recover")
 
     def close(self) -> None:
-        """Let go of the folder. Forks of it can't be used any more."""
+        """Close the folder. Its forks can't be used afterwards."""
         with self._ground.lock:
             self._ground.area.close()
             self._ground.jail.close()
@@ -123,7 +121,7 @@ class DirectoryFilesystem(Linked):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # --- looking ----------------------------------------------------------------------------------
+    # --- reads --------------------------------------------------------------------------------------
 
     def _enter(self, change: str = "") -> None:
         if change and self._claimed:
@@ -183,7 +181,7 @@ class DirectoryFilesystem(Linked):
     def _keep_bytes(self, folder: str, name: str, data: bytes) -> None:
         pass
 
-    # --- changing: each a commit of its own ---------------------------------------------------------
+    # --- writes, each a commit of its own -----------------------------------------------------------
 
     @contextlib.contextmanager
     def _alone(self) -> Generator[DirectoryFork]:
@@ -231,10 +229,10 @@ def _open(root: str | os.PathLike[str]) -> Jail:
         real = path.resolve(strict=True)
         jail = Jail(real)
     except NotADirectoryError:
-        raise DefinitionError(f"{str(path)!r} is not a folder. Give the path of one.") from None
+        raise DefinitionError(f"{str(path)!r} is not a folder. Give the path of a folder.") from None
     except OSError as error:
         raise DefinitionError(
-            f"the folder {str(path)!r} can't be opened: {error.strerror}. Give the path of one that is there."
+            f"the folder {str(path)!r} can't be opened: {error.strerror}. Give the path of an existing folder."
         ) from None
     if _ignores_case(jail):
         raise case_insensitive(real)
@@ -242,7 +240,7 @@ def _open(root: str | os.PathLike[str]) -> Jail:
 
 
 def _ignores_case(jail: Jail) -> bool:
-    """What can be seen without writing anything: the folder's own flag, and names that are there."""
+    """Check what can be seen without writing: the folder's own flag, and existing names."""
     try:
         fd = jail.folder(".", os.O_RDONLY)
     except OSError:
@@ -259,7 +257,7 @@ def _ignores_case(jail: Jail) -> bool:
                     if other != entry.name and os.path.samestat(
                         os.stat(other, dir_fd=fd, follow_symlinks=False), entry.stat(follow_symlinks=False)
                     ):
-                        # A second link to one file is not a second spelling of one name.
+                        # A hard link is a second name, not a second spelling of one.
                         return other not in [name for name, _ in jail.scan("")]
         return False
     finally:
@@ -267,12 +265,14 @@ def _ignores_case(jail: Jail) -> bool:
 
 
 def _inside(root: Path, staging: Path) -> str:
-    """The name in the root that the staging folder has, where it lies directly in it."""
+    """Return the name of the staging folder if it lies directly in the root."""
     resolved = staging.parent.resolve() / staging.name
     if resolved == root or resolved in root.parents:
-        raise DefinitionError(f"staging={str(staging)!r} is the folder itself, or around it. Give another.")
+        raise DefinitionError(
+            f"staging={str(staging)!r} is the folder itself or contains it. Choose another folder."
+        )
     if root in resolved.parents and resolved.parent != root:
         raise DefinitionError(
-            f"staging={str(staging)!r} lies deep in the folder. Put it beside the folder, or directly in it."
+            f"staging={str(staging)!r} lies deep inside the folder. Put it beside the folder, or directly in it."
         )
     return resolved.name if resolved.parent == root else ""

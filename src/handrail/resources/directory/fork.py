@@ -1,4 +1,4 @@
-"""`DirectoryFork`: one call's own version of a real folder, until it is committed into it, or dropped."""
+"""`DirectoryFork`: one call's version of a real folder, until it is committed or dropped."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ import msgspec
 from handrail.errors import Conflict, ContextError, ContextExpired, PathRefused
 from handrail.resources.directory.area import Area
 from handrail.resources.directory.commit import Commit
-from handrail.resources.directory.jail import Jail, read_open
-from handrail.resources.directory.layers import LayerStack
-from handrail.resources.directory.links import Linked
-from handrail.resources.directory.staging import stage_commit
-from handrail.resources.directory.stored import (
+from handrail.resources.directory.content import (
     FIRST_VERSION,
     Folder,
     Held,
@@ -30,19 +26,23 @@ from handrail.resources.directory.stored import (
     mode_of,
     version_of,
 )
+from handrail.resources.directory.jail import Jail, read_open
+from handrail.resources.directory.layer_stack import LayerStack
+from handrail.resources.directory.links import Linked
+from handrail.resources.directory.stager import stage_commit
 from handrail.resources.directory.upper import Entry
 from handrail.resources.fork import FileChange, FileFork
 from handrail.resources.layer import ABSENT, Layer, Node, Shared
-from handrail.resources.layers import Layers
+from handrail.resources.mount import Layers
 from handrail.resources.overlay import PREPARED, Overlay
 from handrail.resources.paths import join, split
 
 _KEPT_FILE, _KEPT = 1024 * 1024, 64 * 1024 * 1024
-"""Bytes of one file, and of all, that a fork keeps in memory so as to read them again as they were."""
+"""Maximum bytes per file, and in total, that a fork keeps in memory for repeatable reads."""
 
 
 class Ground(Shared):
-    """What a directory and all its forks use together."""
+    """State shared by a directory and all its forks."""
 
     __slots__ = ("area", "hidden", "jail")
 
@@ -51,16 +51,15 @@ class Ground(Shared):
         self.jail = jail
         self.area = area
         self.hidden = hidden
-        """The name in the root that belongs to the staging folder, where that lies inside; else ""."""
+        """The name of the staging folder if it lies in the root; else ""."""
 
 
 class DirectoryFork(Linked, FileFork):
-    """A fork of a real folder: what was touched in it, in memory and beside the folder, over the rest.
+    """A fork of a real folder: what was touched, in memory and beside the folder, over the rest.
 
-    What is read falls through to the disk. A commit renames into place what was written, after
-    checking that nobody else wrote it; until then the folder is as it was. Beside the verbs of
-    `Filesystem` it offers a command's overlay its layers (`layers`), and takes back what the command
-    wrote (`absorb`).
+    Other reads go to the disk. A commit renames the writes into place after checking that nobody
+    else wrote the same paths; until then the folder is unchanged. Beside the verbs of `Filesystem`,
+    it provides layers for a command's overlay (`layers`) and takes over the command's writes (`absorb`).
     """
 
     __slots__ = ("_commit", "_kept_bytes", "_mounted", "_stack")
@@ -78,7 +77,7 @@ class DirectoryFork(Linked, FileFork):
     def _ground(self) -> Ground:
         return cast(Ground, self._shared)
 
-    # --- what links and the disk ask for ----------------------------------------------------------
+    # --- hooks for links and the disk -------------------------------------------------------------
 
     @property
     def _root_path(self) -> str:
@@ -106,7 +105,7 @@ class DirectoryFork(Linked, FileFork):
 
     def _put(self, folder: str, name: str, node: Node, old: Node, base: Node | None = None) -> None:
         if self._over is None:
-            _ = self._ground.area.mine  # a folder that can't be written to says so now, not at the end
+            _ = self._ground.area.mine  # a read-only folder is reported now, not at the end
         if isinstance(node.data, bytes):
             node = Node(node.version, Held(node.data, like_of(old)), node.modified)
         super()._put(folder, name, node, old, base)
@@ -121,7 +120,7 @@ class DirectoryFork(Linked, FileFork):
     def _mode_of(self, node: Node) -> int | None:
         return mode_of(node)
 
-    # --- a call that is gone through again --------------------------------------------------------
+    # --- replay -----------------------------------------------------------------------------------
 
     def _lasting(self, node: Node) -> str:
         return f"{node.version:x}" if node.version >= FIRST_VERSION else ""
@@ -139,15 +138,14 @@ class DirectoryFork(Linked, FileFork):
             return Node(tick, None, now) if mode is None else Folder(tick, None, now, mode)
         return Node(tick, Held(change.data, _like(like_of(old), mode)), now)
 
-    # --- a call's end -----------------------------------------------------------------------------
+    # --- the end of a call ------------------------------------------------------------------------
 
     def stage(self, call_id: str, /, *, journal: str = "", synced: bool = False) -> Mapping[str, Any] | None:
         """Write everything that a commit needs beside the folder, after `prepare`.
 
-        What is returned is the manifest from which the commit can be finished by another process;
-        None where there is nothing to commit. `journal` is the id of the journal that is going to
-        record it; without one, that anything was renamed decides whether it was committed. With
-        `synced` it outlives a power cut.
+        Returns the manifest, from which another process can finish the commit; None if there is nothing
+        to commit. `journal` is the id of the journal that will record it. Without one, the commit counts
+        as made once anything was renamed. With `synced` it survives a power cut.
         """
         with self._shared.lock:
             if self._state != PREPARED or self._line:
@@ -162,8 +160,8 @@ class DirectoryFork(Linked, FileFork):
     def apply(self, *, synced: bool = False) -> None:
         """Commit into what was forked.
 
-        Into the folder itself it may still refuse: `Conflict`, where somebody changed a file since
-        `prepare`, and `FileError`, where the disk refuses; then everything is as it was.
+        A commit into the folder itself may still fail: with `Conflict` if somebody changed a file since
+        `prepare`, with `FileError` if the disk refuses. Everything is then as it was.
         """
         if self._line:
             self._apply_inside()
@@ -178,7 +176,7 @@ class DirectoryFork(Linked, FileFork):
                 except BaseException:
                     if not asked_for:
                         self.drop()
-                    raise  # whoever staged it drops it, once no record says that it is committed
+                    raise  # the caller that staged it drops it, once no record says it is committed
                 self._over = None  # it is part of the folder now
             super().apply()
             self._clear()
@@ -196,20 +194,20 @@ class DirectoryFork(Linked, FileFork):
             self._clear()
 
     def applied(self) -> None:
-        """The commit stands: what it displaced is kept, to be undone with `undo`."""
+        """Finish the commit: what it displaced is kept for `undo`."""
         with self._shared.lock:
             commit, self._commit = self._commit, None
             if commit is not None:
                 self._ground.area.retire(commit)
 
     def revert(self) -> None:
-        """Take an applied commit back, because something that belongs to it failed; `drop` forgets it."""
+        """Revert an applied commit because another part of the transaction failed; `drop` discards it."""
         with self._shared.lock:
             if self._commit is not None:
                 self._commit.revert()
 
     def drop(self) -> None:
-        """Close the fork and forget what was done in it."""
+        """Close the fork and discard its changes."""
         with self._shared.lock:
             super().drop()
             commit, self._commit = self._commit, None
@@ -225,11 +223,10 @@ class DirectoryFork(Linked, FileFork):
     # --- commands ---------------------------------------------------------------------------------
 
     def layers(self) -> Layers:
-        """What an overlay is to be mounted from so that a command sees this fork and writes into it.
+        """Return the layers to mount, so that a command sees this fork and writes into it.
 
-        Everything changed so far is written out; the layers of forks around this one stay as they
-        are for as long as this one lives. One command at a time: between this and `absorb` nothing
-        else may change this fork.
+        All changes so far are written out. The layers of outer forks stay unchanged while this fork
+        lives. One command at a time: nothing else may change this fork before `absorb`.
         """
         with self._shared.lock:
             self._enter()
@@ -247,12 +244,12 @@ class DirectoryFork(Linked, FileFork):
             return Layers(tuple(lowers), upper.folder, work, os.stat(work).st_ctime_ns)
 
     def absorb(self, mounted_at: int) -> tuple[str, ...]:
-        """Take every path that a command changed in the upper layer as written by this call.
+        """Take over every path that a command changed in the upper layer as a write of this call.
 
-        `mounted_at` is `Layers.mounted_at`. `Conflict` names the paths that somebody else changed in
-        what was forked since then, since the command may have seen either; nothing is taken then, and
-        the fork is only good to be dropped. Returns the paths taken, sorted; a `/` at the end stands
-        for a folder. Pipes, sockets and devices that a command left are not taken.
+        `mounted_at` is `Layers.mounted_at`. `Conflict` names the paths that somebody else has changed
+        since then, because the command may have seen either version; nothing is taken over then, and
+        the fork must be dropped. Returns the paths taken over, sorted; a trailing `/` stands for a
+        folder. Pipes, sockets and devices are not taken over.
         """
         with self._shared.lock:
             self._enter()
@@ -281,7 +278,7 @@ class DirectoryFork(Linked, FileFork):
         folder, name = split(entry.path)
         now = self._parent._look(folder, name)
         if not now.version:
-            # Of a file that lay below. Was it there, and somebody deleted it? Or did the command bring it here?
+            # The file lay in a lower layer. Did somebody delete it since, or did the command move it here?
             return entry.copied and self._other_names(folder, mounted_at)
         if now.is_folder and (entry.kind != "folder" or entry.opaque):
             below = self._parent._below(entry.path, now)
@@ -289,7 +286,7 @@ class DirectoryFork(Linked, FileFork):
         return self._since(now, mounted_at)
 
     def _other_names(self, folder: str, mounted_at: int) -> bool:
-        """Whether, after the mount, names came or went in a folder of what was forked, or in the one that it lay in."""
+        """Whether names were added to or removed from a folder, or its nearest existing parent, after the mount."""
         for fork in self._line:
             if (fork._stamps or {}).get(folder, 0) > self._mounted:
                 return True
@@ -305,7 +302,7 @@ class DirectoryFork(Linked, FileFork):
         return node.version > self._mounted
 
     def _take(self, entry: Entry, top: Path, stack: LayerStack) -> bool:
-        """Let what a command left at a path be what is there; False where that is what was."""
+        """Take over what a command left at a path; False if nothing changed."""
         changed = False
         folder, name = split(entry.path)
         old = self._look(folder, name)
@@ -346,13 +343,13 @@ class DirectoryFork(Linked, FileFork):
             now = version_of(os.fstat(fd))
             if identity(now) != identity(
                 version
-            ):  # not its ctime, which a layer changes that shares the file
+            ):  # without ctime, which a layer that shares the file changes
                 raise Conflict([path])
             return read_open(fd, path, now, self._shared.limits.max_file_size)
 
 
 def _like(old: os.stat_result | None, mode: int | None) -> os.stat_result | None:
-    """What a file is to be like that had this mode, over the one that was there."""
+    """Return the metadata for a file with this mode, based on the file it replaces."""
     if mode is None or (old is not None and stat.S_IMODE(old.st_mode) == mode):
         return old
     uid, gid = (os.geteuid(), os.getegid()) if old is None else (old.st_uid, old.st_gid)
@@ -362,4 +359,4 @@ def _like(old: os.stat_result | None, mode: int | None) -> os.stat_result | None
 def refuse_hidden(hidden: str, path: str) -> None:
     """Raise if a path lies in the staging folder."""
     if hidden and (path == hidden or path.startswith(f"{hidden}/")):
-        raise PathRefused(path, "changes that are not committed yet are kept there. Choose another path")
+        raise PathRefused(path, "uncommitted changes are staged there. Choose another path")

@@ -1,8 +1,8 @@
-"""`Jail`: looking at what lies under one folder, and never at anything else.
+"""`Jail`: access to what lies under one folder, and to nothing else.
 
-The kernel itself refuses every path that would leave the folder or cross a symbolic link, at the
-moment it is opened, so there is nothing between a check and a use. Links that stay inside are
-followed above this, name by name, each name looked at through here.
+The kernel refuses every path that would leave the folder or cross a symbolic link, at the moment it
+is opened, so there is no gap between check and use. Links that stay inside are followed by the layer
+above, one name at a time, through here.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from handrail.errors import Conflict, FileError, FileLimitReached
-from handrail.resources.directory.stored import version_of
+from handrail.resources.directory.content import version_of
 from handrail.resources.directory.syscalls import open_beneath
 
 _NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ENAMETOOLONG}
-"""What the kernel says where, for us, nothing is: also behind a link, and above the folder."""
+"""Errors that mean nothing is there, including behind a link and above the folder."""
 
 
 Found = tuple[os.stat_result, str]
-"""What is at a path, and, of a link, where it points to."""
+"""The status of a path and, for a link, its target."""
 
 
 class Jail:
-    """A folder, held open for as long as this is used: whoever renames it takes it along."""
+    """A folder, held open while this is in use. It stays the same folder when renamed."""
 
     __slots__ = ("fd", "root")
 
@@ -35,7 +35,7 @@ class Jail:
         self.fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """Let go of the folder; harmless when called twice."""
+        """Close the folder. Safe to call twice."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -45,7 +45,7 @@ class Jail:
             self.close()
 
     def look(self, path: str) -> Found | None:
-        """What is at a path, a link being just a link; None for nothing, and for what lies behind a link."""
+        """Return what is at a path, without following links; None for nothing, or behind a link."""
         try:
             fd = open_beneath(self.fd, path, os.O_PATH | os.O_NOFOLLOW)
         except OSError as error:
@@ -59,11 +59,11 @@ class Jail:
             os.close(fd)
 
     def folder(self, path: str, flags: int = os.O_PATH) -> int:
-        """A folder, held open; `OSError` where there is none."""
+        """Open a folder. Raises `OSError` if there is none."""
         return open_beneath(self.fd, path, flags | os.O_DIRECTORY)
 
     def scan(self, path: str) -> Iterator[tuple[str, str]]:
-        """The names in a folder, each with what it is: `file`, `folder`, `link` or `other`. None: no names."""
+        """Yield the names in a folder with their kind: `file`, `folder`, `link` or `other`. A missing folder has none."""
         try:
             fd = self.folder(path, os.O_RDONLY)
         except OSError as error:
@@ -78,7 +78,7 @@ class Jail:
             os.close(fd)
 
     def read(self, path: str, version: int, limit: int) -> bytes:
-        """The bytes of the file that was seen at this version; `Conflict` if it is another by now."""
+        """Read the file seen at this version. Raises `Conflict` if it has changed."""
         try:
             fd = open_beneath(self.fd, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError as error:
@@ -92,14 +92,14 @@ class Jail:
 
 
 def read_open(fd: int, path: str, version: int, limit: int) -> bytes:
-    """The bytes of an open file, if it is, before and after it was read, at this version."""
+    """Read an open file, if it is at this version before and after."""
     found = os.fstat(fd)
     if version_of(found) != version:
         raise Conflict([path])
     if not stat.S_ISREG(found.st_mode):
-        raise FileError(path, "this is a pipe, a socket or a device, and only files can be read")
+        raise FileError(path, "this is a pipe, a socket or a device, not a regular file")
     if found.st_size > limit:
-        problem = f"it has {found.st_size} bytes, and a file of up to {limit} can be read. Read a part of it another way"
+        problem = f"it has {found.st_size} bytes and the limit for reading a file is {limit}. Read a part of it another way"
         raise FileLimitReached(path, problem)
     parts: list[bytes] = []
     left = found.st_size
@@ -120,18 +120,18 @@ def _kind(entry: os.DirEntry[str]) -> str:
 
 
 def refusal(path: str, error: OSError) -> FileError:
-    """What a disk says, in words for whoever gave the path."""
+    """Turn an error of the disk into one for the caller who gave the path."""
     if error.errno in (errno.EACCES, errno.EPERM):
         return FileError(
             path or ".",
-            "the user this runs as has no permission for it. Choose another path, or change its mode",
+            "permission denied. Choose another path, or change its mode",
         )
     if error.errno == errno.EROFS:
-        return FileError(path or ".", "it lies on a disk that is read-only. Nothing can be written there")
+        return FileError(path or ".", "the disk is read-only. Nothing can be written there")
     if error.errno == errno.ENOSPC or error.errno == errno.EDQUOT:
         return FileLimitReached(path or ".", "the disk is full. Delete something first")
     if error.errno == errno.EXDEV:
         return FileError(
-            path or ".", "it lies on another disk than the rest, so it can't be changed as one with it"
+            path or ".", "it is on another disk than the root, so it can't be part of the same commit"
         )
-    return FileError(path or ".", f"the disk refused it: {error.strerror or error}")
+    return FileError(path or ".", f"the disk reported an error: {error.strerror or error}")

@@ -1,7 +1,7 @@
-"""`Linked`: files among which there are symbolic links, and names that can't be said.
+"""`Linked`: a layer with symbolic links and with names that can't be written as paths.
 
-The kernel is never let follow a link. A path that crosses one is walked here, name by name, as a fork
-sees it; what a link leads to must lie inside the root, and to have followed a link is to have read it.
+The kernel never follows a link. A path that crosses one is resolved here, one name at a time, as the
+fork sees it. A link's target must lie inside the root, and following a link counts as reading it.
 """
 
 from __future__ import annotations
@@ -12,50 +12,50 @@ from pathlib import Path
 
 from handrail.errors import Conflict, PathRefused
 from handrail.protocols import FileInfo, Match
+from handrail.resources.directory.content import Held, OnDisk, is_link
 from handrail.resources.directory.ripgrep import WORTH, files_holding, plain_text
-from handrail.resources.directory.stored import Held, OnDisk, is_link
 from handrail.resources.layer import TOP, Layer, Node
 from handrail.resources.paths import file_place, join, place, split
 from handrail.resources.search import line_pattern, sorted_matches
 
 _FOLLOWED = 40
-"""How many links one path may lead through, which is what Linux allows."""
+"""Maximum links in one path: the limit of Linux."""
 _TRIES = 4
-"""How often a file that changes while it is read is looked at anew."""
+"""How often to retry a file that changes while it is read."""
 
 
 class Linked(Layer):
-    """The verbs of a filesystem, with links followed first."""
+    """The verbs of a filesystem, with links resolved first."""
 
     __slots__ = ()
 
-    # --- what a fork and the folder itself do differently ----------------------------------------
+    # --- hooks that a fork and the folder itself implement ----------------------------------------
 
     @property
     def _root_path(self) -> str:
-        """Where the folder lies, so that an absolute link into it is known for one."""
+        """The folder's path, to recognize absolute links into it."""
         raise NotImplementedError
 
     def _refuse_ours(self, path: str) -> None:
-        """Raise if this path belongs to what lies aside for commits."""
+        """Raise if this path belongs to the staging folder."""
         raise NotImplementedError
 
     def _is_pinned(self, folder: str, name: str) -> bool:
-        """Whether something was seen at a path before, which it has to stay."""
+        """Whether a path was read before and must stay the same."""
         raise NotImplementedError
 
     def _forget(self, folder: str, name: str) -> None:
-        """Let the next look at a path be the first."""
+        """Forget that a path was read."""
         raise NotImplementedError
 
     def _keep_bytes(self, folder: str, name: str, data: bytes) -> None:
-        """These bytes were read, and are to be read again as they are."""
+        """Keep the bytes that were read, for repeatable reads."""
         raise NotImplementedError
 
-    # --- following --------------------------------------------------------------------------------
+    # --- resolution -------------------------------------------------------------------------------
 
     def _followed(self, path: str, *, last: bool = True) -> str:
-        """The path without links; with `last` false a link at its very end stays itself."""
+        """Resolve the links in a path. With `last=False` a link at its end is not resolved."""
         at = place(path)
         self._enter()
         self._refuse_ours(at.path)
@@ -72,7 +72,7 @@ class Linked(Layer):
         return f"{found or '.'}/" if at.as_folder else found or "."
 
     def resolved(self, path: str, /) -> str:
-        """Where a path leads, as this sees it: its one spelling, with every link in it followed."""
+        """Return where a path leads as seen here: normalized, with every link resolved."""
         with self._shared.lock:
             return place(self._followed(path)).path
 
@@ -90,7 +90,7 @@ class Linked(Layer):
                 if is_link(node) and (names or last):
                     followed += 1
                     if followed > _FOLLOWED:
-                        raise PathRefused(given, "the links in it lead in a circle. Name another path")
+                        raise PathRefused(given, "its links form a cycle. Name another path")
                     if self._target(given, self._see(folder, name), names):
                         folder = ""
                 else:
@@ -98,7 +98,7 @@ class Linked(Layer):
         return folder
 
     def _target(self, given: str, node: Node, names: deque[str]) -> bool:
-        """Put what a link points to in front of the rest of a path. True: it starts at the root."""
+        """Prepend a link's target to the rest of a path. True if it starts at the root."""
         target: str = getattr(node.data, "target", "")
         absolute = target.startswith("/")
         if absolute:
@@ -117,7 +117,7 @@ class Linked(Layer):
             return self._loaded(self._followed(path))
 
     def _loaded(self, path: str) -> bytes:
-        """The bytes at a path without links. What changes while it is looked at is looked at again."""
+        """Read a path without links. A file that changes meanwhile is read again."""
         at = file_place(path)
         pinned = self._is_pinned(at.folder, at.name)
         for _ in range(_TRIES):
@@ -146,7 +146,7 @@ class Linked(Layer):
         return tuple(info for info in found if _can_be_said(info.path))
 
     def _info(self, path: str, node: Node) -> FileInfo:
-        """Of a link, what it leads to; of one that leads nowhere, the link itself."""
+        """Return the info of a link's target; of a dangling link, its own."""
         if is_link(node) and _can_be_said(path):
             try:
                 at = place(self._followed(path))
@@ -165,7 +165,7 @@ class Linked(Layer):
                 return None
 
     def _kinds(self, folder: str) -> Mapping[str, bool]:
-        """Through a link to a folder a search goes only where it is named: it could lead in a circle."""
+        """Return the members of a folder. A search does not descend through links, which could form a cycle."""
         with self._shared.lock:
             try:
                 here = place(self._followed(folder or ".")).path
@@ -191,17 +191,17 @@ class Linked(Layer):
         return sorted_matches(pattern, self._contents_of(path for path in paths if path not in without))
 
     def _without(self, text: str, paths: Sequence[str]) -> frozenset[str]:
-        """Files that need not be read for a text, since ripgrep says it is not in them.
+        """Return the files that need not be searched for a text, because ripgrep does not find it there.
 
-        They count as seen all the same, as they were before it looked: whoever changes one of them
-        afterwards has changed what this depends on.
+        They still count as read, as of before ripgrep ran: a later change to one of them is a change to
+        what the search depends on.
         """
         asked: set[str] = set()
         for path in paths:
             with self._shared.lock:
                 at = place(self._followed(path))
                 data = self._see(at.folder, at.name).data
-                # Moved here, what lies there is another file.
+                # After a move, the file at that path is a different one.
                 if (
                     isinstance(data, OnDisk)
                     and path == at.path == data.path
@@ -256,7 +256,7 @@ class Linked(Layer):
 
 
 def _can_be_said(path: str) -> bool:
-    """Whether a path on the disk can be written down as one of ours."""
+    """Whether a path on disk can be written as one of ours."""
     try:
         return place(path).path == path
     except PathRefused:

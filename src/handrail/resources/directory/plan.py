@@ -1,9 +1,9 @@
-"""What a commit does to a folder, step by step, as plain data that a restarted process can finish.
+"""The plan of a commit: its steps as plain data, which a restarted process can finish.
 
-There are three kinds of step. *put*: what lies in a slot of the commit's own folder trades places
-with what is at the path, or comes where nothing is. *take*: what is at the path goes into a slot.
-*mode*: a folder gets another mode. Each is one rename, each says what it expects to displace, and each
-has one of the three as its opposite: so going back, going on after a crash, and undoing are one thing.
+There are three kinds of step. *put*: a slot of the commit's own folder is exchanged with what is at the
+path, or moved there if nothing is. *take*: what is at the path moves into a slot. *mode*: a folder gets
+another mode. Each step is one rename, says what it expects to displace, and has one of the three as its
+opposite. So reverting, continuing after a crash and undoing are the same mechanism.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from handrail.resources.directory.stored import Folder, identity, mode_of
+from handrail.resources.directory.content import Folder, identity, mode_of
 from handrail.resources.layer import Node, Over
 from handrail.resources.paths import ancestors, join
 
@@ -26,19 +26,19 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     do: Literal["put", "take", "mode"]
     path: str
-    """The path, each byte that is not UTF-8 written as `\\xff`: what to show, `where` is what to use."""
+    """The path for display, with each byte that is not UTF-8 written as `\\xff`. Use `where` to access it."""
     bytes: str = ""
-    """The path in hexadecimal, where it is not UTF-8."""
+    """The path in hexadecimal, if it is not UTF-8."""
     slot: str = ""
-    """The name, in the commit's folder, of what comes; afterwards of what was displaced."""
+    """The slot's name in the commit's folder: holds the new content, afterwards what was displaced."""
     before: str = ""
-    """The identity of what is displaced, and "" where nothing is."""
+    """The identity of what is displaced; "" for nothing."""
     after: str = ""
-    """The identity of what comes."""
+    """The identity of the new content."""
     tree: str = ""
-    """Of a folder that is displaced: a digest of everything in it."""
+    """For a displaced folder, a digest of everything in it."""
     folder: bool = False
-    """What comes is a folder: one that is there already is as good."""
+    """Whether the new content is a folder; an existing folder is as good."""
     mode: int = 0
     old_mode: int = 0
 
@@ -48,7 +48,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return os.fsdecode(binascii.unhexlify(self.bytes)) if self.bytes else self.path
 
     def opposite(self) -> Step:
-        """The step that takes this one back."""
+        """Return the step that reverts this one."""
         if self.do == "mode":
             return msgspec.structs.replace(self, mode=self.old_mode, old_mode=self.mode)
         if self.do == "take":
@@ -61,15 +61,15 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """All of one commit to one folder."""
+    """One commit to one folder."""
 
     call_id: str
     root: str
     staging: str
     folder: str
-    """Where the slots are, from the staging folder on."""
+    """The folder of the slots, relative to the staging folder."""
     journal: str = ""
-    """The id of the journal that decides whether this was committed; "" where none was asked."""
+    """The id of the journal that decides whether this was committed; "" for none."""
     steps: tuple[Step, ...] = ()
 
     @property
@@ -78,7 +78,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One path of a fork that is to be changed: into what, and from what."""
+    """One changed path of a fork: the new node and the node it replaces."""
 
     path: str
     node: Node
@@ -86,7 +86,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def step_at(path: str, **fields: Any) -> Step:
-    """A step for a path, which may be any that a disk has."""
+    """Return a step for any path a disk can have."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -96,12 +96,12 @@ def step_at(path: str, **fields: Any) -> Step:
 
 
 def shown_version(version: int) -> str:
-    """The identity of a version as a manifest holds it."""
+    """Format a version's identity for a manifest."""
     return f"{identity(version):x}" if version else ""
 
 
 def digest(members: Iterable[tuple[str, str]]) -> str:
-    """A digest of what is in a folder at any depth: paths from there, and their identities."""
+    """Compute a digest of a folder's content at any depth, from relative paths and identities."""
     found = hashlib.blake2b(digest_size=16)
     for path, version in sorted(members):
         found.update(os.fsencode(path) + b"\0" + version.encode() + b"\0")
@@ -112,9 +112,9 @@ EMPTY = digest(())
 
 
 def in_order(over: Over) -> Iterator[Change]:
-    """First what goes, innermost first; then what comes, outermost first.
+    """Yield removals first, innermost first; then additions, outermost first.
 
-    A folder that goes takes everything in it along, in one step.
+    A removed folder takes everything in it along, in one step.
     """
     folders = sorted(over, key=len)
     trees = {
@@ -136,7 +136,7 @@ def in_order(over: Over) -> Iterator[Change]:
 
 
 def tree_digest(over: Over, path: str) -> str:
-    """What a fork saw in a folder that it removes."""
+    """Return the digest of what a fork saw in a folder that it removes."""
     prefix = f"{path}/"
     return digest(
         (join(folder, name)[len(prefix) :], shown_version(base.version))
@@ -148,7 +148,7 @@ def tree_digest(over: Over, path: str) -> str:
 
 
 def opposites(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The steps that take these back, in the order to take them in."""
+    """Return the steps that revert these, in the order to apply them."""
     return tuple(step.opposite() for step in reversed(steps))
 
 

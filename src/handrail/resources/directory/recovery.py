@@ -1,4 +1,4 @@
-"""After a crash: finishing what a journal has recorded and nobody applied."""
+"""Recovery after a crash: finish the commits that a journal recorded but nobody applied."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Recovered(msgspec.Struct, frozen=True):
     """What a recovery did."""
 
     finished: tuple[str, ...] = ()
-    """The calls whose commits were finished, or were found to be."""
+    """The calls whose commits were finished, or found finished."""
     dropped: tuple[str, ...] = ()
-    """The calls that had not been recorded yet: nothing of them was applied."""
+    """The calls that were not recorded: nothing of them was applied."""
     left: tuple[str, ...] = ()
-    """The paths that somebody changed meanwhile, and that stay as they are."""
+    """The paths that somebody changed meanwhile, which stay as they are."""
 
 
 async def recover(jail: Jail, area: Area, lock: RLock, journal: Journal) -> Recovered:
-    """Apply what the journal says was committed; forget what it does not."""
+    """Apply what the journal says was committed, and discard the rest."""
     units = await journal.unapplied()
     finished: list[str] = []
     left: list[str] = []
@@ -47,7 +47,7 @@ async def recover(jail: Jail, area: Area, lock: RLock, journal: Journal) -> Reco
 
 
 def _is_at_work(manifest: Manifest) -> bool:
-    """Whether a commit was not finished yet, in whichever folder."""
+    """Whether a commit is unfinished, in any folder."""
     return Path(manifest.staging, "at-work", manifest.folder).exists()
 
 
@@ -73,7 +73,7 @@ def _finish(jail: Jail, area: Area, lock: Any, manifests: Sequence[Manifest]) ->
 
 
 def _drop(area: Area, lock: Any, journal: str, known: set[str]) -> list[str]:
-    """Forget the commits of processes that have ended, where this journal does not have them."""
+    """Discard the commits of dead processes that this journal has no record of."""
     dropped: list[str] = []
     with lock:
         for part, held in area.abandoned():
@@ -83,7 +83,7 @@ def _drop(area: Area, lock: Any, journal: str, known: set[str]) -> list[str]:
                     if manifest.folder in known:
                         continue
                     if commit.is_begun():
-                        area.retire(commit)  # applied, and noted as such
+                        area.retire(commit)  # applied, and recorded as such
                     else:
                         area.disk.forget(commit.folder)
                         if manifest.call_id:

@@ -1,7 +1,7 @@
-"""Which files of a folder hold a text: asked of ripgrep where it is installed.
+"""Which files contain a text, according to ripgrep, if it is installed.
 
-It only ever narrows down what has to be read: what is found in the files that are left is decided by the
-same code as without it, so results do not depend on it. Nothing of what it prints but names is looked at.
+It only narrows down what must be read. Matches are always found by our own code, so results do not
+depend on it. Only file names are taken from its output.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from itertools import islice
 from pathlib import Path
 
 _PLAIN = re.compile(r"[^\\.^$*+?{}\[\]|()\x00-\x1f]+\Z")
-"""Patterns that stand for themselves: whatever line fits one holds it as it is written."""
+"""Patterns without special characters: every matching line contains the pattern literally."""
 _AT_ONCE = 500
-"""Files named to one run: their names have to fit into a command line."""
+"""Files per ripgrep process, so that their names fit on a command line."""
 WORTH = 32
-"""From so many files on it is quicker to ask."""
+"""From this many files on, ripgrep is faster."""
 
 
 def plain_text(pattern: str) -> str | None:
-    """The text that every fitting line holds; None where a pattern is more than text."""
+    """Return the text that every matching line contains; None if the pattern is not plain text."""
     return pattern if _PLAIN.match(pattern) else None
 
 
 def files_holding(root: Path, text: str, paths: Sequence[str]) -> set[str] | None:
-    """Those of the files under the root that hold this text; None where nobody can be asked."""
+    """Return the files under the root that contain this text; None if ripgrep is not available."""
     program = _ripgrep()
     if program is None:
         return None
@@ -51,9 +51,9 @@ def _holding(program: str, root: Path, text: str, paths: list[str]) -> set[str] 
         ran = subprocess.run(
             [program, *told, *names], cwd=root, stdin=subprocess.DEVNULL, capture_output=True, check=False
         )
-    except (OSError, UnicodeError):  # it is gone, or this is no text, or too much of it, for a command line
+    except (OSError, UnicodeError):  # ripgrep is gone, or the text can't be passed on a command line
         return None
-    if ran.returncode not in (0, 1):  # 2: something went wrong, so it is not to be relied on
+    if ran.returncode not in (0, 1):  # 2: something failed, so the output is not reliable
         return None
     return {os.fsdecode(name).removeprefix("./") for name in ran.stdout.split(b"\0") if name}
 

@@ -1,8 +1,7 @@
-"""The two calls of Linux that Python does not offer: `openat2` and `renameat2`, and what stands in for them.
+"""Two Linux calls that Python lacks, `openat2` and `renameat2`, with fallbacks.
 
-Nothing here follows a symbolic link. Where the kernel has no `openat2` a path is walked name by name
-with `O_NOFOLLOW`, which finds the same things, only slower; where a disk can't exchange two names the
-old file is linked aside before it is replaced.
+Nothing here follows a symbolic link. Without `openat2`, a path is opened one name at a time with
+`O_NOFOLLOW`: the same result, only slower. Without an exchange of names, callers fall back to links.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ import os
 from typing import Any
 
 _OPENAT2 = 437
-"""The same number on every architecture of Linux."""
+"""The same on every Linux architecture."""
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x02, 0x04, 0x08
 _RESOLVE = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
 _NOREPLACE, _EXCHANGE = 1, 2
 _UNKNOWN = {errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.E2BIG}
-"""What a kernel, or a filter in front of it, says that does not have the call."""
+"""Errors from a kernel, or a filter in front of it, that does not have the call."""
 _TRIES = 100
 
 
@@ -27,7 +26,7 @@ class _How(ctypes.Structure):
 
 
 def _libc(name: str, *arguments: Any) -> Any:
-    """A function of the C library, or None where there is none of this name."""
+    """Return a function of the C library, or None if it does not exist."""
     try:
         function: Any = getattr(ctypes.CDLL(None, use_errno=True), name)
     except (AttributeError, OSError):
@@ -67,7 +66,7 @@ def _openat2(folder: int, path: bytes, flags: int) -> int:
 
 
 def open_by_steps(folder: int, path: bytes, flags: int) -> int:
-    """Open what lies at a path under a folder, name by name, each without following a link."""
+    """Open a path under a folder one name at a time, without following links."""
     *above, last = [name for name in path.split(b"/") if name != b"."] or [b"."]
     here = folder
     try:
@@ -86,9 +85,9 @@ has_openat2 = _probe()
 
 
 def open_beneath(folder: int, path: str, flags: int) -> int:
-    """Open what lies at a path under a folder. A link anywhere in it is refused by the kernel (`ELOOP`).
+    """Open a path under a folder. A link anywhere in it is refused by the kernel (`ELOOP`).
 
-    The last name may be a link only with `O_PATH | O_NOFOLLOW`: then it is the link itself.
+    The last name may be a link only with `O_PATH | O_NOFOLLOW`, which opens the link itself.
     """
     encoded = os.fsencode(path) or b"."
     if has_openat2:
@@ -101,7 +100,7 @@ def open_beneath(folder: int, path: str, flags: int) -> int:
 
 
 def move_into(source: int, name: str, target: int, new_name: str) -> None:
-    """Rename, unless there is something already (`FileExistsError`)."""
+    """Rename, unless the target exists (`FileExistsError`)."""
     try:
         _rename(source, name, target, new_name, _NOREPLACE)
     except OSError as error:
@@ -111,7 +110,7 @@ def move_into(source: int, name: str, target: int, new_name: str) -> None:
 
 
 def exchange(source: int, name: str, target: int, other: str) -> None:
-    """Let two names, both there, trade places. `NotImplementedError` where the disk can't."""
+    """Exchange two existing names. Raises `NotImplementedError` if the disk can't."""
     try:
         _rename(source, name, target, other, _EXCHANGE)
     except OSError as error:
@@ -129,7 +128,7 @@ def _rename(source: int, name: str, target: int, new_name: str, how: int) -> Non
 
 
 def _move_by_link(source: int, name: str, target: int, new_name: str) -> None:
-    """The same where the disk knows no such rename: a link is refused where there is something."""
+    """Emulate `move_into` with a link, which fails if the target exists."""
     try:
         os.link(name, new_name, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
     except PermissionError:  # a folder can't be linked; an empty one in its place would be replaced

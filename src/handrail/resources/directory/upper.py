@@ -1,11 +1,11 @@
-"""What a fork changed, as folders in the format of Linux's overlay: for a command to work on, and back.
+"""A fork's changes as a folder in Linux overlay format, for a command to work on.
 
-A regular file or a link is what is there now; a character device 0:0 stands for what is gone; a folder
-marked `user.overlay.opaque=y` hides what lies under it. An overlay is mounted with `userxattr`.
+A regular file or link is the current content; a character device 0:0 marks a deletion; a folder with
+`user.overlay.opaque=y` hides the layers below. Overlays are mounted with `userxattr`.
 
-Where such a device can't be made, an empty file marked `user.overlay.whiteout` in a folder marked
-`user.overlay.opaque=x` stands for it, which kernels from 6.8 on take as the same in a lower layer; so a
-layer with such marks always becomes one.
+Where such a device can't be created, an empty file with `user.overlay.whiteout`, in a folder with
+`user.overlay.opaque=x`, marks the deletion. Kernels from 6.8 on accept that in lower layers only, so a
+layer with such markers always becomes a lower one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 import msgspec
 
 from handrail.errors import FileError
+from handrail.resources.directory.content import Held, Link, OnDisk, mode_of, version_of
 from handrail.resources.directory.disk import Disk
-from handrail.resources.directory.stored import Held, Link, OnDisk, mode_of, version_of
 from handrail.resources.layer import Node
 from handrail.resources.paths import join, split
 
@@ -33,16 +33,16 @@ class Entry(msgspec.Struct, frozen=True):
 
     path: str
     kind: str
-    """`file`, `folder`, `link`, `gone`, or `other`."""
+    """`file`, `folder`, `link`, `gone` or `other`."""
     status: os.stat_result | None = None
     opaque: bool = False
-    """Of a folder: what lies under it in the layers below is not to be seen."""
+    """For a folder, whether it hides the layers below."""
     copied: bool = False
-    """It was made from one that lay in a layer below."""
+    """Whether it was copied up from a lower layer."""
 
 
 class Upper:
-    """The topmost layer of a fork: a folder of its own, until something comes to lie above it."""
+    """The topmost layer of a fork, writable until another layer lies above it."""
 
     __slots__ = ("_disk", "_written", "folder", "is_marked")
 
@@ -50,9 +50,9 @@ class Upper:
         self._disk = disk
         self.folder = folder
         self.is_marked = False
-        """Whether marks stand for what is gone, which an overlay looks at in its lower layers only."""
+        """Whether deletions use marker files, which an overlay honours in lower layers only."""
         self._written: dict[str, tuple[int, bool]] = {}
-        """What was put here from the fork, and how it was then: what is not so now, a command changed."""
+        """The marks of what the fork wrote here. Any difference was made by a command."""
 
     def put(
         self,
@@ -61,7 +61,7 @@ class Upper:
         fill: Callable[[OnDisk, Path], None],
         mode_below: Callable[[str], int | None],
     ) -> None:
-        """Let this be at a path. `fill` brings the bytes of a file that lies on the disk."""
+        """Put a node at a path. `fill` provides the bytes of a file on disk."""
         self._make_way(path, mode_below)
         at = self.folder / path
         self._disk.forget(at)
@@ -92,7 +92,7 @@ class Upper:
             folder = split(folder)[0]
         for folder in reversed(missing):
             at = self.folder / folder
-            self._disk.forget(at)  # a whiteout, where there is a folder again
+            self._disk.forget(at)  # a whiteout where there is a folder again
             os.mkdir(at, 0o777)
             mode = mode_below(folder)
             if mode is not None:
@@ -120,7 +120,7 @@ class Upper:
             self.is_marked = True
 
     def changed(self) -> Iterator[Entry]:
-        """What a command changed here since the last look, each folder before what is in it."""
+        """Yield what a command has changed since the last call, each folder before its content."""
         gone = set(self._written)
         pending = [""]
         while pending:
@@ -129,7 +129,7 @@ class Upper:
                 with os.scandir(self.folder / folder) as entries:
                     found = sorted(entries, key=lambda entry: entry.name)
             except PermissionError:
-                problem = "a command left this folder so that nobody can look into it. Let it keep its mode"
+                problem = "a command removed the read permission of this folder. Keep its mode"
                 raise FileError(folder, problem) from None
             for each in found:
                 path = join(folder, each.name)
@@ -140,13 +140,13 @@ class Upper:
                 if self._written.get(path) != _mark(entry):
                     self._written[path] = _mark(entry)
                     yield entry
-        for path in sorted(gone):  # made in this fork, so that nothing has to be hidden below
+        for path in sorted(gone):  # created in this fork, so nothing below needs hiding
             del self._written[path]
             yield Entry(path, "gone")
 
 
 def strip_marks(path: Path) -> None:
-    """Remove every attribute of the overlay from a file, a folder or a link."""
+    """Remove all overlay attributes from a file, folder or link."""
     with contextlib.suppress(OSError):
         for name in os.listxattr(path, follow_symlinks=False):
             if ".overlay." in name:

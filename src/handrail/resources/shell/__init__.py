@@ -1,6 +1,6 @@
 """Commands on a folder, run in a sandbox with their writes captured."""
 
-from handrail.resources.layers import Layers
+from handrail.resources.mount import Layers
 from handrail.resources.shell.result import CommandResult
 from handrail.resources.shell.rules import Allow
 from handrail.resources.shell.shell import Shell

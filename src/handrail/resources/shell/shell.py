@@ -25,7 +25,7 @@ from handrail.errors import (
     ShellUnavailable,
 )
 from handrail.protocols import Filesystem
-from handrail.resources.layers import Layered, Layers
+from handrail.resources.mount import Layered, Layers
 from handrail.resources.paths import place
 from handrail.resources.shell.copies import Copy, discard
 from handrail.resources.shell.process import Outcome, Stop, execute, turn

@@ -1,4 +1,4 @@
-"""What an adapter and its evaluations were given, checked before anything begins."""
+"""How a run asks its model, and what is checked before it begins."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from handrail.adapter.output import ANSWER_TOOL
+from handrail.adapter.pacing import Retry, Throttle
 from handrail.dispatch.frame import Frame, check_tool
-from handrail.dispatch.opening import check_kinds
 from handrail.errors import DefinitionError
 from handrail.messages import Model
+from handrail.models import model_named
+from handrail.models.prices import Tariff, tariff_of
 from handrail.prompt import OPENER, Prompt
 from handrail.prompt.section import walk
 from handrail.protocols import EventBus, Filesystem, WorkerSource
@@ -17,20 +19,58 @@ from handrail.session import Session
 from handrail.tools import Tool
 
 
-def given_to_evaluate(arguments: dict[str, Any]) -> dict[str, Any]:
-    """What an evaluation was given, checked where it can be before it begins."""
-    del arguments["self"]
-    prompt, params, message = arguments.pop("prompt"), arguments["params"], arguments["message"]
+class Settings:
+    """How a run asks its model. What is nested in it asks in the same way unless told otherwise."""
+
+    __slots__ = ("max_tokens", "model", "retry", "streaming", "tariff", "temperature", "throttle")
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        retry: Retry,
+        throttle: Throttle | None,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        streaming: bool = False,
+    ) -> None:
+        self.model = model
+        self.retry = retry
+        self.throttle = throttle
+        self.temperature = temperature
+        self.max_tokens = max_tokens
+        self.streaming = streaming
+        self.tariff: Tariff = tariff_of(model.name, model.traits)
+
+    def override(
+        self,
+        *,
+        model: Model | str | None = None,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        streaming: bool | None = None,
+    ) -> Settings:
+        """These settings but for what is given."""
+        check_sampling(temperature, max_tokens)
+        if isinstance(model, str):
+            model = model_named(model)
+        return Settings(
+            model or self.model,
+            retry=self.retry,
+            throttle=self.throttle,
+            temperature=self.temperature if temperature is None else temperature,
+            max_tokens=max_tokens or self.max_tokens,
+            streaming=self.streaming if streaming is None else streaming,
+        )
+
+
+def check_prompt(prompt: object) -> None:
+    """Raise `DefinitionError` for what is not a prompt."""
     if not isinstance(prompt, Prompt):
         raise DefinitionError(
             f"evaluate takes a Prompt, not a {type(prompt).__name__}. "
             'Write `evaluate(Prompt("guide", "Answer briefly."), "the message")`.'
         )
-    if isinstance(params, str):
-        one_message(params, message)
-    check_kinds(session=(arguments["session"], Session, "a Session"))
-    check_asking(arguments["temperature"], arguments["max_tokens"])
-    return arguments
 
 
 def one_message(params: str, message: str | None) -> str:
@@ -43,8 +83,8 @@ def one_message(params: str, message: str | None) -> str:
     return params
 
 
-def check_asking(temperature: Any, max_tokens: Any) -> None:
-    """How a model is asked: refused here, where a provider would do so in the middle of a run."""
+def check_sampling(temperature: Any, max_tokens: Any) -> None:
+    """Raise `DefinitionError` here, where a provider would refuse in the middle of a run."""
     if temperature is not None and (
         isinstance(temperature, bool)
         or not isinstance(temperature, int | float)
@@ -57,13 +97,6 @@ def check_asking(temperature: Any, max_tokens: Any) -> None:
         raise DefinitionError(
             f"max_tokens is {max_tokens!r}. Give a whole number from 1 on, or None for no bound."
         )
-
-
-def given_to_resume(arguments: dict[str, Any]) -> dict[str, Any]:
-    """What resuming a run was given, beside the run."""
-    for name in ("self", "run_id", "prompt"):
-        del arguments[name]
-    return arguments
 
 
 def check_added(prompt: Prompt[Any], tools: Sequence[Tool[Any, Any]]) -> None:

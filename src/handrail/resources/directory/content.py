@@ -1,9 +1,8 @@
-"""What is in a file of a directory: on the disk, held in memory until it is written there, or a link.
+"""The content of a file in a directory: on disk, held in memory until written, or a link.
 
-A version is one whole number that holds, exactly, what a disk says of a file: device, inode, mode,
-size, and when its content and its record last changed. So two versions are the same file untouched,
-whoever would have touched it, and nothing has to be remembered between two looks. Of a folder only
-what it is counts, not what is in it.
+A version is one integer that holds exactly what the disk says of a file: device, inode, mode, size,
+mtime and ctime. Equal versions mean the same untouched file, so nothing has to be remembered between
+two looks. For a folder, only its identity counts, not its content.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from handrail.resources.layer import ABSENT, Node
 _WORD = (1 << 64) - 1
 _IDENTITY = (1 << 64 * 4) - 1
 FIRST_VERSION = 1 << 64 * 6
-"""Versions of what lies on a disk start here; those of what forks made lie below."""
+"""Versions of files on disk start here; those of nodes made by forks lie below."""
 
 
 def version_of(found: os.stat_result) -> int:
-    """The version of what a disk has at a path."""
+    """Return the version of what the disk has at a path."""
     number = (1 << 64 | found.st_dev & _WORD) << 64 | found.st_ino
     if stat.S_ISDIR(found.st_mode):
         return (number << 64 | found.st_mode) << 192
@@ -32,12 +31,12 @@ def version_of(found: os.stat_result) -> int:
 
 
 def identity(version: int) -> int:
-    """A version without what a rename changes, or a restart of the machine: ctime and device."""
+    """Return a version without what a rename or a reboot changes: ctime and device."""
     return version >> 64 & _IDENTITY
 
 
 class OnDisk:
-    """The content of a file that lies on a disk, and what is known of it."""
+    """The content of a file on disk, and its status."""
 
     __slots__ = ("_kept", "_read", "found", "path", "staged", "version")
 
@@ -48,7 +47,7 @@ class OnDisk:
         self.found = found
         self.version = version_of(found)
         self.staged = staged
-        """Where it lies if it is not in the folder itself: a command of this call wrote it."""
+        """The file's location if it is not in the folder itself: a command of this call wrote it."""
         self._read = read
         self._kept: bytes | None = None
 
@@ -63,12 +62,12 @@ class OnDisk:
         return self._read(self.path, self.version) if self._kept is None else self._kept
 
     def keep(self, data: bytes) -> None:
-        """Have these bytes at hand from now on, whatever becomes of the file."""
+        """Keep these bytes in memory from now on, whatever happens to the file."""
         self._kept = data
 
 
 class Held:
-    """The content of a file that a call wrote, to be like another in mode and owner, if there was one."""
+    """The content of a file that a call wrote, with the mode and owner of the file it replaces."""
 
     __slots__ = ("data", "like")
 
@@ -84,7 +83,7 @@ class Held:
 
 
 class Link:
-    """A symbolic link: where it points to, as it is written in it."""
+    """A symbolic link and its literal target."""
 
     __slots__ = ("target",)
 
@@ -99,7 +98,7 @@ class Link:
 
 
 class Other:
-    """A pipe, a socket or a device: it is there, and that is all that can be said."""
+    """A pipe, a socket or a device. It can be listed, but not read."""
 
     __slots__ = ("path",)
 
@@ -110,7 +109,7 @@ class Other:
         return 0
 
     def load(self) -> bytes:
-        problem = "this is a pipe, a socket or a device, and only files can be read"
+        problem = "this is a pipe, a socket or a device, not a regular file"
         raise FileError(self.path, problem)
 
 
@@ -119,12 +118,12 @@ A_FOLDER = Node(3, None, None)
 A_LINK = Node(4, Link(""), None)
 AN_OTHER = Node(5, Other(""), None)
 UNSEEN = {"file": A_FILE, "folder": A_FOLDER, "link": A_LINK, "other": AN_OTHER}
-"""What a listing says of a name: what it is, and nothing of its version."""
+"""The node of a listed name by kind, without its version."""
 _UNSEEN_VERSIONS = frozenset(node.version for node in UNSEEN.values())
 
 
 def is_unseen(node: Node) -> bool:
-    """Whether this stands for something whose version nobody has looked at yet."""
+    """Whether the node comes from a listing, without a version."""
     return node.version in _UNSEEN_VERSIONS
 
 
@@ -133,19 +132,19 @@ def is_link(node: Node) -> bool:
 
 
 class Folder(Node, frozen=True):
-    """A folder that is to have a mode of its own."""
+    """A folder with an explicit mode."""
 
     mode: int = 0
 
 
 def like_of(node: Node) -> os.stat_result | None:
-    """The file whose mode and owner this one has, or is to have."""
+    """Return the status of the file whose mode and owner this one has or will have."""
     data = node.data
     return data.found if isinstance(data, OnDisk) else data.like if isinstance(data, Held) else None
 
 
 def mode_of(node: Node) -> int | None:
-    """The mode of a file or a folder, where it has one of its own."""
+    """Return the mode of a file or folder, if it has one."""
     if isinstance(node, Folder):
         return node.mode
     if node.is_folder:
@@ -155,7 +154,7 @@ def mode_of(node: Node) -> int | None:
 
 
 def node_of(path: str, found: tuple[os.stat_result, str] | None, read: Callable[[str, int], bytes]) -> Node:
-    """What a disk has at a path, as forks know it."""
+    """Return the node for what a disk has at a path."""
     if found is None:
         return ABSENT
     status, target = found

@@ -1,4 +1,4 @@
-"""Getting a commit ready: what a fork changed, written beside the folder, and the manifest of it."""
+"""Staging: writes what a fork changed beside the folder, with the manifest of its commit."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 from handrail.errors import Conflict, FileError
 from handrail.resources.directory.area import Area
 from handrail.resources.directory.commit import Commit
+from handrail.resources.directory.content import Held, Link, OnDisk, identity, mode_of, version_of
 from handrail.resources.directory.jail import Jail, refusal
-from handrail.resources.directory.layers import copy_out
+from handrail.resources.directory.layer_stack import copy_out
 from handrail.resources.directory.plan import (
     Change,
     Manifest,
@@ -20,7 +21,6 @@ from handrail.resources.directory.plan import (
     step_at,
     tree_digest,
 )
-from handrail.resources.directory.stored import Held, Link, OnDisk, identity, mode_of, version_of
 from handrail.resources.directory.upper import strip_marks
 from handrail.resources.layer import Node, Over
 from handrail.resources.paths import split
@@ -29,7 +29,7 @@ from handrail.resources.paths import split
 def stage_commit(
     jail: Jail, area: Area, over: Over, call_id: str, *, journal: str, synced: bool
 ) -> Commit | None:
-    """Write everything down that a commit of these changes needs; None where they come to nothing."""
+    """Write everything that a commit of these changes needs; None if there is nothing to commit."""
     changes = list(in_order(over))
     if not changes:
         return None
@@ -64,7 +64,7 @@ class _Stager:
         self._device = os.stat(jail.root).st_dev
         self.folder = folder
         self.at = "."
-        """The path that is being got ready, for whoever has to say that it failed."""
+        """The path being staged, for error messages."""
         self._slots = 0
         self._known: set[str] = {""}
 
@@ -109,11 +109,11 @@ class _Stager:
         return shown_version(version_of(os.lstat(slot)))
 
     def _bring(self, data: OnDisk, slot: Path) -> None:
-        """A file that lies on the disk: moved here if a command made it, else linked, or copied."""
+        """Stage a file from disk: move it if a command created it, else link or copy it."""
         if data.staged is not None:
             os.rename(data.staged, slot)
             if identity(version_of(os.lstat(slot))) != identity(data.version):
-                raise Conflict([data.path])  # a command that nobody waited for has written on
+                raise Conflict([data.path])  # a command that nobody waited for was still writing
             strip_marks(slot)
             return
         folder, name = split(data.path)
@@ -129,7 +129,7 @@ class _Stager:
             raise Conflict([data.path])
 
     def _folders_for(self, path: str) -> list[Step]:
-        """The steps that make the folders a path lies in, where they are no longer there."""
+        """Return the steps that create the missing parents of a path."""
         missing: list[str] = []
         folder = split(path)[0]
         while folder not in self._known:
@@ -148,7 +148,7 @@ class _Stager:
         return steps
 
     def _check_folder(self, folder: str) -> None:
-        """A folder that nothing can be renamed into is said so before anything is."""
+        """Raise before any rename if nothing can be renamed into this folder."""
         if folder in self._known:
             return
         self._known.add(folder)
@@ -158,12 +158,10 @@ class _Stager:
             raise refusal(folder, error) from None
         try:
             if os.fstat(fd).st_dev != self._device:
-                problem = "it lies on another disk than the rest, so it can't be changed as one with it"
+                problem = "it is on another disk than the root, so it can't be part of the same commit"
                 raise FileError(folder, problem)
             if not os.access(f"/proc/self/fd/{fd}", os.W_OK | os.X_OK):
-                problem = (
-                    "the user this runs as may not write in this folder. Choose another, or change its mode"
-                )
+                problem = "permission denied: the folder is not writable. Choose another, or change its mode"
                 raise FileError(folder, problem)
         finally:
             os.close(fd)

@@ -1,8 +1,8 @@
-"""`LayerStack`: a fork's changes as layers of an overlay, for commands to be mounted on.
+"""`LayerStack`: a fork's changes as overlay layers that commands are mounted on.
 
-Only the topmost layer is ever written to, and only while nobody is mounted on it: once another fork
-stands on it, or something comes to lie above it, it stays as it is for good. So a fork inside a fork
-takes its parent's layers as they are, and what it made becomes one more of them when it commits.
+Only the topmost layer is ever written, and only while nothing is mounted on it. Once another fork
+uses it, or another layer lies above it, it never changes again. So a nested fork uses its parent's
+layers unchanged, and its own become more of them when it commits.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import os
 from pathlib import Path
 
 from handrail.resources.directory.area import Area
+from handrail.resources.directory.content import OnDisk
 from handrail.resources.directory.jail import Jail
-from handrail.resources.directory.stored import OnDisk
 from handrail.resources.directory.syscalls import open_beneath
 from handrail.resources.directory.upper import Upper, strip_marks
 from handrail.resources.layer import Node, Over
 from handrail.resources.paths import join, split
 
 MOST = 16
-"""Layers of one fork; past this they are made one, since a mount takes only so many."""
+"""Maximum layers of one fork. They are merged beyond this, because a mount takes only so many."""
 
 
 class LayerStack:
-    """The layers of one fork, oldest first, and the one that may still be written to."""
+    """The layers of one fork, oldest first, and the writable one on top."""
 
     __slots__ = ("_area", "_flushed", "_folders", "_frozen", "_jail", "top")
 
@@ -36,7 +36,7 @@ class LayerStack:
         self.top: Upper | None = None
 
     def ready(self, over: Over) -> Upper:
-        """The topmost layer, with everything in it that the layers do not have yet."""
+        """Return the topmost layer, after writing all pending changes to it."""
         top = self.top or self._new_top()
         self._flush(over, top, linked=False)
         if top.is_marked:
@@ -45,7 +45,7 @@ class LayerStack:
         return top
 
     def freeze(self, over: Over) -> tuple[Path, ...]:
-        """Everything changed so far as layers that stay as they are, topmost first."""
+        """Return all changes so far as frozen layers, topmost first."""
         if self.top is not None or self._pending(over):
             self._frozen.append(self.ready(over).folder)
             self.top = None
@@ -54,7 +54,7 @@ class LayerStack:
         return tuple(reversed(self._frozen))
 
     def adopt(self, inner: LayerStack, over: Over) -> None:
-        """Take over what a fork of this one had, now that it has committed into it."""
+        """Take over the layers of a fork that has committed into this one."""
         if self.top is not None:
             self._frozen.append(self.top.folder)
             self.top = None
@@ -73,15 +73,15 @@ class LayerStack:
         return tuple(reversed(self._frozen))
 
     def work(self) -> Path:
-        """A fresh folder for the overlay's own use."""
+        """Create a work folder for the overlay."""
         return self._own("work")
 
     def took(self, path: str, node: Node) -> None:
-        """This, which a command made, is in the topmost layer already."""
+        """Record that the topmost layer already has this node, which a command created."""
         self._flushed[path] = node.version
 
     def forget(self) -> None:
-        """Remove all of it."""
+        """Remove all layers."""
         for folder in self._folders:
             self._area.disk.forget(folder)
         self._folders.clear()
@@ -93,7 +93,7 @@ class LayerStack:
 
     def _new_top(self) -> Upper:
         folder = self._own("upper")
-        os.chmod(folder, mode_below(self._jail, "") or 0o755)  # it is the root of what a command sees
+        os.chmod(folder, mode_below(self._jail, "") or 0o755)  # it is the root that a command sees
         self.top = Upper(self._area.disk, folder)
         return self.top
 
@@ -112,7 +112,7 @@ class LayerStack:
                 top.put(path, node, self._link if linked else self._copy, lambda p: mode_below(self._jail, p))
 
     def _flatten(self, over: Over) -> None:
-        """One layer in place of many; nobody writes to it, so it may share its files with them."""
+        """Merge all layers into one. Nobody writes to it, so it may share files with them."""
         self._frozen, self._flushed, self.top = [], {}, None
         flat = self._new_top()
         self._flush(over, flat, linked=True)
@@ -130,7 +130,7 @@ class LayerStack:
 
 
 def copy_out(jail: Jail, area: Area, content: OnDisk, path: Path) -> None:
-    """A copy of a file that lies on the disk: in the folder, or where a command of this call put it."""
+    """Copy a file from disk: from the folder, or from where a command of this call put it."""
     if content.staged is None:
         source = open_beneath(jail.fd, content.path, os.O_RDONLY | os.O_NONBLOCK)
     else:
@@ -143,13 +143,13 @@ def copy_out(jail: Jail, area: Area, content: OnDisk, path: Path) -> None:
 
 
 def mode_below(jail: Jail, folder: str) -> int | None:
-    """The mode a folder has in the real one."""
+    """Return the mode of a folder on disk."""
     found = jail.look(folder or ".")
     return None if found is None else found[0].st_mode & 0o7777
 
 
 def _stands(over: Over, path: str) -> bool:
-    """Whether every folder around a path is one here: in what is gone nothing has to be hidden."""
+    """Whether every folder above a path still exists here; below a removed one, nothing needs hiding."""
     folder = split(path)[0]
     while folder:
         above, name = split(folder)
