@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from filesystems import folders, new_files
-from servers import Aimock, Embedded, Llmock, aimock, embedded, llmock
+from support.filesystems import folders, new_files
+from support.servers import Aimock, Embedded, Llmock, aimock, embedded, llmock
 
 __all__ = ["folders", "new_files"]
 

@@ -61,7 +61,7 @@ def adapter(*answers: Any) -> Adapter:
         (lambda: Shell(wrongly(Allow("make"))), "a shell takes a list of rules"),
         (lambda: Shell(wrongly("make")), r"Write Shell\(\[Allow\('make'\)\]\)"),
         (lambda: Shell(wrongly(["make"])), r"Write Allow\('make'\)"),
-        (lambda: CapabilityPolicy({"fs.wirte": "deny"}), "Did you mean 'fs.write'"),
+        (lambda: CapabilityPolicy({"fs write": "deny"}), "Write 'fs.write'"),
         (lambda: OpenAIModel("gpt-5", api_key=wrongly("k")), "Set OPENAI_API_KEY"),
         (lambda: AnthropicModel("claude", api_key=wrongly("k")), "Set ANTHROPIC_API_KEY"),
         (

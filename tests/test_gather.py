@@ -13,7 +13,7 @@ from handrail.errors import (
 )
 from handrail.operation import DONE, Home
 from handrail.threads import run_in_thread
-from operations import Stuck, nothing_is_logged, run, value_of
+from support.operations import Stuck, nothing_is_logged, run, value_of
 
 __all__ = ["nothing_is_logged"]
 

@@ -15,7 +15,7 @@ from handrail.errors import (
 )
 from handrail.operation import Home
 from handrail.threads import background_loop
-from operations import finished, script, value_of
+from support.operations import finished, script, value_of
 
 INTERRUPTED = """
     import signal, sys

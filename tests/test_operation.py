@@ -24,7 +24,7 @@ from handrail.errors import (
 )
 from handrail.operation import DONE, Done, Home
 from handrail.threads import background_loop, run_in_thread
-from operations import Stuck, failing, finished, run, script, use, value_of
+from support.operations import Stuck, failing, finished, run, script, use, value_of
 
 LABEL: contextvars.ContextVar[str] = contextvars.ContextVar("LABEL", default="none")
 

@@ -9,7 +9,7 @@ import pytest
 from handrail import ContextExpired, Operation, gather
 from handrail.operation import Home
 from handrail.threads import run_in_thread
-from operations import Stuck, failing, nothing_is_logged, run, use, value_of
+from support.operations import Stuck, failing, nothing_is_logged, run, use, value_of
 
 __all__ = ["nothing_is_logged"]
 

@@ -16,7 +16,7 @@ import pytest
 
 from handrail import threads
 from handrail.threads import background_loop, run_in_thread, threads_at_work
-from operations import run
+from support.operations import run
 
 LABEL: contextvars.ContextVar[str] = contextvars.ContextVar("LABEL", default="none")
 

@@ -191,7 +191,7 @@ def _calls(run: RunTree, tool: str) -> list[CallNode]:
 
 
 def _number(call: CallNode) -> int:
-    return int(call.place.rpartition(".")[2])
+    return call.place.number
 
 
 def _turns(run: RunTree) -> list[Turn]:

@@ -4,8 +4,8 @@ Each is ours *and* the builtin a caller would expect; each carries data beside i
 
     HandrailError
     ├── DefinitionError (ValueError)             something was defined wrongly; found when it is defined
-    │   ├── ToolDefinitionError                    .tool, .problem, .mend
-    │   ├── PromptDefinitionError                  .place, .problem, .mend
+    │   ├── ToolDefinitionError                    .tool, .problem, .hint
+    │   ├── PromptDefinitionError                  .place, .problem, .hint
     │   │   └── PromptValidationError                .tool, .places: two tools of one name
     │   ├── ExtraKeyError                          .key
     │   ├── RuleError                              .rule
@@ -47,7 +47,7 @@ Each is ours *and* the builtin a caller would expect; each carries data beside i
     │   ├── ShellError (RuntimeError)              .command
     │   │   ├── CommandRefused (PermissionError)     .problem, .allowed: it may not run
     │   │   ├── CommandMissing (FileNotFoundError)   .program: there is no such program
-    │   │   └── ShellUnavailable                     .problem, .mend: nothing can run contained here
+    │   │   └── ShellUnavailable                     .problem, .hint: nothing can run contained here
     │   └── FileError (OSError)                    .path
     │       ├── FileMissing (FileNotFoundError)
     │       ├── FileInTheWay (FileExistsError)       something else is there already
@@ -62,7 +62,7 @@ Each is ours *and* the builtin a caller would expect; each carries data beside i
     │   ├── ModelAnswerBroken (ValueError)         its answer was cut off, or can't be read
     │   └── ModelRequestRefused (ValueError)       the request is wrong: trying again won't help
     ├── ConversationBusy (RuntimeError)          .conversation: another evaluation is at work on it
-    ├── PromptRenderError (ValueError)           .prompt, .problem, .mend: not with what was given
+    ├── PromptRenderError (ValueError)           .prompt, .problem, .hint: not with what was given
     ├── PromptEvaluationError (RuntimeError)     .phase, .run_id: the run itself can't go on
     ├── RunError (RuntimeError)                  .run_id: a recorded run can't be used like this
     │   ├── RunUnknown (LookupError)               there is no such run
@@ -101,30 +101,30 @@ class DefinitionError(HandrailError, ValueError):
     """Something was defined wrongly. Raised where it is defined, never when it is first used."""
 
     @property
-    def in_two(self) -> tuple[str, str]:
-        """What is wrong, and the mend, for whoever says it again with a place in front."""
-        problem, _, mend = str(self).partition(". ")
-        return problem, mend
+    def parts(self) -> tuple[str, str]:
+        """The problem and the hint, for an error that adds where it was found."""
+        problem, _, hint = str(self).partition(". ")
+        return problem, hint
 
 
 class ToolDefinitionError(DefinitionError):
     """A tool can't be made as written."""
 
-    def __init__(self, tool: str, problem: str, mend: str) -> None:
-        super().__init__(f"tool {tool!r}: {problem}. {mend}")
+    def __init__(self, tool: str, problem: str, hint: str) -> None:
+        super().__init__(f"tool {tool!r}: {problem}. {hint}")
         self.tool = tool
         self.problem = problem
-        self.mend = mend
+        self.hint = hint
 
 
 class PromptDefinitionError(DefinitionError):
     """A prompt or a section can't be made as written; `place` says which."""
 
-    def __init__(self, place: str, problem: str, mend: str) -> None:
-        super().__init__(f"{place}: {problem}. {mend}")
+    def __init__(self, place: str, problem: str, hint: str) -> None:
+        super().__init__(f"{place}: {problem}. {hint}")
         self.place = place
         self.problem = problem
-        self.mend = mend
+        self.hint = hint
 
 
 class PromptValidationError(PromptDefinitionError):
@@ -143,16 +143,16 @@ class PromptValidationError(PromptDefinitionError):
 class ExtraKeyError(DefinitionError):
     """A key or a value of a context's extras is not of the allowed form."""
 
-    def __init__(self, key: object, problem: str, mend: str) -> None:
-        super().__init__(f"extra {key!r}: {problem}. {mend}")
+    def __init__(self, key: object, problem: str, hint: str) -> None:
+        super().__init__(f"extra {key!r}: {problem}. {hint}")
         self.key = key
 
 
 class RuleError(DefinitionError):
     """A rule about commands can't be what was meant."""
 
-    def __init__(self, rule: str, problem: str, mend: str) -> None:
-        super().__init__(f"rule {rule}: {problem}. {mend}")
+    def __init__(self, rule: str, problem: str, hint: str) -> None:
+        super().__init__(f"rule {rule}: {problem}. {hint}")
         self.rule = rule
 
 
@@ -211,9 +211,9 @@ class ActFailed(ToolError, RuntimeError):
 class OutcomeUnknown(ToolError, RuntimeError):
     """Something may have happened before the process ended, and nobody can tell whether it did."""
 
-    def __init__(self, what: str, mend: str = "Find out what stands before it is done again.") -> None:
+    def __init__(self, what: str, hint: str = "Find out what stands before it is done again.") -> None:
         super().__init__(
-            f"the process ended while {what} was under way, so it is not known whether it happened. {mend}"
+            f"the process ended while {what} was under way, so it is not known whether it happened. {hint}"
         )
         self.what = what
 
@@ -237,8 +237,8 @@ class ContextExpired(ContextError):
 class CapabilityMissing(ContextError, LookupError):
     """The tool requires something that this environment does not have."""
 
-    def __init__(self, tool: str, capability: str, mend: str) -> None:
-        super().__init__(f"tool {tool!r} needs {capability!r}, which is not there in this run. {mend}")
+    def __init__(self, tool: str, capability: str, hint: str) -> None:
+        super().__init__(f"tool {tool!r} needs {capability!r}, which is not there in this run. {hint}")
         self.tool = tool
         self.capability = capability
 
@@ -257,16 +257,16 @@ class NotRendered(ContextError, LookupError):
 class NotSupported(ContextError, NotImplementedError):
     """Nothing stands behind this member of the context in this run."""
 
-    def __init__(self, member: str, mend: str) -> None:
-        super().__init__(f"`context.{member}` has nothing behind it in this run. {mend}")
+    def __init__(self, member: str, hint: str) -> None:
+        super().__init__(f"`context.{member}` has nothing behind it in this run. {hint}")
         self.member = member
 
 
 class TicketError(ContextError, ValueError):
     """A ticket can't be taken: it is not one of ours, its signature is wrong, or it is too old."""
 
-    def __init__(self, problem: str, mend: str) -> None:
-        super().__init__(f"ticket refused: {problem}. {mend}")
+    def __init__(self, problem: str, hint: str) -> None:
+        super().__init__(f"ticket refused: {problem}. {hint}")
         self.problem = problem
 
 
@@ -379,8 +379,8 @@ class StateError(HandrailError):
 class SessionError(StateError, ValueError):
     """A session was used or loaded wrongly."""
 
-    def __init__(self, session: str, problem: str, mend: str) -> None:
-        super().__init__(f"session {session!r}: {problem}. {mend}")
+    def __init__(self, session: str, problem: str, hint: str) -> None:
+        super().__init__(f"session {session!r}: {problem}. {hint}")
         self.session = session
 
 
@@ -399,8 +399,8 @@ class ReducerError(StateError, RuntimeError):
 class EventRefused(StateError, TypeError):
     """This can't be dispatched or published."""
 
-    def __init__(self, event: object, problem: str, mend: str) -> None:
-        super().__init__(f"event {type(event).__name__}: {problem}. {mend}")
+    def __init__(self, event: object, problem: str, hint: str) -> None:
+        super().__init__(f"event {type(event).__name__}: {problem}. {hint}")
         self.event = event
 
 
@@ -419,11 +419,11 @@ class UndoRefused(StateError, RuntimeError):
     """What a call committed can't be taken back, and nothing of it was."""
 
     def __init__(self, call_id: str, places: Sequence[str], problem: str) -> None:
-        where, mend = "", ""
+        where, hint = "", ""
         if places:
             where = f": {', '.join(places)}"
-            mend = ": mend it by hand, or undo the later changes first"
-        super().__init__(f"call {call_id!r} can't be undone: {problem}{where}. Nothing was changed{mend}.")
+            hint = ": correct it by hand, or undo the later changes first"
+        super().__init__(f"call {call_id!r} can't be undone: {problem}{where}. Nothing was changed{hint}.")
         self.call_id = call_id
         self.places = tuple(places)
 
@@ -431,8 +431,8 @@ class UndoRefused(StateError, RuntimeError):
 class JournalError(StateError, ValueError):
     """A journal can't be opened or used."""
 
-    def __init__(self, journal: str, problem: str, mend: str) -> None:
-        super().__init__(f"journal {journal!r}: {problem}. {mend}")
+    def __init__(self, journal: str, problem: str, hint: str) -> None:
+        super().__init__(f"journal {journal!r}: {problem}. {hint}")
         self.journal = journal
 
 
@@ -452,8 +452,8 @@ class EffectRefused(StateError, PermissionError):
 class ResourceError(StateError, LookupError):
     """A resource is not there, or can't be made."""
 
-    def __init__(self, resource: str, problem: str, mend: str) -> None:
-        super().__init__(f"resource {resource}: {problem}. {mend}")
+    def __init__(self, resource: str, problem: str, hint: str) -> None:
+        super().__init__(f"resource {resource}: {problem}. {hint}")
         self.resource = resource
 
 
@@ -485,10 +485,10 @@ class CommandMissing(ShellError, FileNotFoundError):
 class ShellUnavailable(ShellError):
     """What holds a command in is not to be had on this machine, so nothing was run."""
 
-    def __init__(self, problem: str, mend: str) -> None:
-        super().__init__("", f"{problem}. {mend}")
+    def __init__(self, problem: str, hint: str) -> None:
+        super().__init__("", f"{problem}. {hint}")
         self.problem = problem
-        self.mend = mend
+        self.hint = hint
 
 
 class FileError(StateError, OSError):
@@ -522,8 +522,8 @@ class FileLimitReached(FileError):
 class AnswerRefused(HandrailError, ValueError):
     """An answer was not taken: its question is unknown, over, another's, or asks for something else."""
 
-    def __init__(self, question: str, problem: str, mend: str, *, problems: Sequence[Problem] = ()) -> None:
-        super().__init__(f"answer to {question!r} refused: {problem}. {mend}")
+    def __init__(self, question: str, problem: str, hint: str, *, problems: Sequence[Problem] = ()) -> None:
+        super().__init__(f"answer to {question!r} refused: {problem}. {hint}")
         self.question = question
         self.problem = problem
         self.problems = tuple(problems)
@@ -546,7 +546,7 @@ class RequestRefused(HandrailError, ValueError):
         self.status = status
         self.kind = kind
         self.fields = tuple(fields)
-        """What is wrong in its body: JSON pointers, each with the mend."""
+        """What is wrong in its body: JSON pointers, each with the hint."""
         self.retry_after = retry_after
 
 
@@ -604,11 +604,11 @@ class ConversationBusy(HandrailError, RuntimeError):
 class PromptRenderError(HandrailError, ValueError):
     """A prompt can't be rendered with the params, session or opened sections it was given."""
 
-    def __init__(self, prompt: str, problem: str, mend: str) -> None:
-        super().__init__(f"prompt {prompt!r}: {problem}. {mend}")
+    def __init__(self, prompt: str, problem: str, hint: str) -> None:
+        super().__init__(f"prompt {prompt!r}: {problem}. {hint}")
         self.prompt = prompt
         self.problem = problem
-        self.mend = mend
+        self.hint = hint
 
 
 class PromptEvaluationError(HandrailError, RuntimeError):
@@ -623,8 +623,8 @@ class PromptEvaluationError(HandrailError, RuntimeError):
 class RunError(HandrailError, RuntimeError):
     """A recorded run can't be used like this."""
 
-    def __init__(self, run_id: str, problem: str, mend: str) -> None:
-        super().__init__(f"run {run_id!r}: {problem}. {mend}")
+    def __init__(self, run_id: str, problem: str, hint: str) -> None:
+        super().__init__(f"run {run_id!r}: {problem}. {hint}")
         self.run_id = run_id
 
 
@@ -694,9 +694,9 @@ class VisibilityExpansionRequired(HandrailError):
 class ServeError(HandrailError):
     """Something a server refuses; `thread` is the conversation it is about."""
 
-    def __init__(self, thread: str, problem: str, mend: str) -> None:
+    def __init__(self, thread: str, problem: str, hint: str) -> None:
         self.thread = thread
-        super().__init__(f"thread {thread!r}: {problem}. {mend}")
+        super().__init__(f"thread {thread!r}: {problem}. {hint}")
 
 
 class ThreadNameRefused(ServeError, ValueError):

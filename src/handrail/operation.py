@@ -1,7 +1,7 @@
-"""`Operation`: what a verb that waits returns, and how it is run from any colour of code.
+"""`Operation`: what a waiting verb returns, runnable from sync and async code.
 
 `await` it, start it in a task group, or call `.wait()` where there is no event loop: in a script, in
-a synchronous handler, in a thread of your own. There is one way to write a verb and no `_sync` twin.
+a synchronous handler, in a thread of your own. Each verb is written once; there are no `_sync` twins.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ D = TypeVar("D")
 
 
 class Home:
-    """Where the operations of one call run, and until when.
+    """The lifetime of one call's operations, and the loop they run on.
 
-    A call has one home. Closing it ends every operation still under way, wherever it was started,
-    with `ContextExpired`, and refuses those that come later.
+    A call has one home. Closing it ends every running operation with `ContextExpired`, wherever it was
+    started, and refuses later ones.
     """
 
     __slots__ = ("_ending", "_live", "_owned", "call", "closed", "loop")
@@ -49,22 +49,22 @@ class Home:
         self._owned: set[asyncio.Task[Any]] | None = None
 
     def check(self) -> None:
-        """Raise `ContextExpired` if the call is over."""
+        """Raise `ContextExpired` if the call has ended."""
         if self.closed:
             raise ContextExpired(self.call)
 
     def close(self) -> None:
-        """End the call: to be called on the loop's own thread."""
+        """End the call. Must be called on the loop's own thread."""
         self.closed = True
         if self._live:
-            # A gather's members are left to the gather, which ends them once and waits for them.
+            # The members of a gather are left to the gather, which ends them once and waits for them.
             spared = {asyncio.current_task(self.loop), *(self._owned or ())}
             self._ending = set(self._live.values()) - spared
             for task in self._ending:
                 task.cancel()
 
     async def run(self, operation: Operation[T], factory: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run one operation's work, to be ended when the home is closed."""
+        """Run an operation's work; closing the home ends it."""
         self.check()
         if asyncio.get_running_loop() is not self.loop:
             raise OperationError(
@@ -91,11 +91,11 @@ class Home:
         finally:
             del live[operation]
         if self._ending and self._take_back(task):
-            raise ContextExpired(self.call)  # the work took no notice of being ended
+            raise ContextExpired(self.call)  # the work ignored its cancellation
         return value
 
     def _take_back(self, task: asyncio.Task[Any]) -> bool:
-        """Undo the cancellation by which `close` ended an operation, so that what follows it may go on."""
+        """Undo the cancellation by which `close` ended an operation, so that its task can continue."""
         if not self._ending or task not in self._ending:
             return False
         self._ending.discard(task)
@@ -104,7 +104,7 @@ class Home:
 
     @contextlib.contextmanager
     def own(self, tasks: Sequence[asyncio.Task[Any]]) -> Generator[None]:
-        """While this lasts, closing leaves these tasks to whoever owns them."""
+        """While active, closing the home leaves these tasks to their owner."""
         owned = self._owned
         if owned is None:
             owned = self._owned = set()
@@ -116,15 +116,15 @@ class Home:
 
 
 class Operation(Coroutine[Any, Any, T]):
-    """Work that has been described and not begun.
+    """Work that is described but not started.
 
     - *Cold*: nothing happens until it is awaited, started in a task group, or waited for.
     - *Single-use*: a second use raises `OperationUsedTwice`.
     - *Without a truth value*: `if context.request_approval(...)` raises, since its `await` is missing.
-    - *Never silent*: one that is dropped unused warns `OperationNeverAwaited`.
-    - *Ended with its call*: what a context's verb returned does not outlive the context.
+    - *Never silent*: an operation that is dropped unused warns with `OperationNeverAwaited`.
+    - *Bound to its call*: an operation from a context's verb does not outlive the context.
 
-    It is a coroutine to the rest of Python, so `asyncio.TaskGroup.create_task(operation)` takes it.
+    It is a coroutine to the rest of Python, so `asyncio.TaskGroup.create_task(operation)` accepts it.
     """
 
     __slots__ = ("__weakref__", "_factory", "_running", "_task", "home", "name")
@@ -146,15 +146,15 @@ class Operation(Coroutine[Any, Any, T]):
         return factory().__await__()
 
     def __call__(self) -> Coroutine[Any, Any, T]:
-        """The operation itself, so that task groups that want a function, as anyio's do, take it too."""
+        """Return the operation itself, for task groups that take a function, such as anyio's."""
         return self
 
     def wait(self) -> T:
-        """Run to the end from synchronous code, and return or raise what came of it.
+        """Run to the end from synchronous code, and return its value or raise its error.
 
-        Inside a call it runs on the call's own loop, from whichever thread. In a script it runs on
-        one background loop that all scripts' operations share. Ctrl-C cancels it, waits for it to
-        clean up, and then raises `KeyboardInterrupt`; a second one does not wait.
+        Inside a call it runs on the call's own loop, from any thread. In a script it runs on one
+        background loop that all operations share. Ctrl-C cancels it, waits for its cleanup, and then
+        raises `KeyboardInterrupt`; a second Ctrl-C does not wait.
         """
         if asyncio._get_running_loop() is not None:  # pyright: ignore[reportPrivateUsage]  # asyncio documents it for this
             self._factory = None
@@ -178,7 +178,7 @@ class Operation(Coroutine[Any, Any, T]):
         return home.run(self, factory)
 
     def give_up(self) -> Callable[[], Coroutine[Any, Any, T]]:
-        """Hand the work over to another operation: this one counts as used."""
+        """Transfer the work to another operation. This one counts as used."""
         factory, home = self._take(), self.home
         return factory if home is None else lambda: home.run(self, factory)
 
@@ -194,14 +194,14 @@ class Operation(Coroutine[Any, Any, T]):
             self.name, "it has been used already. An operation runs once: call the verb again for another."
         )
 
-    # What the coroutine protocol wants, for task groups.
+    # The coroutine protocol, for task groups.
 
     def send(self, value: Any, /) -> Any:
         task = _current_task()
         if self._running is None:
             self._running, self._task = self._begin(), task
         elif task is not self._task:
-            raise self._used_twice()  # two tasks were made of it
+            raise self._used_twice()  # two tasks were created from it
         try:
             return self._running.send(value)
         except BaseException:
@@ -230,7 +230,7 @@ class Operation(Coroutine[Any, Any, T]):
             self._factory = None
             raise error
         if _current_task() is not self._task:
-            raise error  # meant for a second task made of it, which has not begun
+            raise error  # meant for a second task created from it, which has not started
         try:
             return self._running.throw(error)
         except BaseException:
@@ -244,9 +244,9 @@ class Operation(Coroutine[Any, Any, T]):
 
     def __bool__(self) -> NoReturn:
         if sys._getframe(1).f_globals.get("__name__") == "asyncio.base_tasks":  # pyright: ignore[reportPrivateUsage]  # inspect.currentframe is the same
-            # From Python 3.12 on the repr of a task asks in this way whether it has a coroutine.
+            # From Python 3.12 on, the repr of a task tests its coroutine like this.
             return True  # pyright: ignore[reportGeneralTypeIssues]  # for a type checker there is none
-        self._factory = None  # the error says enough; no warning on top
+        self._factory = None  # the error says enough; suppress the warning
         raise OperationHasNoTruth(
             self.name,
             "it was used as a condition, but it has not run yet and has no truth value. "
@@ -263,7 +263,7 @@ class Operation(Coroutine[Any, Any, T]):
                 source=self,
             )
 
-    if not TYPE_CHECKING:  # a type checker knows by itself that there is no such attribute
+    if not TYPE_CHECKING:  # a type checker knows that there is no such attribute
 
         def __getattr__(self, name: str) -> NoReturn:
             raise AttributeError(
@@ -287,21 +287,21 @@ def _instance(kind: type[BaseException], value: BaseException | object) -> BaseE
 
 
 async def _begun(begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Begin the work on the loop that runs it, not on the thread that waits for it."""
+    """Start the work on its loop, not on the waiting thread."""
     return await begin()
 
 
 class Done:
-    """What a verb that acts at once returns. It has happened; awaiting this is optional."""
+    """The result of a verb that acts immediately. Awaiting it is optional."""
 
     __slots__ = ()
 
     def __await__(self) -> Generator[Any, Any, None]:
         return
-        yield  # makes this a generator, as the protocol wants
+        yield  # makes this a generator, as the protocol requires
 
     def wait(self) -> None:
-        """Nothing to wait for: it has happened."""
+        """Do nothing: it has already happened."""
 
 
 DONE = Done()
@@ -320,11 +320,11 @@ def gather(
 @overload
 def gather(*operations: Awaitable[T]) -> Operation[tuple[T, ...]]: ...
 def gather(*operations: Awaitable[Any]) -> Operation[tuple[Any, ...]]:
-    """Run several at once and give their values in the order they were given.
+    """Run several operations concurrently and return their values in order.
 
-    Structured: when one fails, or is cancelled, the others are cancelled **and awaited** before its
-    error is raised, so nothing of this is still running once it is over. The operations now belong
-    to this one: they can't be used apart from it.
+    Structured: if one fails or is cancelled, the others are cancelled **and awaited** before its error
+    is raised, so nothing is left running. The operations belong to this one and can't be used apart
+    from it.
     """
     members = [each if isinstance(each, Operation) else _as_operation(each) for each in operations]
     home = next((each.home for each in members if each.home is not None), None)
@@ -354,7 +354,7 @@ async def _gather(
     def ended(task: asyncio.Task[Any]) -> None:
         nonlocal left, failed
         left -= 1
-        # Asking for the exception also counts as having seen it: none is logged as lost.
+        # Retrieving the exception also marks it as seen, so asyncio does not log it.
         unsuccessful = task.cancelled() or task.exception() is not None
         if unsuccessful and failed is None:
             failed = task
@@ -374,7 +374,7 @@ async def _gather(
 
 
 async def cancel_and_await(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """End these tasks; a cancellation that arrives meanwhile is raised only once they have ended."""
+    """Cancel these tasks and wait for them. A cancellation that arrives meanwhile is raised afterwards."""
     cancelled: asyncio.CancelledError | None = None
     unfinished: list[asyncio.Task[Any]] = [task for task in tasks if not task.done()]
     for task in unfinished:
@@ -387,6 +387,6 @@ async def cancel_and_await(tasks: Sequence[asyncio.Task[Any]]) -> None:
         unfinished = [task for task in unfinished if not task.done()]
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # looked at: whoever ends tasks has no use for what they raised
+            task.exception()  # retrieved and dropped: the tasks were cancelled on purpose
     if cancelled is not None:
         raise cancelled

@@ -26,10 +26,13 @@ if TYPE_CHECKING:
     from handrail.messages import Model
     from handrail.operation import Operation
     from handrail.prompt import Prompt
-    from handrail.tools import RunMode, Tool, ToolResult
+    from handrail.tools import Tool, ToolResult
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+
+RunMode = Literal["user", "agent", "headless"]
+"""Who is on the other side: a person, a model in a person's place, or nobody."""
 
 # --- state -------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ class Lasting(msgspec.Struct, frozen=True, kw_only=True):
     """This very request, for a list of what is remembered."""
     exact: str
     """The key of an approval of exactly this, and below that of a denial."""
-    whatever_it_does: str
+    any_diff: str
     scopes: dict[str, str]
     """The scopes that are offered, in words, and their keys; the narrowest first."""
     run_context: RunContext

@@ -1,8 +1,8 @@
-"""The crossings between threads and event loops: into a thread, and from a thread onto a loop.
+"""Threads and event loops: run a function in a thread, or a coroutine on a loop from a thread.
 
-Threads for synchronous handlers have no limit, because a handler may wait for another handler: any
-limit is a depth at which that deadlocks. They are daemons, because a handler that outlived its
-timeout must not hold the program open.
+The number of threads for synchronous handlers is unlimited. A handler may wait for another handler,
+so any limit is a depth at which that deadlocks. They are daemons, because a handler that outlived its
+timeout must not keep the program alive.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from handrail.errors import LoopGone
 T = TypeVar("T")
 
 _IDLE_SECONDS = 30.0
-"""How long a thread without work is kept for the next piece."""
+"""How long an idle thread is kept for its next job."""
 
 
 async def run_in_thread(function: Callable[[], T]) -> T:
-    """Run `function` on a thread of its own and give back what it returns or raises.
+    """Run `function` in a thread and return or raise its outcome.
 
-    Context variables go along. If the awaiting task is cancelled the thread is abandoned, not
-    stopped: what it returns later is dropped.
+    Context variables are passed on. If the awaiting task is cancelled, the thread is abandoned, not
+    stopped, and its later result is dropped.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -44,7 +44,7 @@ async def run_in_thread(function: Callable[[], T]) -> T:
 
 
 async def call_either(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """Call a function of either colour: an async one here, a plain one on a thread of its own."""
+    """Call an async function here, or a plain one in a thread."""
     if inspect.iscoroutinefunction(function):
         return await function(*given, **named)
     value = await run_in_thread(lambda: function(*given, **named))
@@ -52,12 +52,12 @@ async def call_either(function: Callable[..., Any], *given: Any, **named: Any) -
 
 
 def threads_at_work(loop: asyncio.AbstractEventLoop) -> int:
-    """How many functions begun by `run_in_thread` on this loop have not come back to it yet."""
+    """Return how many functions started by `run_in_thread` on this loop have not returned yet."""
     return sum(job.loop is loop for job in list(_running))
 
 
 class _Job:
-    """A function on its way to a thread, and where its outcome goes."""
+    """A function to run in a thread, and the future for its outcome."""
 
     __slots__ = ("context", "function", "future", "loop")
 
@@ -79,7 +79,7 @@ class _Job:
         try:
             value = self.context.run(self.function)
         except StopIteration as stop:
-            # A future can't carry StopIteration; an async function turns it into this as well.
+            # A future can't carry StopIteration; an async function converts it too.
             error = RuntimeError("the function raised StopIteration")
             error.__cause__ = stop
         except BaseException as raised:
@@ -87,12 +87,12 @@ class _Job:
         try:
             self.loop.call_soon_threadsafe(self._settle, value, error)
         except RuntimeError:
-            _running.discard(self)  # the loop has ended, and with it whoever waited
+            _running.discard(self)  # the loop is closed, and nobody waits
         finally:
-            error = None  # its traceback leads to this frame: a cycle otherwise
+            error = None  # its traceback refers to this frame, which would be a cycle
 
     def _settle(self, value: Any, error: BaseException | None) -> None:
-        # Here, on the loop, and not earlier: virtual time must not jump while an outcome is on its way.
+        # Only now, on the loop: virtual time must not advance while an outcome is on its way.
         _running.discard(self)
         if self.future.done():
             return
@@ -103,7 +103,7 @@ class _Job:
 
 
 class _Worker:
-    """One thread and the queue it takes its next job from."""
+    """One thread and the queue it takes jobs from."""
 
     __slots__ = ("jobs",)
 
@@ -120,7 +120,7 @@ class _Worker:
                 try:
                     _idle.remove(self)
                 except ValueError:
-                    continue  # a job is being handed over at this moment
+                    continue  # a job is being handed over right now
                 return
             job.run()
             del job
@@ -141,10 +141,10 @@ def _submit(job: _Job) -> None:
 
 
 def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], name: str) -> T:
-    """Run `work` as a task on `loop`, which another thread runs, and wait for it here.
+    """Run `work` as a task on `loop`, which runs in another thread, and wait for it here.
 
-    Context variables go along. On Ctrl-C the task is cancelled and waited for, then
-    `KeyboardInterrupt` goes on; a second Ctrl-C does not wait.
+    Context variables are passed on. Ctrl-C cancels the task and waits for it before
+    `KeyboardInterrupt` continues; a second Ctrl-C does not wait.
     """
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
     context = contextvars.copy_context()
@@ -159,7 +159,7 @@ def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], name: 
         if started:
             started[0].cancel()
         else:
-            work.close()  # interrupted before it was even handed over
+            work.close()  # interrupted before it was handed over
             outcome.set_exception(asyncio.CancelledError())
 
     try:
@@ -167,7 +167,7 @@ def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], name: 
         return _outcome_of(outcome, loop, name)
     except KeyboardInterrupt:
         if not outcome.done():
-            with contextlib.suppress(RuntimeError):  # the loop has ended: nothing is left to stop
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so there is nothing to stop
                 loop.call_soon_threadsafe(stop)
                 concurrent.futures.wait([outcome])
         raise
@@ -184,7 +184,7 @@ def _hand_over(
 
 
 _LOOK_SECONDS = 1.0
-"""How often whoever waits looks whether the loop it waits for is still there."""
+"""How often a waiting thread checks whether its loop is still alive."""
 
 
 def _outcome_of(outcome: concurrent.futures.Future[T], loop: asyncio.AbstractEventLoop, name: str) -> T:
@@ -212,7 +212,7 @@ _background_lock = threading.Lock()
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
-    """The one loop that scripts share: what one `.wait()` began goes on after it."""
+    """Return the loop that all scripts share: work started by one `.wait()` continues after it."""
     global _background
     with _background_lock:
         if _background is None:
@@ -230,18 +230,18 @@ def _run_background(loop: asyncio.AbstractEventLoop) -> None:
         try:
             loop.run_forever()
         except (SystemExit, KeyboardInterrupt):
-            # Raised by some work. asyncio stops the loop on it; whoever waits for that work gets it.
+            # Raised by some work. asyncio stops the loop on it; the waiter of that work receives it.
             continue
         return
 
 
 _EXIT_SECONDS = 2.0
-"""How long, at exit, what still runs on the background loop may take to clean up."""
+"""How long the remaining work on the background loop may clean up at exit."""
 
 
 def _end_background(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
     if loop is not _background:
-        return  # this is a forked child, where the loop's thread does not exist
+        return  # a forked child, in which the loop's thread does not exist
 
     async def end() -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -251,7 +251,7 @@ def _end_background(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -
             await asyncio.wait(others, timeout=_EXIT_SECONDS)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_EXIT_SECONDS):
-                await loop.shutdown_asyncgens()  # among them those that hold connections open
+                await loop.shutdown_asyncgens()  # including those that hold connections open
         loop.stop()
 
     asyncio.run_coroutine_threadsafe(end(), loop)
@@ -261,7 +261,7 @@ def _end_background(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -
 
 
 def forget_closed(kept: WeakKeyDictionary[asyncio.AbstractEventLoop, Any]) -> None:
-    """Drop what was kept for loops that have ended: it may hold on to its loop, which would never go."""
+    """Drop the entries of closed loops. They may hold references to their loops."""
     for found in kept.keyrefs():
         loop = found()
         if loop is not None and loop.is_closed():

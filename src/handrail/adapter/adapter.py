@@ -47,7 +47,7 @@ from handrail.dispatch.opening import open_frame
 from handrail.dispatch.options import HostArguments, ResumeArguments, RunArguments, RunOptions, check_kinds
 from handrail.dispatch.parking import Parking
 from handrail.errors import DefinitionError, RunError
-from handrail.guard.keeping import keep_decisions
+from handrail.guard.memory import keep_decisions
 from handrail.journal.runlog import RunLog
 from handrail.messages import Model, UserMessage
 from handrail.models import model_named

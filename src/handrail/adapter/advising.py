@@ -10,10 +10,10 @@ import msgspec
 
 from handrail.adapter.run import Run
 from handrail.events import Advised
-from handrail.guard.completion import CompletionChecker, said_by
-from handrail.guard.feedback import FeedbackProvider
-from handrail.guard.watching import RunState
+from handrail.guard.completion import CompletionChecker, answer_of
+from handrail.guard.feedback import FeedbackProvider, RunState
 from handrail.messages import UserMessage
+from handrail.place import Place
 
 log = logging.getLogger("handrail.adapter")
 
@@ -79,9 +79,9 @@ class Advisers:
     def _recall(self, who: Sequence[Any], advice: _Advice) -> None:
         self._given.update(zip(map(id, who), advice.given, strict=False))
 
-    def _next_place(self) -> str:
+    def _next_place(self) -> Place:
         self._times += 1
-        return f"{self._run.frame.place}@{self._times}"
+        return self._run.frame.place.advice(self._times)
 
     async def hold(self, text: str, output: Any) -> str | None:
         """When a run wants to end: what is missing; "" where it is, but nobody may hold it any longer."""
@@ -138,7 +138,7 @@ class Advisers:
         frame = self._run.frame
         failed = False
         try:
-            said = await said_by(asked(self._state(who, text, output)))
+            said = await answer_of(asked(self._state(who, text, output)))
         except Exception as error:
             log.exception("the %s %r raised; the run goes on", kind, who.name)
             said, failed = f"{type(error).__name__}: {error}", True

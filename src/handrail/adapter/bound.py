@@ -166,5 +166,5 @@ async def _nest(
     options = outer.options.nested(given, outer.tracker, call.depth + 1, levels)
     frame = Frame.nested(call, number, options, prompt)
     if frame.log is not None:
-        await frame.log.note_verb(f"{call.place}~{call.tries}.{number}", verb)
+        await frame.log.note_verb(call.attempt_place.child(number), verb)
     return frame, Conversation(frame.session, frame.run_context.run_id)

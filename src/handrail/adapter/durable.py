@@ -30,7 +30,7 @@ from handrail.errors import (
     ToolValidationError,
 )
 from handrail.events import MessageAdded, SectionOpened
-from handrail.guard.keeping import bring_in, decided_in, keep_decisions
+from handrail.guard.memory import bring_in, decisions_in, keep_decisions
 from handrail.journal.runlog import RunLog
 from handrail.limits import Budget
 from handrail.messages import Message, Usage
@@ -39,7 +39,7 @@ from handrail.records import OVER, CommitUnit, Journal, RunRecord, RunRow, RunSt
 from handrail.resources.paths import folder_of
 from handrail.schema import Schema, to_json
 from handrail.session import Session
-from handrail.session.saving import decode_item, encode_item, load_imported, said_in, save
+from handrail.session.serialization import decode_item, encode_item, load_imported, said_in, save
 from handrail.tools import Tool
 
 
@@ -438,7 +438,7 @@ def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -
             )
         for fact in () if base is None else said_in(base, MessageAdded):
             session.keep(fact)  # the history it began with
-        bring_in(session, () if base is None else decided_in(base))
+        bring_in(session, () if base is None else decisions_in(base))
     else:
         session = (
             Session(id=record.session_id, principal=record.principal) if base is None else load_imported(base)

@@ -17,6 +17,7 @@ from handrail.dispatch.frame import Frame
 from handrail.errors import JournalError, RunBusy
 from handrail.journal.lease import LEASE_SECONDS
 from handrail.journal.runlog import RunLog
+from handrail.place import RUN
 from handrail.records import Entry, Journal, RunRow
 
 log = logging.getLogger("handrail.adapter")
@@ -105,7 +106,7 @@ async def note_deadline(
 ) -> None:
     """Record what became of a deadline, for whoever resumes the run."""
     noted = _Noted(None, deadline.remaining()) if paused else _Noted(deadline.at.timestamp(), None)
-    entry = Entry("deadline", "", clock.now().timestamp(), msgspec.msgpack.encode(noted))
+    entry = Entry("deadline", str(RUN), clock.now().timestamp(), msgspec.msgpack.encode(noted))
     await journal.note(run_id, entry)
 
 
@@ -117,7 +118,7 @@ def deadline_after(
         return None
     if pauses:
         now = clock.now().timestamp()
-        noted = run_log.find("deadline", "", _Noted)
+        noted = run_log.find("deadline", RUN, _Noted)
         if noted is not None and noted.left is not None:
             at = now + noted.left
         elif noted is not None and noted.at is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any, Unpack
 
@@ -27,10 +26,11 @@ from handrail.dispatch.transaction import Settled, Transaction
 from handrail.dispatch.undoing import compensate, shielded
 from handrail.errors import JournalError, PromptEvaluationError, TicketError
 from handrail.events import CallStatus, ToolInvoked
-from handrail.guard.keeping import keep_decisions
+from handrail.guard.memory import keep_decisions
 from handrail.journal.lease import LEASE_SECONDS, new_owner
 from handrail.limits import Budget
 from handrail.operation import Operation
+from handrail.place import RUN, Place
 from handrail.protocols import ToolPolicy
 from handrail.records import Journal
 from handrail.session import Session
@@ -217,10 +217,9 @@ class _Redemption:
         place, so they are the same whoever redeems it, and no others in the run.
         """
         ticket, frame = self._ticket, gate.frame
-        head, _, number = ticket.place.rpartition(".")
-        head, _, tries = head.rpartition("~")
-        frame.place, _, ordinal = head.rpartition(".")
-        frame.within = f"{ticket.run_id}{re.sub('~[0-9]+', '', frame.place)}"
+        verb = Place.parse(ticket.place)
+        call = verb.outer or RUN
+        frame.place = call.parent or RUN
         around = LiveCall(
             gate,
             frame,
@@ -229,11 +228,11 @@ class _Redemption:
             ticket.path[:-1],
             asyncio.get_running_loop(),
             frame.monotonic() - frame.began,
-            int(ordinal),
+            call.number,
             depth=ticket.depth - 1,
             tool=self._tool,
-            tries=int(tries),
-            inner=int(number) - 1,
+            tries=verb.attempt_at(call) or 1,
+            inner=verb.number - 1,
         )
         around.transaction = Transaction(frame.session, ticket.tool, EFFECTS[_effect_of(ticket)].writes)
         return around

@@ -16,8 +16,9 @@ from handrail.dispatch import Gate
 from handrail.dispatch.frame import Frame
 from handrail.errors import DeadlineExceededError, LimitError, PromptEvaluationError
 from handrail.events import PromptExecuted, PromptRendered
-from handrail.guard.scope import within_scope
+from handrail.guard.policy import within_scope
 from handrail.messages import Message, ModelRequest, Offered, Sent, Usage
+from handrail.place import Place
 from handrail.prompt import RenderedPrompt
 from handrail.protocols import Filesystem, SessionView
 from handrail.tools import Tool
@@ -147,14 +148,15 @@ class Run:
             )
         return request
 
-    def next_place(self) -> str:
+    def next_place(self) -> Place:
         """Where in the record the next answer of the model belongs."""
         self.answers += 1
         return self.place_of_answer
 
     @property
-    def place_of_answer(self) -> str:
-        return f"{self.frame.place}#{self.answers}"
+    def place_of_answer(self) -> Place:
+        """Where in the record the newest answer of the model belongs."""
+        return self.frame.place.answer(self.answers)
 
     def offered_size(self) -> int:
         """The bytes of what is said of the tools, and of the answer that is wanted, at most."""

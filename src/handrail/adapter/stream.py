@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 from handrail.adapter.response import PromptResponse
 from handrail.errors import OperationUsedTwice
 from handrail.operation import Operation, cancel_and_await
+from handrail.place import is_in_run
 from handrail.protocols import EventBus
 from handrail.threads import background_loop, run_on
 
@@ -93,7 +94,7 @@ class RunStream(Generic[OutputT]):
         def put(event: object) -> None:
             context = getattr(event, "run_context", None)
             run_id = getattr(context, "run_id", None) or getattr(event, "run_id", "")
-            if run_id == self._run_id or run_id.startswith(f"{self._run_id}."):
+            if is_in_run(run_id, self._run_id):
                 if asyncio._get_running_loop() is loop:  # pyright: ignore[reportPrivateUsage]  # asyncio documents it for this
                     queue.put_nowait(event)
                 else:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from handrail.messages import UserMessage
+from handrail.place import Place
 from handrail.records import CommitUnit, Journal
 from handrail.session import Session
-from handrail.session.saving import decode_item, load_imported
+from handrail.session.serialization import decode_item, load_imported
 
 if TYPE_CHECKING:
     from handrail.adapter.run import Run
@@ -53,7 +54,7 @@ async def undone_in(journal: Journal, session_id: str) -> Undone:
     return Undone(calls, told)
 
 
-async def tell_undone(run: Run, place: str) -> None:
+async def tell_undone(run: Run, place: Place) -> None:
     """Before a request: tell the model what was undone since it was last asked. In a run gone through again, what it was told."""
     log = run.frame.log
     if log is None or run.frame.outer is not None:

@@ -32,6 +32,7 @@ from handrail.events import (
     ToolStarted,
 )
 from handrail.messages import Usage
+from handrail.place import RUN, Place, is_in_run
 from handrail.schema import to_json
 
 if TYPE_CHECKING:
@@ -63,11 +64,19 @@ class Row:
     total: float | None = None
     opened: bool = False
     """Whether its heading has been printed above its inner calls."""
-    key: str = ""
-    """Its place in the run: the ids of nested runs begin with it."""
+    run_id: str = ""
+    """The run it is a call of."""
+    place: Place | None = None
+    """Its place in that run."""
     inner: int = 0
     cost: Decimal | None = None
     """What its nested runs have cost so far."""
+
+    def contains(self, run_id: str) -> bool:
+        """Whether a run is nested in this call."""
+        if self.place is None or not is_in_run(run_id, self.run_id):
+            return False
+        return Place.from_id(run_id, self.run_id).attempt_at(self.place) is not None
 
 
 @dataclass(slots=True)
@@ -99,23 +108,21 @@ class Activity:
 
     def on_started(self, event: ToolStarted) -> list[Text]:
         self.thinking = None
-        row = Row(event.tool, event.path, self.clock.monotonic(), key=self._key(event))
-        self.rows[event.call_id] = row
+        run_id = event.run_context.run_id
+        place = self._place(run_id, event.path)
+        self.rows[event.call_id] = Row(
+            event.tool, event.path, self.clock.monotonic(), run_id=run_id, place=place
+        )
         return []
 
-    def _key(self, event: ToolStarted) -> str:
+    def _place(self, run_id: str, path: tuple[str, ...]) -> Place:
         """The place of a call: inside another call of the same run, or in the run itself."""
-        run = event.run_context.run_id
-        parent = self._parent(event.path[:-1])
-        if (
-            parent is not None
-            and "~" not in parent[1].key[len(run) :]
-            and parent[1].key.startswith(f"{run}.")
-        ):
+        parent = self._parent(path[:-1])
+        if parent is not None and parent[1].run_id == run_id and parent[1].place is not None:
             parent[1].inner += 1
-            return f"{parent[1].key}.{parent[1].inner}"
-        self._calls[run] = number = self._calls.get(run, 0) + 1
-        return f"{run}.{number}"
+            return parent[1].place.attempt(1).child(parent[1].inner)
+        self._calls[run_id] = number = self._calls.get(run_id, 0) + 1
+        return RUN.child(number)
 
     def on_invoked(self, event: ToolInvoked) -> list[Text]:
         row = self.rows.pop(event.call_id, None)
@@ -194,7 +201,7 @@ class Activity:
             self.thinking = None
         if event.cost is not None:
             for row in self.rows.values():
-                if run_id.startswith(f"{row.key}~"):
+                if row.contains(run_id):
                     row.cost = (row.cost or Decimal(0)) + event.cost
         if not self.verbose:
             return []
@@ -221,7 +228,7 @@ class Activity:
         if run_id == self.root:
             self.thinking = None
             return []
-        row = next((row for row in self.rows.values() if run_id.startswith(f"{row.key}~")), None)
+        row = next((row for row in self.rows.values() if row.contains(run_id)), None)
         if row is not None:
             row.message = f"{row.message}{event.text}".rpartition("\n")[2][-_MAX_MESSAGE:]
         return []

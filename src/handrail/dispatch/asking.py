@@ -27,7 +27,7 @@ from handrail.errors import (
 )
 from handrail.events import ApprovalDecided, ApprovalRequested, DecidedBy, QuestionAnswered, QuestionAsked
 from handrail.guard.approval import APPROVAL_SCHEMA
-from handrail.guard.covering import NEVER_REMEMBERED, Asks, Covering, covering
+from handrail.guard.coverage import NEVER_REMEMBERED, Asks, Coverage, coverage_of
 from handrail.guard.memory import Recall
 from handrail.journal import digest
 from handrail.operation import Operation
@@ -108,7 +108,7 @@ async def put(call: LiveCall, question: Question, wanted: Schema[Any]) -> Answer
 async def note_verb(call: LiveCall, number: int, verb: str) -> None:
     log = call.frame.log
     if log is not None:
-        await log.note_verb(f"{call.place}~{call.tries}.{number}", verb)
+        await log.note_verb(call.attempt_place.child(number), verb)
 
 
 def _value_of(answer: Answer, kind: str) -> Any:
@@ -156,7 +156,7 @@ async def ask_approval(
         tool=call.name,
         words=keys.words,
         exact=keys.exact,
-        whatever_it_does=keys.whatever_it_does,
+        any_diff=keys.any_diff,
         scopes=scopes,
         run_context=call.run_context,
     )
@@ -203,15 +203,15 @@ async def ask_approval(
 
 def _covering(
     call: LiveCall, asks: Asks, name: str, params: Any, shown: Any, diff: str
-) -> Callable[[str], Covering]:
+) -> Callable[[str], Coverage]:
     """The keys of a request, by the id of the session that they are for."""
     frame = call.frame
     places = places_of(call, params, bool(diff)) if asks == "call" else None
     spellings = spelled(call, params)
 
     @cache
-    def cover(session_id: str) -> Covering:
-        return covering(
+    def cover(session_id: str) -> Coverage:
+        return coverage_of(
             call.tool,
             asks,
             name,

@@ -32,6 +32,7 @@ from handrail.errors import CallFailed, ContextExpired, NotSupported
 from handrail.events import CallStatus, Emitted, Progress
 from handrail.limits import BudgetTracker, Heartbeat, Reservation, Spending
 from handrail.operation import DONE, Done, Home, Operation
+from handrail.place import Place, inner_call_id
 from handrail.protocols import (
     BoundAdapter,
     Filesystem,
@@ -118,6 +119,8 @@ class LiveCall(msgspec.Struct, eq=False):
     """The arguments as they came."""
     tries: int = 1
     """How often the handler was started, for whatever reason."""
+    _place: Place | None = None
+    """Made when it is first asked for; given for what undoes a call, which is not counted."""
     first: LiveCall | None = None
     """The first try at this call, where this is another."""
     _home: Home | None = None
@@ -158,19 +161,19 @@ class LiveCall(msgspec.Struct, eq=False):
     def next_approval_id(self) -> str:
         """By the call's place in its run and the order of asking, whatever ids a caller gives."""
         self.asked += 1
-        return f"{self.run_context.request_id}{self.place}~{self.tries}!{self.asked}"
+        return self.attempt_place.approval(self.asked).id(self.run_context.request_id)
 
     def next_verb(self, verb: str) -> int:
         """The number of a verb, by the order in which handlers make them. `Diverged` if it was another."""
         self.inner += 1
         log = self.frame.log
         if log is not None and log.resumed:
-            log.check_verb(f"{self.place}~{self.tries}.{self.inner}", verb)
+            log.check_verb(self.attempt_place.child(self.inner), verb)
         return self.inner
 
-    def question_id(self, number: int) -> str:
-        """The id of the question that is this verb."""
-        return f"{self.run_context.request_id}{self.place}~{self.tries}?{number}"
+    def question_id(self, which: int | str) -> str:
+        """The id of the question asked by a verb, by the verb's number or the question's name."""
+        return self.attempt_place.question(which).id(self.run_context.request_id)
 
     def again(self, left: tuple[str, ...] = ()) -> LiveCall:
         """Another try at the same call. What is left of this one keeps a context that is over."""
@@ -196,30 +199,37 @@ class LiveCall(msgspec.Struct, eq=False):
             spending=self.spending,
             tries=self.tries + 1,
             left=(*self.left, *left),
+            _place=self._place,
             first=self.first or self,
         )
 
     def next_inner_id(self) -> str:
         """By order, never by chance; those of another try are told apart."""
         self.inner += 1
-        return f"{self.id}.{self.inner}" if self.tries == 1 else f"{self.id}~{self.tries}.{self.inner}"
+        return inner_call_id(self.id, self.tries, self.inner)
 
     @property
     def key(self) -> str:
-        """This call's place in its run: the same however often it, or what is around it, is tried."""
-        parent = self.parent
-        within = self.frame.within if parent is None or parent.frame is not self.frame else parent.key
-        return f"{within}.{self.ordinal}" if self.ordinal else f"{within}!{self.id}"
+        """Identifies the call: the same however often it, or what is around it, is tried."""
+        return f"{self.run_context.request_id}{self.place.key}"
 
     @property
-    def place(self) -> str:
-        """The same for the journal, where tries are told apart, and without the run's own id."""
-        parent = self.parent
-        if not self.ordinal:
-            return f"!{self.id}"  # it undoes another, and is not counted
-        if parent is None or parent.frame is not self.frame:
-            return f"{self.frame.place}.{self.ordinal}"
-        return f"{parent.place}~{parent.tries}.{self.ordinal}"
+    def place(self) -> Place:
+        """Where this call is in its run."""
+        place = self._place
+        if place is None:
+            parent = self.parent
+            if parent is None or parent.frame is not self.frame:
+                place = self.frame.place.child(self.ordinal)
+            else:
+                place = parent.attempt_place.child(self.ordinal)
+            self._place = place
+        return place
+
+    @property
+    def attempt_place(self) -> Place:
+        """Where this try at the call is in its run."""
+        return self.place.attempt(self.tries)
 
     @property
     def elapsed(self) -> float:
@@ -233,8 +243,8 @@ class LiveCall(msgspec.Struct, eq=False):
         if not result.success or tool.delegates or tool.effect not in ("compensable", "irreversible"):
             return None
         if tool.effect == "compensable":
-            return Settled(self.name, self.id, tool, self.params, result.value)
-        return Settled(self.name, self.id, None, self.params, None)
+            return Settled(self.name, self.id, tool, self.params, result.value, self.place)
+        return Settled(self.name, self.id)
 
     # Facts.
 

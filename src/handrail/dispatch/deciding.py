@@ -12,6 +12,7 @@ from handrail.events import ApprovalRemembered, DecidedBy
 from handrail.guard.approval import decision
 from handrail.guard.memory import Recall
 from handrail.journal.runlog import RunLog
+from handrail.place import Place
 from handrail.protocols import ApprovalRequest
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ async def decide(call: LiveCall, asked: ApprovalRequest, recall: Recall) -> Deci
         if before is not None:
             return before
         # One with a diff is not withdrawn for another's answer, since somebody may be looking at it.
-        recall.lies_open = bool(asked.diff) and _lies_there(log, asked) and mode != "approve_all"
+        recall.is_open = bool(asked.diff) and _lies_there(log, asked) and mode != "approve_all"
     book = frame.session.decisions
     if book is not None and frame.journal is not None and len(frame.session[ApprovalRemembered]):
         await book.read()  # somebody may have revoked one elsewhere
@@ -85,8 +86,8 @@ def _lies_there(log: RunLog, asked: ApprovalRequest) -> bool:
     return before is not None and before.question.digest == asked.question.digest
 
 
-def _place(log: RunLog, asked: ApprovalRequest) -> str:
-    return asked.question.id.removeprefix(log.run_id)
+def _place(log: RunLog, asked: ApprovalRequest) -> Place:
+    return Place.from_id(asked.question.id, log.run_id)
 
 
 def _how(approval: Approval, mode: str | None) -> DecidedBy:

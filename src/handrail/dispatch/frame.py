@@ -17,6 +17,7 @@ from handrail.guard.approval import Broker
 from handrail.journal import MemoryJournal, new_key
 from handrail.journal.runlog import RunLog
 from handrail.limits import Budget, BudgetTracker, Cancellation, Spending
+from handrail.place import RUN, Place
 from handrail.protocols import (
     ApprovalBroker,
     BoundAdapter,
@@ -110,17 +111,14 @@ class Frame:
         "task",
         "told",
         "tools",
-        "within",
         "worker",
         "workers",
     )
 
     outer: LiveCall | None
     """The call this run is nested in; None for a run of its own."""
-    place: str
-    """Where in the recorded run this is; "" for the run itself."""
-    within: str
-    """What idempotency keys of calls begin with: the same however often what is around is tried."""
+    place: Place
+    """Where in the outermost run this run is."""
     options: RunOptions
     filesystem: Forkable | None
     """The files, where they join a call's transaction: the short way to them."""
@@ -153,7 +151,7 @@ class Frame:
     ) -> None:
         """A run of its own: `options` are checked, and what they leave out is filled in."""
         self.outer = None
-        self.place = ""
+        self.place = RUN
         journal, clock, new_id = options.journal, options.clock, options.new_id
         session = options.session or Session(new_id=new_id)
         if journal is not None:
@@ -177,7 +175,6 @@ class Frame:
         self.spending = Spending(None)
         run_id = options.run_id or new_id()
         self.run_context = RunContext(run_id, run_id, session.id, 1, "local", new_id(), new_id()[:16])
-        self.within = run_id
         self._begin(options.replace(session=session), session, prompt)
 
     @classmethod
@@ -191,18 +188,17 @@ class Frame:
         outer, ids = call.frame, call.frame.run_context
         frame = cls.__new__(cls)
         frame.outer = call
-        frame.place = place = f"{call.place}~{call.tries}/{number}"
+        frame.place = place = call.attempt_place.nested_run(number)
         frame.resources, frame.filesystem = outer.resources, outer.filesystem
         frame.steps, frame.broker, frame.key, frame.log = outer.steps, outer.broker, outer.key, outer.log
         frame.adapter, frame.prompt_model = outer.adapter, outer.prompt_model
         frame.workers, frame.worker, frame.parking = outer.workers, outer.worker, outer.parking
         frame.cancellation = Cancellation(frame._at_work, outer.cancellation)
         frame.spending = Spending(outer.spending)
-        run_id = f"{ids.request_id}{place}"
+        run_id = place.id(ids.request_id)
         frame.run_context = RunContext(
             run_id, ids.request_id, ids.session_id, ids.attempt, ids.worker_id, ids.trace_id, ids.span_id
         )
-        frame.within = f"{call.key}/{number}"
         frame._begin(options, outer.session, prompt)
         if frame.parking is not None:
             frame.parking.add(frame)
@@ -325,7 +321,7 @@ def _by_name(tools: Iterable[Tool[Any, Any]]) -> Mapping[str, Tool[Any, Any]]:
     found: dict[str, Tool[Any, Any]] = {}
     for tool in tools:
         check_tool(tool)
-        tool.check_whole()
+        tool.check_complete()
         if tool.name in found and found[tool.name] is not tool:
             raise DefinitionError(f"two tools are called {tool.name!r}. Rename one of them.")
         found[tool.name] = tool

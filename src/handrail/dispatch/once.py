@@ -51,7 +51,7 @@ async def _once(
         run_id="" if frame.log is None else frame.log.run_id,
         unsettled=lambda: _settle_unknown(call, key, function, probe, on_unknown),
     )
-    done = Settled(f"{call.name}: once({key!r})", call.id, None, None, value)
+    done = Settled(f"{call.name}: once({key!r})", call.id)
     if all(each.what != done.what for each in call.open_transaction.settled or ()):
         call.open_transaction.settle(done)
     return value
@@ -86,7 +86,7 @@ async def _ask_whether(call: LiveCall, key: str) -> bool | None:
     wanted: Schema[Any] = Schema(_Asked)
     question = question_of(
         call,
-        f"{call.run_context.request_id}{call.place}~{call.tries}?once {key}",
+        call.question_id(f"once {key}"),
         "input",
         f"did {key!r} happen",
         f"The process ended while {call.name} did {key!r}, and it is not known whether it happened. Did it?",

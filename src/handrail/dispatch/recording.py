@@ -10,7 +10,7 @@ from handrail.dispatch.replaying import inner_call, write_result
 from handrail.dispatch.undoing import shielded
 from handrail.records import CommitUnit, Journal
 from handrail.resources.paths import folder_of
-from handrail.session.saving import encode_item
+from handrail.session.serialization import encode_item
 from handrail.threads import run_in_thread
 from handrail.tools import ToolResult
 
@@ -40,7 +40,7 @@ def commit_unit(
         effects=[] if transaction is None else [done.what for done in transaction.settled or ()],
         files=files,
         session_id=session.id,
-        place=call.place,
+        place=str(call.place),
         tool=call.name,
         arguments=_text(call),
         status=call.status,

@@ -20,9 +20,10 @@ from handrail.errors import Conflict, Diverged, OutcomeUnknown, ToolValidationEr
 from handrail.events import CallStatus, ToolInvoked
 from handrail.journal.runlog import RunLog
 from handrail.messages import Usage
+from handrail.place import Place
 from handrail.records import CommitUnit
 from handrail.schema import to_json
-from handrail.session.saving import decode_item, encode_item
+from handrail.session.serialization import decode_item, encode_item
 from handrail.threads import call_either
 from handrail.tools import EFFECTS, Tool, ToolResult
 
@@ -70,6 +71,7 @@ class _Done(msgspec.Struct, frozen=True):
     """The compensable tool; "" for what can't be undone."""
     params: bytes
     value: bytes
+    place: str
 
 
 class InnerCall(msgspec.Struct, frozen=True):
@@ -174,11 +176,11 @@ def _is_asked_again(call: LiveCall, log: RunLog) -> bool:
     """
     handoff = call.parent
     assert handoff is not None
-    after = f"{handoff.place}~{handoff.tries}.{call.ordinal + 1}"
+    after = handoff.attempt_place.child(call.ordinal + 1)
     if log.has("inner call", after):
         return False
     tried = log.find("call tried", after, _Try)
-    begun = log.has("call begun", f"{after}~{1 if tried is None else tried.tries}")
+    begun = log.has("call begun", after.attempt(1 if tried is None else tried.tries))
     if begun and not EFFECTS[handoff.tool.effect].transactional:
         raise OutcomeUnknown(handoff.name, f"{_NOT_KEPT}Find out what stands before you do it again.")
     return True
@@ -262,7 +264,7 @@ def settled_by(call: LiveCall, inner: InnerCall) -> list[Settled]:
             tool = None  # what it takes to undo it was not kept
         params = tool.parse(done.params) if tool is not None else None
         value = read_value(tool, done.value) if tool is not None else None
-        found.append(Settled(done.what, done.call_id, tool, params, value))
+        found.append(Settled(done.what, done.call_id, tool, params, value, Place.parse(done.place)))
     return found
 
 
@@ -340,6 +342,7 @@ def _written(done: Settled) -> _Done:
         "" if tool is None else tool.name,
         b"{}" if tool is None else tool.dump(done.params),
         b"null" if tool is None else to_json(done.value),
+        str(done.place),
     )
 
 
@@ -362,7 +365,7 @@ async def decide_interrupted(call: LiveCall, arguments: Any) -> None:
     log, tool = call.frame.log, call.tool
     if log is None or not log.resumed:
         return
-    begun = log.find("call begun", f"{call.place}~{call.tries}", str)
+    begun = log.find("call begun", call.attempt_place, str)
     if tool.enters_again and not tool.secret and begun != GIVEN:
         return
     secret = tool.secret and had_secret(tool, arguments)
@@ -399,7 +402,8 @@ async def decide_interrupted(call: LiveCall, arguments: Any) -> None:
             )
         )
     if tool.effect == "compensable" and not lost:
-        undone, _ = await compensate(call.gate, call, [Settled(call.name, call.id, tool, call.params, None)])
+        own = Settled(call.name, call.id, tool, call.params, None, call.place)
+        undone, _ = await compensate(call.gate, call, [own])
         if undone:
             raise Unsuccessful(
                 ToolResult.error(
@@ -412,14 +416,14 @@ async def decide_interrupted(call: LiveCall, arguments: Any) -> None:
 
 async def _withdraw(call: LiveCall, log: RunLog) -> None:
     """Nobody waits for an answer to what this call asked, or was asked about it, any more."""
-    await log.journal.withdraw(f"{log.run_id}{call.place}~")
+    await log.journal.withdraw(call.place.prefix(log.run_id))
 
 
 def _left_by(call: LiveCall, deposited: Mapping[str, bytes]) -> str:
     """What inner calls of an interrupted call had done to the world, and others under its tickets."""
     log = call.frame.log
     assert log is not None
-    inner = [msgspec.msgpack.decode(body, type=InnerCall) for body in log.under(call.place).values()]
+    inner = [msgspec.msgpack.decode(body, type=InnerCall) for body in log.under(call.place)]
     inner += [msgspec.msgpack.decode(body, type=Deposit).inner for body in deposited.values() if body]
     done = list(dict.fromkeys(each.what for record in inner for each in record.settled))
     return f" It had done: {', '.join(done)}." if done else ""

@@ -64,7 +64,7 @@ async def mark(call: LiveCall, what: str) -> None:
     if log is not None:
         if log.closed:  # nothing can be marked any more, so nothing that has to be may go on
             raise CancelledError if call.frame.cancellation.cancelled else RunBusy(log.run_id, "another one")
-        await log.note("call begun", f"{call.place}~{call.tries}", what)
+        await log.note("call begun", call.attempt_place, what)
 
 
 async def mark_given(call: LiveCall) -> None:

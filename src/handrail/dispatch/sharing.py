@@ -12,6 +12,7 @@ from handrail.context.ticket import Ticket
 from handrail.errors import NotSupported
 from handrail.limits import BudgetTracker, Reservation
 from handrail.messages import Usage
+from handrail.place import Place
 
 if TYPE_CHECKING:
     from handrail.dispatch.call import LiveCall
@@ -27,7 +28,7 @@ class GivenTicket:
 
     __slots__ = ("number", "place", "reserved", "share")
 
-    def __init__(self, number: int, place: str) -> None:
+    def __init__(self, number: int, place: Place) -> None:
         self.number = number
         self.place = place
         self.reserved: Reservation | None = None
@@ -54,10 +55,10 @@ def give_ticket(call: LiveCall) -> str:
         raise NotSupported("ticket", "Only the handler of a tool can give one out.")
     call.check()
     number = call.next_verb("ticket")
-    given = GivenTicket(number, f"{call.place}~{call.tries}.{number}")
+    given = GivenTicket(number, call.attempt_place.child(number))
     ticket = Ticket(
         run_id=log.run_id,
-        place=given.place,
+        place=str(given.place),
         call_id=call.id,
         session_id=frame.session.id,
         tool=call.name,
@@ -69,7 +70,7 @@ def give_ticket(call: LiveCall) -> str:
         effect=call.tool.effect,
     )
     text = ticket.seal(frame.key)
-    first = log.journal.tickets.issue(log.run_id, given.place, text)
+    first = log.journal.tickets.issue(log.run_id, ticket.place, text)
     if call.tickets is None:
         call.tickets = []
     call.tickets.append(given)

@@ -13,6 +13,7 @@ from handrail.dispatch.replaying import Deposit, apply_inner, end_as_recorded, s
 from handrail.dispatch.sharing import GivenTicket, charge
 from handrail.dispatch.transaction import Settled, Transaction
 from handrail.dispatch.undoing import shielded
+from handrail.place import inner_call_id
 from handrail.tools import EFFECTS
 
 if TYPE_CHECKING:
@@ -62,10 +63,10 @@ async def _close(call: LiveCall) -> list[tuple[GivenTicket, Deposit | None]]:
     deposits: Mapping[str, bytes] = {}
     found: list[tuple[GivenTicket, Deposit | None]] = []
     try:
-        deposits = await run_log.journal.tickets.close(run_log.run_id, [each.place for each in tickets])
+        deposits = await run_log.journal.tickets.close(run_log.run_id, [str(each.place) for each in tickets])
     finally:
         for given in tickets:
-            body = deposits.get(given.place)
+            body = deposits.get(str(given.place))
             deposit = msgspec.msgpack.decode(body, type=Deposit) if body else None
             if deposit is not None:
                 charge(call.frame, deposit, given)
@@ -91,17 +92,16 @@ def _name_unknown(call: LiveCall, transaction: Transaction) -> None:
     """Somebody had begun and nothing came of it; only what can't be rolled back there has to be named."""
     if not EFFECTS[call.tool.effect].transactional:
         what = f"{call.name} (under a ticket: it is not known whether it was done)"
-        transaction.settle(Settled(what, call.id, None, None, None))
+        transaction.settle(Settled(what, call.id))
 
 
 def _inner_of(call: LiveCall, given: GivenTicket) -> LiveCall:
     """The call that was made elsewhere, as one inside this."""
-    tried = "" if call.tries == 1 else f"~{call.tries}"
     return LiveCall(
         call.gate,
         call.frame,
         call.name,
-        f"{call.id}{tried}.{given.number}",
+        inner_call_id(call.id, call.tries, given.number),
         call.path,
         call.loop,
         call.frame.monotonic() - call.frame.began,

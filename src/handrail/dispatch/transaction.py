@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from handrail.errors import ContextExpired
+from handrail.place import RUN, Place
 from handrail.protocols import DurableFork, Fork, Forkable
 from handrail.session import Session, SessionFork
 from handrail.tools import EFFECTS, Tool
@@ -17,17 +18,27 @@ if TYPE_CHECKING:
 
 
 class Settled:
-    """Something an inner call did that a rollback of the outer one can't simply forget."""
+    """An effect of a call on the world, which a rollback must compensate or report."""
 
-    __slots__ = ("call_id", "params", "tool", "value", "what")
+    __slots__ = ("call_id", "params", "place", "tool", "value", "what")
 
-    def __init__(self, what: str, call_id: str, tool: Tool[Any, Any] | None, params: Any, value: Any) -> None:
+    def __init__(
+        self,
+        what: str,
+        call_id: str,
+        tool: Tool[Any, Any] | None = None,
+        params: Any = None,
+        value: Any = None,
+        place: Place = RUN,
+    ) -> None:
         self.what = what
         self.call_id = call_id
         self.tool = tool
         """The compensable tool to be compensated; None for what can't be undone."""
         self.params = params
         self.value = value
+        self.place = place
+        """Where the call to be compensated is in its run."""
 
 
 NOTHING: list[Fork] = []

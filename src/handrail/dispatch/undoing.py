@@ -78,6 +78,7 @@ async def _compensate(gate: Gate, call: LiveCall, done: Settled) -> None:
         0,
         call.parent,
         call.depth,
+        _place=done.place.compensation,
     )
     undoing.tool, undoing.params, undoing.undoing = tool, done.params, True
     transaction = undoing.transaction = new_transaction(undoing, tool)

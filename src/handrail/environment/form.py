@@ -16,8 +16,8 @@ from handrail.environment.fields import (
 )
 from handrail.environment.text import Style, compact, escape, escape_line, format_value
 from handrail.errors import Declined
+from handrail.schema.problems import asks_for_secrets
 from handrail.schema.secrets import masked
-from handrail.schema.wording import asks_for_secrets
 
 
 class Dialog(Protocol):

@@ -9,7 +9,7 @@ from handrail.guard.completion import (
     all_of,
     any_of,
 )
-from handrail.guard.feedback import BudgetFeedback, DeadlineFeedback, FeedbackProvider, Trigger
+from handrail.guard.feedback import BudgetFeedback, DeadlineFeedback, FeedbackProvider, RunState, Trigger
 from handrail.guard.memory import ApprovalMemory, approvals_of
 from handrail.guard.policy import (
     CapabilityPolicy,
@@ -17,7 +17,6 @@ from handrail.guard.policy import (
     ReadBeforeWritePolicy,
     SequentialDependencyPolicy,
 )
-from handrail.guard.watching import RunState
 
 __all__ = [
     "ApprovalMemory",

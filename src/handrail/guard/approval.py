@@ -1,4 +1,4 @@
-"""The approval broker: the one place at the root of a run where "ask" is decided."""
+"""The approval broker: it decides, at the root of a run, what policies ask about."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ApprovalMode = Literal["interactive", "approve_all", "strict"]
 
 
 class ApprovalAnswer(BaseModel):
-    """What somebody who is asked to approve answers.
+    """The answer to a request for approval.
 
-    The schema that clients are shown has only the first two, so that every client can show it. Those
-    who know more may say more: `remember` for this exact request, or for one of the scopes offered.
+    The schema shown to clients has only the first two fields, so that every client can show it. A client that
+    knows more may also say `remember`, for this exact request or for one of the offered scopes.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -33,7 +33,7 @@ class ApprovalAnswer(BaseModel):
     reason: str | None = None
     remember: Literal["once", "exact", "scope"] = "once"
     scope: str | None = None
-    """One of those offered; the first one where none is named."""
+    """One of the offered scopes; the first one by default."""
 
 
 APPROVAL_ANSWER: Schema[ApprovalAnswer] = Schema(ApprovalAnswer)
@@ -45,18 +45,18 @@ APPROVAL_SCHEMA: dict[str, Any] = {
 
 
 class Broker:
-    """Decides what needs asking.
+    """Decides what policies ask about.
 
-    - *interactive*: whoever is there is asked. A model in a person's place is nobody: it never
-      approves on their behalf.
-    - *approve_all*: everything is approved that nobody has said a lasting no to. Only ever said explicitly.
-    - *strict*: whatever needs asking is denied, also what was approved before.
+    - *interactive*: the person on the other side is asked. A model in a person's place never approves on
+      their behalf.
+    - *approve_all*: everything is approved except what a remembered denial covers. Never a default.
+    - *strict*: everything is denied, also what was approved before.
 
-    With no mode it asks whoever is there, and denies where nobody is. What somebody decided for the
-    session is remembered by the session and decides without asking; a denial goes before an approval.
+    Without a mode it asks if a person is there, and denies otherwise. A remembered decision of the session
+    decides without asking; denials come before approvals.
 
-    One broker can serve any number of runs at once: each request brings its own session's memory.
-    Given none, it keeps its open questions in a journal of its own, in memory.
+    One broker can serve any number of runs at once: each request brings its own session's memory. Without a
+    journal, open questions are kept in memory.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Broker:
     ) -> None:
         if mode not in (None, "interactive", "approve_all", "strict"):
             raise DefinitionError(
-                f"approval mode {mode!r} is not one. Use 'interactive', 'approve_all', 'strict', or None."
+                f"there is no approval mode {mode!r}. Use 'interactive', 'approve_all', 'strict', or None."
             )
         self._journal: Journal = MemoryJournal() if journal is None else journal
         self._environment = environment
@@ -79,7 +79,7 @@ class Broker:
 
     @property
     def shows_previews(self) -> bool:
-        """Is somebody asked, who can be shown what a call did before it is applied?"""
+        """Whether a person is asked, who can be shown a diff before it is applied."""
         environment = self._environment
         asked = self._mode in (None, "interactive")
         return asked and environment is not None and environment.run_mode == "user"
@@ -95,19 +95,19 @@ class Broker:
                 remembered = recall.find()
                 if remembered is not None:
                     recall.used = remembered
-                    return _as_before(remembered)
+                    return _repeat(remembered)
             if self._mode == "approve_all":
                 return Approval(True, "", "approve_all", "approved")
             environment = self._environment
             if environment is None or environment.run_mode != "user":
                 return Approval(False, "", "", "nobody there")
-            answer = await self._asked(request, environment)
+            answer = await self._ask(request, environment)
             if answer is not None:
                 return decision(answer, request)
-            await self._journal.withdraw(request.question.id, alone=True)  # nobody hears an answer to it
+            await self._journal.withdraw(request.question.id, alone=True)  # nobody waits for its answer
 
-    async def _asked(self, request: ApprovalRequest, environment: Environment) -> Answer | None:
-        """The answer to a request; None where it was withdrawn since another's answer covers it now."""
+    async def _ask(self, request: ApprovalRequest, environment: Environment) -> Answer | None:
+        """The answer to a request; None if it was withdrawn because a new decision covers it."""
         fits = partial(_checked, request=request)
         asking = asyncio.ensure_future(self._journal.ask(request.question, environment, fits))
         withdrawn = False
@@ -124,14 +124,14 @@ class Broker:
         finally:
             if stop is not None:
                 stop()
-            if not asking.done():  # whoever asks was cancelled
+            if not asking.done():  # the caller was cancelled
                 asking.cancel()
                 await asyncio.wait({asking})
         return None if withdrawn and asking.cancelled() else asking.result()
 
 
 def _checked(value: Any, request: ApprovalRequest) -> ApprovalAnswer:
-    """The answer, if it is one to what was offered."""
+    """The answer, checked against what was offered."""
     answer = APPROVAL_ANSWER.parse_value(value)
     offered = request.scopes
     if request.recall is None and answer.remember != "once":
@@ -151,7 +151,7 @@ def _checked(value: Any, request: ApprovalRequest) -> ApprovalAnswer:
 
 
 def decision(answer: Answer, request: ApprovalRequest) -> Approval:
-    """What an answer comes to, remembered where it says so."""
+    """The approval that an answer means. It is remembered if the answer says so."""
     if answer.outcome != "answered":
         outcomes: dict[str, ApprovalOutcome] = {"declined": "denied", "timed out": "timed out"}
         return Approval(False, answer.reason, answer.by, outcomes.get(answer.outcome, "cancelled"))
@@ -164,8 +164,8 @@ def decision(answer: Answer, request: ApprovalRequest) -> Approval:
     return Approval(decided.approved, reason, answer.by, "approved" if decided.approved else "denied")
 
 
-def _as_before(remembered: ApprovalRemembered) -> Approval:
-    """The decision that somebody took before, with their words and what it covers."""
+def _repeat(remembered: ApprovalRemembered) -> Approval:
+    """A remembered decision as the answer to a new request, with its reason and scope."""
     reason = f"{remembered.reason} " if remembered.reason else ""
     return Approval(
         remembered.approved,

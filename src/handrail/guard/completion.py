@@ -1,36 +1,37 @@
-"""Completion: holding a run that stops too early, and saying what is missing, up to a cap."""
+"""Completion checkers: they hold a run that stops too early and say what is missing, up to a cap."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from handrail.errors import DefinitionError
-from handrail.guard.feedback import CAP, checked_cap
-from handrail.guard.watching import RunState
-from handrail.resources.shell import Shell
+from handrail.guard.feedback import CAP, RunState
+
+if TYPE_CHECKING:
+    from handrail.resources.shell import Shell
 
 
 class CompletionChecker(Protocol):
-    """Looks at a run that wants to end. One that raises is reported, and the run goes on."""
+    """Decides whether a run may end. One that raises is reported, and the run goes on."""
 
     @property
     def name(self) -> str: ...
     @property
     def cap(self) -> int:
-        """How often it may hold one run; after that the run ends as it is."""
+        """How often it may hold one run. After that the run ends as it is."""
         ...
 
     def missing(self, state: RunState, /) -> str | Awaitable[str | None] | None:
-        """What is still to be done, for the model; None when it is complete."""
+        """What is still to be done, for the model; None if the run is complete."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FilesThere:
-    """Complete once these files are there, and not empty."""
+    """Complete once these files exist and are not empty."""
 
     paths: tuple[str, ...]
     cap: int = CAP
@@ -38,9 +39,9 @@ class FilesThere:
 
     def __init__(self, *paths: str, cap: int = CAP, name: str = "files") -> None:
         if not paths:
-            raise DefinitionError("FilesThere() waits for no file. Name at least one.")
+            raise DefinitionError("FilesThere() names no file. Give at least one.")
         object.__setattr__(self, "paths", paths)
-        object.__setattr__(self, "cap", checked_cap(cap))
+        object.__setattr__(self, "cap", cap)
         object.__setattr__(self, "name", name)
 
     def missing(self, state: RunState, /) -> str | None:
@@ -56,7 +57,7 @@ class FilesThere:
 
 @dataclass(frozen=True, slots=True)
 class OutputFilled:
-    """Complete once these fields of the structured output hold something."""
+    """Complete once these fields of the structured output are filled."""
 
     fields: tuple[str, ...]
     cap: int = CAP
@@ -64,9 +65,9 @@ class OutputFilled:
 
     def __init__(self, *fields: str, cap: int = CAP, name: str = "output") -> None:
         if not fields:
-            raise DefinitionError("OutputFilled() looks at no field. Name at least one.")
+            raise DefinitionError("OutputFilled() names no field. Give at least one.")
         object.__setattr__(self, "fields", fields)
-        object.__setattr__(self, "cap", checked_cap(cap))
+        object.__setattr__(self, "cap", cap)
         object.__setattr__(self, "name", name)
 
     def missing(self, state: RunState, /) -> str | None:
@@ -75,7 +76,6 @@ class OutputFilled:
 
 
 def _field(output: Any, field: str) -> Any:
-    """What a field of the answer holds."""
     if not hasattr(output, field):
         raise DefinitionError(
             f"OutputFilled: a {type(output).__name__} has no field {field!r}. Name fields of the prompt's output."
@@ -84,7 +84,7 @@ def _field(output: Any, field: str) -> Any:
 
 
 class CommandPassing:
-    """Complete once this command ends with exit code 0, run on the files as they are; it changes none of them."""
+    """Complete once this command exits with 0. It runs on a fork of the files and changes none of them."""
 
     def __init__(self, shell: Shell, *argv: str, cap: int = CAP, name: str = "command") -> None:
         if not argv:
@@ -94,7 +94,7 @@ class CommandPassing:
         shell.rules.check(argv)
         self._shell = shell
         self._argv = argv
-        self.cap = checked_cap(cap)
+        self.cap = cap
         self.name = name
 
     async def missing(self, state: RunState, /) -> str | None:
@@ -116,11 +116,11 @@ class _Composed:
         if not checkers:
             raise DefinitionError(f"{how}_of() has nothing to check. Give at least one checker.")
         self.checkers = checkers
-        self.cap = checked_cap(cap)
+        self.cap = cap
         self.name = f"{how} of ({', '.join(checker.name for checker in checkers)})"
 
     async def _each(self, state: RunState) -> list[str | None]:
-        return [await said_by(checker.missing(state)) for checker in self.checkers]
+        return [await answer_of(checker.missing(state)) for checker in self.checkers]
 
 
 class _AllOf(_Composed):
@@ -144,6 +144,6 @@ def any_of(*checkers: CompletionChecker, cap: int = CAP) -> CompletionChecker:
     return _AnyOf(checkers, cap, "any")
 
 
-async def said_by(answer: Any) -> str | None:
-    """What a provider or checker says, awaited where it has to be."""
+async def answer_of(answer: Any) -> str | None:
+    """The answer of a provider or checker, awaited if need be."""
     return await answer if inspect.isawaitable(answer) else answer

@@ -1,31 +1,46 @@
-"""Feedback: advice a model is given after its calls, on a trigger and up to a cap."""
+"""Feedback: advice for the model after its calls, on a trigger and up to a cap."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from handrail.deadline import is_span
+import msgspec
+
+from handrail.deadline import Deadline, is_span
 from handrail.errors import DefinitionError
-from handrail.guard.watching import RunState
+from handrail.protocols import Filesystem, SessionView
 
 CAP = 3
-"""How often whoever watches over a run may speak in it, unless told otherwise."""
+"""How often a provider or checker may speak in one run, by default."""
 
 
-def checked_cap(cap: int) -> int:
-    """How often somebody may speak: a number, refused here and not in the middle of a run."""
-    if type(cap) is not int or cap < 0:
-        raise DefinitionError(f"cap is {cap!r}. Give a whole number from 0 on.")
-    return cap
+class RunState(msgspec.Struct, frozen=True):
+    """What feedback providers and completion checkers see of a run."""
+
+    session: SessionView
+    calls: int
+    """The number of tool calls so far."""
+    seconds: float
+    """How long the run has taken so far."""
+    given: int
+    """How often this provider or checker has spoken in this run."""
+    deadline: Deadline | None = None
+    left: Mapping[str, float] = {}
+    """What is left of each limited unit of the budget."""
+    spent: Mapping[str, float] = {}
+    filesystem: Filesystem | None = None
+    text: str = ""
+    """The answer, if there is one yet."""
+    output: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """When advice is due: every so many calls, every so many seconds, or after an event of this type.
+    """When advice is due: every `calls` calls, every `seconds` seconds, or after an event of a type.
 
-    It is looked at after each turn of calls; any of them is enough.
+    Checked after each turn of calls. One of them is enough.
     """
 
     calls: int | None = None
@@ -34,11 +49,11 @@ class Trigger:
 
     def __post_init__(self) -> None:
         if self.calls is None and self.seconds is None and self.event is None:
-            raise DefinitionError("a trigger without anything never fires. Give calls, seconds, or event.")
-        if self.calls is not None and (type(self.calls) is not int or self.calls < 1):
+            raise DefinitionError("a trigger without a condition never fires. Give calls, seconds, or event.")
+        if self.calls is not None and self.calls < 1:
             raise DefinitionError(f"every {self.calls!r} calls is never. Give a whole number of at least 1.")
         if self.seconds is not None and not is_span(self.seconds):
-            raise DefinitionError(f"every {self.seconds!r} seconds is no time. Give a positive number.")
+            raise DefinitionError(f"every {self.seconds!r} seconds is not a time. Give a positive number.")
 
 
 class FeedbackProvider(Protocol):
@@ -60,7 +75,7 @@ class FeedbackProvider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeadlineFeedback:
-    """Tells the model how much time is left, once at each of these numbers of seconds."""
+    """Tells the model how much time is left, once for each of these numbers of seconds."""
 
     at: Sequence[float] = (300.0, 60.0, 15.0)
     name: str = "deadline"
@@ -76,12 +91,12 @@ class DeadlineFeedback:
         left = state.deadline.remaining()
         if sum(left <= mark for mark in self.at) <= state.given:
             return None
-        return f"About {max(left, 0):.0f} seconds are left. Do what matters most, and come to an end."
+        return f"About {max(left, 0):.0f} seconds are left. Do what matters most, and finish."
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetFeedback:
-    """Tells the model what is left of its budget, once at each of these fractions spent."""
+    """Tells the model what is left of its budget, once for each of these fractions spent."""
 
     at: Sequence[float] = (0.5, 0.8, 0.95)
     name: str = "budget"
@@ -96,7 +111,7 @@ class BudgetFeedback:
         if not used or sum(max(used.values()) >= mark for mark in self.at) <= state.given:
             return None
         left = ", ".join(f"{unit.replace('_', ' ')}: {state.left[unit]:g}" for unit in used)
-        return f"This much is left of the budget: {left}. Do what matters most, and come to an end."
+        return f"This much is left of the budget: {left}. Do what matters most, and finish."
 
 
 def _fraction(state: RunState, unit: str) -> float:

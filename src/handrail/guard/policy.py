@@ -1,12 +1,11 @@
-"""The policies that come with Handrail. Their state lives in the session, keyed by the policy's name."""
+"""The built-in policies. Their state lives in the session, keyed by the policy's name."""
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import math
 import re
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Awaitable, Collection, Hashable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -14,16 +13,15 @@ import msgspec
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.context import ToolContext
 from handrail.errors import DefinitionError, FileError, FileMissing, HandrailError, ResourceError
-from handrail.protocols import Filesystem, PolicyDecision
+from handrail.protocols import Filesystem, PolicyDecision, ToolPolicy
 from handrail.resources.paths import place
 from handrail.session import kept
 from handrail.tools import EFFECTS, Effect, Tool, ToolResult
+from handrail.tools.checks import CAPABILITY
 
 Verdict = Literal["allow", "ask", "deny"]
 
-_KNOWN = ("fs.read", "fs.write", "proc.exec", "worker")
-"""The capabilities of the tools that come with Handrail; what is nearly one of them is taken for a slip."""
-_PATTERN = re.compile(r"(\*|[a-z][a-z0-9_]*(\.[a-z0-9_]+)*(\.\*)?)\Z")
+_PATTERN = re.compile(rf"(\*|{CAPABILITY}(\.\*)?)\Z")
 
 
 def _policy_key(note: Any) -> Hashable:
@@ -32,7 +30,7 @@ def _policy_key(note: Any) -> Hashable:
 
 @kept(key=_policy_key)
 class PolicyNote(msgspec.Struct, frozen=True):
-    """One thing a policy remembers; undone with the call that made it."""
+    """One thing a policy remembers. It is undone with the call that made it."""
 
     policy: str
     key: str
@@ -40,7 +38,7 @@ class PolicyNote(msgspec.Struct, frozen=True):
 
 
 class CallCounted(msgspec.Struct, frozen=True):
-    """A call that counts towards a rate, whatever came of it."""
+    """A call that counts towards a rate, whatever its result."""
 
     policy: str
     call: str
@@ -50,12 +48,12 @@ class CallCounted(msgspec.Struct, frozen=True):
 
 
 def _within(window: float, at: float, now: float) -> bool:
-    """Is `at` that near? One that lies far ahead was measured on another machine's clock."""
+    """Whether `at` lies in the window. A time far ahead comes from another machine's clock."""
     return abs(now - at) < window
 
 
 def _full(earlier: RateWindow | None, most: int, window: float, now: float) -> bool:
-    """Were there as many calls as may be, the oldest of them within the window?"""
+    """Whether the window already holds as many calls as the rate allows."""
     return (
         earlier is not None and len(earlier.times) >= most and _within(window, earlier.times[-most][1], now)
     )
@@ -75,14 +73,14 @@ def _window_key(window: Any) -> Hashable:
 
 @kept(kind="log", key=_window_key, reducers={CallCounted: _add_to_window})
 class RateWindow(msgspec.Struct, frozen=True):
-    """Which calls were last and when, at most as many as the rate allows; kept although calls fail."""
+    """The latest calls and their times, as many as the rate allows. Kept when calls fail."""
 
     policy: str
     times: tuple[tuple[str, float], ...]
 
 
-class _Quiet:
-    """A policy that only checks."""
+class _CheckOnly:
+    """A policy that ignores results."""
 
     def on_result(
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
@@ -97,7 +95,7 @@ class SequentialDependencyPolicy:
         for tool, others in needs.items():
             if isinstance(others, str):
                 raise DefinitionError(
-                    f"policy {name!r}: {tool!r} needs {others!r}, a text. Give a set of tool names: {{{others!r}}}."
+                    f"policy {name!r}: {tool!r} needs a text, {others!r}. Give a set of tool names: {{{others!r}}}."
                 )
             if tool in others:
                 raise DefinitionError(
@@ -123,15 +121,15 @@ class SequentialDependencyPolicy:
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
     ) -> None:
         if tool.name in self._watched:
-            # Not looked up first: a call that read the notes would be stale whenever another wrote one.
+            # Not looked up first: a call that reads the notes becomes stale whenever another one writes.
             context.session.dispatch(PolicyNote(self.name, tool.name, "succeeded"))
 
 
 class ReadBeforeWritePolicy:
-    """An existing file is read, at its current content, before it is overwritten.
+    """An existing file must be read, at its current content, before it is overwritten.
 
-    New files, and files this session wrote, are free. A tool that may write files but names no path,
-    or has no filesystem, is denied.
+    New files and files this session wrote may be overwritten. A tool that writes files but declares no path,
+    or runs without a filesystem, is denied.
     """
 
     name = "read_before_write"
@@ -142,18 +140,16 @@ class ReadBeforeWritePolicy:
         paths = [named.path for named in tool.paths(params) if named.access == "write"]
         if not paths:
             return PolicyDecision.deny(
-                f"{tool.name} writes files but does not say which: no argument of it is declared as a path."
+                f"{tool.name} writes files but does not say which: none of its arguments is declared as a path."
             )
         try:
             files = context.filesystem
         except HandrailError:
-            return PolicyDecision.deny(
-                f"{tool.name} writes files and there are none in this run: it was given no filesystem."
-            )
+            return PolicyDecision.deny(f"{tool.name} writes files, and this run has no filesystem.")
         for path in paths:
             if not self._may_write(path, files, context):
                 return PolicyDecision.deny(
-                    f"{path} exists and was not read at its current content. Read it first, then write."
+                    f"{path} exists and was not read at its current content. Read it first, then write it."
                 )
         return PolicyDecision.allow()
 
@@ -166,7 +162,7 @@ class ReadBeforeWritePolicy:
         try:
             files = context.filesystem
         except ResourceError:
-            return  # then nothing was read, and what writes has been denied
+            return  # nothing was read, and writes were denied
         for each in named:
             try:
                 path = place(each.path).path
@@ -180,7 +176,7 @@ class ReadBeforeWritePolicy:
         try:
             at = place(path).path
         except FileError:
-            return True  # not a path: the filesystem refuses it with the better words
+            return True  # not a path: the filesystem refuses it in better words
         current = _content_digest(files, at)
         if current is None:
             return True
@@ -192,7 +188,7 @@ _UNREADABLE = "unreadable"
 
 
 def _content_digest(files: Filesystem, path: str) -> str | None:
-    """What stands for a file's content; None where there is no file."""
+    """A digest of a file's content; None if there is no file."""
     if not path:
         return None  # the root, which is a folder
     try:
@@ -203,21 +199,21 @@ def _content_digest(files: Filesystem, path: str) -> str | None:
         try:
             return _UNREADABLE if files.exists(path) and not files.stat(path).is_directory else None
         except FileError:
-            return None  # a link that leads out: the filesystem refuses it with the better words
+            return None  # a link that leads out: the filesystem refuses it in better words
 
 
-class CapabilityPolicy(_Quiet):
+class CapabilityPolicy(_CheckOnly):
     """Allow, ask or deny by capability, effect and path.
 
-    A capability's own verdict comes first: by its name, or by a pattern such as `fs.*` or `*`. If
-    each of a tool's capabilities is allowed, so is the tool; one that is denied or asked about decides.
-    Then the tool's effect decides: `pure` and `read` are allowed, `staged` is allowed, `idempotent`
-    goes by its capabilities, `compensable` and `irreversible` ask.
+    Verdicts on capabilities come first, by name or by a pattern such as `fs.*` or `*`. A tool is denied or
+    asked about if one of its capabilities is, and allowed if all of them are. Otherwise the tool's effect
+    decides: `pure`, `read` and `staged` are allowed, `idempotent` goes by its capabilities, `compensable` and
+    `irreversible` ask.
 
-    A worker called as a tool is allowed unless its capability, `worker`, says otherwise: what it does is
-    done by its own calls, under its own policies.
+    A worker called as a tool is allowed unless its capability, `worker`, says otherwise: its own calls are
+    decided on by its own policies.
 
-    Whatever may write is allowed within `scope` only: a path outside it asks, whoever allowed the tool.
+    Writes are allowed within `scope` only. A path outside it asks, even if the tool is allowed.
     """
 
     def __init__(
@@ -236,13 +232,8 @@ class CapabilityPolicy(_Quiet):
         for word in verdicts or {}:
             if not _PATTERN.match(word):
                 raise DefinitionError(
-                    f"policy {name!r}: {word!r} is neither a capability nor a pattern and would match nothing. "
+                    f"policy {name!r}: {word!r} is neither a capability nor a pattern, so it would match nothing. "
                     "Write 'fs.write', 'fs.*' or '*'."
-                )
-            meant = difflib.get_close_matches(word, _KNOWN, n=1, cutoff=0.8)
-            if meant and word not in _KNOWN:
-                raise DefinitionError(
-                    f"policy {name!r}: no tool of ours has the capability {word!r}. Did you mean {meant[0]!r}?"
                 )
         for what, verdict in [*(verdicts or {}).items(), *(effects or {}).items()]:
             if verdict not in ("allow", "ask", "deny"):
@@ -290,9 +281,9 @@ class CapabilityPolicy(_Quiet):
         if rule in ("allow", "allow in scope"):
             return PolicyDecision.allow()
         if rule == "by capability":
-            unsaid = [word for word in sorted(tool.capabilities) if self._verdict_on(word) is None]
-            what = f"use {', '.join(unsaid)}" if unsaid else "run, as it names no capability"
-            return PolicyDecision.ask(f"nothing says whether {tool.name} may {what}")
+            undecided = [word for word in sorted(tool.capabilities) if self._verdict_on(word) is None]
+            what = f"use {', '.join(undecided)}" if undecided else "run, as it declares no capability"
+            return PolicyDecision.ask(f"no rule says whether {tool.name} may {what}")
         return PolicyDecision.ask(f"{tool.name} is {tool.effect}")
 
     def _decision(self, verdict: Verdict, about: str) -> PolicyDecision:
@@ -318,10 +309,10 @@ class CapabilityPolicy(_Quiet):
         return any(not folder or at == folder or at.startswith(f"{folder}/") for folder in self._scope)
 
 
-class RateLimitPolicy(_Quiet):
-    """At most so many calls in so many seconds, failed ones counted too; of all tools, or of some.
+class RateLimitPolicy(_CheckOnly):
+    """At most `most` calls in `per_seconds` seconds, of all tools or of some. Failed calls count too.
 
-    A call counts once, also when it is tried again. One that this policy denied does not count.
+    A call counts once, also when it is retried. A call that this policy denied does not count.
     """
 
     def __init__(
@@ -335,7 +326,7 @@ class RateLimitPolicy(_Quiet):
     ) -> None:
         if type(most) is not int or most < 1 or not 0 < per_seconds < math.inf:
             raise DefinitionError(
-                f"policy {name!r}: {most} calls in {per_seconds} seconds is no rate. Give at least 1 call and a positive time."
+                f"policy {name!r}: {most} calls in {per_seconds} seconds is not a rate. Give at least 1 call and a positive time."
             )
         if isinstance(tools, str):
             raise DefinitionError(f"policy {name!r}: tools is a text. Give a set of names: {{{tools!r}}}.")
@@ -355,7 +346,7 @@ class RateLimitPolicy(_Quiet):
             return PolicyDecision.allow()
         if not _full(window, self._most, self._window, now):
             session.dispatch(CallCounted(self.name, call, now, self._window, self._most))
-            # The reducer lets in only as many as may be, also when threads come at the same moment.
+            # The reducer admits only as many as the rate allows, also when threads race.
             window = session[RateWindow].get(self.name)
             if self._counted(window, call, now):
                 return PolicyDecision.allow()
@@ -366,6 +357,34 @@ class RateLimitPolicy(_Quiet):
         )
 
     def _counted(self, window: RateWindow | None, call: str, now: float) -> bool:
-        """Is this call among those that were let in?"""
+        """Whether this call was admitted before."""
         times = () if window is None else reversed(window.times)
         return any(one == call and _within(self._window, at, now) for one, at in times)
+
+
+class Scoped:
+    """A policy of a section: it decides on the section's tools, and is told every tool's results."""
+
+    __slots__ = ("_policy", "_tools", "name")
+
+    def __init__(self, policy: ToolPolicy, tools: frozenset[str]) -> None:
+        self.name = policy.name
+        self._policy = policy
+        self._tools = tools
+
+    def check(
+        self, tool: Tool[Any, Any], params: Any, *, context: ToolContext
+    ) -> PolicyDecision | Awaitable[PolicyDecision]:
+        if tool.name not in self._tools:
+            return PolicyDecision.allow()
+        return self._policy.check(tool, params, context=context)
+
+    def on_result(
+        self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
+    ) -> Awaitable[None] | None:
+        return self._policy.on_result(tool, params, result, context=context)
+
+
+def within_scope(policy: ToolPolicy, tools: frozenset[str] | None) -> ToolPolicy:
+    """The policy, deciding on these tools only; None means all of them."""
+    return policy if tools is None else Scoped(policy, tools)

@@ -33,7 +33,7 @@ from handrail.errors import (
 from handrail.handoff.fitting import Act
 from handrail.handoff.parked import Begun, Parked
 from handrail.schema import Schema
-from handrail.schema.wording import describe
+from handrail.schema.problems import describe
 from handrail.tools import EFFECTS, Effect, Tool, ToolResult
 from handrail.tools.signature import mentions
 

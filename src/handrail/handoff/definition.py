@@ -12,9 +12,9 @@ from handrail.errors import ToolDefinitionError
 from handrail.handoff.acts import Acts, act_tool, fill
 from handrail.handoff.fitting import Act, check_fit, either, parked_only, parked_types, read_act, schema_for
 from handrail.handoff.parked import Begun, Parked
-from handrail.schema.wording import describe
+from handrail.schema.problems import describe
 from handrail.tools import Effect, RunMode, Tool, ToolExample, ToolResult
-from handrail.tools.checking import check_words
+from handrail.tools.checks import check_words
 from handrail.tools.signature import MISSING, caller_namespace
 
 P = ParamSpec("P")
@@ -154,7 +154,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
             fill(self, "_acts", self._complete())
         return cast(Acts, self._acts)
 
-    def check_whole(self) -> None:
+    def check_complete(self) -> None:
         """Raise `ToolDefinitionError` if an act is missing or the acts do not fit together."""
         _ = self.acts
 

@@ -11,7 +11,7 @@ from handrail.context import ToolContext
 from handrail.errors import DefinitionError, ToolDefinitionError
 from handrail.handoff.parked import Parked
 from handrail.schema import Schema
-from handrail.schema.wording import describe
+from handrail.schema.problems import describe
 from handrail.tools import ToolResult
 from handrail.tools.signature import MISSING, Signature, caller_namespace, context_parameter, positional, read
 
@@ -72,7 +72,7 @@ def schema_for(handoff: str, what: str, annotation: Any, namespace: Mapping[str,
     try:
         return Schema[Any](annotation, namespace)
     except DefinitionError as error:
-        problem, mend = error.in_two
+        problem, mend = error.parts
         more = "What lives only in this process belongs into `resources`." if what == "private" else ""
         raise ToolDefinitionError(
             handoff, f"its {what} part can't be written down: {problem}", f"{mend} {more}".strip()

@@ -13,7 +13,7 @@ from handrail.events import ApprovalRemembered, ApprovalRevoked
 from handrail.journal.writer import Writer
 from handrail.question import Answer, Question
 from handrail.records import Decision, RunRow
-from handrail.session.saving import encode_item
+from handrail.session.serialization import encode_item
 
 _SAID = frozenset(("approved", "reason", "remember", "scope"))
 
@@ -29,7 +29,7 @@ def lasting(
     kept = question.lasting
     if kept is None or (scope is not None and scope not in kept.scopes):
         return None
-    key = kept.scopes[scope] if scope is not None else kept.exact if approved else kept.whatever_it_does
+    key = kept.scopes[scope] if scope is not None else kept.exact if approved else kept.any_diff
     return ApprovalRemembered(
         f"{question.id}-{question.digest[:8]}",
         kept.tool,

@@ -21,7 +21,7 @@ from handrail.protocols import Environment
 from handrail.question import Answer, AnswerOutcome, Question
 from handrail.records import Asked, Check, Mask
 from handrail.schema import Problem
-from handrail.schema.outline import Misfit, misfits
+from handrail.schema.problems import Misfit, misfits
 
 log = logging.getLogger("handrail.questions")
 

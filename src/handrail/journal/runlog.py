@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from handrail.clock import Clock
 from handrail.errors import Diverged, RunBusy
+from handrail.place import Place
 from handrail.records import Asked, CommitUnit, Entry, EntryKind, Journal
 
 T = TypeVar("T")
-
-_TRY = re.compile(r"~(\d+)")
 
 
 class _Verb(msgspec.Struct):
@@ -24,17 +22,15 @@ class _Verb(msgspec.Struct):
 class RunLog:
     """What was recorded of a run, found by its place in it, and what is added.
 
-    A place is counted, never made up: `.2` is the second call of the run, `.2~1.1` the first verb of
-    the first try at it. So a run that is gone through again finds what it did before, and a verb
-    that finds another verb's record in its place has diverged.
+    Places are counted, so a resumed run finds its records under the same places. A verb that finds
+    another verb's record at its place has diverged.
     """
 
     __slots__ = (
         "_clock",
         "_finished",
         "_found",
-        "_nested",
-        "_tickets",
+        "_inside",
         "_verbs",
         "asked",
         "closed",
@@ -74,73 +70,79 @@ class RunLog:
             for (kind, key), body in self._found.items()
             if kind in ("verb", "inner call")
         }
-        self._tickets = [place for place, verb in self._verbs.items() if verb == "ticket"]
-
-        self._nested: dict[str, list[tuple[str, bytes]]] = {}
-        """The model's answers in nested runs, by the call of the run itself that they are under."""
+        self._inside: dict[Place | None, list[tuple[EntryKind | Literal["ticket"], Place, bytes]]] = {}
+        """What happened inside calls, by the call of the run itself that each is under."""
         for (kind, key), body in self._found.items():
-            if kind == "model answer" and "~" in key:
-                self._nested.setdefault(key.partition("~")[0], []).append((key, body))
+            if kind in ("model answer", "inner call"):
+                self._put(kind, Place.parse(key), body)
+        for key, verb in self._verbs.items():
+            if verb == "ticket":
+                self._put("ticket", Place.parse(key), b"")
 
-    def answers_under(self, place: str, before: int | None = None) -> Iterator[bytes]:
-        """What the model said in runs nested in the call at this place; only in tries before this one."""
-        for key, body in self._nested.get(place.partition("~")[0], ()):
-            tried = _TRY.match(key, len(place)) if key.startswith(f"{place}~") else None
-            if tried is not None and (before is None or int(tried[1]) < before):
+    def _put(self, kind: EntryKind | Literal["ticket"], place: Place, body: bytes) -> None:
+        self._inside.setdefault(place.outermost_call, []).append((kind, place, body))
+
+    def _under(self, kind: str, call: Place) -> Iterator[tuple[int, Place, bytes]]:
+        """What is recorded inside the attempts at a call: the attempt, the place, the record."""
+        for each, place, body in self._inside.get(call.outermost_call, ()):
+            attempt = place.attempt_at(call) if each == kind else None
+            if attempt is not None:
+                yield attempt, place, body
+
+    def answers_under(self, call: Place, before: int | None = None) -> Iterator[bytes]:
+        """The model's answers in runs nested in a call; with `before`, only those of earlier attempts."""
+        for attempt, _, body in self._under("model answer", call):
+            if before is None or attempt < before:
                 yield body
 
-    def find(self, kind: EntryKind, key: str, type: type[T]) -> T | None:
-        """What was recorded there before."""
-        body = self._found.get((kind, key))
+    def find(self, kind: EntryKind, place: Place, type: type[T]) -> T | None:
+        """What was recorded at this place before."""
+        body = self._found.get((kind, str(place)))
         return None if body is None else msgspec.msgpack.decode(body, type=type)
 
-    def has(self, kind: EntryKind, key: str) -> bool:
-        """Was something recorded there?"""
-        return (kind, key) in self._found
+    def has(self, kind: EntryKind, place: Place) -> bool:
+        """Whether something was recorded at this place."""
+        return (kind, str(place)) in self._found
 
-    def has_begun(self, place: str) -> bool:
-        """Had the run nested at this place begun, or the run itself, when the record was loaded?"""
-        around, slash, number = place.rpartition("/")
-        return self.resumed and (not slash or self.has("verb", f"{around}.{number}"))
+    def has_begun(self, run: Place) -> bool:
+        """Whether the run itself, or the run nested at this place, had begun when the record was loaded."""
+        return self.resumed and (run.parent is None or self.has("verb", run.parent.child(run.number)))
 
-    def is_over(self, place: str) -> bool:
-        """Was the call at this place over when the record was loaded?"""
-        return place in self._finished or ("inner call", place) in self._found
+    def is_over(self, call: Place) -> bool:
+        """Whether the call at this place was over when the record was loaded."""
+        return str(call) in self._finished or self.has("inner call", call)
 
-    def finished(self, place: str) -> CommitUnit | None:
-        """The call that is over, at this place of the run."""
-        return self._finished.get(place)
+    def finished(self, call: Place) -> CommitUnit | None:
+        """The record of a call of the run itself that is over."""
+        return self._finished.get(str(call))
 
-    def under(self, place: str) -> Mapping[str, bytes]:
-        """The finished inner calls of the call at this place, and of what is nested in it."""
-        return {
-            key: body
-            for (kind, key), body in self._found.items()
-            if kind == "inner call" and key.startswith(f"{place}~")
-        }
+    def under(self, call: Place) -> list[bytes]:
+        """The finished inner calls of a call, and of what is nested in it."""
+        return [body for _, _, body in self._under("inner call", call)]
 
-    def tickets_under(self, place: str) -> list[str]:
-        """Where the call at this place, and what is nested in it, gave out tickets before."""
-        return [each for each in self._tickets if each.startswith(f"{place}~")]
+    def tickets_under(self, call: Place) -> list[str]:
+        """The places where a call, and what is nested in it, gave out tickets."""
+        return [str(place) for _, place, _ in self._under("ticket", call)]
 
-    async def note(self, kind: EntryKind, key: str, value: Any) -> bool:
-        """Record something. When this returns, it is there for whoever resumes; False: nothing is any more."""
+    async def note(self, kind: EntryKind, place: Place, value: Any) -> bool:
+        """Record something. Returns once it is durable; False if nothing is recorded any more."""
         if self.closed:
             return False
-        await self._add(kind, key, msgspec.msgpack.encode(value))
+        await self._add(kind, str(place), msgspec.msgpack.encode(value))
         return True
 
-    def check_verb(self, place: str, verb: str) -> None:
-        """A verb that is used at a place where the record has another is not the same run any more."""
-        was = self._verbs.get(place)
+    def check_verb(self, place: Place, verb: str) -> None:
+        """Raise `Diverged` if the record has another verb at this place."""
+        was = self._verbs.get(str(place))
         if was is not None and was != verb:
-            raise Diverged(self.run_id, place, was, verb)
+            raise Diverged(self.run_id, str(place), was, verb)
 
-    async def note_verb(self, place: str, verb: str) -> None:
+    async def note_verb(self, place: Place, verb: str) -> None:
         """Record which verb is used at a place, before its value is."""
-        if not self.closed and place not in self._verbs:
-            self._verbs[place] = verb
-            await self._add("verb", place, verb.encode())
+        key = str(place)
+        if not self.closed and key not in self._verbs:
+            self._verbs[key] = verb
+            await self._add("verb", key, verb.encode())
 
     async def _add(self, kind: EntryKind, key: str, body: bytes) -> None:
         try:

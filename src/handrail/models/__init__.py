@@ -1,4 +1,4 @@
-"""Models: each speaks to one kind of provider behind the same small protocol, a stream of parts."""
+"""Models: one class per kind of provider, behind one protocol: a stream of parts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ PROVIDERS = {
     "local": ("handrail.models.local", "LocalModel"),
     "demo": ("handrail.models.demo", "DemoModel"),
 }
-"""Those we speak to ourselves. Every other name goes over the bridge."""
+"""The providers with wires of our own. Every other name uses the bridge."""
 
 
 def model_named(name: str) -> Model:
-    """The model of this name, `provider:name`. Its key comes from the environment."""
+    """Return the model of this name, `provider:name`. Its key comes from the environment."""
     provider, colon, model = name.partition(":")
     if not colon or not provider or not model:
         raise DefinitionError(
@@ -43,4 +43,4 @@ def model_named(name: str) -> Model:
 
 
 _made: dict[str, Model] = {}
-"""One model for a name, so that whoever names it shares its connections."""
+"""Return one shared model per name, so that connections are shared too."""

@@ -1,7 +1,7 @@
 """`AnthropicModel`: Anthropic's messages API, and every server that speaks it."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# What a provider sends has no types until it was looked at.
+# Provider data is untyped until it is checked.
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WIRE = "anthropic"
 _ANTHROPIC = "https://api.anthropic.com"
 _CACHE = {"cache_control": {"type": "ephemeral"}}
 _EMPTY = "(nothing)"
-"""The API refuses text in which there is nothing to read."""
+"""Stands for empty text, which the API refuses."""
 _STOPS: dict[str, StopReason] = {
     "end_turn": "done",
     "stop_sequence": "done",
@@ -53,10 +53,10 @@ _STOPS: dict[str, StopReason] = {
 
 
 class AnthropicModel:
-    """A model of Anthropic's, with its key in `ANTHROPIC_API_KEY`; or of a server that speaks the same.
+    """A model of Anthropic's, with its key in `ANTHROPIC_API_KEY`, or of any server with the same API.
 
-    What stays the same from request to request (tools, system prompt, the conversation so far) is marked
-    for the provider's cache. Thoughts are kept and sent back as the API wants them. `options` are further
+    The stable part of each request (tools, system prompt, conversation so far) is marked for the
+    provider's cache. Thinking blocks are kept and sent back as the API requires. `options` are further
     fields of the request, such as `{"thinking": {"type": "enabled", "budget_tokens": 2048}}`.
     """
 
@@ -102,7 +102,7 @@ class AnthropicModel:
                 for part in _whole(answer):
                     yield part
             except (KeyError, TypeError, AttributeError):
-                raise provider.broken("this is no answer", answer) from None
+                raise provider.broken("the answer has an unexpected shape", answer) from None
             return
         pieces = _Pieces(provider)
         async for event in provider.events("/v1/messages", body):
@@ -114,7 +114,7 @@ class AnthropicModel:
                 for part in pieces.take(data):
                     yield part
             except (KeyError, TypeError, AttributeError):
-                raise provider.broken("this is no part of an answer", repr(event)) from None
+                raise provider.broken("a part of the answer has an unexpected shape", repr(event)) from None
 
     def _body(self, request: ModelRequest) -> bytes:
         more: dict[str, Any] = {"max_tokens": request.max_tokens or self._max_tokens, **self._fields}
@@ -129,7 +129,7 @@ class AnthropicModel:
                 "format": {"type": "json_schema", "schema": _held(request.output.json_schema)}
             }
         if self._cache:
-            more |= _CACHE  # moves along with the newest message, whose bytes it leaves alone
+            more |= _CACHE  # moves along with the newest message and leaves its bytes unchanged
         written = {"messages": b"[%s]" % request.messages.encoded(_message)}
         if request.system:
             marked = b"," + encode(_CACHE)[1:-1] if self._cache else b""
@@ -148,11 +148,11 @@ _UNHELD = frozenset(
     {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength"}
     | {"minItems", "maxItems", "uniqueItems", "minProperties", "maxProperties", "pattern"}
 )
-"""Words that the API refuses in the schema of an answer. What they ask for is checked here all the same."""
+"""Schema keywords that the API refuses. Handrail still checks what they require."""
 
 
 def _held(schema: Any) -> Any:
-    """The schema, as far as the API can hold a model to it."""
+    """Return the part of a schema that the API can enforce."""
     if isinstance(schema, list):
         return [_held(each) for each in schema]
     if not isinstance(schema, Mapping):
@@ -194,7 +194,7 @@ def _message(message: Message) -> bytes:
 def _result(result: CallAnswered) -> dict[str, Any]:
     block: dict[str, Any] = {"type": "tool_result", "tool_use_id": result.id, "content": result.text}
     if result.shows:
-        # Tools that were sent deferred come into view by name; the text follows in a block of its own.
+        # Deferred tools become visible by name; the text follows in a block of its own.
         block["content"] = [{"type": "tool_reference", "tool_name": name} for name in result.shows]
     if result.failed:
         block["is_error"] = True
@@ -207,7 +207,7 @@ def _blocks(message: AssistantMessage) -> list[Any]:
         for call in message.calls
     ]
     if message.kept is not None and message.kept.wire == WIRE:
-        # Signed thoughts go back as they came, in their place before the calls.
+        # Signed thinking blocks go back unchanged, in their place before the calls.
         return [calls.pop(0) if block["type"] == "tool_use" else block for block in decode(message.kept.data)]
     if message.text.strip() or not calls:
         return [{"type": "text", "text": message.text if message.text.strip() else _EMPTY}, *calls]
@@ -245,7 +245,7 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
 
 
 def _kept(blocks: list[Any]) -> Kept | None:
-    """The blocks as they have to be sent back, where there are thoughts among them."""
+    """Return the blocks to send back, if there are thinking blocks among them."""
     if not any(block["type"] in ("thinking", "redacted_thinking") for block in blocks):
         return None
     return Kept(WIRE, encode([block for block in blocks if block["type"] != "text" or block["text"].strip()]))

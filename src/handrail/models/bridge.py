@@ -1,7 +1,7 @@
-"""`BridgedModel`: every other provider, by way of the models of pydantic-ai.
+"""`BridgedModel`: every other provider, through the models of pydantic-ai.
 
-Only its model layer is used: one request, one answer. The loop, the tools, retries and validation stay
-here. docs/design.md says why this library. It is met only once a `BridgedModel` is made.
+Only its model layer is used: one request, one answer. The loop, tools, retries and validation stay
+here. docs/design.md says why this library. It is imported when the first `BridgedModel` is created.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _NEEDED = "models of other providers need pydantic-ai, which is not installed. R
 
 
 class BridgedModel:
-    """A model of a provider that Handrail does not speak to itself: `BridgedModel("google:gemini-3-pro")`.
+    """A model of a provider without a wire of our own: `BridgedModel("google:gemini-3-pro")`.
 
     Each provider has packages of its own (`pip install 'pydantic-ai-slim[google]'`) and its key in the
-    environment; pydantic-ai's documentation has the names. A model of pydantic-ai's can be given as well,
-    made as its provider wants it; one with a client of its own is used on one event loop. `options` are
-    further settings of the request, such as `{"thinking": "low"}`.
+    environment; pydantic-ai's documentation lists the names. A configured model of pydantic-ai's is
+    accepted as well; one with a client of its own works on one event loop. `options` are further
+    settings of the request, such as `{"thinking": "low"}`.
 
-    The conversation is translated anew for each request. `context.request` shows it as it is here, not as
-    it was sent.
+    The conversation is converted for each request. `context.request` shows it as it is here, not as it
+    was sent.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class BridgedModel:
             self._make = lambda: model
         else:
             raise DefinitionError(
-                f"{model!r} can't be bridged. Give a name like 'google:gemini-3-pro', or a model of pydantic-ai's."
+                f"{model!r} can't be bridged. Give a name like 'google:gemini-3-pro', or a pydantic-ai model."
             )
         if native_output is None:
             native_output = bool(profile.get("supports_json_schema_output"))
@@ -102,18 +102,20 @@ class BridgedModel:
                         for part in pieces.take(event):
                             yield part
                 except BaseException:
-                    with contextlib.suppress(NotImplementedError):  # what has no connection has none to close
+                    with contextlib.suppress(
+                        NotImplementedError
+                    ):  # a model without connections has nothing to close
                         await answer.cancel()
                     raise
             response = answer.get()
             if _cut(model, response):
-                raise ModelAnswerBroken(self.name, "the answer ended before it was whole")
+                raise ModelAnswerBroken(self.name, "the answer ended before it was complete")
             for part in (*pieces.late(response), *self._end(response)):
                 yield part
         except (ModelError, DefinitionError):
             raise
         except Exception as error:
-            # Not "from" it: an error of a client holds the request, and with it the key.
+            # Without a cause: a client's error holds the request, and with it the key.
             raise failure_of(self.name, error, self._silence) from None
 
     def _settings(self, model: Any, request: ModelRequest) -> dict[str, Any]:
@@ -139,13 +141,13 @@ class BridgedModel:
             Usage(used.input_tokens, used.output_tokens, used.cache_read_tokens, used.cache_write_tokens, 1)
         )
         if response.finish_reason == "error":
-            raise ModelAnswerBroken(self.name, "it says that it failed in the middle of its answer")
+            raise ModelAnswerBroken(self.name, "the provider reported a failure in the middle of its answer")
         called = any(part.part_kind == "tool-call" for part in response.parts)
         stop = _STOPS.get(response.finish_reason, "calls" if called else "done")
         yield StopPart("calls" if called and stop == "done" else stop, kept_of(self.name, response))
 
     async def _model(self) -> Any:
-        """The model of this loop. What it holds open is closed with the loop's other async generators."""
+        """Return the model of this loop. Its connections are closed with the loop's async generators."""
         loop = asyncio.get_running_loop()
         model = self._of_loop.get(loop)
         if model is None:
@@ -159,7 +161,7 @@ class BridgedModel:
 
 
 _keepers: WeakKeyDictionary[asyncio.AbstractEventLoop, list[AsyncGenerator[Any]]] = WeakKeyDictionary()
-"""What is open on a loop, also where its model is gone: collected as garbage it could not be closed in order."""
+"""What is open on a loop, even if its model is gone: garbage collection could not close it in order."""
 
 
 async def _keep(make: Callable[[], Any]) -> AsyncGenerator[Any]:
@@ -168,10 +170,10 @@ async def _keep(make: Callable[[], Any]) -> AsyncGenerator[Any]:
 
 
 def _cut(model: Any, response: Any) -> bool:
-    """Did a stream end before its answer was whole?
+    """Whether a stream ended before its answer was complete.
 
-    Where chat completions end without a word, pydantic-ai takes them for whole and makes a reason up. The
-    provider's own word for it is then missing among the details.
+    If chat completions end without a reason, pydantic-ai considers them complete and invents one. The
+    provider's own reason is then missing from the details.
     """
     if response.state != "complete":
         return True
@@ -191,7 +193,7 @@ def _library(module: str) -> Any:
 
 
 def _checked_profile(library: Any, name: str) -> Mapping[str, Any]:
-    """What the named model can do; `DefinitionError` where its provider is not known, or not installed."""
+    """Return the traits of the named model. Raises `DefinitionError` if its provider is unknown or not installed."""
     provider, _, model = name.partition(":")
     try:
         if not model:
@@ -199,11 +201,11 @@ def _checked_profile(library: Any, name: str) -> Mapping[str, Any]:
         library.infer_provider_class(provider)
         return library.infer_model_profile(name)
     except ImportError as error:
-        raise DefinitionError(f"model {name!r} needs a package of its provider's: {error}") from error
+        raise DefinitionError(f"model {name!r} needs a package of its provider: {error}") from error
     except ValueError:
         raise DefinitionError(
-            f"no provider is called {provider!r}. Write provider:name, with openai, anthropic, local, or a "
-            "provider of pydantic-ai's, such as google, mistral or bedrock."
+            f"there is no provider {provider!r}. Write provider:name, with openai, anthropic, local, or a "
+            "provider of pydantic-ai, such as google, mistral or bedrock."
         ) from None
 
 
@@ -215,7 +217,7 @@ def _parameters(request: ModelRequest) -> Any:
     return kind(function_tools=tools, output_mode="native", output_object=output_of(request.output))
 
 
-# --- the parts of an answer --------------------------------------------------------------------
+# --- parts of an answer -----------------------------------------------------------------------
 
 
 def _begun(index: int, part: Any, whole: bool = False) -> Iterator[ModelPart]:
@@ -234,7 +236,7 @@ class _Pieces:
 
     def __init__(self) -> None:
         self._late: set[int] = set()
-        """Calls whose arguments come as objects, which only make sense together."""
+        """Calls whose arguments arrive as objects, which are only complete at the end."""
 
     def take(self, event: Any) -> Iterator[ModelPart]:
         if event.event_kind == "part_start":
@@ -258,6 +260,6 @@ class _Pieces:
                 yield CallPart(index, "", delta.tool_name_delta or "", delta.args_delta or "")
 
     def late(self, response: Any) -> Iterator[ModelPart]:
-        """What could only be written once the answer was whole."""
+        """Yield what can only be written once the answer is complete."""
         for index in sorted(self._late):
             yield CallPart(index, arguments=arguments_of(response.parts[index].args, whole=True))

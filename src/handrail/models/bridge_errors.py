@@ -1,4 +1,4 @@
-"""The failures of a bridged model, in our words and without its key."""
+"""Errors of a bridged model, as Handrail's own and without its key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_SAID = 500
 
 
 def failure_of(model: str, error: Exception, silence: float) -> ModelError:
-    """What an error of pydantic-ai's comes to. What nobody foresaw counts as an answer that can't be read."""
+    """Convert an error of pydantic-ai. An unexpected one counts as an unreadable answer."""
     known: Any = import_module("pydantic_ai.exceptions")
     said = _without_secrets(_said(error))[:_MOST_SAID]
     status: int | None = getattr(error, "status_code", None)
@@ -49,7 +49,7 @@ def _said(error: Exception) -> str:
 
 
 def _without_secrets(text: str) -> str:
-    """Some providers say the key back in an error; which variable it came from only they know."""
+    """Remove keys: some providers echo them, and only the provider knows which variable they came from."""
     for name, value in os.environ.items():
         if len(value) >= _SHORTEST_SECRET and _SECRET.search(name):
             text = text.replace(value, "[the key]")

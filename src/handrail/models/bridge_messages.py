@@ -1,4 +1,4 @@
-"""What is said between a run and a bridged model, in the words of pydantic-ai; and back."""
+"""Conversion between Handrail's messages and pydantic-ai's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from handrail.tools import Tool
 
 
 def tool_of(tool: Tool[Any, Any]) -> Any:
-    """A tool as it is offered."""
+    """Convert an offered tool."""
     tools: Any = import_module("pydantic_ai.tools")
     return tools.ToolDefinition(
         name=tool.name, description=tool.description, parameters_json_schema=tool.json_schema
@@ -21,13 +21,13 @@ def tool_of(tool: Tool[Any, Any]) -> Any:
 
 
 def output_of(schema: Schema[Any]) -> Any:
-    """What the answer must be."""
+    """Convert the required output."""
     output: Any = import_module("pydantic_ai.output")
     return output.OutputObjectDefinition(json_schema=schema.json_schema, name="answer")
 
 
 def messages_of(model: str, request: ModelRequest) -> list[Any]:
-    """The conversation, with the system prompt in front."""
+    """Convert the conversation, with the system prompt first."""
     said: Any = import_module("pydantic_ai.messages")
     found = [_message(said, model, message) for message in request.messages]
     if request.system:
@@ -56,7 +56,7 @@ def _message(said: Any, model: str, message: Message) -> Any:
 
 
 def _as_it_was(said: Any, message: AssistantMessage, kept: Kept) -> Any:
-    """An answer with its thoughts and signatures. Its calls go by the ids they have here."""
+    """Convert an answer with its thinking and signatures. Its calls keep the ids they have here."""
     [response] = said.ModelMessagesTypeAdapter.validate_json(kept.data)
     calls = iter(message.calls)
     parts = [
@@ -67,7 +67,7 @@ def _as_it_was(said: Any, message: AssistantMessage, kept: Kept) -> Any:
 
 
 def kept_of(model: str, response: Any) -> Kept | None:
-    """What the provider wants back as it was; None where text and calls say it all."""
+    """Return what the provider needs back unchanged; None if text and calls are enough."""
     if not any(
         part.part_kind not in ("text", "tool-call") or part.id or part.provider_details
         for part in response.parts
@@ -82,7 +82,7 @@ def _wire(model: str) -> str:
 
 
 def arguments_of(arguments: Any, whole: bool) -> str:
-    """A call's arguments as JSON text; an object that is still growing as nothing."""
+    """Return a call's arguments as JSON text; an incomplete object as nothing."""
     if isinstance(arguments, str):
         return arguments
     if not whole:

@@ -1,7 +1,7 @@
-"""The wire of chat completions: `POST /chat/completions`."""
+"""The chat completions wire: `POST /chat/completions`."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# What a provider sends has no types until it was looked at.
+# Provider data is untyped until it is checked.
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _STOPS: dict[str, StopReason] = {
 async def stream(
     provider: Provider, fields: Mapping[str, Any], request: ModelRequest, most: str
 ) -> AsyncGenerator[ModelPart]:
-    """One request and the parts of its answer."""
+    """Send one request and yield the parts of its answer."""
     body = _body(fields, request, most)
     if not request.stream:
         sent, answer = await provider.fetch("/chat/completions", body)
@@ -49,7 +49,7 @@ async def stream(
             for part in _whole(answer):
                 yield part
         except (KeyError, IndexError, TypeError, AttributeError):
-            raise provider.broken("this is no answer", answer) from None
+            raise provider.broken("the answer has an unexpected shape", answer) from None
         return
     stop: StopPart | None = None
     pieces = _Pieces(provider)
@@ -65,7 +65,7 @@ async def stream(
                     else:
                         yield part
             except (KeyError, TypeError, AttributeError):
-                raise provider.broken("this is no part of an answer", repr(event)) from None
+                raise provider.broken("a part of the answer has an unexpected shape", repr(event)) from None
     if stop is not None:
         yield stop
 
@@ -149,9 +149,9 @@ class _Pieces:
     def __init__(self, provider: Provider) -> None:
         self._provider = provider
         self._calls: list[tuple[str, str]] = []
-        """The id and the name of each call."""
+        """The id and name of each call."""
         self._at: dict[Any, int] = {}
-        """Which call is written at each index now."""
+        """The call being written at each index."""
         self._refused = False
 
     def take(self, chunk: Any) -> Iterator[ModelPart]:
@@ -176,7 +176,7 @@ class _Pieces:
             yield UsagePart(_usage(chunk["usage"]))
 
     def _call(self, call: Any) -> CallPart:
-        """A piece of a call. Some servers leave the index out, or give all calls the same one."""
+        """Handle a fragment of a call. Some servers omit the index, or use the same one for all calls."""
         function = call.get("function") or {}
         index, id, name = call.get("index"), call.get("id") or "", function.get("name") or ""
         number = self._at.get(index)
@@ -185,19 +185,19 @@ class _Pieces:
             number = self._at[index] = len(self._calls)
             self._calls.append((id, name))
         elif self._calls[number or 0] == (id, name):
-            name = ""  # said with every piece
+            name = ""  # repeated with every fragment
         return CallPart(number or 0, id, name, _arguments(function.get("arguments")))
 
 
 def _text(content: Any) -> str:
-    """The text of a message's content, which some servers send in parts."""
+    """Return the text of a message's content, which some servers send in parts."""
     if isinstance(content, list):
         return "".join(part if isinstance(part, str) else part.get("text") or "" for part in content)
     return content or ""
 
 
 def _arguments(given: Any) -> str:
-    """Arguments as JSON text, which some servers send as an object."""
+    """Return arguments as JSON text; some servers send an object."""
     return given if isinstance(given, str) else "" if given is None else encode(given).decode()
 
 

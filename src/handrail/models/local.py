@@ -1,4 +1,4 @@
-"""`LocalModel`: a small model inside this process. No key, no network, no cost."""
+"""`LocalModel`: a small model in this process. No key, no network, no cost."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ from handrail.tools import Tool
 
 _NAME = "smollm2-135m"
 _SYSTEM = "You are a helpful assistant."
-"""Without any, or with the one in its weights, it answers in riddles."""
+"""The default system prompt: with none, or with the one in its weights, answers are poor."""
 _SEED = 1
 _COMPACT = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
-"""How JSON is laid out, as the grammar's engine reads it. Left free, it spends its tokens on spaces."""
+"""The layout of JSON in the grammar. Without it, the model spends its tokens on spaces."""
 
 Turn = tuple[str, str]
-"""Who speaks (`system`, `user`, `assistant`), and what they say."""
+"""The role (`system`, `user`, `assistant`) and the text."""
 
 
 class LocalModel:
-    """The embedded SmolLM2: a **135M demo model**, some 28 tokens a second on one core.
+    """The embedded SmolLM2: a **135M demo model**, about 28 tokens a second on one core.
 
-    Shown a few examples it extracts and classifies well. It can't choose among tools, it can't calculate,
-    and what it says of the world is often wrong. So it never calls a tool by itself: name one in
-    `first_call`, and its answer to each user message is a call of that tool; once the results are there it
-    answers in text. For the call it sees the newest message, the tool's description and the tool's
+    Given a few examples it extracts and classifies well. It can't choose among tools, it can't
+    calculate, and its facts are often wrong. So it never calls a tool by itself: name one in
+    `first_call`, and its answer to each user message is a call of that tool; once the results are there
+    it answers in text. For the call it sees the newest message, the tool's description and the tool's
     `examples` (each `description` as a message, each `input` as the arguments): give two or three.
 
-    Arguments and structured answers are held to their JSON Schema while they are written, and checked
-    afterwards like those of any other model. Answers repeat: temperature 0 unless the request says
-    otherwise, and a fixed seed. Objects with the same `threads` and `context` share one engine, which
-    generates one answer at a time and takes some 300 MB.
+    Arguments and structured answers are constrained by their JSON Schema while they are generated, and
+    checked afterwards like those of any other model. Answers are repeatable: temperature 0 unless the
+    request says otherwise, and a fixed seed. Objects with the same `threads` and `context` share one
+    engine, which generates one answer at a time and takes about 300 MB.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class LocalModel:
         ):
             if number < least:
                 raise DefinitionError(f"LocalModel: {what} is {number}. Give {least} or more.")
-        find_weights()  # what is missing is said here, not in the middle of a run
+        find_weights()  # report missing parts now, not in the middle of a run
         self.name = f"local:{name}"
         self.traits = Traits(Price(Decimal(0), Decimal(0)), native_output=True)
         self._first_call = first_call.name if isinstance(first_call, Tool) else first_call
@@ -111,7 +111,7 @@ class LocalModel:
                     return
                 if not whole and schema is not None and not piece.startswith("{"):
                     raise ModelRequestRefused(
-                        self.name, "its engine can't hold it to this JSON Schema. Use a simpler one"
+                        self.name, "its engine can't enforce this JSON Schema. Use a simpler one"
                     )
                 whole.append(piece)
                 if request.stream:
@@ -120,10 +120,10 @@ class LocalModel:
             await answer.aclose()
 
     def complete(self, text: str, *, choices: Sequence[str]) -> Operation[str]:
-        """Which of the choices goes on from this text? One of them always comes back.
+        """Return the choice that best continues this text. One of them always comes back.
 
-        This is how a model of this size classifies: show it some examples in plain lines, each ending in
-        its label, then the new case, ending where the label is to stand.
+        A model of this size classifies by example: show it a few plain lines that each end in a label, then
+        the new case, ending where its label belongs.
 
             "Review: lovely\\nSentiment: good\\n\\nReview: broken\\nSentiment: bad\\n\\nReview: a joy\\nSentiment:"
         """
@@ -137,7 +137,7 @@ class LocalModel:
             "n_predict": max(len(choice.encode()) for choice in choices) + 2,
             "temperature": 0,
             "seed": _SEED,
-            # A space goes with the word that follows it, as it did in all the text the model has read.
+            # A space belongs to the word after it, as in the model's training text.
             "grammar": f"root ::= {' | '.join(_literal(' ' + choice) for choice in choices)}",
         }
         pieces = [piece async for piece in self._engine().generate(body)]
@@ -147,7 +147,7 @@ class LocalModel:
         return engine_of(self.name, self._settings)
 
     def _to_call(self, request: ModelRequest) -> Tool[Any, Any] | None:
-        """The tool this answer must call, if it must call one."""
+        """Return the tool this answer must call, if any."""
         last = request.messages[-1]
         by_user = isinstance(last, UserMessage) and not last.by_run
         wanted = self._first_call if by_user else None
@@ -176,11 +176,11 @@ def _part(tool: Tool[Any, Any] | None, text: str) -> ModelPart:
     return TextPart(text) if tool is None else CallPart(0, arguments=text)
 
 
-# --- what it is shown --------------------------------------------------------------------------
+# --- prompts ----------------------------------------------------------------------------------
 
 
 def _turns_for_call(request: ModelRequest, tool: Tool[Any, Any]) -> list[Turn]:
-    """A call's arguments are asked for by themselves: more than this only confuses it."""
+    """Build the prompt that asks for a call's arguments alone: more context only confuses the model."""
     turns = [
         ("system", f"Answer with the arguments of this function, as JSON. {tool.name}: {tool.description}")
     ]
@@ -194,7 +194,7 @@ def _turns_for_call(request: ModelRequest, tool: Tool[Any, Any]) -> list[Turn]:
 
 
 def _turns(request: ModelRequest) -> list[Turn]:
-    """The conversation. Results stand below the question they belong to: calls would be copied as answers."""
+    """Build the conversation. Results follow their question, because calls would be copied as answers."""
     turns: list[Turn] = [("system", request.system or _SYSTEM)]
     for message in request.messages:
         if isinstance(message, UserMessage):
@@ -217,13 +217,13 @@ def _add_results(turns: list[Turn], message: ToolMessage) -> None:
 
 
 def _chat(turns: Iterable[Turn]) -> str:
-    """The turns as the model was trained on them."""
+    """Format turns as the model was trained on them."""
     said = "".join(f"<|im_start|>{who}\n{_plain(text)}<|im_end|>\n" for who, text in turns)
     return f"{said}<|im_start|>assistant\n"
 
 
 def _plain(text: str) -> str:
-    """Text in which nothing is read as the end of a turn, whoever wrote it."""
+    """Escape text so that none of it is read as the end of a turn."""
     return text.replace("<|", "< |")
 
 
@@ -232,5 +232,5 @@ def _json_grammar(schema: JsonSchema) -> str:
 
 
 def _literal(text: str) -> str:
-    """A text as a grammar writes it."""
+    """Quote text for a grammar."""
     return encode(text).decode()

@@ -17,9 +17,9 @@ class OpenAIModel:
     """A model behind an OpenAI-compatible server.
 
     `OpenAIModel("gpt-5")` is OpenAI's own, with its key in `OPENAI_API_KEY`. For any other server (vLLM,
-    Ollama, llama.cpp, Azure) give its `base_url`; `key_variable` names the environment variable with its
-    key, if it wants one, and `key_header="api-key"` sends it as Azure has it. `options` are further
-    fields of the request, such as `{"reasoning_effort": "low"}`.
+    Ollama, llama.cpp, Azure) pass its `base_url`. `key_variable` names the environment variable with its
+    key, if it needs one, and `key_header="api-key"` sends the key as Azure expects it. `options` are
+    further fields of the request, such as `{"reasoning_effort": "low"}`.
     """
 
     def __init__(

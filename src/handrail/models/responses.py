@@ -1,7 +1,7 @@
-"""The wire of OpenAI's responses API: `POST /responses`, nothing kept by the provider."""
+"""The wire of OpenAI's responses API: `POST /responses`, with nothing stored by the provider."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# What a provider sends has no types until it was looked at.
+# Provider data is untyped until it is checked.
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WIRE = "responses"
 async def stream(
     provider: Provider, fields: Mapping[str, Any], request: ModelRequest, most: str
 ) -> AsyncGenerator[ModelPart]:
-    """One request and the parts of its answer."""
+    """Send one request and yield the parts of its answer."""
     body = _body(fields, request)
     if not request.stream:
         sent, answer = await provider.fetch("/responses", body)
@@ -44,7 +44,7 @@ async def stream(
             for part in (*_whole(answer), *_end(provider, answer)):
                 yield part
         except (KeyError, IndexError, TypeError, AttributeError):
-            raise provider.broken("this is no answer", answer) from None
+            raise provider.broken("the answer has an unexpected shape", answer) from None
         return
     pieces = _Pieces(provider)
     async for event in provider.events("/responses", body):
@@ -56,7 +56,7 @@ async def stream(
                 for part in pieces.take(data):
                     yield part
             except (KeyError, TypeError, AttributeError):
-                raise provider.broken("this is no part of an answer", repr(event)) from None
+                raise provider.broken("a part of the answer has an unexpected shape", repr(event)) from None
 
 
 def _body(fields: Mapping[str, Any], request: ModelRequest) -> bytes:
@@ -96,7 +96,7 @@ def _tool(offered: Offered) -> bytes:
 
 
 def _items(message: Message) -> bytes:
-    """A message as items of the input; at least one, since they are joined with commas."""
+    """Convert a message to input items; at least one, since they are joined with commas."""
     if isinstance(message, ToolMessage):
         items: list[Any] = [
             {"type": "function_call_output", "call_id": each.id, "output": each.text}
@@ -120,7 +120,7 @@ def _said(message: AssistantMessage) -> list[Any]:
         for call in message.calls
     ]
     if message.kept is not None and message.kept.wire == WIRE:
-        # Thoughts have to come back in their place between the calls, under the ids the calls go by here.
+        # Reasoning items go back in their place between the calls, under the ids the calls have here.
         return [
             calls.pop(0) if item["type"] == "function_call" else item for item in decode(message.kept.data)
         ]
@@ -147,7 +147,7 @@ def _whole(answer: Any) -> Iterator[ModelPart]:
 
 
 def _end(provider: Provider, answer: Any) -> Iterator[ModelPart]:
-    """Usage and the reason to stop, out of a whole response."""
+    """Return usage and stop reason from a complete response."""
     if answer.get("status") == "failed":
         raise _failure(provider, answer.get("error") or {})
     usage = answer.get("usage")
@@ -177,7 +177,7 @@ def _reason(answer: Any, items: list[Any]) -> StopReason:
 
 
 def _kept(items: list[Any]) -> Kept | None:
-    """The items as they have to be sent back, where there are thoughts among them."""
+    """Return the items to send back, if there are reasoning items among them."""
     back = [
         {
             name: value
@@ -241,7 +241,7 @@ class _Pieces:
 
 
 def _id(event: Any) -> str:
-    """What tells an item from the others; servers differ in which of these they send."""
+    """Return what identifies an item; servers differ in which fields they send."""
     return str(event.get("item_id") or event.get("item", {}).get("id") or event.get("output_index"))
 
 

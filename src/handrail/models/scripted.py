@@ -1,4 +1,4 @@
-"""`ScriptedModel`: a model that says what it was told to. For tests, examples and documentation."""
+"""`ScriptedModel`: a model that follows a script. For tests, examples and documentation."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from handrail.messages import (
 from handrail.schema import to_json
 
 _PIECE = 8
-"""How many characters of a call's arguments come in one piece of a stream."""
+"""Characters of a call's arguments per streamed piece."""
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """One scripted answer, where text or calls alone do not say enough."""
+    """One scripted answer, for when text or calls alone are not enough."""
 
     text: str = ""
     calls: Sequence[ToolCall] = ()
@@ -38,27 +38,27 @@ class Reply(msgspec.Struct, frozen=True):
     delay: float = 0.0
     """Seconds before the first part."""
     error: Exception | None = None
-    """Raised after what else is here was sent."""
+    """Raised after the rest was sent."""
     stop: StopReason | None = None
-    """None: as the content says. To cut the answer off, give an `error`, or `cut=True`."""
+    """None follows from the content. To cut the answer off, give an `error` or `cut=True`."""
     cut: bool = False
-    """End the stream without a word, as a lost connection does."""
+    """End the stream without a stop reason, like a lost connection."""
     pieces: Sequence[str] = ()
     """The text in the pieces it is streamed in."""
     usage: Usage = Usage(requests=1)
 
 
 Scripted = str | ToolCall | Sequence[ToolCall] | Exception | Reply
-"""One answer: text, a call, several calls at once, a failure, or all of it as a `Reply`."""
+"""One answer: text, a call, several calls at once, a failure, or a `Reply` with all of it."""
 Script = Iterable[Scripted] | Callable[[ModelRequest], Scripted | Awaitable[Scripted]]
 
 
 class ScriptedModel:
-    """A model whose answers are given: one after the other, or by a function of each request.
+    """A model with given answers: one after the other, or from a function of each request.
 
         ScriptedModel([ToolCall("weather", {"city": "Oslo"}), "It rains."])
 
-    Every request is kept in `requests` as it was, for a test to look at. One too many is refused.
+    Every request is kept in `requests` for tests to inspect. One request too many is refused.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class ScriptedModel:
             scripted = next(self._answers, None)
         if scripted is None:
             raise ModelRequestRefused(
-                self.name, f"its script has {len(self.requests) - 1} answers and was asked for one more"
+                self.name, f"its script has {len(self.requests) - 1} answers, and one more was requested"
             )
         reply = _reply(scripted)
         if reply.delay:
@@ -109,7 +109,7 @@ def _reply(scripted: Scripted) -> Reply:
     if isinstance(scripted, Sequence) and all(isinstance(call, ToolCall) for call in scripted):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
         return Reply(calls=scripted)
     raise DefinitionError(
-        f"a script can't say {scripted!r}. An answer is text, a ToolCall, a list of ToolCalls, "
+        f"a script can't contain {scripted!r}. An answer is text, a ToolCall, a list of ToolCalls, "
         "an exception, or a Reply."
     )
 
@@ -136,7 +136,7 @@ def _parts(reply: Reply, streamed: bool) -> Iterator[ModelPart]:
 
 
 def _words(text: str) -> Iterator[str]:
-    """The text word by word, each with the space before it."""
+    """Split the text into words, each with the space before it."""
     start = 0
     while start < len(text):
         end = text.find(" ", start + 1)

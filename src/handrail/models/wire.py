@@ -1,7 +1,7 @@
-"""What the wires have in common: JSON made once, schemas as providers want them, arguments as they came."""
+"""What the wires share: JSON encoded once, schemas as providers want them, arguments as they came."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# What a provider sends has no types until it was looked at.
+# Provider data is untyped until it is checked.
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ encode = msgspec.json.encode
 
 
 _SMALL = 1 << 15
-"""Texts up to this length are kept: many runs share them, and all of them together take little room."""
+"""Maximum length of cached texts: many runs share them, and together they take little memory."""
 
 
 def text_json(text: str) -> bytes:
-    """A text as JSON. What is sent with every request, as a prompt is, is written once unless it is large."""
+    """Encode a text as JSON. Text that is sent with every request is encoded once, unless it is large."""
     return _kept_json(text) if len(text) <= _SMALL else encode(text)
 
 
@@ -27,7 +27,7 @@ _kept_json = lru_cache(maxsize=64)(encode)
 
 
 def object_text(arguments: str) -> str:
-    """A call's arguments as a provider takes them back: an object, whatever the model had sent."""
+    """Return a call's arguments as a provider takes them back: an object, whatever the model sent."""
     if not arguments:
         return "{}"
     try:
@@ -38,17 +38,17 @@ def object_text(arguments: str) -> str:
 
 
 def raw_object(arguments: str) -> msgspec.Raw:
-    """The same for a wire that wants an object and not its text."""
+    """Return a call's arguments for a wire that wants an object instead of text."""
     return msgspec.Raw(object_text(arguments).encode())
 
 
 def count(value: Any) -> int:
-    """A number of tokens; nothing where a server sends something else."""
+    """Return a token count; 0 if a server sends something else."""
     return max(int(value), 0) if type(value) in (int, float) else 0
 
 
 def body_of(fields: Mapping[str, Any], **written: bytes) -> bytes:
-    """A request's body: plain fields, and some whose JSON is there already."""
+    """Build a request body from plain fields and fields that are already JSON."""
     plain = encode(fields)
     parts = [b'"%s":%s' % (name.encode(), raw) for name, raw in written.items()]
     return b"{" + b",".join([plain[1:-1], *parts] if fields else parts) + b"}"
@@ -58,11 +58,11 @@ _NOT_STRICT = frozenset(
     {"allOf", "contains", "default", "dependentRequired", "if", "not", "oneOf", "patternProperties"}
     | {"prefixItems", "propertyNames", "unevaluatedProperties", "uniqueItems"}
 )
-"""Words that a strict mode refuses, and the whole request with them."""
+"""Keywords that a strict mode refuses, together with the whole request."""
 
 
 def is_strict(schema: Any) -> bool:
-    """Can a provider's strict mode hold a model to this schema? It wants every property to be required."""
+    """Whether a provider's strict mode can enforce this schema. It requires every property."""
     if isinstance(schema, list):
         return all(is_strict(each) for each in schema)
     if not isinstance(schema, Mapping):

@@ -1,7 +1,6 @@
 """Prompts: instructions, tools and policies in one tree, and what a model is shown of it."""
 
 from handrail.prompt.definition import Prompt
-from handrail.prompt.overrides import OverrideReport, Overrides, stale_overrides
 from handrail.prompt.plan import OPENER
 from handrail.prompt.rendering import ClosedSection, Opening, RenderedPrompt, ScopedPolicy
 from handrail.prompt.section import MarkdownSection, Section, Visibility
@@ -11,12 +10,9 @@ __all__ = [
     "ClosedSection",
     "MarkdownSection",
     "Opening",
-    "OverrideReport",
-    "Overrides",
     "Prompt",
     "RenderedPrompt",
     "ScopedPolicy",
     "Section",
     "Visibility",
-    "stale_overrides",
 ]

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, cast, overload
+import logging
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, cast, get_args, overload
 
 from typing_extensions import TypeVar
 
 from handrail.deadline import Deadline
-from handrail.errors import PromptRenderError
-from handrail.prompt.checking import Checked, check_prompt
-from handrail.prompt.plan import resolved
-from handrail.prompt.rendering import RenderedPrompt, Tree
-from handrail.prompt.section import Section, as_sections
+from handrail.errors import DefinitionError, PromptDefinitionError, PromptRenderError
+from handrail.prompt.plan import OPENER, AnyTool, Planned, Words, all_of, examples_of, plan, resolved
+from handrail.prompt.rendering import RenderedPrompt, Tree, check_policy_names, check_tool_names
+from handrail.prompt.section import (
+    Section,
+    as_sections,
+    check_placeholders,
+    check_policies,
+    check_sections,
+    check_tools,
+    shown,
+    walk,
+)
+from handrail.prompt.template import ParamsReader, fields_of
 from handrail.protocols import SessionView, ToolPolicy
+from handrail.schema import Schema
+from handrail.schema.problems import describe
 from handrail.tools import Tool
+from handrail.tools.params import is_record
+from handrail.tools.signature import caller_namespace
 
 if TYPE_CHECKING:
     from handrail.prompt.overrides import Overrides
@@ -23,19 +38,39 @@ if TYPE_CHECKING:
 
 OutputT = TypeVar("OutputT", default=Any)
 
-_MOST_KEPT = 64
-"""How many renderings of one prompt are kept: one for each set of opened sections that came up."""
+log = logging.getLogger("handrail.prompt")
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+_MOST_CACHED = 64
+"""How many renderings of one prompt are cached, one for each set of opened sections."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Checked:
+    """What follows from a prompt's definition."""
+
+    params_type: Any
+    reader: ParamsReader
+    used: frozenset[str]
+    """The fields that the texts name."""
+    paths: frozenset[str]
+    plans: tuple[Planned, ...]
+    tools: tuple[AnyTool, ...]
+    examples: str
+    output_schema: Schema[Any] | None
+    is_fixed: bool
+    """Whether every rendering is the same."""
 
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Prompt(Generic[OutputT]):
     """Instructions, tools and policies in one tree.
 
-    `Prompt("guide", "Answer briefly.", tools=[weather])` is a prompt with one section and no heading, and so is each
-    text among sections: `Prompt("guide", ["Answer briefly.", FileTools()])`. With
-    `output=Report` it is a `Prompt[Report]`: the model's answer is a `Report`. Whatever is wrong with a
-    definition is a `PromptDefinitionError` here, not later. Policies given here decide on every tool; a
-    section's decide on the tools of the section and of those below it.
+    `Prompt("guide", "Answer briefly.", tools=[weather])` has one section without a heading. Texts and sections
+    can be mixed: `Prompt("guide", ["Answer briefly.", FileTools()])`. With `output=Report` it is a
+    `Prompt[Report]`, and the model's answer is a `Report`. A wrong definition is a `PromptDefinitionError`
+    here, not later. Policies of the prompt decide on every tool; those of a section decide on the tools of
+    the section and of its children.
     """
 
     name: str
@@ -51,7 +86,7 @@ class Prompt(Generic[OutputT]):
     params_type: Any = dataclasses.field(init=False, repr=False, compare=False)
     """The one type of params its sections take; None where they take none."""
     _checked: Checked = dataclasses.field(init=False, repr=False, compare=False)
-    _kept: dict[frozenset[str], RenderedPrompt[OutputT]] = dataclasses.field(
+    _cached: dict[frozenset[str], RenderedPrompt[OutputT]] = dataclasses.field(
         init=False, repr=False, compare=False
     )
 
@@ -111,10 +146,10 @@ class Prompt(Generic[OutputT]):
         }
         for field, value in given.items():
             object.__setattr__(self, field, value)
-        checked = check_prompt(cast("Prompt[Any]", self))
+        checked = _check(cast("Prompt[Any]", self))
         object.__setattr__(self, "params_type", checked.params_type)
         object.__setattr__(self, "_checked", checked)
-        object.__setattr__(self, "_kept", {})
+        object.__setattr__(self, "_cached", {})
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -127,39 +162,228 @@ class Prompt(Generic[OutputT]):
         opened: Collection[str] = (),
         deadline: Deadline | None = None,
     ) -> RenderedPrompt[OutputT]:
-        """What a model is shown of this prompt.
+        """Render the prompt for a model.
 
-        `params` are of the params type of the sections, or a mapping with its fields. `opened` are the paths
-        of summaries to show in full, with those around them; ones that are disabled or no summaries now make
-        no difference. The same is rendered for the same params and session, and a prompt that depends on
-        neither is rendered once.
+        `params` is an instance of the sections' params type, or a mapping with its fields. `opened` are paths
+        of summaries to show in full, with the sections around them; paths that are disabled, or not summaries
+        at the moment, are ignored. A prompt that depends on neither params nor session is rendered once.
         """
         checked = self._checked
         opened = (opened,) if isinstance(opened, str) else opened
         if not checked.is_fixed:
             return self._rendered(params, session, opened, deadline)
         if params is not None:
-            checked.taker.take(params)
+            checked.reader.read(params)
         key = frozenset(opened)
-        found = self._kept.get(key)
+        found = self._cached.get(key)
         if found is None:
             found = self._rendered(None, None, key, None)
-            if len(self._kept) < _MOST_KEPT:
-                self._kept[key] = found
+            if len(self._cached) < _MOST_CACHED:
+                self._cached[key] = found
         return found if deadline is None else dataclasses.replace(found, deadline=deadline)
 
     def _rendered(
         self, params: Any, session: SessionView | None, opened: Collection[str], deadline: Deadline | None
     ) -> RenderedPrompt[OutputT]:
         checked = self._checked
-        taken = checked.taker.take(params)
+        taken = checked.reader.read(params)
         unknown = [path for path in opened if path not in checked.paths]
         if unknown:
             known = ", ".join(map(repr, sorted(checked.paths)))
             raise PromptRenderError(
-                self.name, f"{unknown[0]!r} in `opened` is no section", f"Its sections are {known}."
+                self.name, f"{unknown[0]!r} in `opened` is not a section", f"Its sections are {known}."
             )
         values = {name: getattr(taken, name) for name in checked.used}
         nodes = resolved(self.name, checked.plans, values, {"params": taken, "session": session})
         tree = Tree(self.name, nodes, checked.tools, checked.examples, self.policies, checked.output_schema)
         return tree.rendered(tree.summaries(opened), deadline)
+
+
+# --- checks, made when a prompt is made ----------------------------------------------------------
+
+
+def _check(prompt: Prompt[Any]) -> Checked:
+    """Check a new prompt and make its parts tuples. An error says how to correct the definition."""
+    check = _Check(prompt)
+    check.name()
+    check.parts()
+    params_type = check.params_type()
+    plans = check.texts(params_type)
+    check.names(plans)
+    words = check.overrides(params_type)
+    if words is not None:
+        plans = check.overridden_texts(params_type, words)
+    tools = tuple((words or Words()).tool(tool) for tool in prompt.tools)
+    every = tuple(all_of(plans))
+    return Checked(
+        params_type=params_type,
+        reader=ParamsReader(prompt.name, params_type, check.namespace),
+        used=_named(every),
+        paths=frozenset(one.path for one in every),
+        plans=plans,
+        tools=tools,
+        examples=examples_of(tools),
+        output_schema=check.output(),
+        is_fixed=params_type is None
+        and all(one.enabled.is_fixed and one.visibility.is_fixed for one in every),
+    )
+
+
+class _Check:
+    """Checks one new prompt. Each method is one rule."""
+
+    def __init__(self, prompt: Prompt[Any]) -> None:
+        self.prompt = prompt
+        self.place = f"prompt {prompt.name!r}"
+        self.namespace = caller_namespace()
+
+    def error(self, problem: str, hint: str, path: str | None = None) -> PromptDefinitionError:
+        return PromptDefinitionError(self.at(path) if path else self.place, problem, hint)
+
+    def at(self, path: str) -> str:
+        return f"{self.place}, section {path!r}"
+
+    def name(self) -> None:
+        name: Any = self.prompt.name
+        if not isinstance(name, str) or not _NAME.match(name):
+            raise self.error(f"the name {name!r} is not allowed", "Use 1 to 64 letters, digits, '_' and '-'.")
+
+    def parts(self) -> None:
+        prompt, place = self.prompt, self.place
+        sections: Any = prompt.sections
+        if isinstance(sections, Section):
+            raise self.error("sections is one section", "Give a list of sections, or a text.")
+        if not sections:
+            raise self.error("it says nothing", "Give a text, or at least one section.")
+        parts = {
+            "sections": check_sections(place, "sections", sections),
+            "tools": check_tools(place, prompt.tools),
+            "policies": check_policies(place, prompt.policies),
+            "feedback": self.having("feedback", "advise", "Give feedback providers; see FeedbackProvider."),
+            "completion": self.having("completion", "missing", "Give checkers; see CompletionChecker."),
+            "resources": self.having("resources", "provide", "Give Binding(Protocol, provider)."),
+        }
+        for field, value in parts.items():
+            object.__setattr__(prompt, field, value)
+
+    def having(self, field: str, member: str, hint: str) -> tuple[Any, ...]:
+        """One of the prompt's lists as a tuple, each of which must have this member."""
+        found = tuple(getattr(self.prompt, field))
+        for index, one in enumerate(found):
+            if isinstance(one, type) or not hasattr(one, member):
+                raise self.error(f"{field}[{index}] is {shown(one)}", hint)
+        return found
+
+    def params_type(self) -> Any:
+        """The one type of params that the sections take."""
+        found: Any = None
+        where = ""
+        for path, section in walk(self.prompt.sections):
+            kind = section.params_type
+            if kind is None or kind is found:
+                continue
+            if found is not None:
+                raise self.error(
+                    f"section {where!r} takes {describe(found)} and section {path!r} takes {describe(kind)}",
+                    "A prompt has one params type: put the fields of both into one class.",
+                )
+            found, where = kind, path
+        return found
+
+    def texts(self, params_type: Any) -> tuple[Planned, ...]:
+        """Every placeholder has a field, and every field is used."""
+        plans = plan(self.prompt.sections, Words())
+        fields = fields_of(params_type)
+        for one in all_of(plans):
+            check_placeholders(self.at(one.path), "template", one.body, fields, params_type)
+            if one.summary is not None:
+                check_placeholders(self.at(one.path), "summary", one.summary, fields, params_type)
+            if params_type is None and (one.enabled.takes_params or one.visibility.takes_params):
+                raise self.error(
+                    "a function takes the params, and no section says what they are",
+                    "Write MarkdownSection[Params](...), Params being a dataclass or a pydantic model.",
+                    one.path,
+                )
+        unused = _unused(plans, fields)
+        if unused:
+            raise self.error(
+                f"no section uses the field {unused[0]!r} of {describe(params_type)}",
+                f"Write ${unused[0]} where it belongs, or drop the field.",
+            )
+        return plans
+
+    def names(self, plans: Sequence[Planned]) -> None:
+        """Tools and policies that are always enabled together have different names; OPENER is reserved."""
+        always = list(_always_enabled(plans))
+        places = [("the prompt itself", self.prompt.tools)]
+        check_tool_names(self.prompt.name, places + [(f"section {one.path!r}", one.tools) for one in always])
+        in_sections = [policy for one in always for policy in one.section.policies]
+        check_policy_names(self.prompt.name, [*self.prompt.policies, *in_sections])
+        every = list(all_of(plans))
+        if not any(one.visibility.may_be("summary") for one in every):
+            return
+        for place, tools in places + [(f"section {one.path!r}", one.tools) for one in every]:
+            if any(tool.name == OPENER for tool in tools):
+                raise self.error(
+                    f"a tool of {place} is called {OPENER!r}, which opens the sections shown as summaries",
+                    "Give it another name.",
+                )
+
+    def output(self) -> Schema[Any] | None:
+        output: Any = self.prompt.output
+        if output is None:
+            return None
+        if not is_record(output):
+            raise self.error(
+                f"output is {describe(output) if isinstance(output, type) or get_args(output) else shown(output)}",
+                "Give a dataclass or a pydantic model, the class itself; a plain value can be a field of one.",
+            )
+        try:
+            return Schema(output, self.namespace)
+        except DefinitionError as error:
+            problem, hint = error.parts
+            raise self.error(f"its output: {problem}", hint) from error.__cause__
+
+    def overrides(self, params_type: Any) -> Words | None:
+        """The overridden words, if there are any. Overrides that are not applied are logged."""
+        if self.prompt.overrides is None:
+            return None
+        if not hasattr(self.prompt.overrides, "apply"):
+            raise self.error(f"overrides is {shown(self.prompt.overrides)}", 'Give Overrides("folder").')
+        words = self.prompt.overrides.apply(self.prompt, params_type)
+        unapplied = [report for report in words.reports if report.state != "applied"]
+        if unapplied:
+            reports = "; ".join(str(report) for report in unapplied)
+            log.warning("%s: overrides in %s that are not applied: %s", self.place, words.file, reports)
+        return words
+
+    def overridden_texts(self, params_type: Any, words: Words) -> tuple[Planned, ...]:
+        plans = plan(self.prompt.sections, words)
+        unused = _unused(plans, fields_of(params_type))
+        if unused:
+            file = cast("Overrides", self.prompt.overrides).file_of(self.prompt)
+            raise self.error(
+                f"with the overrides in {file} no section uses the field {unused[0]!r}",
+                f"Keep ${unused[0]} in one of the texts.",
+            )
+        return plans
+
+
+def _named(plans: Sequence[Planned]) -> frozenset[str]:
+    texts = [text for one in plans for text in (one.body, one.summary) if text is not None]
+    return frozenset(name for text in texts for name in text.names)
+
+
+def _unused(plans: Sequence[Planned], fields: frozenset[str]) -> list[str]:
+    """The fields that no text names. A function that takes the params may read any of them."""
+    every = list(all_of(plans))
+    if any(condition.may_read_params for one in every for condition in (one.enabled, one.visibility)):
+        return []
+    return sorted(fields - _named(every))
+
+
+def _always_enabled(plans: Sequence[Planned]) -> Iterator[Planned]:
+    for one in plans:
+        if one.enabled.is_fixed and one.enabled.may_be(True):
+            yield one
+            yield from _always_enabled(one.children)

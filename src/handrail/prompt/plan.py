@@ -1,4 +1,4 @@
-"""Plans: a prompt's tree with its templates read and its words settled, made once when it is defined."""
+"""Plans: a prompt's tree with its templates read and its overrides applied, made once at definition."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from handrail.prompt.condition import Condition
-from handrail.prompt.section import Section
+from handrail.prompt.section import Section, condition_of
 from handrail.prompt.template import Template, template_of
 from handrail.protocols import ToolPolicy
 from handrail.schema import to_json
 from handrail.tools import Tool, ToolExample
 
 OPENER = "open_sections"
-"""The name of the built-in tool by which a model opens a section that it sees as a summary."""
+"""The name of the built-in tool with which a model opens a section shown as a summary."""
 
 AnyTool = Tool[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One enabled section with everything filled in: what one rendering shows of it."""
+    """One enabled section with everything filled in, for one rendering."""
 
     path: str
     title: str
@@ -30,7 +30,7 @@ class Node:
     summary: str
     examples: str
     is_summary: bool
-    """Is it shown as a summary until it is opened?"""
+    """Whether it is shown as a summary until it is opened."""
     tools: tuple[AnyTool, ...]
     policies: tuple[ToolPolicy, ...]
     children: tuple[Node, ...]
@@ -38,7 +38,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One section of a prompt, its templates read."""
+    """One section of a prompt with its templates read."""
 
     section: Section[Any]
     path: str
@@ -52,11 +52,11 @@ class Planned:
     children: tuple[Planned, ...]
 
     def resolve(self, prompt: str, values: Mapping[str, Any], given: Mapping[str, Any]) -> Node | None:
-        """The section with these values in it, for what is given to conditions; None where it is disabled."""
+        """The section with these values filled in, or None if it is disabled for these params and session."""
         section = self.section
-        if not self.enabled.answer(prompt, self.path, given):
+        if not self.enabled.evaluate(prompt, self.path, given):
             return None
-        visibility = self.visibility.answer(prompt, self.path, given)
+        visibility = self.visibility.evaluate(prompt, self.path, given)
         return Node(
             self.path,
             section.title,
@@ -72,7 +72,7 @@ class Planned:
 
 
 class Words:
-    """The words of a prompt as they are written; an override puts others in their place."""
+    """The words of a prompt as they stand in the code. Overrides replace them in a subclass."""
 
     def body(self, path: str, section: Section[Any]) -> str:
         return section.template
@@ -87,7 +87,7 @@ class Words:
 def plan(
     sections: Sequence[Section[Any]], words: Words, above: str = "", depth: int = 0
 ) -> tuple[Planned, ...]:
-    """Read the templates of a tree of sections, in the words that are to be used."""
+    """Read the templates of a tree of sections in these words."""
     made: list[Planned] = []
     for section in sections:
         path = f"{above}{section.key}"
@@ -98,8 +98,8 @@ def plan(
                 section,
                 path,
                 section.heading(depth),
-                Condition(section.enabled, "enabled", (True, False)),
-                Condition(section.visibility, "visibility", ("full", "summary")),
+                condition_of(section, "enabled"),
+                condition_of(section, "visibility"),
                 template_of(words.body(path, section)),
                 None if summary is None else template_of(summary),
                 tools,
@@ -113,20 +113,20 @@ def plan(
 def resolved(
     prompt: str, plans: Sequence[Planned], values: Mapping[str, Any], given: Mapping[str, Any]
 ) -> tuple[Node, ...]:
-    """The enabled ones of these, filled in."""
+    """The enabled sections of a plan, filled in."""
     nodes = (one.resolve(prompt, values, given) for one in plans)
     return tuple(node for node in nodes if node is not None)
 
 
 def all_of(plans: Sequence[Planned]) -> Iterator[Planned]:
-    """Every section of a plan, in the order in which they are written."""
+    """Every section of a plan, in declaration order."""
     for one in plans:
         yield one
         yield from all_of(one.children)
 
 
 def examples_of(tools: Sequence[AnyTool]) -> str:
-    """The examples of these tools as a model reads them; "" where there are none."""
+    """The examples of these tools as a model reads them."""
     words = [
         (tool.name, example_words(tool, example))
         for tool in tools

@@ -1,4 +1,4 @@
-"""`RenderedPrompt`: what a model is shown of a prompt, and how it opens what it was shown in short."""
+"""`RenderedPrompt`: what a model is shown of a prompt, and how it opens sections shown as summaries."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ OutputT = TypeVar("OutputT", default=Any)
 class ScopedPolicy:
     """A policy and the tools it decides on; None means every tool of the prompt.
 
-    Whatever its scope, a policy hears of the results of every tool. The tools of sections that are not
-    open yet are in the scope already, so opening a section changes no policy.
+    Whatever its scope, a policy is told the results of every tool. The scope includes the tools of sections
+    that are still closed, so opening a section changes no policy.
     """
 
     policy: ToolPolicy
     tools: frozenset[str] | None
 
     def decides_on(self, tool: str) -> bool:
-        """Must this policy allow a call of that tool?"""
+        """Whether a call of that tool needs this policy's permission."""
         return self.tools is None or tool in self.tools
 
 
@@ -43,7 +43,7 @@ class ClosedSection:
 
 
 class Tree:
-    """Everything of a prompt that is enabled in one rendering, whether it is shown yet or not."""
+    """Everything that is enabled in one rendering of a prompt, shown or not."""
 
     __slots__ = ("_by_path", "examples", "nodes", "output_schema", "policies", "prompt", "secretive", "tools")
 
@@ -86,7 +86,7 @@ class Tree:
         return tuple(ScopedPolicy(policy, scope) for policy, scope in scopes.values())
 
     def summaries(self, paths: Iterable[str]) -> frozenset[str]:
-        """Which sections have to be opened for these to be shown in full: they, and those around them."""
+        """The summaries to open so that these sections are shown in full: they, and those around them."""
         wanted = {prefix for path in paths for prefix in _prefixes(path)}
         return frozenset(path for path in wanted if path in self._by_path and self._by_path[path].is_summary)
 
@@ -103,12 +103,12 @@ class Tree:
             problems.append(Problem("", "no section is named"))
         if problems:
             can = ", ".join(repr(section.path) for section in closed)
-            mend = f"What can be opened: {can}." if can else "Every section is shown in full."
-            said = f"{'; '.join(map(str, problems))}. {mend}"
-            raise ToolValidationError(said, [*problems, Problem("", mend)])
+            hint = f"What can be opened: {can}." if can else "Every section is shown in full."
+            said = f"{'; '.join(map(str, problems))}. {hint}"
+            raise ToolValidationError(said, [*problems, Problem("", hint)])
 
     def outermost(self, paths: frozenset[str]) -> list[Node]:
-        """Those of these sections that are in no other of them, in order."""
+        """Those of these sections that lie in none of the others, in order."""
         return [
             node
             for path, node in self._by_path.items()
@@ -138,32 +138,32 @@ class Tree:
 
 @dataclasses.dataclass(frozen=True)  # no slots: a subscripted call sets an attribute
 class RenderedPrompt(Generic[OutputT]):
-    """A prompt as a model is shown it. It never changes: opening a section makes another."""
+    """A prompt as a model is shown it. It is immutable: opening a section makes a new one."""
 
     text: str
     tools: tuple[AnyTool, ...]
-    """What is offered, in the order of declaration: of enabled sections that are shown in full."""
+    """The tools of the enabled sections that are shown in full, in declaration order."""
     output_schema: Schema[OutputT] | None
     deadline: Deadline | None
     policies: tuple[ScopedPolicy, ...]
-    """Those of every enabled section, shown in full or not."""
+    """The policies of every enabled section, shown in full or not."""
     closed: tuple[ClosedSection, ...]
-    """The sections that are shown as summaries."""
+    """The sections shown as summaries."""
     opened: frozenset[str]
-    """The summaries that were opened: given to `render(opened=...)`, they give this again."""
+    """The summaries that were opened. `render(opened=...)` with these gives the same prompt again."""
     _tree: Tree = dataclasses.field(repr=False, compare=False)
 
     @property
     def secretive(self) -> bool:
-        """Does a tool of it take secrets, also of a section that is shown as a summary, or its answer hold any?"""
+        """Whether a tool, shown or not, takes secrets, or the output can hold some."""
         return self._tree.secretive
 
     def open(self, paths: Sequence[str]) -> Opening[OutputT]:
         """Show these sections in full, and the ones around them that are still closed.
 
-        Their children are shown by their own visibility. Params and session are not asked again: this is
-        the same rendering, further unfolded. A path that is unknown or open already is a
-        `ToolValidationError` which tells the model what can be opened; then nothing is opened.
+        Their children keep their own visibility. Conditions are not evaluated again: it is the same rendering,
+        further unfolded. A path that is unknown or open already is a `ToolValidationError` that tells the
+        model what can be opened, and nothing is opened.
         """
         paths = [paths] if isinstance(paths, str) else list(paths)
         tree = self._tree
@@ -178,18 +178,18 @@ class RenderedPrompt(Generic[OutputT]):
 
 @dataclasses.dataclass(frozen=True)
 class Opening(Generic[OutputT]):
-    """What came of opening sections: the model gets `text` as the result of its call."""
+    """The outcome of opening sections. The model gets `text` as the result of its call."""
 
     text: str
     """The newly opened sections in full."""
     tools: tuple[AnyTool, ...]
-    """The tools that are shown now and were not before, in order."""
+    """The tools that are newly shown, in order."""
     rendered: RenderedPrompt[OutputT]
     """The whole prompt as it is now."""
 
 
 def text_of(node: Node, opened: frozenset[str]) -> str:
-    """A section as it is shown: in full, or its summary and how to open it."""
+    """The text of a section: all of it, or its summary and how to open it."""
     if _is_open(node, opened):
         examples = f"Examples:\n\n{node.examples}" if node.examples else ""
         blocks = [node.heading, node.body, examples, *(text_of(child, opened) for child in node.children)]
@@ -200,7 +200,7 @@ def text_of(node: Node, opened: frozenset[str]) -> str:
 
 
 def check_tool_names(prompt: str, places: Iterable[tuple[str, Sequence[AnyTool]]]) -> None:
-    """Refuse two tools of one name, wherever they are declared."""
+    """Refuse two tools of one name."""
     seen: dict[str, str] = {}
     for place, tools in places:
         for tool in tools:
@@ -210,7 +210,7 @@ def check_tool_names(prompt: str, places: Iterable[tuple[str, Sequence[AnyTool]]
 
 
 def check_policy_names(prompt: str, policies: Iterable[ToolPolicy]) -> None:
-    """Refuse two policies of one name; one that is declared in two places is one."""
+    """Refuse two policies of one name. The same policy may be declared in several places."""
     seen: dict[str, ToolPolicy] = {}
     for policy in policies:
         if seen.setdefault(policy.name, policy) is not policy:
@@ -232,7 +232,7 @@ def _all_of(nodes: Iterable[Node]) -> Iterator[Node]:
 
 
 def _shown(nodes: Iterable[Node], opened: frozenset[str]) -> Iterator[Node]:
-    """The sections that are to be seen, in full or as a summary."""
+    """The visible sections, in full or as a summary."""
     for node in nodes:
         yield node
         if _is_open(node, opened):

@@ -5,15 +5,19 @@ from __future__ import annotations
 import abc
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, cast
 
 from typing_extensions import TypeVar as TypeVarWithDefault
 
-from handrail.prompt.section_checking import check_params_type, check_section
+from handrail.errors import PromptDefinitionError
+from handrail.prompt.condition import Condition
+from handrail.prompt.template import Template, fields_of, template_of
 from handrail.protocols import SessionView, ToolPolicy
-from handrail.schema.wording import describe
+from handrail.schema.problems import describe
 from handrail.tools import Tool
+from handrail.tools.params import is_record
 
 ParamsT = TypeVarWithDefault("ParamsT", default=Any)
 Params_contra = TypeVar("Params_contra", contravariant=True)
@@ -21,16 +25,18 @@ Answer_co = TypeVar("Answer_co", covariant=True)
 
 Visibility = Literal["full", "summary"]
 
+_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
 
-class _AsksBoth(Protocol[Params_contra, Answer_co]):
+
+class _OfBoth(Protocol[Params_contra, Answer_co]):
     def __call__(self, *, params: Params_contra, session: SessionView) -> Answer_co: ...
 
 
-class _AsksParams(Protocol[Params_contra, Answer_co]):
+class _OfParams(Protocol[Params_contra, Answer_co]):
     def __call__(self, *, params: Params_contra) -> Answer_co: ...
 
 
-class _AsksSession(Protocol[Answer_co]):
+class _OfSession(Protocol[Answer_co]):
     def __call__(self, *, session: SessionView) -> Answer_co: ...
 
 
@@ -38,17 +44,17 @@ class _AsksSession(Protocol[Answer_co]):
 class Section(Generic[ParamsT], abc.ABC):
     """One node of a prompt: text, tools, policies, and the sections below it.
 
-    `Section[Params]` is a class that knows the type of its params; without it a section takes those of the
-    prompt it stands in. `enabled` and `visibility` may be functions of `params`, of `session`, of both or of
-    neither, called by these names whenever the prompt is rendered. A disabled section takes its subtree, tools
-    and policies with it. One shown as a summary keeps body, children and tools back until it is opened.
+    `Section[Params]` is a class that knows the type of its params; without it a section takes those of its
+    prompt. `enabled` and `visibility` may be functions of `params`, of `session`, of both or of neither, called
+    by these names at every rendering. A disabled section takes its subtree, tools and policies with it. A
+    section shown as a summary hides its body, children and tools until it is opened.
     """
 
     params_type: ClassVar[Any] = None
     """The `Params` of `MarkdownSection[Params]`; None where it takes the prompt's."""
 
     needs_files: ClassVar[bool] = False
-    """Are its tools of no use without files? Then a run without any is refused before it begins."""
+    """Whether its tools need a filesystem: a run without one is refused before it begins."""
 
     title: str
     key: str
@@ -57,20 +63,20 @@ class Section(Generic[ParamsT], abc.ABC):
     policies: Sequence[ToolPolicy] = ()
     children: Sequence[Section[Any]] = ()
     enabled: (
-        bool | _AsksParams[ParamsT, bool] | _AsksSession[bool] | _AsksBoth[ParamsT, bool] | Callable[[], bool]
+        bool | _OfParams[ParamsT, bool] | _OfSession[bool] | _OfBoth[ParamsT, bool] | Callable[[], bool]
     ) = True
     summary: str | None = None
     visibility: (
         Visibility
-        | _AsksParams[ParamsT, Visibility]
-        | _AsksSession[Visibility]
-        | _AsksBoth[ParamsT, Visibility]
+        | _OfParams[ParamsT, Visibility]
+        | _OfSession[Visibility]
+        | _OfBoth[ParamsT, Visibility]
         | Callable[[], Visibility]
     ) = "full"
     accepts_overrides: bool = True
 
     def __post_init__(self) -> None:
-        check_section(self, Section)
+        _check(self)
 
     def __class_getitem__(cls, params: Any) -> Any:
         generic: Any = getattr(super(), "__class_getitem__")  # noqa: B009  # Generic's, unknown to the type stubs
@@ -78,26 +84,31 @@ class Section(Generic[ParamsT], abc.ABC):
             return generic(params)
         if params in (Any, None, type(None)):
             return cls
-        check_params_type(cls.__name__, params)
-        made = _KNOWING.get((cls, params))
+        if not is_record(params):
+            raise PromptDefinitionError(
+                f"{cls.__name__}[{describe(params)}]",
+                f"{describe(params)} has no named fields for placeholders",
+                "Give a dataclass or a pydantic model, the class itself.",
+            )
+        made = _TYPED.get((cls, params))
         if made is None:
             generic(params)  # refuses a second subscript, in typing's own words
             name = f"{cls.__name__}[{describe(params)}]"
             names = {"params_type": params, "__module__": cls.__module__, "__doc__": cls.__doc__}
-            made = _KNOWING[cls, params] = type(name, (cls,), names)
+            made = _TYPED[cls, params] = type(name, (cls,), names)
         return made
 
     @abc.abstractmethod
     def heading(self, depth: int) -> str:
-        """What stands above the section's text, `depth` sections deep (0 at the top); "" for nothing."""
+        """The line above the section's text, `depth` sections deep (0 at the top); "" for none."""
 
 
-_KNOWING: dict[tuple[type, Any], type] = {}
-"""The classes made for `MarkdownSection[Params]`, so that the same words are the same class."""
+_TYPED: dict[tuple[type, Any], type] = {}
+"""The classes made for `MarkdownSection[Params]`: the same subscript gives the same class."""
 
 
 def _is_open(params: Any) -> bool:
-    """Is this a type variable, or a type with one in it, as in `class Mine(MarkdownSection[T])`?"""
+    """Whether this is a type variable, or a type with one in it, as in `class Mine(MarkdownSection[T])`."""
     if isinstance(params, TypeVar):
         return True
     return not isinstance(params, type) and bool(getattr(params, "__parameters__", ()))
@@ -117,16 +128,16 @@ class MarkdownSection(Section[ParamsT], Generic[ParamsT]):
 
 @dataclasses.dataclass(frozen=True)
 class PlainSection(MarkdownSection[Any]):
-    """The one section of a prompt that was given as a text: it has no heading."""
+    """A section made of a plain text: it has no heading."""
 
     def heading(self, depth: int) -> str:
         return ""
 
 
 def as_sections(given: Any) -> Any:
-    """What a prompt was given, with a section in the place of each text; empty ones are left to be refused."""
+    """The sections of a prompt, with a plain section in the place of each text."""
     if isinstance(given, str):
-        return (plain_section(given, 1),) if given.strip() else given
+        given = [given] if given.strip() else ()
     if not isinstance(given, list | tuple):
         return given
     numbers = itertools.count(1)
@@ -138,15 +149,152 @@ def as_sections(given: Any) -> Any:
 
 
 def plain_section(text: str, number: int) -> Section[Any]:
-    """The section that a text is in a prompt; `number` tells it from others."""
+    """The section that a text is in a prompt; `number` makes its key unique."""
     key = "instructions" if number == 1 else f"instructions-{number}"
     return cast("Section[Any]", PlainSection("Instructions", key, text))
 
 
 def walk(sections: Sequence[Section[Any]], above: str = "") -> list[tuple[str, Section[Any]]]:
-    """Every section with its path, in the order in which they are written."""
+    """Every section with its path, in declaration order."""
     found: list[tuple[str, Section[Any]]] = []
     for section in sections:
         path = f"{above}{section.key}"
         found += [(path, section), *walk(section.children, f"{path}.")]
     return found
+
+
+# --- checks, made when a section is made ---------------------------------------------------------
+
+
+def _check(section: Section[Any]) -> None:
+    """Refuse a section that is wrong in itself, and make its parts tuples."""
+    key: Any = section.key
+    title: Any = section.title
+    if not isinstance(key, str) or not _KEY.match(key):
+        raise PromptDefinitionError(
+            f"section {title!r}",
+            f"the key {key!r} is not allowed",
+            "Use letters, digits, '_' and '-'.",
+        )
+    place = f"section {key!r}"
+    if not isinstance(title, str) or not title.strip() or not title.isprintable():
+        raise PromptDefinitionError(place, f"the title is {title!r}", "Give one line of text.")
+    fields = None if section.params_type is None else fields_of(section.params_type)
+    for what, text in (("template", section.template), ("summary", section.summary)):
+        if text is not None:
+            check_placeholders(place, what, read_template(place, what, text), fields, section.params_type)
+    for what in ("enabled", "visibility"):
+        try:
+            condition_of(section, what)
+        except PromptDefinitionError as error:
+            raise PromptDefinitionError(place, f"{what} {error.problem}", error.hint) from None
+    if section.visibility != "full" and section.summary is None:
+        raise PromptDefinitionError(
+            place, "it may be shown as a summary and has none", "Give `summary=`, one or two sentences."
+        )
+    parts = {
+        "tools": check_tools(place, section.tools),
+        "policies": check_policies(place, section.policies),
+        "children": check_sections(place, "children", section.children),
+    }
+    for field, value in parts.items():
+        object.__setattr__(section, field, value)
+
+
+def condition_of(section: Section[Any], what: str) -> Condition:
+    """The `enabled` or the `visibility` of a section."""
+    return Condition(
+        getattr(section, what), what, (True, False) if what == "enabled" else ("full", "summary")
+    )
+
+
+def read_template(place: str, what: str, text: str) -> Template:
+    """Read the template or summary of a section; an error names the place."""
+    if what == "summary" and not text.strip():
+        raise PromptDefinitionError(
+            place, "the summary is empty", "Say in a sentence what the section holds."
+        )
+    try:
+        text.encode()
+        return template_of(text)
+    except PromptDefinitionError as error:
+        raise PromptDefinitionError(place, f"{error.problem} of its {what}", error.hint) from None
+    except UnicodeEncodeError:
+        problem = f"its {what} holds half a character (a lone surrogate), which can't be sent"
+        raise PromptDefinitionError(place, problem, "Correct how the text was decoded.") from None
+
+
+def check_placeholders(
+    place: str, what: str, template: Template, fields: frozenset[str] | None, params: Any
+) -> None:
+    """Refuse a placeholder without a field; `fields` is None where they are not known yet."""
+    for name in sorted(template.names - (template.names if fields is None else fields)):
+        if params is None:
+            problem = f"its {what} uses ${name}, and no section says what the params are"
+            hint = "Write MarkdownSection[Params](...), Params being a dataclass with that field; a dollar is `$$`."
+        else:
+            problem = f"its {what} uses ${name}, and {describe(params)} has no field {name!r}"
+            known = ", ".join(f"${field}" for field in sorted(fields or ())) or "none"
+            hint = f"Its fields are {known}; a dollar sign is `$$`."
+        raise PromptDefinitionError(place, problem, hint)
+
+
+def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
+    """These tools as a tuple; a function without `@tool` is refused by name."""
+    found: tuple[Any, ...] = tuple(given)
+    for index, one in enumerate(found):
+        if isinstance(one, Tool):
+            cast("Tool[Any, Any]", one).check_complete()
+            continue
+        hint = "Give tools, made by @tool or Tool(...)."
+        if isinstance(one, Section):
+            hint = "It is a section: put it among the sections, Prompt(name, [...])."
+        elif callable(one) and not isinstance(one, type):
+            hint = f"Put @tool on {_name_of(one)}."
+        raise PromptDefinitionError(place, f"tools[{index}] is {shown(cast(object, one))}", hint)
+    return found
+
+
+def check_policies(place: str, given: Iterable[Any]) -> tuple[Any, ...]:
+    """These policies as a tuple; a class in place of an instance is refused."""
+    found = tuple(given)
+    for index, one in enumerate(found):
+        if isinstance(one, type) or not all(hasattr(one, part) for part in ("name", "check", "on_result")):
+            hint = "A policy has a `name`, `check` and `on_result`; see ToolPolicy."
+            hint = f"Make one: {one.__name__}(...)." if isinstance(one, type) else hint
+            raise PromptDefinitionError(place, f"policies[{index}] is {shown(one)}", hint)
+    return found
+
+
+def check_sections(place: str, what: str, given: Iterable[Any]) -> tuple[Section[Any], ...]:
+    """These sections as a tuple; two of one key are refused."""
+    found = tuple(given)
+    places: dict[str, int] = {}
+    for index, one in enumerate(found):
+        if not isinstance(one, Section):
+            kind: Any = one
+            hint = "Give MarkdownSection(title, key, template)."
+            if isinstance(kind, type) and issubclass(kind, Section):
+                hint = f"Make one: {kind.__name__}(...)."
+            raise PromptDefinitionError(place, f"{what}[{index}] is {shown(one)}", hint)
+        if one.key in places:
+            raise PromptDefinitionError(
+                place,
+                f"{what}[{places[one.key]}] and {what}[{index}] both have the key {one.key!r}",
+                "Keys are unique among siblings: rename one.",
+            )
+        places[one.key] = index
+    return found
+
+
+def shown(given: object) -> str:
+    """A wrong argument, in the words of an error."""
+    if isinstance(given, type):
+        return f"the class {given.__name__}"
+    if callable(given):
+        return f"the function {_name_of(given)}"
+    return "None" if given is None else f"a {type(given).__name__}"
+
+
+def _name_of(given: object) -> str:
+    return str(getattr(given, "__name__", type(given).__name__))

@@ -1,29 +1,33 @@
-"""Templates: text with `$name` in it, read once and filled many times."""
+"""Templates, text with `$name` in it, and the params that fill them."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any, cast, get_args, get_origin
 
-from handrail.errors import PromptDefinitionError
+from pydantic import BaseModel
+
+from handrail.errors import DefinitionError, PromptDefinitionError, PromptRenderError, ToolValidationError
+from handrail.schema import Schema
+from handrail.schema.problems import describe
 
 _DOLLAR = re.compile(r"\$(?:(?P<dollar>\$)|(?P<bare>[^\W\d]\w*)|\{(?P<braced>[^\W\d]\w*)\}|(?P<wrong>))")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Template:
-    """A text with gaps. What fills a gap is put in as it is: a `$` in it means nothing."""
+    """A text with placeholders. Values are put in as they are: a `$` in one means nothing."""
 
     parts: tuple[str, ...]
     """Text and names in turns, text first and last."""
     names: frozenset[str]
 
     def fill(self, values: Mapping[str, Any]) -> str:
-        """The text with every gap filled by the `str()` of its value."""
+        """The text with every placeholder replaced by the `str()` of its value."""
         if not self.names:
             return self.parts[0]
         filled = [str(values[part]) if odd % 2 else part for odd, part in enumerate(self.parts)]
@@ -32,10 +36,10 @@ class Template:
 
 @lru_cache(maxsize=1024)
 def template_of(text: str) -> Template:
-    """Read a template, or `PromptDefinitionError` for a `$` that is neither a name nor a dollar.
+    """Read a template. A `$` that is neither a placeholder nor `$$` is a `PromptDefinitionError`.
 
-    Indentation that all lines share and empty lines around the text are dropped, so that a template can be
-    written with the indentation of the code around it.
+    Common indentation and empty lines around the text are dropped, so that a template can be indented like
+    the code around it.
     """
     whole = textwrap.dedent(text).rstrip()
     text = whole.lstrip("\n")
@@ -61,6 +65,61 @@ def _wrong(text: str, at: int, first: int) -> PromptDefinitionError:
     shown = text[at : at + 12].split("\n", 1)[0]
     return PromptDefinitionError(
         "template",
-        f"{shown!r} in line {line} is no placeholder",
+        f"{shown!r} in line {line} is not a placeholder",
         "Write `$name` or `${name}` for a field, and `$$` for a dollar sign.",
     )
+
+
+# --- params --------------------------------------------------------------------------------------
+
+
+def fields_of(kind: Any) -> frozenset[str]:
+    """The names that a template may use: the fields of the params type."""
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    origin = get_origin(kind) or kind
+    if origin is None:
+        return frozenset()
+    if issubclass(origin, BaseModel):
+        return frozenset(origin.model_fields)
+    return frozenset(field.name for field in dataclasses.fields(origin))
+
+
+class ParamsReader:
+    """Checks the params that a prompt is rendered with."""
+
+    __slots__ = ("_kind", "_namespace", "_prompt", "_schema")
+
+    def __init__(self, prompt: str, kind: Any, namespace: Mapping[str, Any]) -> None:
+        self._prompt = prompt
+        self._kind = kind
+        self._namespace = namespace
+        self._schema: Schema[Any] | None = None
+
+    def read(self, given: object) -> Any:
+        """An instance of the params type, or `PromptRenderError`."""
+        kind = self._kind
+        if kind is None:
+            if given is not None:
+                problem = f"params are given (a {type(given).__name__}) and its sections use none"
+                raise self._error(problem, "Leave them out, or write MarkdownSection[Params](...).")
+            return None
+        name = describe(kind)
+        hint = f"Give `{name}(...)`, or a mapping with its fields."
+        if given is None:
+            raise self._error("it has no params", hint)
+        if isinstance(given, get_origin(kind) or kind):
+            return given
+        if not isinstance(given, Mapping):
+            raise self._error(f"its params are a {type(given).__name__}", hint)
+        try:
+            if self._schema is None:
+                self._schema = Schema(kind, self._namespace)
+            return self._schema.parse_value(cast("Mapping[str, Any]", given))
+        except ToolValidationError as error:
+            raise self._error(f"its params do not fit {name}: {error}", "Correct the mapping.") from None
+        except DefinitionError as error:
+            raise self._error(f"a mapping can't be checked: {error}", f"Give `{name}(...)` itself.") from None
+
+    def _error(self, problem: str, hint: str) -> PromptRenderError:
+        return PromptRenderError(self._prompt, problem.rstrip("."), hint)

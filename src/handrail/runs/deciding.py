@@ -9,10 +9,10 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import RunUnknown
 from handrail.events import ApprovalRemembered
 from handrail.guard import ApprovalMemory
-from handrail.guard.keeping import bring_in, decided_in, keep_decisions
+from handrail.guard.memory import bring_in, decisions_in, keep_decisions
 from handrail.records import Journal
 from handrail.session import Session
-from handrail.session.saving import decode_item
+from handrail.session.serialization import decode_item
 
 
 async def approvals(
@@ -29,7 +29,7 @@ async def approvals(
         raise RunUnknown(session_id)
     session = Session(id=session_id, principal=principal)
     base, first = base_of(runs), runs[0].record
-    bring_in(session, () if base is None else decided_in(base))
+    bring_in(session, () if base is None else decisions_in(base))
     if first.begin:
         bring_in(session, [decode_item(fact, session_id) for fact in decode_begin(first).denied])
     await keep_decisions(session, journal)

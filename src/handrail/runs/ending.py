@@ -11,6 +11,7 @@ from handrail.adapter.durable import RunOutcome
 from handrail.adapter.holding import taken
 from handrail.errors import RunBusy
 from handrail.messages import Usage
+from handrail.place import Place
 from handrail.prompt import OPENER
 from handrail.records import OVER, CommitUnit, Entry, Journal, RunRow
 from handrail.runs.saying import Unfinished, retold
@@ -56,7 +57,7 @@ def _opened(units: Sequence[CommitUnit]) -> list[str]:
     """The sections that the run's model has opened."""
     found: list[str] = []
     for unit in units:
-        if unit.tool == OPENER and unit.status == "ok" and unit.place.startswith("."):
+        if unit.tool == OPENER and unit.status == "ok" and Place.parse(unit.place).kind == "call":
             found += msgspec.json.decode(unit.result)["value"]
     return list(dict.fromkeys(found))
 

@@ -11,9 +11,9 @@ from handrail.adapter.durable import decode_begin
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import RunError
 from handrail.ids import random_id
+from handrail.place import RUN, Place, leading_call
 from handrail.records import CommitUnit, Entry, Journal, RunCopy, RunRow
 from handrail.runs.lineage import lineage_of, parted
-from handrail.runs.places import call_number
 
 
 async def fork(
@@ -48,11 +48,11 @@ async def fork(
             changed_at=now,
         ),
         entries=entries,
-        units=[_parted(unit, new_id) for unit in units if _call_of(unit, units) <= kept],
+        units=[_parted(unit, new_id) for unit in units if (leading_call(unit.place) or 0) <= kept],
         steps=[
             (f"{new_id}{key.removeprefix(run_id)}", value)
             for key, value in await journal.steps(run_id)
-            if key.startswith(run_id) and (call_number(key.removeprefix(run_id)) or 0) <= kept
+            if key.startswith(run_id) and (leading_call(key.removeprefix(run_id)) or 0) <= kept
         ],
     )
     await journal.bring(copy)
@@ -61,40 +61,29 @@ async def fork(
 
 def _calls_until(run_id: str, entries: Sequence[Entry], step: int) -> int:
     """How many calls the first answers led to."""
-    answers = {entry.key: entry for entry in entries if entry.kind == "model answer" and entry.key[0] == "#"}
+    answers = {
+        place: entry
+        for entry in entries
+        if entry.kind == "model answer" and (place := Place.parse(entry.key)).parent == RUN
+    }
     if not 0 <= step <= len(answers):
         raise RunError(
             run_id, f"it has no step {step}", f"Fork it from one of 0 to {len(answers)}: 0 is its beginning."
         )
-    bodies = (answers[f"#{number}"].body for number in range(1, step + 1))
+    bodies = (answers[RUN.answer(number)].body for number in range(1, step + 1))
     return sum(len(msgspec.msgpack.decode(body, type=RecordedAnswer).calls) for body in bodies)
 
 
 def _kept(entries: Sequence[Entry], step: int, calls: int, units: Sequence[CommitUnit]) -> Iterator[Entry]:
     """What belongs to these calls, and what the run itself had heard before the next answer."""
     places = {unit.call_id: unit.place for unit in units}
-    until = next(
-        (
-            at
-            for at, entry in enumerate(entries)
-            if (entry.kind, entry.key) == ("model answer", f"#{step + 1}")
-        ),
-        len(entries),
-    )
+    after = ("model answer", str(RUN.answer(step + 1)))
+    until = next((at for at, entry in enumerate(entries) if (entry.kind, entry.key) == after), len(entries))
     for at, entry in enumerate(entries):
         place = places.get(entry.key, "") if entry.kind in ("undone", "undoing") else entry.key
-        call = call_number(place)
+        call = leading_call(place)
         if at < until if call is None else call <= calls:
             yield entry
-
-
-def _call_of(unit: CommitUnit, units: Sequence[CommitUnit]) -> int:
-    """The how-manieth call of the run this is, or belongs to: what undid an inner call has no place of its own."""
-    number = call_number(unit.place)
-    if number is not None:
-        return number
-    around = (call_number(each.place) for each in units if unit.call_id.startswith(f"{each.call_id}."))
-    return next((each for each in around if each is not None), 0)
 
 
 def _parted(unit: CommitUnit, new_id: str) -> CommitUnit:

@@ -9,7 +9,7 @@ from handrail.adapter.undone import undone_in
 from handrail.errors import RunError
 from handrail.messages import Message
 from handrail.records import OVER, Decision, Journal, RunRow
-from handrail.session.saving import decode_item, under_id
+from handrail.session.serialization import decode_item, under_id
 
 
 class Lineage(msgspec.Struct, frozen=True):

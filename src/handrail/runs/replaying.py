@@ -31,8 +31,9 @@ from handrail.errors import (
     SessionError,
     ToolValidationError,
 )
-from handrail.guard.scope import within_scope
+from handrail.guard.policy import within_scope
 from handrail.messages import CallAsked
+from handrail.place import RUN, Place
 from handrail.prompt import OPENER, Prompt, RenderedPrompt
 from handrail.protocols import Filesystem
 from handrail.records import CommitUnit, Journal
@@ -40,7 +41,7 @@ from handrail.resources.paths import folder_of
 from handrail.resources.registry import Binding
 from handrail.runs.undoing import meet
 from handrail.session import Session
-from handrail.session.saving import decode_item
+from handrail.session.serialization import decode_item
 from handrail.tools import EFFECTS, Tool, ToolResult
 
 What = Literal["prompt", "tools", "arguments", "policy", "result", "output"]
@@ -122,17 +123,17 @@ async def replay(
         return found
     entries = await journal.entries(run_id)
     answers = {
-        entry.key: msgspec.msgpack.decode(entry.body, type=RecordedAnswer)
+        place: msgspec.msgpack.decode(entry.body, type=RecordedAnswer)
         for entry in entries
-        if entry.kind == "model answer" and entry.key.startswith("#")
+        if entry.kind == "model answer" and (place := Place.parse(entry.key)).parent == RUN
     }
-    asking = [entry.key for entry in entries if entry.kind == "verb"]
+    asking = [Place.parse(entry.key) for entry in entries if entry.kind == "verb"]
     units = await journal.load(run_id)
     changed = await _changed_since(journal, units, filesystem)
     frame = _frame(prompt, resumed, filesystem, resources, clock)
     walk = _Walk(frame, prompt, rendered, units, asking, changed, begin.added, tally or Tally())
     try:
-        return await walk.go([answers[f"#{number}"] for number in range(1, len(answers) + 1)])
+        return await walk.go([answers[RUN.answer(number)] for number in range(1, len(answers) + 1)])
     finally:
         await frame.resources.close()
 
@@ -206,7 +207,7 @@ class _Walk:
         prompt: Prompt[Any],
         rendered: RenderedPrompt[Any],
         units: Sequence[CommitUnit],
-        asking: Sequence[str],
+        asking: Sequence[Place],
         changed: Iterable[str],
         added: Iterable[str],
         tally: Tally,
@@ -215,7 +216,7 @@ class _Walk:
         self._gate = Gate(frame)
         self._prompt = prompt
         self._rendered = rendered
-        self._units = {unit.place: unit for unit in units}
+        self._units = {Place.parse(unit.place): unit for unit in units}
         self._asking = asking
         self._unknown = {place[5:] for place in changed}
         self._added = frozenset(added)
@@ -249,7 +250,7 @@ class _Walk:
             self._tally.steps = step
             for call in answer.calls:
                 made += 1
-                unit = self._units.get(f".{made}")
+                unit = self._units.get(RUN.child(made))
                 if unit is None:
                     return None  # here the record ends: this call was not over
                 found = await self._call(outer, step, call, unit)
@@ -366,7 +367,8 @@ class _Walk:
     def _can_run(self, tool: Tool[Any, Any], unit: CommitUnit) -> bool:
         if unit.status not in ("ok", "error") or not EFFECTS[tool.effect].transactional or tool.needs:
             return False
-        if any(key.startswith(f"{unit.place}~") for key in self._asking):
+        place = Place.parse(unit.place)
+        if any(each.attempt_at(place) for each in self._asking):
             return False
         paths = [place[5:] for place in (*unit.reads, *unit.writes) if place.startswith("file ")]
         if paths and self._frame.filesystem is None:

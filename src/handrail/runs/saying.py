@@ -15,11 +15,12 @@ from handrail.dispatch.replaying import InnerCall
 from handrail.errors import RunUnknown
 from handrail.events import MessageAdded
 from handrail.messages import AssistantMessage, CallAnswered, CallAsked, Message, ToolMessage, UserMessage
+from handrail.place import RUN, Place
 from handrail.records import OVER, CommitUnit, Entry, Journal, RunRow
 from handrail.runs.lineage import lineage_of
 from handrail.runs.tree import text_of
 from handrail.session import Session
-from handrail.session.saving import said_in
+from handrail.session.serialization import said_in
 
 
 class Unfinished(NamedTuple):
@@ -75,6 +76,10 @@ async def retold(journal: Journal, row: RunRow, unfinished: Unfinished | None = 
     return conversation.messages.since(began)
 
 
+_AT_PLACES = ("model answer", "told", "call begun", "inner call")
+"""The entries that are read here; the key of each is a place."""
+
+
 class _Retold:
     """Goes through a record and says again what was said."""
 
@@ -89,20 +94,22 @@ class _Retold:
         self._unfinished = unfinished
         self._run_id = run_id
         self._conversation = conversation
-        self._found = {(entry.kind, entry.key): entry.body for entry in entries}
-        self._units = {unit.place: unit for unit in units}
+        self._found = {
+            (entry.kind, Place.parse(entry.key)): entry.body for entry in entries if entry.kind in _AT_PLACES
+        }
+        self._units = {Place.parse(unit.place): unit for unit in units}
 
     def tell(self) -> None:
         number = made = 0
-        while (body := self._found.get(("model answer", f"#{number + 1}"))) is not None:
+        while (body := self._found.get(("model answer", RUN.answer(number + 1)))) is not None:
             number += 1
-            told: Any = self._found.get(("told", f"#{number}"))
+            told: Any = self._found.get(("told", RUN.answer(number)))
             if told is not None:
                 self._say(UserMessage(msgspec.msgpack.decode(told)["text"], True))
             answer = msgspec.msgpack.decode(body, type=RecordedAnswer)
             calls = self._conversation.fresh_ids(answer.calls)
             self._say(AssistantMessage(answer.text, calls, answer.stop.kept))
-            found = (self._result(call, f".{made + at}") for at, call in enumerate(calls, 1))
+            found = (self._result(call, RUN.child(made + at)) for at, call in enumerate(calls, 1))
             results = tuple(result for result in found if result is not None)
             if results:
                 self._say(ToolMessage(results))
@@ -111,24 +118,24 @@ class _Retold:
     def _say(self, message: Message) -> None:
         self._conversation.add(message, self._run_id)
 
-    def _result(self, call: CallAsked, place: str) -> CallAnswered | None:
+    def _result(self, call: CallAsked, place: Place) -> CallAnswered | None:
         unit = self._units.get(place)
         if unit is not None:
             return CallAnswered(call.id, call.name, text_of(unit.result), unit.status != "ok")
         if self._unfinished is None:
             return None
-        begun = any(kind == "call begun" and key.startswith(f"{place}~") for kind, key in self._found)
+        begun = any(kind == "call begun" and each.attempt_at(place) for kind, each in self._found)
         done = _settled(self._found, place)
         left = f" It had done: {', '.join(done)}." if done else ""
         what = self._unfinished.under_way if begun or done else self._unfinished.not_run
         return CallAnswered(call.id, call.name, f"{what}{left}", True)
 
 
-def _settled(found: Mapping[tuple[str, str], bytes], place: str) -> list[str]:
+def _settled(found: Mapping[tuple[str, Place], bytes], place: Place) -> list[str]:
     """What inner calls of an open call did to the world."""
     return [
         done.what
-        for (kind, key), body in found.items()
-        if kind == "inner call" and key.startswith(f"{place}~")
+        for (kind, each), body in found.items()
+        if kind == "inner call" and each.attempt_at(place)
         for done in msgspec.msgpack.decode(body, type=InnerCall).settled
     ]

@@ -15,15 +15,15 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.dispatch.replaying import InnerCall
 from handrail.messages import Traits, Usage
 from handrail.models.prices import tariff_of
+from handrail.place import RUN, Place
 from handrail.records import Asked, CommitUnit, Entry, Journal, RunRow
 from handrail.runs.listing import Standing, standing_of
-from handrail.runs.places import call_number, parent_of
 
 
 class CallNode(msgspec.Struct, kw_only=True):
     """One call, and what happened inside it."""
 
-    place: str
+    place: Place
     tool: str
     id: str = ""
     arguments: str = ""
@@ -65,7 +65,7 @@ class Turn(msgspec.Struct, kw_only=True):
 class Nested(msgspec.Struct, kw_only=True):
     """A run inside a call."""
 
-    place: str
+    place: Place
     name: str
     turns: list[Turn] = []
     calls: list[CallNode] = []
@@ -107,12 +107,12 @@ class _Builder:
     ) -> None:
         self.row = row
         self.entries = entries
-        self.units = {unit.place: unit for unit in units}
+        self.units = {Place.parse(unit.place): unit for unit in units}
         self.asked = asked
         self.undone = {entry.key for entry in entries if entry.kind == "undone"}
-        self.calls: dict[str, CallNode] = {}
-        self.nested: dict[str, Nested] = {}
-        self.turns: dict[str, list[Turn]] = {}
+        self.calls: dict[Place, CallNode] = {}
+        self.nested: dict[Place, Nested] = {}
+        self.turns: dict[Place, list[Turn]] = {}
 
     def tree(self, standing: Standing) -> RunTree:
         for entry in self.entries:
@@ -127,9 +127,9 @@ class _Builder:
             self._question(asked)
         for place, nested in self.nested.items():
             nested.turns = self.turns.get(place, [])
-        turns = self.turns.get("", [])
+        turns = self.turns.get(RUN, [])
         for call in self.calls.values():
-            if parent_of(call.place) is None:
+            if call.place.outer is None:
                 _reach_back(call)
         usage, cost = _sum([turn for turns in self.turns.values() for turn in turns])
         outcome = decode_outcome(self.row)
@@ -148,24 +148,25 @@ class _Builder:
         )
 
     def _answer(self, entry: Entry) -> None:
-        place, _, number = entry.key.rpartition("#")
+        place = Place.parse(entry.key)
+        run = place.run
         answer = msgspec.msgpack.decode(entry.body, type=RecordedAnswer)
         cost = None if answer.usage is None else tariff_of(answer.model, Traits())(answer.usage)
         turn = Turn(
-            number=int(number), at=entry.at - answer.seconds, seconds=answer.seconds, text=answer.text,
+            number=place.number, at=entry.at - answer.seconds, seconds=answer.seconds, text=answer.text,
             model=answer.model, usage=answer.usage, cost=cost,
         )  # fmt: skip
-        turns = self.turns.setdefault(place, [])
+        turns = self.turns.setdefault(run, [])
         made = sum(len(each.calls) for each in turns)
         for ordinal, call in enumerate(answer.calls, made + 1):
-            node = self._call(f"{place}.{ordinal}", call.name)
+            node = self._call(run.child(ordinal), call.name)
             node.arguments = node.arguments or call.arguments
             turn.calls.append(node)
         turns.append(turn)
-        if place:
-            self._run(place)
+        if run.parent is not None:
+            self._run(run)
 
-    def _call(self, place: str, tool: str = "") -> CallNode:
+    def _call(self, place: Place, tool: str = "") -> CallNode:
         node = self.calls.get(place)
         if node is None:
             unit = self.units.get(place)
@@ -176,14 +177,16 @@ class _Builder:
 
     def _of_unit(self, unit: CommitUnit) -> CallNode:
         return CallNode(
-            place=unit.place, id=unit.call_id, tool=unit.tool, arguments=unit.arguments, status=unit.status,
+            place=Place.parse(unit.place), id=unit.call_id, tool=unit.tool, arguments=unit.arguments, status=unit.status,
             at=unit.at, seconds=unit.seconds, message=text_of(unit.result), diff=unit.diff, reads=unit.reads,
             writes=unit.writes, effects=unit.effects, decision=unit.decision, undone=unit.call_id in self.undone,
         )  # fmt: skip
 
     def _inner(self, entry: Entry) -> None:
         inner = msgspec.msgpack.decode(entry.body, type=InnerCall)
-        node = self._call(entry.key, inner.verb.split(" ")[1] if " " in inner.verb else inner.verb)
+        node = self._call(
+            Place.parse(entry.key), inner.verb.split(" ")[1] if " " in inner.verb else inner.verb
+        )
         node.status, node.seconds, node.message = inner.status, inner.seconds, text_of(inner.result)
         node.at = entry.at - inner.seconds
         node.effects = [done.what for done in inner.settled]
@@ -191,44 +194,42 @@ class _Builder:
 
     def _attach(self, node: CallNode) -> None:
         """Hang a call under what it was made in."""
-        parent = parent_of(node.place)
-        if parent is None:
+        outer = node.place.outer
+        if outer is None:
             return
-        around = self._run(parent.place) if parent.is_run else self._call(parent.place)
-        listed = [call for turn in self.turns.get(parent.place, []) for call in turn.calls]
-        if node not in around.calls and not (parent.is_run and node in listed):
+        is_run = outer.kind == "run"
+        around = self._run(outer) if is_run else self._call(outer)
+        listed = [call for turn in self.turns.get(outer, []) for call in turn.calls]
+        if node not in around.calls and not (is_run and node in listed):
             around.calls.append(node)
 
-    def _run(self, place: str) -> Nested:
+    def _run(self, place: Place) -> Nested:
         nested = self.nested.get(place)
         if nested is None:
             nested = self.nested[place] = Nested(place=place, name="")
-            parent = parent_of(place)
-            if parent is not None:
-                outer = self._call(parent.place)
+            if place.outer is not None:
+                outer = self._call(place.outer)
                 outer.runs.append(nested)
-                if parent_of(outer.place) is not None:
+                if outer.place.outer is not None:
                     self._attach(outer)
         return nested
 
     def _verb(self, entry: Entry) -> None:
-        parent = parent_of(entry.key)
-        if parent is None or parent.is_run:
+        place = Place.parse(entry.key)
+        attempt = place.parent
+        if attempt is None or attempt.parent is None:
             return
         verb = entry.body.decode()
-        self._call(parent.place).verbs.append(verb)
+        self._call(attempt.parent).verbs.append(verb)
         kind, _, name = verb.partition(" ")
         if kind in ("evaluate", "prompt_model"):
-            head, _, number = entry.key.rpartition(".")
-            self._run(f"{head}/{number}").name = name or kind
+            self._run(attempt.nested_run(place.number)).name = name or kind
 
     def _question(self, asked: Asked) -> None:
-        place = asked.question.id.removeprefix(self.row.record.id)
-        cut = min((at for at in (place.find("!"), place.find("?")) if at >= 0), default=len(place))
-        head, tilde, tries = place[:cut].rpartition("~")
-        if tilde and tries.isdecimal():
+        call = Place.from_id(asked.question.id, self.row.record.id).outer
+        if call is not None:
             by = asked.question.asked_by
-            self._call(head, by[-1] if by else "").questions.append(asked)
+            self._call(call, by[-1] if by else "").questions.append(asked)
 
 
 _NOTHING = RunBegin(
@@ -258,8 +259,9 @@ def _reach_back(node: CallNode) -> float | None:
     return node.at
 
 
-def _order(place: str) -> tuple[int, str]:
-    return call_number(place) or 0, place
+def _order(place: Place) -> tuple[int, str]:
+    call = place.outermost_call
+    return 0 if call is None else call.number, str(place)
 
 
 def _sum(turns: Sequence[Turn]) -> tuple[Usage, Decimal | None]:

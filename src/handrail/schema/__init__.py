@@ -22,8 +22,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, JsonSchema
 from pydantic_core import core_schema
 
 from handrail.errors import DefinitionError, ToolValidationError
+from handrail.schema.problems import NOT_FINITE, describe, location_of, problems_of, schemas_at
 from handrail.schema.secrets import MASK, WITHHELD, holds_secrets, in_clear, masked, masks_in
-from handrail.schema.wording import NOT_FINITE, describe, location_of, problems_of, schemas_at
 
 T = TypeVar("T")
 
@@ -101,8 +101,16 @@ class Schema(Generic[T]):
             return self.parse(self.clear(value))
         return self.parse(clear_json(value))
 
+    def accepts(self, value: object) -> bool:
+        """Whether this is a value of the type as it stands, without going through JSON."""
+        try:
+            self._adapter.validator.validate_python(value, strict=True)
+        except pydantic_core.ValidationError:
+            return False
+        return True
+
     def parse_given(self, value: object) -> T:
-        """The same for what somebody gave: where there can be secrets, a mask is refused as one."""
+        """The same for a person's answer: where there can be secrets, a mask is refused."""
         if self.secret:
             refuse_masks(clear_json(value))
         return self.parse_value(value)

@@ -14,7 +14,7 @@ import pydantic_core
 from pydantic import Secret, SecretStr, TypeAdapter
 from pydantic_core import core_schema
 
-from handrail.schema.wording import Location, forms_of, inside, location_of
+from handrail.schema.problems import Location, forms_of, inside, location_of
 
 MASK = str(SecretStr("any"))
 """What stands in the place of a secret wherever somebody, or a journal, could read it."""
@@ -23,10 +23,10 @@ WITHHELD = pydantic_core.to_json({MASK: "not shown: there may be a secret in it"
 
 
 @lru_cache(maxsize=1)
-def _maskers() -> frozenset[Any]:
-    """The functions by which pydantic writes secrets."""
+def _maskers() -> tuple[Any, ...]:
+    """The functions with which pydantic masks secrets."""
     kinds: tuple[Any, ...] = (SecretStr, Secret[str])
-    return frozenset(
+    return tuple(
         part["function"]
         for kind in kinds
         for part in _parts(TypeAdapter(kind).core_schema)

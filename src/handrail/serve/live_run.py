@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from handrail.errors import HandrailError, JournalError, PromptEvaluationError, RunParked
 from handrail.events import ApprovalDecided, PromptRendered, QuestionAnswered, ToolInvoked
 from handrail.messages import Message
+from handrail.place import is_in_run
 from handrail.question import Question
 from handrail.records import CommitUnit
 from handrail.serve.agui.translator import Translator
@@ -218,7 +219,7 @@ class LiveRun:
     def _hear(self, event: object) -> None:
         context = getattr(event, "run_context", None)
         run_id = getattr(context, "run_id", None) or getattr(event, "run_id", "")
-        if run_id == self.run_id or run_id.startswith(f"{self.run_id}."):
+        if is_in_run(run_id, self.run_id):
             if asyncio._get_running_loop() is self._loop:  # pyright: ignore[reportPrivateUsage]  # asyncio documents it for this
                 self._take(event)
             else:

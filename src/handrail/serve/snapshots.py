@@ -15,10 +15,10 @@ import msgspec
 from handrail.adapter.durable import decode_begin, decode_outcome
 from handrail.errors import ThreadUnknown
 from handrail.messages import AssistantMessage, Usage
+from handrail.place import RUN, Place, is_in_run
 from handrail.question import Question
 from handrail.records import OVER, Journal, RunRow
 from handrail.runs import CallNode, RunTree, Turn, show
-from handrail.runs.places import parent_of
 from handrail.runs.tree import Nested as NestedRun
 from handrail.serve.agui.interrupts import question_json
 from handrail.serve.agui.places import holder
@@ -114,17 +114,15 @@ def _agents(found: _Gathered, since: Sequence[Mapping[str, Any]]) -> list[dict[s
         if isinstance(message, AssistantMessage):
             asked.setdefault(run_id, []).extend(call.id for call in message.calls)
 
-    def call_at(run_id: str, place: str) -> str | None:
-        around, _, number = place.rpartition(".")
-        calls = asked.get(f"{run_id}{around}", []) if number.isdecimal() else []
-        return calls[int(number) - 1] if 0 < int(number or 0) <= len(calls) else None
+    def call_at(run_id: str, place: Place) -> str | None:
+        calls = asked.get("" if place.parent is None else place.parent.id(run_id), [])
+        return calls[place.number - 1] if 0 < place.number <= len(calls) else None
 
     agents: list[dict[str, Any]] = []
     for run in found.runs:
         run_id = run.line["id"]
         for agent in run.subagents:
-            parent = parent_of(agent["id"].removeprefix(run_id))
-            held = None if parent is None else holder(parent.place, run_id, partial(call_at, run_id))
+            held = holder(Place.from_id(agent["id"], run_id), run_id, partial(call_at, run_id))
             agents.append({**agent, "parent_call_id": held.call_id if held else agent["parent_call_id"]})
     ends = {"SUBAGENT_FINISHED": "ok", "SUBAGENT_ERROR": "error", "SUBAGENT_STARTED": "running"}
     stands: dict[str, str] = {}
@@ -142,7 +140,7 @@ async def joining(journal: Journal, seen: Thread) -> tuple[list[Event], int, str
     leg = "" if found.live is None else found.live.leg
     shown = Translator(seen.id, run_id)
     shown.recall(run_id, [each for run, each in found.said if run == run_id])
-    for inner in dict.fromkeys(each.run_id for each in found.nested if each.run_id.startswith(f"{run_id}.")):
+    for inner in dict.fromkeys(each.run_id for each in found.nested if is_in_run(each.run_id, run_id)):
         shown.recall(inner, [each.message for each in found.nested if each.run_id == inner])
     told = [
         *shown.begin_leg(leg or f"{run_id}-seen"),
@@ -297,7 +295,7 @@ async def _run(journal: Journal, row: RunRow, said: Sequence[Said]) -> _RunShown
     return found
 
 
-def _ids_by_place(run_id: str, said: Iterable[Said]) -> Mapping[str, str]:
+def _ids_by_place(run_id: str, said: Iterable[Said]) -> Mapping[Place, str]:
     """The calls that a run's model asked for, by their places in it."""
     calls = [
         call
@@ -305,7 +303,7 @@ def _ids_by_place(run_id: str, said: Iterable[Said]) -> Mapping[str, str]:
         if run == run_id and isinstance(message, AssistantMessage)
         for call in message.calls
     ]
-    return {f".{number}": call.id for number, call in enumerate(calls, 1)}
+    return {RUN.child(number): call.id for number, call in enumerate(calls, 1)}
 
 
 def run_line(row: RunRow, tree: RunTree) -> dict[str, Any]:
@@ -364,11 +362,11 @@ def _subagents(
 ) -> Iterable[dict[str, Any]]:
     """The agents inside these calls, outer ones first."""
     for call in calls:
-        if not call_id and "~" in call.place:
+        if not call_id and call.place.outer is not None:
             continue  # it is listed again under the call that it was made in
         known = call.id or call_id
         for run in call.runs:
-            id = f"{run_id}{run.place}"
+            id = run.place.id(run_id)
             yield {
                 "id": id,
                 "name": run.name,
@@ -414,7 +412,7 @@ def turn(each: Turn) -> dict[str, Any]:
 def call_node(call: CallNode) -> dict[str, Any]:
     return {
         "id": call.id,
-        "place": call.place,
+        "place": str(call.place),
         "tool": call.tool,
         "arguments": call.arguments,
         "status": call.status,

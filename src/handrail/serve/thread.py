@@ -25,6 +25,7 @@ from handrail.ids import NewId, random_id
 from handrail.journal.desk import check_answer
 from handrail.journal.lease import is_free
 from handrail.messages import Message
+from handrail.place import is_in_run
 from handrail.question import Answer, Question
 from handrail.records import OVER, Asked, Journal, RunRow
 from handrail.runs import Undoing
@@ -39,7 +40,7 @@ from handrail.serve.said import Said, messages, said_in
 from handrail.serve.source import Source
 from handrail.serve.transcript import nested_in, said_nested, told_in
 from handrail.session import Session
-from handrail.session.saving import decode_item
+from handrail.session.serialization import decode_item
 
 if TYPE_CHECKING:
     from handrail.adapter.stream import RunStream
@@ -337,7 +338,7 @@ class Thread:
         for row in reversed(await self.rows()):
             if not wanted:
                 break
-            if any(id.startswith(row.record.id) for id in wanted):
+            if any(is_in_run(id, row.record.id) for id in wanted):
                 found |= {each.question.id: each for each in await self._journal.asked(row.record.id)}
                 wanted -= found.keys()
         if wanted:

@@ -12,8 +12,8 @@ from handrail.adapter.conversation import ROOT, Conversation
 from handrail.dispatch.replaying import InnerCall
 from handrail.events import MessageAdded
 from handrail.messages import AssistantMessage, CallAnswered, Message, ToolMessage
+from handrail.place import Place, split_run_id
 from handrail.records import Entry, Journal, RunRow
-from handrail.runs.places import call_number
 from handrail.runs.tree import text_of
 from handrail.serve.agui.message_writer import call_json, result_id
 from handrail.serve.agui.shortening import shortened
@@ -49,8 +49,8 @@ def told_in(
             calls.setdefault(run_id, []).extend(call.id for call in message.calls)
     inside: dict[str, list[Inside]] = {}
     for each in nested:
-        root, _, place = each.run_id.partition(".")
-        number = call_number(f".{place}") or 0
+        root, place = split_run_id(each.run_id)
+        number = 0 if place.outermost_call is None else place.outermost_call.number
         if 0 < number <= len(calls.get(root, ())):
             inside.setdefault(calls[root][number - 1], []).append(each)
     out: list[dict[str, Any]] = []
@@ -113,19 +113,19 @@ async def said_nested(journal: Journal, rows: Sequence[RunRow]) -> list[Inside]:
         run_id = row.record.id
         entries = await journal.entries(run_id)
         ends = {entry.key: entry for entry in entries if entry.kind == "inner call"}
-        made: dict[str, int] = {}
+        made: dict[Place, int] = {}
         for entry in entries:
             if entry.kind != "model answer":
                 continue
-            place = entry.key.rpartition("#")[0]
-            key = f"{run_id}{place}" if place else ROOT
+            place = Place.parse(entry.key).run
+            key = ROOT if place.parent is None else place.id(run_id)
             talk = talks.setdefault(key, Conversation(session, key))
             answer = msgspec.msgpack.decode(entry.body, type=RecordedAnswer)
             calls = talk.fresh_ids(answer.calls)
-            if place:
+            if place.parent is not None:
                 found.append(Inside(key, AssistantMessage(answer.text, calls)))
                 began = made.get(place, 0)
-                ended = (ends.get(f"{place}.{at}") for at in range(began + 1, began + len(calls) + 1))
+                ended = (ends.get(str(place.child(at))) for at in range(began + 1, began + len(calls) + 1))
                 results = [
                     CallAnswered(call.id, call.name, _told(end))
                     for call, end in zip(calls, ended, strict=True)

@@ -1,4 +1,4 @@
-"""The event bus: facts on their way to whoever subscribed."""
+"""The event bus: delivers published events to subscribers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ log = logging.getLogger("handrail.events")
 
 
 class Dispatcher:
-    """Publishes events to subscribers, in the order they subscribed, at once and on this thread.
+    """Delivers events to subscribers immediately, on this thread, in the order they subscribed.
 
-    A subscriber that raises is logged and neither stops the others nor the run. `subscribe` takes a
-    type and gets its subclasses too; `subscribe(object, ...)` gets everything. Whoever comes or goes
-    while an event is published is heard from the next event on.
+    A subscriber that raises is logged and stops neither the others nor the run. `subscribe` takes a
+    type and delivers its subclasses too; `subscribe(object, ...)` receives everything. A change of
+    subscribers while an event is being published takes effect with the next event.
     """
 
     __slots__ = ("_listeners", "_lock", "matching")
@@ -34,11 +34,11 @@ class Dispatcher:
     def __init__(self) -> None:
         self._listeners: list[_Subscription] = []
         self.matching: dict[type, tuple[Listener, ...]] = {}
-        """Who is to be told of each type, as far as it was asked; emptied when anybody comes or goes."""
+        """The listeners of each type requested so far; cleared when subscribers change."""
         self._lock = threading.Lock()
 
     def subscribe(self, kind: type[T], listener: Callable[[T], None], /) -> Callable[[], None]:
-        """Call `listener` with every event of that type; call what is returned to stop."""
+        """Call `listener` with every event of that type. Returns a function that unsubscribes."""
         _check_subscription(kind, listener)
         subscription = _Subscription(kind, listener)
         with self._lock:
@@ -53,7 +53,7 @@ class Dispatcher:
         return unsubscribe
 
     def publish(self, event: object, /) -> None:
-        """Tell every subscriber. Only typed objects are events; a bare dict or text is refused."""
+        """Publish an event to its subscribers. Only typed objects are events; a bare dict or str is refused."""
         try:
             listeners = self.matching[type(event)]
         except KeyError:
@@ -66,7 +66,7 @@ class Dispatcher:
                 subscriber_raised(event)
 
     def listens_for(self, kind: type) -> bool:
-        """Is anybody interested in this type? Then it is worth making one."""
+        """Whether anybody subscribes to this type, so that an event is worth creating."""
         listeners = self.matching.get(kind)
         return bool(self._match(kind) if listeners is None else listeners)
 
@@ -78,12 +78,12 @@ class Dispatcher:
 
 
 def subscriber_raised(event: object) -> None:
-    """Log what is being handled: a subscriber's error is nobody else's."""
+    """Log the current exception: a subscriber's error concerns nobody else."""
     log.exception("a subscriber to %s raised; the run goes on", type(event).__name__)
 
 
 class _Subscription:
-    """One listener's wish. The same wish twice is two, and each ends by itself."""
+    """One subscription. Subscribing twice creates two, which end independently."""
 
     __slots__ = ("kind", "listener")
 
@@ -112,7 +112,7 @@ def _check_subscription(kind: object, listener: object) -> None:
 
 
 def check_unchangeable(event: object) -> None:
-    """What a session keeps is shared by every fork of it, so it must not change afterwards."""
+    """Refuse an event that could change later: a session shares it with all of its forks."""
     kind = type(event)
     frozen: bool | None = None
     if dataclasses.is_dataclass(kind):
@@ -130,7 +130,7 @@ def check_unchangeable(event: object) -> None:
 
 
 def check_event(event: object) -> None:
-    """An event is an object of a class of its own, so that somebody can ask for it by type."""
+    """Refuse what is not an instance of a class of its own, since nobody could subscribe to it by type."""
     if isinstance(event, type):
         raise EventRefused(event, f"{event.__name__} is a class, not an event", "Make an instance of it.")
     if type(event).__module__ == "builtins":

@@ -21,9 +21,9 @@ T = TypeVar("T")
 class SessionFork(msgspec.Struct, eq=False):
     """A version of a session to work on, until it is committed or dropped.
 
-    Reads see the state at the moment of the fork and the fork's own events. Committing brings the
-    fork's events onto the newest state, after `stale()` was asked what else changed. Once committed
-    or dropped it takes no more reads or events, from whichever thread: `ContextExpired`.
+    Reads see the state at the time of the fork plus the fork's own events. A commit replays the
+    fork's events onto the newest state, after `stale()` has reported what else changed. Once committed
+    or dropped, it refuses reads and events from every thread with `ContextExpired`.
     """
 
     root: Session
@@ -32,11 +32,11 @@ class SessionFork(msgspec.Struct, eq=False):
     state: State
     _base: State
     events: list[object] = []
-    """Its state events, and those of the forks that committed into it, in order."""
+    """Its state events, including those of forks committed into it, in order."""
     _reads: set[type] = set()
     closed: bool = False
     _onto: State | None = None
-    """What `prepare` found, and what becomes of it: None unless it is prepared and not applied."""
+    """The state to become the parent's: None unless the fork is prepared and not yet applied."""
     _merged: State | None = None
     _to_publish: bool = False
 
@@ -64,7 +64,7 @@ class SessionFork(msgspec.Struct, eq=False):
         return found
 
     def dispatch(self, event: object, /) -> None:
-        """Reduce an event into this fork. Logs are written at once; state when the fork commits."""
+        """Reduce an event into this fork. Logs are written immediately, state when the fork commits."""
         root = self.root
         route = root.route_of(event)
         lock = root.lock
@@ -81,14 +81,14 @@ class SessionFork(msgspec.Struct, eq=False):
             root.dispatcher.publish(event)
 
     def fork(self, owner: str = "fork", /) -> SessionFork:
-        """A fork of this fork, which commits into it."""
+        """Return a fork of this fork, which commits into it."""
         if self.closed:
             raise ContextExpired(self.owner)
         state = self.state
         return SessionFork(self.root, self, owner, state, state)
 
     def commit(self) -> None:
-        """Bring everything back into what was forked: all of it, or `Conflict` and nothing."""
+        """Commit everything into what was forked, or raise `Conflict` and change nothing."""
         with self.root.lock:
             if self.closed or self._parent.closed:
                 raise ContextExpired(self.owner)
@@ -100,26 +100,26 @@ class SessionFork(msgspec.Struct, eq=False):
             self.apply()
         self.publish()
 
-    # What a transaction asks of it.
+    # The protocol of a transaction.
 
     def read_places(self) -> list[str]:
-        """The slices read here, by name."""
+        """Return the names of the slices read here."""
         return [f"slice {kind.__qualname__}" for kind in self._reads]
 
     def written_places(self) -> list[str]:
-        """The slices its events change, by name."""
+        """Return the names of the slices its events change."""
         routes = (self.root.route_for(type(event)) for event in self.events)
         return sorted({f"slice {target.slice.__qualname__}" for route in routes for target in route.state})
 
     def stale(self) -> tuple[str, ...]:
-        """The slices read here, or in forks of this one, that somebody else has changed since."""
+        """Return the slices read here, or in forks of this one, that somebody else has changed since."""
         now, base = self._parent.state, self._base
         if now is base:
             return ()
         return tuple(sorted(kind.__name__ for kind in self._reads if now.get(kind) is not base.get(kind)))
 
     def prepare(self) -> None:
-        """Close the fork and find what its parent becomes; a reducer that raises now changes nothing."""
+        """Close the fork and compute its parent's new state. A reducer that raises changes nothing."""
         lock = self.root.lock
         lock.acquire()
         try:
@@ -136,8 +136,8 @@ class SessionFork(msgspec.Struct, eq=False):
     def apply(self) -> None:
         """Make the prepared state the parent's.
 
-        Nothing here can fail, except where somebody changed one of the same slices past the gate
-        since `prepare`, and a reducer refuses what it now finds: that raises, and changes nothing.
+        This can't fail, with one exception: somebody bypassed the gate and changed one of the same slices
+        since `prepare`, and a reducer refuses the result. That raises and changes nothing.
         """
         lock = self.root.lock
         lock.acquire()
@@ -157,7 +157,7 @@ class SessionFork(msgspec.Struct, eq=False):
             lock.release()
 
     def publish(self) -> None:
-        """Publish this fork's state events, once, when they are part of the root. Logged ones were."""
+        """Publish this fork's state events once they are part of the root. Logged ones already were."""
         if self._to_publish:
             self._to_publish = False
             root = self.root
@@ -166,7 +166,7 @@ class SessionFork(msgspec.Struct, eq=False):
                     root.dispatcher.publish(event)
 
     def drop(self) -> None:
-        """Forget the changes. What was read here still counts as read by the fork around it."""
+        """Discard the changes. Reads made here still count as reads of the outer fork."""
         with self.root.lock:
             self.closed = True
             self._merged = None
@@ -174,10 +174,9 @@ class SessionFork(msgspec.Struct, eq=False):
                 self._parent._reads |= self._reads
 
     def _onto_newer(self, now: State) -> State:
-        """This fork's events on top of another state.
+        """Replay this fork's events on top of another state.
 
-        A slice nobody else touched is taken as it is here; the events are reduced anew only into the
-        others.
+        A slice that nobody else touched is taken as it is; events are reduced again only into the others.
         """
         root, base, mine = self.root, self._base, self.state
         merged = now.copy()
@@ -192,7 +191,7 @@ class SessionFork(msgspec.Struct, eq=False):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The state of a session at one moment, to be restored into the same session."""
+    """The state of a session at one moment, which can be restored into the same session."""
 
     session_id: str
     state: Any

@@ -1,8 +1,8 @@
-"""`Items` and `Table`: collections that never change, and share what they have in common.
+"""`Items` and `Table`: immutable collections that share structure.
 
-Adding to one gives a new one at the same small cost whether it holds ten items or a million, also
-when a hundred forks each add to the same base: a trie of 32-way tuples, of which only the path to
-the new item is made anew.
+Adding an item returns a new collection at the same small cost for ten items or a million, also when a
+hundred forks each add to the same base. They are tries of 32-way tuples, in which only the path to the
+new item is copied.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ def not_keyed() -> DefinitionError:
 
 
 class Readable(Generic[T]):
-    """What reading every kind of slice has in common: its items, one after another."""
+    """What all slices offer for reading: their items, in order."""
 
     __slots__ = ()
 
     def all(self) -> tuple[T, ...]:
-        """Every item, oldest first; in a slice with keys, in the order its keys were first seen."""
+        """Return every item, oldest first; in a keyed slice, in the order its keys were first seen."""
         return tuple(self)
 
     def where(self, predicate: Callable[[T], bool], /) -> tuple[T, ...]:
-        """The items for which `predicate` is true, in the same order."""
+        """Return the items for which `predicate` is true, in the same order."""
         return tuple(item for item in self if predicate(item))
 
     def get(self, key: Hashable, /) -> T | None:
-        """The item with this key, in a slice that is kept by key."""
+        """Return the item with this key, in a keyed slice."""
         raise not_keyed()
 
     def __iter__(self) -> Iterator[T]:
@@ -57,7 +57,7 @@ class Readable(Generic[T]):
 
 
 class Items(Readable[T]):
-    """A sequence to which items are added at the end."""
+    """A sequence that grows at its end."""
 
     __slots__ = ("_full", "_tail")
 
@@ -71,7 +71,7 @@ class Items(Readable[T]):
         self._tail = everything[whole:]
 
     def append(self, item: T) -> Items[T]:
-        """These items and one more."""
+        """Return a copy with one more item."""
         made: Items[T] = _new(Items)
         tail = self._tail
         if len(tail) < _WIDTH:
@@ -83,11 +83,11 @@ class Items(Readable[T]):
         return made
 
     def replace(self, items: Iterable[T]) -> Items[T]:
-        """Other items in place of these."""
+        """Return a collection of other items."""
         return Items(items)
 
     def latest(self) -> T | None:
-        """The newest item, or None."""
+        """Return the newest item, or None."""
         return self._tail[-1] if self._tail else None
 
     def __iter__(self) -> Iterator[T]:
@@ -102,13 +102,13 @@ class Items(Readable[T]):
 _new: Callable[[Any], Any] = object.__new__
 
 _Blocks = tuple[int, int, tuple[Any, ...]]
-"""The full blocks of 32 items: how many items, the shift of the root, and the root of the trie."""
+"""The full blocks of 32 items: their number of items, the shift of the root, and the root."""
 
 _NO_BLOCKS: _Blocks = (0, _BITS, ())
 
 
 def _with_block(blocks: _Blocks, block: tuple[Any, ...]) -> _Blocks:
-    """The same blocks and one more."""
+    """Return the blocks with one more."""
     size, shift, root = blocks
     if size >> shift >= _WIDTH:
         root, shift = (root,), shift + _BITS
@@ -116,7 +116,7 @@ def _with_block(blocks: _Blocks, block: tuple[Any, ...]) -> _Blocks:
 
 
 def _pushed(node: tuple[Any, ...], shift: int, index: int, block: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A node with one more block, whose first item has this index. Only its last child is made anew."""
+    """Return a node with one more block, whose first item has this index. Only its last child is copied."""
     if shift == _BITS:
         return node + (block,)  # noqa: RUF005  # twice as fast as (*node, block)
     slot = (index >> shift) & _MASK
@@ -135,9 +135,9 @@ def _leaves(node: tuple[Any, ...], shift: int) -> Iterator[Any]:
 
 
 class Table(Readable[T]):
-    """Items found by a key: adding one with a known key puts it in the old one's place.
+    """Items by key: an item with a known key replaces the old one.
 
-    `key` says what an item's key is. Items come out in the order their keys were first seen.
+    `key` returns an item's key. Items come out in the order their keys were first seen.
     """
 
     __slots__ = ("_key", "_order", "_root", "_size")
@@ -149,7 +149,7 @@ class Table(Readable[T]):
         self._size = 0
 
     def append(self, item: T) -> Table[T]:
-        """These items and this one, in place of the one with the same key if there is one."""
+        """Return a copy with this item, which replaces the one with the same key."""
         key = self._key(item)
         found = _find(self._root, key)
         made = cast(Table[T], object.__new__(Table))
@@ -160,19 +160,19 @@ class Table(Readable[T]):
         return made
 
     def replace(self, items: Iterable[T]) -> Table[T]:
-        """Other items in place of these."""
+        """Return a table of other items."""
         made = Table(self._key)
         for item in items:
             made = made.append(item)
         return made
 
     def get(self, key: Hashable, /) -> T | None:
-        """The item with this key, or None."""
+        """Return the item with this key, or None."""
         found = _find(self._root, key)
         return None if found is _NOTHING else cast(T, found)
 
     def latest(self) -> T | None:
-        """The item whose key was seen last, or None."""
+        """Return the item whose key was first seen last, or None."""
         key = self._order.latest()
         return None if self._size == 0 else self.get(key)
 
@@ -187,7 +187,7 @@ class Table(Readable[T]):
 _NOTHING = object()
 
 _Node = dict[int, Any]
-"""Slot to a deeper node, or to a leaf: the items of all keys with one hash."""
+"""Maps a slot to a deeper node, or to a leaf: the items of all keys with one hash."""
 
 
 class _Leaf:
@@ -212,7 +212,7 @@ def _find(node: _Node, key: Hashable) -> Any:
 
 
 def _put(node: _Node, shift: int, code: int, key: Hashable, item: Any) -> _Node:
-    """A copy of the node with the item in it. A node has at most 32 slots, so copying one is cheap."""
+    """Return a copy of the node with the item. A node has at most 32 slots, so copying is cheap."""
     slot = (code >> shift) & _MASK
     child = node.get(slot)
     if child is None:

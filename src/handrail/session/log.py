@@ -1,4 +1,4 @@
-"""`Log`: what a plain log slice holds when it is read."""
+"""`Log`: a read of a plain log slice."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class Log(Readable[T]):
-    """The items of a log at the moment it was read, oldest first.
+    """The items of a log at the time it was read, oldest first.
 
-    What is logged later is not in it: like every slice, it never changes. It shares the session's
-    own list, which only ever grows, so reading costs the same however long the log is.
+    Later items are not in it: like every slice, it never changes. It shares the session's own list,
+    which only grows, so reading costs the same however long the log is.
     """
 
     __slots__ = ("_items", "_size")
@@ -25,7 +25,7 @@ class Log(Readable[T]):
         self._size = len(items)
 
     def latest(self) -> T | None:
-        """The newest item, or None."""
+        """Return the newest item, or None."""
         return self._items[self._size - 1] if self._size else None
 
     def __iter__(self) -> Iterator[T]:

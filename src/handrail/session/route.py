@@ -1,4 +1,4 @@
-"""Routes: which slices the events of one type go into, and how."""
+"""Routes: the slices that events of one type go into."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from handrail.session.items import Items
 from handrail.session.slices import Contents, Reducer, SliceRules, append
 
 State = dict[type, Contents]
-"""The slices by type. Never changed once it is a session's or a fork's: a change makes another."""
+"""The slices by type. Never modified once a session or fork has it; a change creates another."""
 
 EMPTY: Items[object] = Items()
 
 
 class Target:
-    """One slice that an event goes into, and how."""
+    """One slice that an event goes into, and its reducer."""
 
     __slots__ = ("is_log", "is_plain_log", "reducer", "rules", "slice")
 
@@ -27,7 +27,7 @@ class Target:
         self.is_plain_log = rules.is_plain_log
 
     def reduce(self, contents: Contents | None, event: object) -> Contents:
-        """The slice with the event in it, or `ReducerError`."""
+        """Return the slice with the event reduced into it. Raises `ReducerError`."""
         try:
             before = self.rules.empty() if contents is None else contents
             changed = self.reducer(before, event)
@@ -42,7 +42,7 @@ class Target:
 
 
 class Route:
-    """Everything an event of one type goes into, sorted once so that dispatching need not."""
+    """All targets of one type of event, sorted once so that dispatching need not."""
 
     __slots__ = ("appends_to", "logs", "plain_logs", "reduced_logs", "state", "targets")
 
@@ -53,7 +53,7 @@ class Route:
         self.plain_logs = tuple(target.slice for target in self.logs if target.is_plain_log)
         self.reduced_logs = tuple(target for target in self.logs if not target.is_plain_log)
         self.appends_to = self._only_appends_to()
-        """The one state slice without a key that such events are merely added to; else None."""
+        """The one state slice without a key that such events are merely appended to; else None."""
 
     def _only_appends_to(self) -> type | None:
         if len(self.targets) != 1:
@@ -64,7 +64,7 @@ class Route:
 
 
 def reduce_into(state: Mapping[type, Contents], event: object, targets: Sequence[Target]) -> State:
-    """What the slices of these targets become. It raises `ReducerError` and has changed nothing."""
+    """Return the new slices of these targets. Raises `ReducerError` and changes nothing."""
     return {target.slice: target.reduce(state.get(target.slice), event) for target in targets}
 
 

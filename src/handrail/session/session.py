@@ -1,4 +1,4 @@
-"""`Session`: typed state, as events reduced into slices. It forks, commits, and restores."""
+"""`Session`: typed state, as events reduced into slices. It forks, commits and restores."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from typing import Any, TypeVar, cast, get_args
 
 from handrail.errors import DefinitionError, ReducerError, SessionError
 from handrail.ids import NewId, random_id
-from handrail.protocols import DecisionBook, Slice
+from handrail.protocols import DecisionBook, RunMode, Slice
 from handrail.session.bus import Dispatcher, Listener, check_event, check_unchangeable, subscriber_raised
 from handrail.session.fork import SessionFork, Snapshot
 from handrail.session.log import Log
 from handrail.session.route import EMPTY, Route, State, Target, reduce_into
 from handrail.session.slices import Reducer, SliceRules, append, check_reducer, rules_of, slices_marked_for
-from handrail.tools.example import RunMode
 
 T = TypeVar("T")
 
@@ -29,8 +28,8 @@ class Session:
     """The root of typed state.
 
     - `session[Plan].latest()`, `.all()`, `.where(...)` read a slice; what was read never changes.
-    - `session.dispatch(event)` reduces an event into every slice that wants it, all or none.
-    - A fork or a snapshot costs the same however much there is.
+    - `session.dispatch(event)` reduces an event into every slice that handles it, all or none.
+    - A fork or a snapshot costs the same however much state there is.
     - Concurrent dispatches, from tasks and threads, lose no update.
     """
 
@@ -65,7 +64,7 @@ class Session:
         self._checks: list[Callable[[object], None]] = []
         self._reducing = False
         self.decisions: DecisionBook | None = None
-        """Where what is remembered of approvals is recorded beyond this process; None where it is not."""
+        """Where remembered approvals are recorded beyond this process; None if they are not."""
         for kind, rules in self._rules.items():
             _check_rules(self._id, kind, rules)
 
@@ -83,7 +82,7 @@ class Session:
 
     @property
     def run_mode(self) -> RunMode | None:
-        """Whose place is taken in this session's runs; None where the environment says."""
+        """Who takes part in this session's runs; None to follow the environment."""
         return self._run_mode
 
     @property
@@ -91,13 +90,13 @@ class Session:
         """The event bus."""
         return self._dispatcher
 
-    # Reading and dispatching.
+    # Reads and dispatches.
 
     def __getitem__(self, kind: type[T], /) -> Slice[T]:
         return self.slice_in(self.state, kind)
 
     def dispatch(self, event: object, /) -> None:
-        """Reduce an event into its slices and publish it. If a reducer raises, nothing was changed."""
+        """Reduce an event into its slices and publish it. If a reducer raises, nothing is changed."""
         route = self.route_of(event)
         lock = self.lock
         lock.acquire()
@@ -108,7 +107,7 @@ class Session:
         self._dispatcher.publish(event)
 
     def record(self, fact: object) -> None:
-        """Log a fact and publish it. It never raises: a reducer that does is logged, the fact is kept."""
+        """Log a fact and publish it. Never raises: a failing reducer is logged and the fact is kept."""
         kind = type(fact)
         try:
             keep, listeners = self._recorders[kind], self._told[kind]
@@ -117,19 +116,19 @@ class Session:
             self._dispatcher.publish(fact)
             return
         keep(fact)
-        for listener in listeners:  # what `publish` does, without a call: this runs for every fact
+        for listener in listeners:  # inlines `publish`: this runs for every fact
             try:
                 listener(fact)
             except (Exception, CancelledError):
                 subscriber_raised(fact)
 
     def keep(self, fact: object) -> None:
-        """Log a fact without publishing it: whoever listens has heard of it before."""
+        """Log a fact without publishing it, because listeners have heard of it before."""
         keep = self._recorders.get(type(fact)) or self._recorder_of(fact)
         keep(fact)
 
     def redo(self, event: object) -> None:
-        """Reduce an event that was committed before, without publishing it: what rebuilding does."""
+        """Reduce an event that was committed before, without publishing it: used to rebuild a session."""
         route = self.route_of(event)
         with self.lock:
             self.state = self.take(self.state, event, route)
@@ -145,19 +144,19 @@ class Session:
                 self._reduced_logs[slice_] = rules.empty().replace(self._logs.pop(slice_))
             self._forget_routes()
 
-    # Forks, snapshots.
+    # Forks and snapshots.
 
     def fork(self, owner: str = "fork", /) -> SessionFork:
-        """A version of this session to work on; `commit()` brings it back, `drop()` forgets it."""
+        """Return a version of this session to work on. `commit()` merges it back, `drop()` discards it."""
         state = self.state
         return SessionFork(self, self, owner, state, state)
 
     def snapshot(self) -> Snapshot:
-        """The state as it is now; logs are not part of it."""
+        """Return the current state, without logs."""
         return Snapshot(self._id, self.state)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go back to a snapshot. Logs keep what happened since."""
+        """Restore a snapshot. Logs keep what happened since."""
         if not isinstance(snapshot, Snapshot):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
             raise SessionError(
                 self._id,
@@ -174,10 +173,10 @@ class Session:
             self._refuse_in_reducer()
             self.state = cast(State, snapshot.state)
 
-    # What forks, transactions and policies ask of it.
+    # For forks, transactions and policies.
 
     def slice_in(self, state: State, kind: type[T]) -> Slice[T]:
-        """The slice of this type in a state of this session; logs are the same in all of them."""
+        """Return the slice of this type in a state of this session. All states share the same logs."""
         contents: Any = state.get(kind)
         if contents is None:
             contents = self._log_of(kind)
@@ -185,11 +184,11 @@ class Session:
 
     @property
     def rules(self) -> Mapping[type, SliceRules]:
-        """The slices that are kept here by rules of their own."""
+        """Return the slices that have rules of their own here."""
         return dict(self._rules)
 
     def rules_for(self, slice_: type) -> SliceRules:
-        """How the slice of this type is kept here."""
+        """Return the rules of the slice of this type."""
         if not isinstance(slice_, type):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
             raise SessionError(
                 self._id, f"{slice_!r} is not a type", "Select a slice by its class: session[Plan]."
@@ -197,18 +196,18 @@ class Session:
         return self._rules.get(slice_) or rules_of(slice_)
 
     def check_each(self, check: Callable[[object], None]) -> None:
-        """Call `check` with the first event of every type, before it is reduced; it may refuse it."""
+        """Call `check` with the first event of every type, before it is reduced. It may refuse the event."""
         with self.lock:
             if check not in self._checks:
                 self._checks.append(check)
                 self._forget_routes()
 
     def targets_of(self, event: object) -> tuple[Target, ...]:
-        """The slices an event goes into."""
+        """Return the route of an event."""
         return self.route_of(event).targets
 
     def route_of(self, event: object) -> Route:
-        """Where an event goes, found once for its type; refuses what is no event."""
+        """Return the route of an event, computed once per type. Refuses what is not an event."""
         try:
             return self._routes[type(event)]
         except KeyError:
@@ -221,11 +220,11 @@ class Session:
             return route
 
     def route_for(self, kind: type) -> Route:
-        """The same by type, for events that were taken already."""
+        """Return the route of a type whose events were accepted before."""
         return self._routes.get(kind) or Route(self._targets_for(kind))
 
     def take(self, state: State, event: object, route: Route) -> State:
-        """Log an event, and return the state with it reduced into it: all or none. Under the lock."""
+        """Log an event and return the state with it reduced, all or none. Requires the lock."""
         slice_ = route.appends_to
         if slice_ is not None and not self._reducing:
             contents = state.get(slice_)
@@ -240,7 +239,7 @@ class Session:
         return {**state, **changes} if changes else state
 
     def reduce(self, state: State, event: object, targets: Sequence[Target]) -> State:
-        """What an event makes of these slices. Under the lock, so that a reducer is found dispatching."""
+        """Reduce an event into these slices. Requires the lock, so that a dispatching reducer is detected."""
         self._refuse_in_reducer()
         self._reducing = True
         try:
@@ -249,12 +248,12 @@ class Session:
             self._reducing = False
 
     def logs(self) -> Mapping[type, Slice[Any]]:
-        """The log slices by type, as they are now."""
+        """Return the log slices by type, as they are now."""
         with self.lock:
             return {**{kind: Log(items) for kind, items in self._logs.items()}, **self._reduced_logs}
 
     def load_slice(self, kind: type, items: Iterable[Any]) -> None:
-        """Put items into a slice as they are, past its reducers: what loading does."""
+        """Put items into a slice without its reducers: used for loading."""
         rules = self.rules_for(kind)
         with self.lock:
             if rules.is_plain_log:
@@ -265,7 +264,7 @@ class Session:
             else:
                 self.state = {**self.state, kind: rules.empty().replace(items)}
 
-    # Its own.
+    # Internals.
 
     def _log_of(self, kind: type) -> Any:
         rules = self.rules_for(kind)
@@ -290,7 +289,7 @@ class Session:
         return targets
 
     def _recorder_of(self, fact: object) -> Callable[[Any], None]:
-        """How facts of this type are kept: added to a list, unless a reducer wants them too."""
+        """Return how facts of this type are kept: appended to a list, unless a reducer handles them too."""
         check_event(fact)
         kind = type(fact)
         with self.lock:

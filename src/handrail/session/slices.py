@@ -1,4 +1,4 @@
-"""What a slice is made of: its kind, its key, and the reducers that fold events into it."""
+"""Slices: their kind, their key, and the reducers that fold events into them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from handrail.events import Fact
 from handrail.session.items import Items, Table
 
 SliceKind = Literal["state", "log"]
-"""*State* is undone with the call that changed it; a *log* keeps what happened, whatever came of it."""
+"""*State* is undone with the call that changed it; a *log* keeps what happened, whatever the outcome."""
 
 Contents = Items[Any] | Table[Any]
 Reducer = Callable[[Any, Any], Any]
-"""`(slice, event) -> slice`: pure, and quick, since it may be run again when a call commits."""
+"""`(slice, event) -> slice`: pure and fast, since it may run again when a call commits."""
 
 F = TypeVar("F", bound=type)
 
@@ -28,12 +28,12 @@ class SliceRules:
 
     kind: SliceKind = "state"
     key: Callable[[Any], Hashable] | None = None
-    """With a key, an item takes the place of an earlier one with the same key."""
+    """With a key, an item replaces an earlier one with the same key."""
     reducers: Mapping[type, Reducer] = field(default_factory=dict[type, Reducer])
-    """Which events change this slice, and how.
+    """The reducers of this slice by type of event.
 
-    An event that no slice has a reducer for is added to the slice of its own type; one whose type is
-    a log is added to that in any case.
+    An event that no slice has a reducer for is appended to the slice of its own type. An event whose
+    type is a log is always appended to that.
     """
 
     def __post_init__(self) -> None:
@@ -54,12 +54,12 @@ class SliceRules:
 
     @property
     def is_plain_log(self) -> bool:
-        """Is it only ever added to? Then a list is enough to keep it."""
+        """Whether it is only ever appended to, so that a list is enough."""
         return self.kind == "log" and self.key is None and not self.reducers
 
 
 def check_reducer(event: object, reducer: object) -> None:
-    """A reducer is a function, for a type of event."""
+    """Check that a reducer is a function for a type of event."""
     if not isinstance(event, type):
         raise DefinitionError(f"a reducer is for a type of event, not for {event!r}. Give the event's class.")
     if not callable(reducer):
@@ -79,7 +79,7 @@ def kept(
     key: Callable[[Any], Hashable] | None = None,
     reducers: Mapping[type, Reducer] | None = None,
 ) -> Callable[[F], F]:
-    """Say on the type itself how a session keeps it: `@kept(key=lambda todo: todo.id)`."""
+    """Declare on the type itself how a session keeps it: `@kept(key=lambda todo: todo.id)`."""
     rules = SliceRules(kind, key, dict(reducers or {}))
 
     def mark(type_: F) -> F:
@@ -96,16 +96,16 @@ def kept(
 
 
 _marked: dict[type, list[type]] = {}
-"""Which slices say on their own type that they want an event."""
+"""The slices whose own declaration handles an event."""
 
 
 def slices_marked_for(event: type) -> list[type]:
-    """The slices whose own mark has a reducer for this event."""
+    """Return the slices whose own declaration has a reducer for this event."""
     return [slice_ for slice_ in _marked.get(event, ()) if event in rules_of(slice_).reducers]
 
 
 def rules_of(type_: type) -> SliceRules:
-    """How this type is kept, by its own mark; facts of ours are logs, everything else is state."""
+    """Return how this type is kept, by its declaration. Handrail's facts are logs, all else is state."""
     own = type_.__dict__.get(_RULES)
     if isinstance(own, SliceRules):
         if any(type_ not in _marked.get(event, ()) for event in own.reducers):
@@ -118,5 +118,5 @@ def rules_of(type_: type) -> SliceRules:
 
 
 def append(contents: Contents, event: Any) -> Contents:
-    """The reducer of a type without one: the event itself becomes an item."""
+    """The default reducer: the event itself becomes an item."""
     return contents.append(event)

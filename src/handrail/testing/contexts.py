@@ -36,6 +36,7 @@ from handrail.deadline import Deadline
 from handrail.errors import CallFailed, Declined, NotSupported
 from handrail.limits import BudgetTracker, Heartbeat
 from handrail.operation import DONE, Done, Home, Operation
+from handrail.place import RUN
 from handrail.resources.memory import MemoryFilesystem
 from handrail.schema import Schema
 from handrail.session import Session
@@ -236,7 +237,7 @@ class MockCall:
         deadline: Deadline | None = self._members.get("deadline")
         return Ticket(
             run_id=self.run_context.run_id,
-            place=".1~1.1",
+            place=str(RUN.child(1).attempt(1).child(1)),
             call_id=self.invocation.id,
             session_id=self.run_context.session_id,
             tool=self.tool.name,

@@ -1,12 +1,12 @@
 """Tools: typed functions a model may call."""
 
+from handrail.protocols import RunMode
 from handrail.tools.definition import Handler, Tool
 from handrail.tools.effect import EFFECTS, Effect, EffectRules
-from handrail.tools.example import Need, RunMode, ToolExample
-from handrail.tools.function import FunctionTool, tool, tool_context
-from handrail.tools.legacy import legacy_handler
+from handrail.tools.function import FunctionTool, legacy_handler, tool, tool_context
 from handrail.tools.paths import NamedPath, PathArg
-from handrail.tools.result import Renders, ToolResult
+from handrail.tools.result import Renders, ToolExample, ToolResult
+from handrail.tools.signature import Need
 
 __all__ = [
     "EFFECTS",

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 import pydantic_core
 
 from handrail.context import ToolContext
 from handrail.errors import ToolValidationError
+from handrail.protocols import RunMode
 from handrail.schema import JsonSchema, Schema, Validate, clear_json, refuse_masks
 from handrail.schema.secrets import WITHHELD
-from handrail.tools.checking import check
-from handrail.tools.copying import Copy
+from handrail.tools.checks import check, check_words
 from handrail.tools.effect import EFFECTS, Effect
-from handrail.tools.example import Need, RunMode, ToolExample
+from handrail.tools.params import Copy
 from handrail.tools.paths import Access, NamedPath, PathFinder
-from handrail.tools.result import ToolResult
-from handrail.tools.signature import MISSING
+from handrail.tools.result import ToolExample, ToolResult
+from handrail.tools.signature import MISSING, Need
 
 ParamsT = TypeVar("ParamsT")
 ResultT = TypeVar("ResultT")
@@ -92,8 +93,22 @@ class Tool(Generic[ParamsT, ResultT]):
     def __post_init__(self) -> None:
         check(self)
 
-    def check_whole(self) -> None:
-        """Raise `ToolDefinitionError` if something is still missing. Asked where a tool is put to use."""
+    def check_complete(self) -> None:
+        """Raise `ToolDefinitionError` if a part is still missing. Called where a tool is put to use."""
+
+    def with_words(
+        self, *, description: str | None = None, examples: tuple[ToolExample[Any, Any], ...] | None = None
+    ) -> Self:
+        """A copy that reads differently to a model, or `ToolDefinitionError` if the new words do not fit.
+
+        The handler is not read again: the names in its annotations may be local to where it was defined.
+        """
+        made = copy.copy(self)
+        for field, value in (("description", description), ("examples", examples)):
+            if value is not None:
+                object.__setattr__(made, field, value)
+        check_words(made)
+        return made
 
     def parse(self, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
         """The params that these arguments stand for, or `ToolValidationError` with every problem."""

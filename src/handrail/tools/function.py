@@ -1,10 +1,9 @@
-"""`@tool`: a plain function as a tool. Its parameters become the params, its docstring the words."""
+"""`@tool`: a plain function as a tool. Its parameters become the params, its docstring the description."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import difflib
 import functools
 import inspect
 import warnings
@@ -30,20 +29,23 @@ from pydantic.warnings import UnsupportedFieldAttributeWarning
 
 from handrail.context import ToolContext
 from handrail.errors import DefinitionError, ToolDefinitionError, ToolValidationError
+from handrail.protocols import RunMode
 from handrail.schema import Schema
-from handrail.schema.wording import describe
+from handrail.schema.problems import describe
 from handrail.tools.definition import Tool
-from handrail.tools.docstring import parameter_descriptions, summary
 from handrail.tools.effect import Effect
-from handrail.tools.example import RunMode, ToolExample
-from handrail.tools.result import ToolResult
+from handrail.tools.result import ToolExample, ToolResult
 from handrail.tools.signature import (
     MISSING,
     Signature,
     body_of,
     caller_namespace,
-    is_context_type,
+    context_type_of,
+    parameter_descriptions,
+    positional,
     read,
+    summary,
+    value_type,
 )
 
 P = ParamSpec("P")
@@ -125,7 +127,6 @@ def _tool(
     if isinstance(function, Tool):
         raise ToolDefinitionError(function.name, "it is a tool already", "Use `@tool` once, on the function.")
     called = name or _name_of(function)
-    _check_options(called, options)
     namespace = caller_namespace()
     signature = read(called, function, namespace, "function")
     context_name = _context_name(called, function, signature)
@@ -136,28 +137,14 @@ def _tool(
             description=_description(called, function) if description is None else description,
             handler=_handler(function, signature, context_name),
             params=params,
-            result=_result_type(signature),
+            result=value_type(signature.returns),
             function=function,
             **options,
         )
     except ToolDefinitionError:
-        for field in dataclasses.fields(params):  # if it is one parameter's type, say whose
+        for field in dataclasses.fields(params):  # if one parameter's type is wrong, say whose
             _schema(called, field.name, field.type, namespace)
         raise
-
-
-_OPTIONS = {field.name for field in dataclasses.fields(Tool) if field.init} - {"handler", "params", "result"}
-
-
-def _check_options(name: str, options: Mapping[str, Any]) -> None:
-    for option in options:
-        if option not in _OPTIONS:
-            near = difflib.get_close_matches(option, _OPTIONS, n=1)
-            raise ToolDefinitionError(
-                name,
-                f"`@tool` has no option {option!r}",
-                f"Did you mean {near[0]!r}?" if near else f"Its options are {', '.join(sorted(_OPTIONS))}.",
-            )
 
 
 def _name_of(function: Any) -> str:
@@ -166,7 +153,7 @@ def _name_of(function: Any) -> str:
 
 
 def _docstring(function: Any) -> str:
-    """What is written on the function itself, or on the class of a callable object."""
+    """The docstring of a function, or of the class of a callable object."""
     own = inspect.getdoc(body_of(function))
     return own or ("" if isinstance(function, functools.partial) else inspect.getdoc(function) or "")
 
@@ -183,11 +170,11 @@ def _description(name: str, function: Callable[..., Any]) -> str:
 
 
 def _context_name(name: str, function: Any, signature: Signature) -> str | None:
-    """Which parameter is the context: by its annotation, or by `@tool_context`."""
+    """The parameter that gets the context: by its annotation, or by `@tool_context`."""
     marked = cast("str | None", getattr(inspect.unwrap(function), _MARK, None))
-    found = [each for each in signature.parameters if is_context_type(signature.annotation(each))]
+    found = [each for each in signature.parameters if context_type_of(signature.annotation(each))]
     annotation = MISSING if marked is None else signature.annotation(marked)
-    if annotation not in (MISSING, Any) and not is_context_type(annotation):
+    if annotation not in (MISSING, Any) and context_type_of(annotation) is None:
         raise ToolDefinitionError(
             name,
             f"`@tool_context` marks {marked!r}, which is annotated {describe(annotation)}",
@@ -239,24 +226,15 @@ def _check_parameter(name: str, parameter: inspect.Parameter, signature: Signatu
             f"it takes {str(parameter).split(':')[0]!r}, which no schema can describe",
             "Name each parameter.",
         )
-    if parameter.kind is parameter.POSITIONAL_ONLY:
-        raise ToolDefinitionError(
-            name, f"{each!r} is positional-only, and a model sends names", "Drop the `/` from its parameters."
-        )
-    annotation = signature.annotation(each)
-    if any(is_context_type(part) for part in get_args(annotation)):
-        raise ToolDefinitionError(
-            name, f"{each!r} is annotated {describe(annotation)}", f"Annotate it `{each}: ToolContext`."
-        )
-    if annotation is not MISSING:
+    if signature.annotation(each) is not MISSING:
         return
     if each in ("self", "cls"):
-        mend = "Make a tool of the bound method: `tool(thing.method)`."
+        hint = "Make a tool of the bound method: `tool(thing.method)`."
     elif each in ("context", "ctx"):
-        mend = f"Annotate it `{each}: ToolContext`, or put `@tool_context(param={each!r})` below `@tool`."
+        hint = f"Annotate it `{each}: ToolContext`, or put `@tool_context(param={each!r})` below `@tool`."
     else:
-        mend = f"Annotate it, for example `{each}: str`."
-    raise ToolDefinitionError(name, f"{each!r} has no annotation", mend)
+        hint = f"Annotate it, for example `{each}: str`."
+    raise ToolDefinitionError(name, f"{each!r} has no annotation", hint)
 
 
 def _described(annotation: Any, description: str | None) -> Any:
@@ -277,8 +255,8 @@ def _schema(name: str, parameter: str, annotation: Any, namespace: Mapping[str, 
         try:
             return Schema[Any](annotation, namespace)
         except DefinitionError as error:
-            problem, mend = error.in_two
-            raise ToolDefinitionError(name, f"{parameter!r}: {problem}", mend) from None
+            problem, hint = error.parts
+            raise ToolDefinitionError(name, f"{parameter!r}: {problem}", hint) from None
 
 
 def _check_default(
@@ -295,7 +273,8 @@ def _check_default(
         )
     schema = _schema(name, parameter.name, annotation, namespace)
     try:
-        schema.parse_value(default)
+        if not schema.accepts(default):  # also what no JSON can say: nobody has to send it
+            schema.parse_value(default)
     except ToolValidationError as error:
         raise ToolDefinitionError(
             name,
@@ -315,32 +294,72 @@ def _field(name: str, annotation: Any, default: Any) -> tuple[str, Any, Any]:
     return name, Annotated[annotation, shown], copied
 
 
-def _result_type(signature: Signature) -> Any:
-    returns = signature.returns
-    if returns is MISSING or returns is ToolResult:
-        return Any
-    return get_args(returns)[0] if get_origin(returns) is ToolResult else returns
-
-
 def _handler(function: Any, signature: Signature, context_name: str | None) -> Any:
     """The function in a handler's shape; its context has the type the function asks for."""
+    function = _by_name(function, signature)
 
     def plain_handler(params: Any, *, context: Any) -> ToolResult[Any]:
         arguments = params.__dict__
         value = function(**(arguments if context_name is None else {**arguments, context_name: context}))
-        return cast(ToolResult[Any], value) if type(value) is ToolResult else ToolResult("", value)
+        return cast(ToolResult[Any], value) if isinstance(value, ToolResult) else ToolResult("", value)
 
     async def async_handler(params: Any, *, context: Any) -> ToolResult[Any]:
         arguments = params.__dict__
         value = await function(
             **(arguments if context_name is None else {**arguments, context_name: context})
         )
-        return cast(ToolResult[Any], value) if type(value) is ToolResult else ToolResult("", value)
+        return cast(ToolResult[Any], value) if isinstance(value, ToolResult) else ToolResult("", value)
 
     handler: Any = async_handler if signature.is_async else plain_handler
-    wanted = signature.annotation(context_name) if context_name is not None else ToolContext
-    handler.__annotations__ = {"context": wanted if is_context_type(wanted) else ToolContext}
+    wanted = MISSING if context_name is None else signature.annotation(context_name)
+    handler.__annotations__ = {"context": context_type_of(wanted) or ToolContext}
     return handler
+
+
+def _by_name(function: Any, signature: Signature) -> Any:
+    """The function as one that takes all of its arguments by name."""
+    parameters = signature.parameters.items()
+    names = [name for name, parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY]
+    if not names:
+        return function
+
+    def call(**given: Any) -> Any:
+        return function(*[given.pop(name) for name in names], **given)
+
+    return call
+
+
+def legacy_handler(function: Callable[[Any], Any]) -> Any:
+    """Wrap a handler that does not take `context`, for the time of a migration.
+
+    Called as `function(params)`. Warns `DeprecationWarning` once, here where it is defined.
+    """
+    name = str(getattr(function, "__name__", function))
+    signature = read(name, function, caller_namespace(), "handler")
+    if "context" in signature.parameters:
+        raise ToolDefinitionError(
+            name, "it takes `context` already", "Use it as it is, without `legacy_handler`."
+        )
+    (params,) = positional(
+        name, signature, 1, "handler", "(params, *, context: ToolContext) -> ToolResult[...]"
+    )
+    warnings.warn(
+        f"handler {name!r} does not take `context`: add `*, context: ToolContext` and drop `legacy_handler`",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+
+    async def async_wrapper(params: Any, *, context: Any) -> Any:
+        return await function(params)
+
+    def plain_wrapper(params: Any, *, context: Any) -> Any:
+        return function(params)
+
+    wrapper: Any = async_wrapper if signature.is_async else plain_wrapper
+    wrapper.__name__ = name
+    annotations = {"params": signature.annotation(params), "return": signature.returns}
+    wrapper.__annotations__ = {key: hint for key, hint in annotations.items() if hint is not MISSING}
+    return wrapper
 
 
 @overload
@@ -364,10 +383,6 @@ def _mark(function: Any, param: str) -> Any:
             cast("Tool[Any, Any]", function).name,
             "`@tool_context` stands above `@tool`",
             "Put `@tool` on top: it reads the mark.",
-        )
-    if not callable(function):
-        raise ToolDefinitionError(
-            name, "`@tool_context` stands on what is not a function", "Put it on a function."
         )
     if param not in inspect.signature(function).parameters:
         raise ToolDefinitionError(

@@ -24,7 +24,7 @@ from typing import (
 from pydantic import BaseModel
 
 from handrail.errors import DefinitionError
-from handrail.schema.wording import describe
+from handrail.schema.problems import describe
 
 Access = Literal["read", "write"]
 

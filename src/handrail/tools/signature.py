@@ -1,28 +1,35 @@
-"""Reading a handler's signature: what it takes, what it gives, and which context it wants."""
+"""Signatures and docstrings: what a function takes and gives, which context it wants, what it says of itself."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
+import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, Never, NoReturn, Union, cast, get_args, get_origin
 
-from handrail.context import ToolContext
+from handrail.context import AgentContext, ToolContext, UserContext, WorkerContext
 from handrail.errors import ToolDefinitionError
-from handrail.schema.wording import describe
+from handrail.schema.problems import describe
 from handrail.tools.result import ToolResult
 
+Need = Literal["user", "model", "worker"]
+"""What a handler can require of its environment by the type of its context."""
+
 MISSING: Any = inspect.Parameter.empty
-"""Stands for an annotation that is not there."""
+"""Stands for a missing annotation."""
+
+# --- signatures ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a callable's annotations say, resolved."""
+    """The parameters of a callable, with every annotation resolved."""
 
     parameters: Mapping[str, inspect.Parameter]
     hints: Mapping[str, Any]
@@ -33,11 +40,13 @@ class Signature:
 
     @property
     def returns(self) -> Any:
-        return self.hints.get("return", MISSING)
+        """What a call gives once it has been awaited."""
+        returns = self.hints.get("return", MISSING)
+        return get_args(returns)[-1] if _is_awaitable(returns) else returns
 
 
 def caller_namespace() -> dict[str, Any]:
-    """The local names of whoever is defining a tool, for annotations that name local classes."""
+    """The local names of the code that defines a tool, for annotations that name local classes."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # inspect.currentframe is the same
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
@@ -50,7 +59,7 @@ def caller_namespace() -> dict[str, Any]:
 
 
 def read(tool: str, function: Callable[..., Any], namespace: Mapping[str, Any], what: str) -> Signature:
-    """The signature of `function`, every annotation resolved, or an error that says what can't be."""
+    """The signature of `function`, or `ToolDefinitionError` for what can't be read."""
     if not callable(function):
         raise ToolDefinitionError(
             tool, f"its {what} is {function!r}, not a function", "Give a function or another callable."
@@ -81,7 +90,12 @@ def read(tool: str, function: Callable[..., Any], namespace: Mapping[str, Any], 
         raise ToolDefinitionError(
             tool, f"the annotations of its {what} can't be read: {error}", "Write them as types."
         ) from None
-    return Signature(parameters, hints, inspect.iscoroutinefunction(body))
+    is_async = inspect.iscoroutinefunction(body) or _is_awaitable(hints.get("return"))
+    return Signature(parameters, hints, is_async)
+
+
+def _is_awaitable(returns: Any) -> bool:
+    return get_origin(returns) in (Awaitable, Coroutine)
 
 
 def body_of(function: Callable[..., Any]) -> Any:
@@ -95,14 +109,28 @@ def body_of(function: Callable[..., Any]) -> Any:
     return inspect.unwrap(call) if inspect.isfunction(call) else inner
 
 
-def is_context_type(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, ToolContext)
+def context_type_of(annotation: Any) -> type[ToolContext] | None:
+    """The context that an annotation asks for, also as `ToolContext | None`; None where it asks for none."""
+    if get_origin(annotation) is Annotated:
+        return context_type_of(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        kinds = [one for one in get_args(annotation) if one is not type(None)]
+        return context_type_of(kinds[0]) if len(kinds) == 1 else None
+    return annotation if isinstance(annotation, type) and issubclass(annotation, ToolContext) else None
+
+
+def needs_of(context_type: type[ToolContext]) -> frozenset[Need]:
+    """What the environment must have for a handler that takes this context."""
+    kinds: dict[Need, type] = {"user": UserContext, "model": AgentContext, "worker": WorkerContext}
+    return frozenset(need for need, kind in kinds.items() if issubclass(context_type, kind))
 
 
 def context_parameter(tool: str, signature: Signature, what: str) -> type[ToolContext]:
     """Check the `*, context: ToolContext` of a handler and return the type it asks for."""
     parameter = signature.parameters.get("context")
     if parameter is None:
+        if any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
+            return ToolContext
         raise ToolDefinitionError(
             tool,
             f"its {what} takes no `context`",
@@ -116,25 +144,28 @@ def context_parameter(tool: str, signature: Signature, what: str) -> type[ToolCo
             "Put `*,` before it: `(params, *, context: ToolContext)`.",
         )
     annotation = signature.annotation("context")
-    if annotation is MISSING:
+    if annotation in (MISSING, Any, object):
         return ToolContext
-    if not is_context_type(annotation):
+    found = context_type_of(annotation)
+    if found is None:
         raise ToolDefinitionError(
             tool,
             f"`context` of its {what} is annotated {describe(annotation)}",
             "Annotate it `ToolContext`, or `UserContext` or `AgentContext` to require a person or a model.",
         )
-    return annotation
+    return found
 
 
 def positional(tool: str, signature: Signature, count: int, what: str, form: str) -> list[str]:
-    """Check that a handler takes exactly so many positional arguments beside its context."""
+    """The names of the positional parameters of a handler, which must be so many beside its context."""
     names: list[str] = []
     for name, parameter in signature.parameters.items():
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             if len(names) < count or parameter.default is MISSING:
                 names.append(name)
-        elif name != "context" and parameter.default is MISSING:
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            names += [name] * (count - len(names))
+        elif parameter.kind is parameter.KEYWORD_ONLY and name != "context" and parameter.default is MISSING:
             raise ToolDefinitionError(
                 tool, f"its {what} has a parameter {name!r} that nothing fills", f"Write it as `{form}`."
             )
@@ -147,13 +178,23 @@ def positional(tool: str, signature: Signature, count: int, what: str, form: str
     return names
 
 
+def value_type(returns: Any) -> Any:
+    """The type of the value that a function gives: the `R` of `ToolResult[R]`, alone or in a union."""
+    if returns in (MISSING, NoReturn, Never) or _is_result(returns):
+        return get_args(returns)[0] if get_origin(returns) is ToolResult else Any
+    if get_origin(returns) in (Union, types.UnionType):
+        values = [value_type(one) for one in get_args(returns)]
+        return Any if Any in values else Union[tuple(values)]  # noqa: UP007  # made of a list
+    return returns
+
+
 def result_of(tool: str, signature: Signature) -> Any:
-    """The `R` of a handler that says `-> ToolResult[R]`; `Any` where it does not say."""
+    """The `R` of a handler annotated `-> ToolResult[R]`; `Any` where it is not annotated."""
     returns = signature.returns
-    if returns is MISSING or returns is ToolResult or returns is Any:
-        return Any
-    if get_origin(returns) is ToolResult:
-        return get_args(returns)[0]
+    is_union = get_origin(returns) in (Union, types.UnionType)
+    kinds = get_args(returns) if is_union else (returns,)
+    if all(one in (MISSING, Any, NoReturn, Never) or _is_result(one) for one in kinds):
+        return value_type(returns)
     raise ToolDefinitionError(
         tool,
         f"its handler returns {describe(returns)}",
@@ -161,12 +202,20 @@ def result_of(tool: str, signature: Signature) -> Any:
     )
 
 
+def _is_result(annotation: Any) -> bool:
+    kind = get_origin(annotation) or annotation
+    return isinstance(kind, type) and issubclass(kind, ToolResult)
+
+
 def mentions(function: Any, name: str) -> bool:
-    """Does the code of a function, or of what is defined or wrapped in it, use this name?"""
+    """Whether the code of a function, or of what is defined or wrapped in it, uses this name."""
     body = inspect.unwrap(function)
     codes = [getattr(body, "__code__", None)]
     for cell in getattr(body, "__closure__", None) or ():
-        codes.append(getattr(cell.cell_contents, "__code__", None))
+        try:
+            codes.append(getattr(cell.cell_contents, "__code__", None))
+        except ValueError:
+            continue  # a name that is bound later
     while codes:
         code = codes.pop()
         if isinstance(code, CodeType):
@@ -174,3 +223,41 @@ def mentions(function: Any, name: str) -> bool:
                 return True
             codes.extend(constant for constant in code.co_consts if isinstance(constant, CodeType))
     return False
+
+
+# --- docstrings ----------------------------------------------------------------------------------
+
+_PARAMETERS = re.compile(
+    r"^\s*(Args|Arguments|Parameters|Params)\s*:\s*$"  # Google
+    r"|^\s*Parameters\s*\n\s*-{3,}\s*$"  # NumPy
+    r"|^\s*:param\s+[^:]+:",  # Sphinx
+    re.MULTILINE,
+)
+
+
+def summary(docstring: str) -> str:
+    """The first paragraph of a docstring, on one line, without its list of parameters."""
+    found = _PARAMETERS.search(docstring)
+    prose = docstring[: found.start()] if found else docstring
+    return " ".join(re.split(r"\n\s*\n", prose.strip(), maxsplit=1)[0].split())
+
+
+def parameter_descriptions(docstring: str) -> dict[str, str]:
+    """What a docstring says of each parameter, in the Google, NumPy or Sphinx style."""
+    found = _PARAMETERS.search(docstring)
+    if found is None:
+        return {}  # most docstrings: the parser is not even imported
+    import logging
+
+    from griffe import Docstring, DocstringSectionParameters, Parser
+
+    heading = found.group()
+    style = "sphinx" if ":param" in heading else "numpy" if "---" in heading else "google"
+    head, section = docstring[: found.start()], docstring[found.start() :].lstrip("\n")
+    logging.getLogger("griffe").setLevel(logging.ERROR)  # it warns that the types are not in the docstring
+    return {
+        parameter.name: " ".join(parameter.description.split())
+        for part in Docstring(f"{head.rstrip()}\n\n{section}").parse(Parser(style))
+        if isinstance(part, DocstringSectionParameters)
+        for parameter in part.value
+    }

@@ -13,7 +13,7 @@ from handrail.context import ToolContext, WorkerContext
 from handrail.errors import ToolValidationError
 from handrail.session import kept
 from handrail.tools import Effect, Tool, ToolResult, tool
-from handrail.tools.naming import is_name, mend_for
+from handrail.tools.checks import is_name, name_hint
 from handrail.workers.drafting import BUILT_IN, CALL, CREATE
 from handrail.workers.front_matter import FrontMatter, Limits, ShellEntry
 from handrail.workers.running import WorkerTool
@@ -175,7 +175,7 @@ def check_rights(maker: Worker, front: FrontMatter) -> None:
 
 def _check_name(registry: WorkerRegistry, maker: Worker, name: str) -> None:
     if not is_name(name):
-        raise ToolValidationError(f"the name {name!r} is not allowed. {mend_for(name, 'helper')}")
+        raise ToolValidationError(f"the name {name!r} is not allowed. {name_hint(name, 'helper')}")
     if name in registry.locked:
         raise ToolValidationError(f"the worker {name} is locked: nothing takes its name. Use another name.")
     if name == maker.name or name in maker.tools or name in BUILT_IN:

@@ -13,7 +13,7 @@ from handrail.prompt import OPENER, Section
 from handrail.resources.shell import Allow, Shell
 from handrail.sections import FileTools, ShellTools
 from handrail.tools import Effect, Tool
-from handrail.tools.naming import is_name, mend_for
+from handrail.tools.checks import is_name, name_hint
 from handrail.workers.attachments import READ_ATTACHMENT
 from handrail.workers.front_matter import CreationDefaults, ShellEntry
 from handrail.workers.functions import Functions
@@ -58,7 +58,7 @@ class Draft:
         self.sections: list[Section[Any]] = []
         if not is_name(self.name):
             self.refuse(
-                "name", f"the worker's name {self.name!r} is not allowed", mend_for(self.name, "worker")
+                "name", f"the worker's name {self.name!r} is not allowed", name_hint(self.name, "worker")
             )
         elif self.name in BUILT_IN:
             self.refuse(
@@ -119,7 +119,7 @@ class Draft:
             rules = [Allow(*[... if each == "..." else each for each in command]) for command in entry.shell]
             self.sections.append(ShellTools(Shell(rules)))
         except DefinitionError as error:
-            self.refuse(where, *error.in_two)
+            self.refuse(where, *error.parts)
 
     def _missing(self, name: str, where: str, functions: Functions) -> None:
         if functions.problems().problems:
@@ -176,7 +176,7 @@ class Draft:
         try:
             prompt = prompt_of(self.name, own, self.sections, policies, output, rule_of(front))
         except DefinitionError as error:
-            self.refuse("tools", *error.in_two)
+            self.refuse("tools", *error.parts)
             return None
         sections = [tool.name for section in self.sections for tool in section.tools]
         return Worker(

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from handrail.errors import DefinitionError
 from handrail.tools import Tool, tool
-from handrail.tools.naming import is_name
+from handrail.tools.checks import is_name
 from handrail.workers.problem import Finder
 
 _loaded = itertools.count(1)
@@ -55,7 +55,7 @@ class Functions:
                 self._tools[name] = cast("Any", defined if isinstance(defined, Tool) else tool(defined))
             except DefinitionError as error:
                 at = Finder(self.path)
-                at.add(self.line_of(name), *error.in_two)
+                at.add(self.line_of(name), *error.parts)
                 find.problems += at.problems
                 return None
         return self._tools[name]

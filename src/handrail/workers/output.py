@@ -92,7 +92,7 @@ def output_type(schema: Mapping[str, Any], refuse: Refuse) -> type[BaseModel] | 
     try:
         Schema(made)
     except DefinitionError as error:
-        refuse("output", error.in_two[0], "Correct the schema.")
+        refuse("output", error.parts[0], "Correct the schema.")
         return None
     return made
 

@@ -26,7 +26,7 @@ def policies_of(worker: str, given: list[Any] | None, refuse: Refuse) -> tuple[T
         try:
             policy = _policy(worker, entry, where, refuse)
         except DefinitionError as error:
-            refuse(where, *error.in_two)
+            refuse(where, *error.parts)
             continue
         if policy is not None and any(each.name == policy.name for each in made):
             refuse(where, f"there are two policies {policy.name!r}", "Make one of them.")

@@ -12,7 +12,7 @@ import msgspec
 import pydantic_core
 
 from handrail.errors import ToolValidationError
-from handrail.schema.wording import location_of
+from handrail.schema.problems import location_of
 from handrail.workers.extra import needed
 from handrail.workers.front_matter import FRONT_MATTER, FrontMatter
 from handrail.workers.problem import Finder

@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from handrail.messages import Usage
+from handrail.place import Place
 
 
 @dataclass(slots=True)
@@ -89,8 +90,8 @@ class CallUnderWay:
     id: str
     tool: str
     run: RunUnderWay
-    place: str
-    """Without the id of the run; "" where it is not known."""
+    place: Place | None
+    """Where it is in the run, if that is known."""
     around: str | None
     """The id of the call it is an inner call of."""
     facts: dict[str, Any]

@@ -12,6 +12,7 @@ from ag_ui.core import ActivityDeltaEvent, ActivitySnapshotEvent
 from handrail.clock import Clock
 from handrail.events import ModelResponded, Progress, ToolInvoked, ToolRolledBack, ToolStarted
 from handrail.messages import AssistantMessage, Usage
+from handrail.place import Place, outer_call_ids
 from handrail.serve.agui.book import CallUnderWay, RunUnderWay
 from handrail.serve.agui.wire_events import Event, clean, custom, sent
 
@@ -25,9 +26,9 @@ class Calls:
         self._root = root
         self._clock = clock
         self._live: dict[str, CallUnderWay] = {}
-        self._places: dict[str, str] = {}
+        self._places: dict[str, Place] = {}
         """Where each call stands, by its id."""
-        self._asked_for: dict[str, str] = {}
+        self._asked_for: dict[Place, str] = {}
         """The calls that models asked for, by their places."""
         self._shown: set[str] = set()
         """The calls whose progress this leg has shown."""
@@ -35,23 +36,23 @@ class Calls:
     def __iter__(self) -> Iterator[CallUnderWay]:
         return iter(self._live.values())
 
-    def at(self, place: str) -> str | None:
+    def at(self, place: Place) -> str | None:
         """The call of a model at this place."""
         return self._asked_for.get(place)
 
-    def inside(self, call_id: str) -> list[tuple[str, str]]:
+    def inside(self, call_id: str) -> list[tuple[str, Place]]:
         """The calls that models of runs nested in a call asked for: their ids and places."""
         place = self._places.get(call_id)
         if place is None:
             return []
-        return [(id, at) for at, id in self._asked_for.items() if at.startswith(f"{place}~")]
+        return [(id, at) for at, id in self._asked_for.items() if at.attempt_at(place)]
 
     def asked_for(self, run: RunUnderWay, message: AssistantMessage) -> None:
         """A model asked for calls: they are counted, also where this was told before."""
-        within = run.id.removeprefix(self._root)
+        within = Place.from_id(run.id, self._root)
         for call in message.calls:
             run.calls += 1
-            place = f"{within}.{run.calls}"
+            place = within.child(run.calls)
             self._places[call.id] = place
             self._asked_for[place] = call.id
 
@@ -69,23 +70,19 @@ class Calls:
         }
         if around is not None:
             facts["parent_call_id"] = around
-        place = self._places.get(event.call_id, "")
+        place = self._places.get(event.call_id)
         call = CallUnderWay(event.call_id, event.tool, run, place, around, facts)
         self._live[event.call_id] = call
         return [_told(call)]
 
     def _around(self, call_id: str) -> str | None:
-        """The call that an inner one is made in: its id begins with that one's, `X.2`, or `X~3.2` in a third try."""
-        head, _, number = call_id.rpartition(".")
-        outer, tilde, tries = head.rpartition("~")
-        if head not in self._places and tilde and tries.isdecimal():
-            head = outer
-        else:
-            tries = "1"
-        if head not in self._places or not number.isdecimal():
-            return None
-        self._places[call_id] = f"{self._places[head]}~{tries}.{number}"
-        return head
+        """The call that an inner call is made in, if it is known here."""
+        for outer, attempt, number in outer_call_ids(call_id):
+            place = self._places.get(outer)
+            if place is not None:
+                self._places[call_id] = place.attempt(attempt).child(number)
+                return outer
+        return None
 
     def waits(self, call_id: str, waits: bool) -> list[Event]:
         """A call begins to wait for somebody, or goes on."""
@@ -106,7 +103,7 @@ class Calls:
         call = self._live.pop(event.call_id, None)
         if call is None:
             facts = {"call_id": event.call_id, "tool": event.tool, "run_id": self._root}
-            call = CallUnderWay(event.call_id, event.tool, run, "", None, facts)
+            call = CallUnderWay(event.call_id, event.tool, run, None, None, facts)
         call.facts |= {"status": event.status, "seconds": round(event.seconds, 6)}
         if event.status == "ok":
             call.facts.pop("rolled_back", None)  # that was an earlier try
@@ -118,9 +115,9 @@ class Calls:
 
     def spent(self, event: ModelResponded) -> None:
         """What a nested run spent is the business of the calls around it."""
-        run_id = event.run_context.run_id
+        place = Place.from_id(event.run_context.run_id, self._root)
         for call in self._live.values():
-            if call.place and run_id.startswith(f"{self._root}{call.place}~"):
+            if call.place is not None and place.attempt_at(call.place):
                 first = call.usage is None
                 call.usage = (call.usage or Usage()) + event.usage
                 known = event.cost is not None and (first or call.cost is not None)

@@ -18,7 +18,7 @@ import pydantic_core
 from handrail.context import UserContext
 from handrail.errors import DefinitionError, ToolValidationError
 from handrail.schema import to_json
-from handrail.schema.outline import misfits
+from handrail.schema.problems import misfits
 from handrail.serve.agui.interrupts import FRONTEND_TOOL
 from handrail.tools import Tool, ToolResult
 

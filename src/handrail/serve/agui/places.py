@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from handrail.place import Place
 from handrail.question import Question
-from handrail.runs.places import parent_of
 
 
 class Holder(NamedTuple):
@@ -21,42 +21,26 @@ class Holder(NamedTuple):
     """The run whose model asked for the call."""
 
 
-CallAt = Callable[[str], str | None]
+CallAt = Callable[[Place], str | None]
 """The id of the call of a model at a place of the run; None where none is."""
 
 
-def place_of_question(question: Question) -> str:
-    """The place of the call that asks, without the run's id: `ID.2~1?1` is asked by the call at `.2`."""
-    place = question.id.removeprefix(question.run_id)
-    cut = max(place.rfind("?"), place.rfind("!"))
-    return (place if cut < 0 else place[:cut]).rpartition("~")[0]
+def place_of_question(question: Question) -> Place:
+    """The place of the question `ID.2~1?1`, without the run's id."""
+    return Place.from_id(question.id, question.run_id)
 
 
-def around(place: str, root: str) -> str:
-    """The run that a call at this place was made in, by its id."""
-    parent = parent_of(place)
-    while parent is not None and not parent.is_run:
-        parent = parent_of(parent.place)
-    return root if parent is None else f"{root}{parent.place}"
-
-
-def holder(place: str, root: str, call_at: CallAt) -> Holder | None:
+def holder(place: Place, root: str, call_at: CallAt) -> Holder | None:
     """The nearest call of a model at or around a place."""
-    while place:
-        found = call_at(place)
+    for each in (place, *place.parents):
+        found = call_at(each) if each.kind == "call" else None
         if found is not None:
-            return Holder(found, around(place, root))
-        parent = parent_of(place)
-        if parent is None:
-            return None
-        place = parent.place
+            return Holder(found, each.run.id(root))
     return None
 
 
-def outermost(place: str, root: str, call_at: CallAt) -> Holder | None:
+def outermost(place: Place, root: str, call_at: CallAt) -> Holder | None:
     """The call of the run itself that a place lies in: all that a client knows that sees no nested runs."""
-    parent = parent_of(place)
-    while parent is not None:
-        place, parent = parent.place, parent_of(parent.place)
-    found = call_at(place)
+    call = place.outermost_call
+    found = None if call is None else call_at(call)
     return None if found is None else Holder(found, root)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from handrail.place import split_run_id
+
 MOST_CHARACTERS = 100_000
 
 
@@ -14,7 +16,7 @@ def shortened(text: str, run_id: str) -> str:
     left_out = len(text) - MOST_CHARACTERS
     if left_out <= 0:
         return text
-    root = run_id.partition(".")[0]
+    root, _ = split_run_id(run_id)
     return (
         f"{text[:MOST_CHARACTERS]}\n\n[{left_out:,} of {len(text):,} characters are left out here. "
         f"All of it: GET /threads/THREAD/runs/{root}]"

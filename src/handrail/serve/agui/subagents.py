@@ -11,11 +11,11 @@ from ag_ui.core import (
     SubagentStartedEvent,
 )
 
+from handrail.place import Place
 from handrail.question import Question
-from handrail.runs.places import parent_of
 from handrail.serve.agui.book import RunUnderWay
 from handrail.serve.agui.interrupts import interrupt_id
-from handrail.serve.agui.places import CallAt, around, holder, place_of_question
+from handrail.serve.agui.places import CallAt, holder, place_of_question
 from handrail.serve.agui.wire_events import Event, clean, sent
 
 
@@ -55,15 +55,11 @@ class Subagents:
 
     def _outer(self, run_id: str) -> str | None:
         """The nested run around this one; None where that is the outermost."""
-        found = around(self._call_place(run_id), self._root)
-        return None if found == self._root else found
-
-    def _call_place(self, run_id: str) -> str:
-        parent = parent_of(run_id.removeprefix(self._root))
-        return "" if parent is None else parent.place
+        found = Place.from_id(run_id, self._root).run
+        return None if found.parent is None else found.id(self._root)
 
     def _started(self, run: RunUnderWay, outer: str | None) -> Event:
-        call = holder(self._call_place(run.id), self._root, self._call_at)
+        call = holder(Place.from_id(run.id, self._root), self._root, self._call_at)
         started = SubagentStartedEvent(
             subagent_run_id=run.id,
             name=run.name or "agent",

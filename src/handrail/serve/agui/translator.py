@@ -47,13 +47,13 @@ from handrail.events import (
     ToolStarted,
 )
 from handrail.messages import AssistantMessage, Message, ToolMessage, Usage, UserMessage
+from handrail.place import is_in_run
 from handrail.question import Question
 from handrail.serve.agui.book import Known, RunUnderWay
 from handrail.serve.agui.call_states import Calls, usage_json
 from handrail.serve.agui.interrupts import question_json, rest
 from handrail.serve.agui.message_writer import Pen
 from handrail.serve.agui.patching import patch
-from handrail.serve.agui.places import around
 from handrail.serve.agui.shortening import shortened
 from handrail.serve.agui.subagents import Subagents
 from handrail.serve.agui.wire_events import PROTOCOL, Event, clean, custom, plain_json, sent
@@ -275,7 +275,7 @@ class Translator:
         if taken is None:
             return []
         run_id = _run_of(event)
-        if run_id != self.run_id and not run_id.startswith(f"{self.run_id}."):
+        if not is_in_run(run_id, self.run_id):
             return []
         run = self._nested.run(run_id)
         told = taken(event, run)
@@ -342,7 +342,8 @@ class Translator:
         cut: dict[str, RunUnderWay] = {}
         for id, place in self._calls.inside(call_id):
             if id not in self._known.results:
-                inner = cut[around(place, self.run_id)] = self._nested.run(around(place, self.run_id))
+                run_id = place.run.id(self.run_id)
+                inner = cut[run_id] = self._nested.run(run_id)
                 told += [*self._nested.enter(inner), *self._result(id, _CUT, inner)]
         return [
             *told,

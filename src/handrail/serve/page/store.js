@@ -1,5 +1,5 @@
 // What the page shows of one thread: a snapshot, and then every AG-UI event on top of it.
-// Pure, and free of the DOM: the same snapshot and events always give the same view (tests/page/store.test.mjs).
+// Pure, and free of the DOM: the same snapshot and events always give the same view (tests/serve/page/store.test.mjs).
 // What did not change keeps its identity, so that a component can see that it need not be drawn again.
 
 import { patched } from "./patch.js";

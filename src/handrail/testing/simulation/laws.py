@@ -13,6 +13,7 @@ import msgspec
 from handrail.adapter.conversation import check_well_formed
 from handrail.errors import DefinitionError
 from handrail.messages import Message
+from handrail.place import Place
 from handrail.testing.simulation.world import Happening
 
 _NOT_KNOWN = "not known"
@@ -93,11 +94,9 @@ class History:
                 found[key] = messages
         return found
 
-    def entered_at(self, begun: str) -> Details | None:
-        """The call whose handler was entered at this place, in this try."""
-        return next(
-            (call for call in self.of("entered") if f"{call['place']}~{call['tries']}" == begun), None
-        )
+    def entered_at(self, attempt: str) -> Details | None:
+        """The call whose handler was entered in this attempt."""
+        return next((call for call in self.of("entered") if call["attempt"] == attempt), None)
 
 
 class Trial(NamedTuple):
@@ -221,11 +220,7 @@ def no_finished_call_runs_again(trial: Trial) -> Iterator[str]:
     seen = trial.seen
     for process, began in seen.restarts():
         for call in seen.of("entered", process):
-            done = [
-                place
-                for place in began["finished"]
-                if call["place"] == place or call["place"].startswith(f"{place}~")
-            ]
+            done = [place for place in began["finished"] if _is_inside(call["place"], place)]
             if done:
                 yield f"{call['tool']} at {call['place']} was finished ({done[0]}) and its handler was entered again"
 
@@ -247,9 +242,9 @@ def what_cant_be_repeated_is_not(trial: Trial) -> Iterator[str]:
     """An irreversible handler is entered at most once; cut off, the model is told that nobody knows."""
     seen = trial.seen
     entered = [call for call in seen.of("entered") if is_unrepeatable(call) and not call["probed"]]
-    for (place, _), times in Counter((call["place"], call["tries"]) for call in entered).items():
+    for attempt, times in Counter(call["attempt"] for call in entered).items():
         if times > 1:
-            yield f"the irreversible call at {place} was entered {times} times"
+            yield f"the irreversible call at {attempt} was entered {times} times"
     ended = seen.ended
     if ended is None:
         return
@@ -348,6 +343,11 @@ def a_run_has_one_owner(trial: Trial) -> Iterator[str]:
         yield "the process that was overtaken did not come to an end"
 
 
+def _is_inside(place: str, call: str) -> bool:
+    """Whether a place is a call's own, or lies in one of its attempts."""
+    return place == call or Place.parse(place).attempt_at(Place.parse(call)) is not None
+
+
 def _ids(history: History) -> Iterator[tuple[str, str]]:
     for call in history.of("entered"):
         yield call["ids"][0], call["run"]
@@ -361,7 +361,7 @@ def _may_have_lost(trial: Trial) -> bool:
     over = trial.uncrashed.over
     assert over is not None
     return any(
-        changed and (place == call["place"] or place.startswith(f"{call['place']}~"))
+        changed and _is_inside(place, call["place"])
         for call in trial.seen.cut
         if is_unrepeatable(call)
         for place, changed in over["finished"].items()

@@ -26,7 +26,7 @@ from handrail.question import Answer, Question
 from handrail.records import Check, Mask
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.session import Session
-from handrail.session.saving import encode_item
+from handrail.session.serialization import encode_item
 from handrail.testing.simulation.points import Points, SimulatedLoop, crash
 from handrail.testing.simulation.scenario import RUN, Play, Scenario, Stage
 from handrail.testing.simulation.world import World
@@ -279,8 +279,8 @@ def _watch_handlers(world: World) -> None:
             probed=tool.probe is not None,
             reenters=tool.reenters,
             secret=tool.secret and had_secret(tool, call.arguments),
-            place=call.place,
-            tries=call.tries,
+            place=str(call.place),
+            attempt=str(call.attempt_place),
             ids=ids,
             run=call.run_context.run_id,
             key=call.invocation.idempotency_key,

@@ -1,0 +1,263 @@
+"""`Place`: where something happened in a run.
+
+A place is a path of steps from the run to what happened in it. Every step is counted, never chosen at
+random, so a run that is resumed finds its records under the same places.
+
+    run           (nothing)   the run itself
+    call          .2          second call of a run, or second verb of a handler
+    attempt       ~1          first try at a call
+    nested run    /3          run started by the third verb of a handler
+    question      ?3          question asked by the third verb; `?once pay` is asked by a `once`
+    approval      !1          first approval the gate asked for in an attempt
+    compensation  -           what undoes a call
+    answer        #4          fourth answer of the model
+    advice        @2          second time the run's advisers were heard
+
+So `.2~1/3.1` is the first call of the run that the third verb of the first try at the second call started.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+PlaceKind = Literal["run", "call", "attempt", "question", "approval", "compensation", "answer", "advice"]
+
+_SIGNS: dict[PlaceKind, str] = {
+    "run": "/",
+    "call": ".",
+    "attempt": "~",
+    "question": "?",
+    "approval": "!",
+    "compensation": "-",
+    "answer": "#",
+    "advice": "@",
+}
+_KINDS: dict[str, PlaceKind] = {sign: kind for kind, sign in _SIGNS.items()}
+
+_INSIDE: dict[PlaceKind, tuple[PlaceKind, ...]] = {
+    "run": ("call", "answer", "advice"),
+    "call": ("attempt", "compensation"),
+    "compensation": ("attempt",),
+    "attempt": ("call", "run", "question", "approval"),
+    "question": (),
+    "approval": (),
+    "answer": (),
+    "advice": (),
+}
+"""What a place of each kind may contain."""
+
+_STEP = re.compile(r"([./~!#@])([1-9][0-9]*)|(-)|\?(?:([1-9][0-9]*)\Z|([\s\S]+))")
+_NESTED_RUN = re.compile(r"(?:(?:\.[1-9][0-9]*-?~[1-9][0-9]*)+/[1-9][0-9]*)+\Z")
+_LEADING_CALL = re.compile(r"\.([1-9][0-9]*)")
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A step of a run and everything around it. `Place()` is the run itself."""
+
+    parent: Place | None = None
+    kind: PlaceKind = "run"
+    number: int = 0
+    """1-based, in the order of the run; 0 for what is not counted."""
+    name: str = ""
+    """Name of a question that has one instead of a number."""
+
+    # Text forms.
+
+    def __str__(self) -> str:
+        """The text that tells attempts apart: for journal keys and question ids."""
+        return self._text(attempts=True)
+
+    def __repr__(self) -> str:
+        return f"Place({str(self)!r})"
+
+    @property
+    def key(self) -> str:
+        """The text without attempts: the same however often something is tried."""
+        return self._text(attempts=False)
+
+    def _text(self, attempts: bool) -> str:
+        parts: list[str] = []
+        place = self
+        while place.parent is not None:
+            if attempts or place.kind != "attempt":
+                parts.append(f"{_SIGNS[place.kind]}{place.name or place.number or ''}")
+            place = place.parent
+        parts.reverse()
+        return "".join(parts)
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """The place with this text. `ValueError` if no place has it."""
+        place, at = RUN, 0
+        while at < len(text):
+            step = _STEP.match(text, at)
+            if step is None:
+                raise ValueError(f"{text!r} is not a place")
+            sign, number, undone, asked, name = step.groups()
+            if sign is not None:
+                place = place._step(_KINDS[sign], int(number))
+            elif undone is not None:
+                place = place.compensation
+            else:
+                place = place.question(name if asked is None else int(asked))
+            at = step.end()
+        return place
+
+    def id(self, run_id: str) -> str:
+        """The id of what happened here: of a question, a nested run, a ticket."""
+        return f"{run_id}{self}"
+
+    @classmethod
+    def from_id(cls, id: str, run_id: str) -> Place:
+        """The place of an id in the run `run_id`. `ValueError` if it is not in that run."""
+        if not id.startswith(run_id):
+            raise ValueError(f"{id!r} is not in the run {run_id!r}")
+        return cls.parse(id[len(run_id) :])
+
+    def prefix(self, run_id: str = "") -> str:
+        """What the ids of everything inside the attempts at this call begin with, and no others."""
+        return f"{run_id}{self}{_SIGNS['attempt']}"
+
+    # Steps.
+
+    def child(self, number: int) -> Place:
+        """Call `number` of a run, or verb `number` of an attempt."""
+        return self._step("call", number)
+
+    def attempt(self, number: int) -> Place:
+        """Attempt `number` at a call or a compensation."""
+        return self._step("attempt", number)
+
+    def nested_run(self, number: int) -> Place:
+        """The run started by verb `number` of an attempt."""
+        return self._step("run", number)
+
+    def question(self, which: int | str) -> Place:
+        """The question asked by a verb of an attempt, by its number or its name."""
+        if isinstance(which, int):
+            return self._step("question", which)
+        if not which or which.isdecimal():
+            raise ValueError(f"{which!r} is not the name of a question")
+        return self._step("question", 0, which)
+
+    def approval(self, number: int) -> Place:
+        """Approval `number` that the gate asked for in an attempt."""
+        return self._step("approval", number)
+
+    def answer(self, number: int) -> Place:
+        """Answer `number` of the model of a run."""
+        return self._step("answer", number)
+
+    def advice(self, number: int) -> Place:
+        """The `number`th time the advisers of a run were heard."""
+        return self._step("advice", number)
+
+    @property
+    def compensation(self) -> Place:
+        """What undoes the call at this place."""
+        return self._step("compensation", 0)
+
+    def _step(self, kind: PlaceKind, number: int, name: str = "") -> Place:
+        if kind not in _INSIDE[self.kind]:
+            raise ValueError(f"there is no {kind} in the {self.kind} at {str(self)!r}")
+        return Place(self, kind, number, name)
+
+    # What is around it.
+
+    @property
+    def parents(self) -> Iterator[Place]:
+        """The places around this one, nearest first; the run itself is last."""
+        place = self.parent
+        while place is not None:
+            yield place
+            place = place.parent
+
+    def within(self, other: Place) -> bool:
+        """Whether this place is `other` or lies inside it."""
+        place: Place | None = self
+        while place is not None:
+            if place == other:
+                return True
+            place = place.parent
+        return False
+
+    def attempt_at(self, call: Place) -> int | None:
+        """The attempt at `call` that this place lies in; None if it lies in none."""
+        found: int | None = None
+        place: Place | None = self
+        while place is not None:
+            if place == call:
+                return found
+            found = place.number if place.kind == "attempt" else None
+            place = place.parent
+        return None
+
+    @property
+    def run(self) -> Place:
+        """The nearest run around this place: nested, or the run itself."""
+        return next((each for each in self.parents if each.kind == "run"), RUN)
+
+    @property
+    def outer(self) -> Place | None:
+        """The nearest call or run around this place; None for a call of the run itself."""
+        around = next((each for each in self.parents if each.kind in ("call", "compensation", "run")), RUN)
+        return None if around.parent is None else around
+
+    @property
+    def outermost_call(self) -> Place | None:
+        """The call of the run itself that this place is or lies in; None for what belongs to the run."""
+        place = self
+        while place.parent is not None and place.parent.parent is not None:
+            place = place.parent
+        return place if place.kind == "call" else None
+
+
+RUN = Place()
+"""The place of a run itself."""
+
+
+# Ids made of a run's id and a place.
+
+
+def is_in_run(id: str, run_id: str) -> bool:
+    """Whether `id` is the run's own, or that of something in one of its calls."""
+    return id == run_id or id.startswith(f"{run_id}{_SIGNS['call']}")
+
+
+def split_run_id(id: str) -> tuple[str, Place]:
+    """The outermost run of a nested run's id, and the nested run's place in it."""
+    found = _NESTED_RUN.search(id)
+    at = len(id) if found is None else found.start()
+    return id[:at], Place.parse(id[at:])
+
+
+def leading_call(text: str) -> int | None:
+    """The number of the call that a key or a place begins with; None if it belongs to the run itself."""
+    found = _LEADING_CALL.match(text)
+    return None if found is None else int(found[1])
+
+
+# Ids of inner calls: they extend the id of the call around them.
+
+
+def inner_call_id(call_id: str, attempt: int, number: int) -> str:
+    """The id of inner call `number` in an attempt at the call `call_id`."""
+    return f"{call_id}.{number}" if attempt == 1 else f"{call_id}~{attempt}.{number}"
+
+
+def outer_call_ids(call_id: str) -> Iterator[tuple[str, int, int]]:
+    """The calls that the call `call_id` may be inside of, each with the attempt and the number in it.
+
+    Ids of outer calls are chosen by models and may themselves end like a later attempt, so there may be two.
+    """
+    head, dot, number = call_id.rpartition(".")
+    if not dot or not number.isdecimal():
+        return
+    yield head, 1, int(number)
+    outer, tilde, attempt = head.rpartition("~")
+    if tilde and attempt.isdecimal():
+        yield outer, int(attempt), int(number)

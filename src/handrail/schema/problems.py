@@ -1,0 +1,417 @@
+"""What is wrong with an input, in words for a model: where, what was expected, what came instead.
+
+Pydantic finds the problems where the type is at hand. Where only its JSON Schema is, as in a process that
+takes an answer for another one, `misfits` finds what is plainly wrong.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast, get_args
+
+import pydantic_core
+
+Location = tuple[str | int, ...]
+
+NOT_FINITE = "must be a finite number; NaN and infinities are not allowed"
+
+_MODULES = re.compile(r"\b\w+(\.\w+|\.<locals>)*\.(?=\w)")
+_PLAIN_KEY = re.compile(r"[\w-]+\Z")
+_PLAIN_FORM = re.compile(r"[\w., |\[\]]+\Z")
+"""Names of union members that mean something to a reader, unlike `function-after[check(), int]`."""
+
+
+def describe(annotation: Any) -> str:
+    """A type as its author would write it."""
+    if isinstance(annotation, str):
+        return repr(annotation)
+    name = None if get_args(annotation) else getattr(annotation, "__qualname__", None)
+    return _MODULES.sub("", name or str(annotation))
+
+
+def location_of(location: Location) -> str:
+    """`("orders", 2, "price")` as `orders[2].price`; a key with other characters as `orders["a b"]`."""
+    text = ""
+    for part in location:
+        if isinstance(part, int) or not _PLAIN_KEY.match(part):
+            text += f"[{json.dumps(part, ensure_ascii=False)}]"
+        else:
+            text += f".{part}" if text else part
+    return text
+
+
+def problems_of(
+    errors: Iterable[Mapping[str, Any]], data: str | bytes, schema: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Every error as *(where, what to do)*, without repeats."""
+    try:
+        sent: Any = pydantic_core.from_json(data)
+    except (ValueError, TypeError):
+        sent = None
+    seen: set[tuple[str, str]] = set()
+    for error in errors:
+        location, form = _real_location(error, sent)
+        where = location_of(location)
+        if _PLAIN_FORM.match(form):
+            where = f"{where} (as {form})".lstrip()
+        problem = (where, _what(error, location, form, schema))
+        if problem not in seen:
+            seen.add(problem)
+            yield problem
+
+
+def _real_location(error: Mapping[str, Any], sent: Any) -> tuple[Location, str]:
+    """Where in the input the error is, without the labels pydantic adds for members of a union."""
+    location: list[str | int] = []
+    form = ""
+    raw = cast(Location, error["loc"])
+    value = sent
+    for position, part in enumerate(raw):
+        names_a_gap = position == len(raw) - 1 and error["type"] == "missing"
+        if isinstance(value, dict) and (part in value or names_a_gap):
+            value = cast("dict[Any, Any]", value).get(part)
+        elif isinstance(value, list) and isinstance(part, int):
+            items = cast("list[Any]", value)
+            value = items[part] if part < len(items) else None
+        else:
+            if part != _KEY:
+                form = str(part)
+            continue
+        location.append(part)
+    return tuple(location), form
+
+
+_KEY = "[key]"
+"""What pydantic adds to the location of a key that is wrong itself."""
+
+_EXPECTED = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "float_type": "a number",
+    "decimal_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "set_type": "a list",
+    "frozen_set_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "dataclass_type": "an object",
+    "none_required": "null",
+    "bytes_type": "text",
+    "decimal_parsing": "a number",
+    "date_type": "a date such as 2026-01-31",
+    "date_parsing": "a date such as 2026-01-31",
+    "date_from_datetime_parsing": "a date such as 2026-01-31",
+    "datetime_type": "a time such as 2026-01-31T12:00:00Z",
+    "datetime_parsing": "a time such as 2026-01-31T12:00:00Z",
+    "datetime_from_date_parsing": "a time such as 2026-01-31T12:00:00Z",
+    "time_type": "a time of day such as 12:00:00",
+    "time_parsing": "a time of day such as 12:00:00",
+    "time_delta_type": "a duration such as PT30S",
+    "time_delta_parsing": "a duration such as PT30S",
+    "uuid_type": "a UUID",
+    "uuid_parsing": "a UUID",
+}
+
+_BOUNDS = {
+    "greater_than": ("greater than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+    "multiple_of": ("a multiple of", "multiple_of"),
+}
+
+_LENGTHS = {
+    "string_too_short": ("at least", "min_length"),
+    "string_too_long": ("at most", "max_length"),
+    "too_short": ("at least", "min_length"),
+    "too_long": ("at most", "max_length"),
+}
+
+
+def _what(error: Mapping[str, Any], location: Location, form: str, schema: Mapping[str, Any]) -> str:
+    kind = cast(str, error["type"])
+    context = cast("dict[str, Any]", error.get("ctx") or {})
+    got = "" if _is_secret(location, schema) else f", got {_shown(error['input'])}"
+    if kind == "missing":
+        return "required, and missing"
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        return _unknown(location, form, schema)
+    if kind in ("json_invalid", "string_unicode"):
+        return _not_json(location, context)
+    if kind in _EXPECTED:
+        subject = "this key must be" if error["loc"][-1:] == (_KEY,) else "must be"
+        return f"{subject} {_EXPECTED[kind]}{got}"
+    if kind == "finite_number":
+        return NOT_FINITE
+    if kind in _BOUNDS:
+        words, key = _BOUNDS[kind]
+        return f"must be {words} {context[key]}{got}"
+    if kind in _LENGTHS:
+        words, key = _LENGTHS[kind]
+        sent = error["input"]
+        got = f", got {len(cast('list[Any]', sent))}" if isinstance(sent, list | dict) else got
+        return f"must have {words} {_counted(context[key], sent)}{got}"
+    if kind == "string_pattern_mismatch":
+        return f"must match the pattern {context['pattern']}{got}"
+    if kind in ("literal_error", "enum"):
+        return f"must be one of {context['expected']}{got}"
+    if kind in ("value_error", "assertion_error"):
+        return f"{context['error']}" + ("" if isinstance(error["input"], Mapping) else got)
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return _tag(location, context, schema)
+    return f"{cast(str, error['msg'])[:1].lower()}{cast(str, error['msg'])[1:]}{got}"
+
+
+def _not_json(location: Location, context: Mapping[str, Any]) -> str:
+    subject = "must be JSON" if location else "the arguments are not valid JSON"
+    return f"{subject}: {context.get('error', 'half of a surrogate pair stands alone')}"
+
+
+def _counted(count: int, value: Any) -> str:
+    noun = "character" if isinstance(value, str) else "item"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _tag(location: Location, context: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+    """What to say of a discriminator that is missing or unknown."""
+    known = context.get("expected_tags")
+    if known is None:
+        tags = {tag: None for part in schemas_at(schema, location) for tag in _tags(part)}
+        known = ", ".join(map(repr, tags))
+    name = cast(str, context["discriminator"])
+    if name.endswith("()"):  # a function finds the tag, so there is no field to name
+        return f"must be one of the forms {known}" if known else "must be one of the known forms"
+    if "tag" in context:
+        return f"its {name} must be one of {known}, got {context['tag']!r}"
+    return f"its {name} is required, and must be one of {known}"
+
+
+def _tags(part: Mapping[str, Any]) -> Mapping[str, str]:
+    """The members of a discriminated union by tag."""
+    return part.get("discriminator", {}).get("mapping", {})
+
+
+def _unknown(location: Location, form: str, schema: Mapping[str, Any]) -> str:
+    key = location[-1] if location else form
+    parts = schemas_at(schema, location[:-1])
+    named = [tags[form] for part in parts if form in (tags := _tags(part))] or [f"#/$defs/{form}"]
+    form_parts = [part for name in named for part in _forms({"$ref": name}, schema, set())]
+    here = form_parts if any(form_parts) else parts
+    properties = [part["properties"] for part in here if "properties" in part]
+    known = sorted({name for names in properties if key not in names for name in names})
+    near = difflib.get_close_matches(str(key), known, n=1)
+    if near:
+        return f"unknown; did you mean {near[0]}?"
+    if known:
+        return f"unknown; remove it. Known here: {', '.join(known)}"
+    return "unknown; remove it"
+
+
+def _shown(value: Any) -> str:
+    """A value in JSON's terms, never long."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, int | float):
+        return f"the number {value}"
+    if isinstance(value, str):
+        text = json.dumps(value, ensure_ascii=False)
+        return f"the text {text if len(text) <= 60 else text[:57] + '…' + chr(34)}"
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, Sequence):
+        return "a list"
+    return f"a {type(cast(object, value)).__name__}"
+
+
+# --- lookups in a JSON Schema --------------------------------------------------------------------
+
+
+def _is_secret(location: Location, schema: Mapping[str, Any]) -> bool:
+    """Whether a secret may stand at this place or inside it."""
+    return any(_asks_for_secrets(part, schema, set()) for part in schemas_at(schema, location))
+
+
+def asks_for_secrets(part: Mapping[str, Any], root: Mapping[str, Any]) -> bool:
+    """Whether this part of a JSON Schema describes a secret, or something that holds one."""
+    seen: set[int] = set()
+    return any(_asks_for_secrets(form, root, seen) for form in forms_of(part, root))
+
+
+def _asks_for_secrets(part: Mapping[str, Any], root: Mapping[str, Any], seen: set[int]) -> bool:
+    if id(part) in seen:
+        return False
+    seen.add(id(part))
+    if part.get("writeOnly") is True:
+        return True
+    inner = [*part.get("properties", {}).values(), *part.get("prefixItems", ())]
+    inner += [part.get(word) for word in ("items", "additionalProperties", "propertyNames")]
+    return any(
+        _asks_for_secrets(form, root, seen)
+        for one in inner
+        if isinstance(one, dict)
+        for form in forms_of(cast("dict[str, Any]", one), root)
+    )
+
+
+def schemas_at(schema: Mapping[str, Any], location: Location) -> list[Mapping[str, Any]]:
+    """The schemas that may describe the value at a place; several for a union."""
+    here = forms_of(schema, schema)
+    for part in location:
+        here = inside(here, part, schema)
+    return here
+
+
+def inside(
+    forms: Iterable[Mapping[str, Any]], part: str | int, root: Mapping[str, Any]
+) -> list[Mapping[str, Any]]:
+    """The schemas that may describe the value under this key or index."""
+    inner: list[Any] = []
+    for form in forms:
+        if isinstance(part, int):
+            prefix = form.get("prefixItems", [])
+            inner.append(prefix[part] if part < len(prefix) else form.get("items"))
+        else:
+            inner.append(form.get("properties", {}).get(part, form.get("additionalProperties")))
+    return [
+        found for one in inner if isinstance(one, dict) for found in forms_of(cast(dict[str, Any], one), root)
+    ]
+
+
+def forms_of(part: Mapping[str, Any], root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """A schema, with its references and unions opened."""
+    return _forms(part, root, set())
+
+
+def _forms(part: Mapping[str, Any], root: Mapping[str, Any], seen: set[str]) -> list[Mapping[str, Any]]:
+    reference = part.get("$ref")
+    if isinstance(reference, str):
+        if reference in seen:
+            return []
+        name = reference.rsplit("/", 1)[-1]
+        return _forms(root.get("$defs", {}).get(name, {}), root, seen | {reference})
+    forms: list[Mapping[str, Any]] = [part]
+    for union in ("anyOf", "oneOf", "allOf"):
+        for one in part.get(union, ()):
+            forms.extend(_forms(one, root, seen))
+    return forms
+
+
+# --- values against a JSON Schema ----------------------------------------------------------------
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list, tuple),
+    "string": (str,),
+    "boolean": (bool,),
+    "null": (type(None),),
+    "integer": (int,),
+    "number": (int, float),
+}
+_WORDS = {
+    "object": "an object",
+    "array": "a list",
+    "string": "a text",
+    "boolean": "true or false",
+    "null": "null",
+    "integer": "a whole number",
+    "number": "a number",
+}
+_DEPTH = 40
+
+
+class Misfit(NamedTuple):
+    """One thing that is plainly wrong with a value."""
+
+    where: str
+    """`orders[2].price`; "" for the value itself."""
+    what: str
+    wanted: str
+    """The same without the value that was given."""
+
+    def __str__(self) -> str:
+        return f"{self.where or 'the answer'} {self.what}"
+
+
+def misfits(schema: Mapping[str, Any], value: object, *, secret: bool = False) -> list[Misfit]:
+    """What is plainly wrong with a value: kinds, missing and unknown fields, choices.
+
+    The rest is checked where the type is at hand. With `secret`, nothing of the value is repeated.
+    """
+    found = _misfits(schema, value, "", schema.get("$defs", {}), 0)
+    return [Misfit(each.where, each.wanted, each.wanted) for each in found] if secret else list(found)
+
+
+def _misfits(
+    schema: Mapping[str, Any], value: Any, at: str, defs: Mapping[str, Any], depth: int
+) -> Iterator[Misfit]:
+    if depth > _DEPTH:
+        return
+    named = schema.get("$ref")
+    if isinstance(named, str):
+        schema = defs.get(named.rpartition("/")[2], {})
+    forms: Any = schema.get("anyOf") or schema.get("oneOf")
+    if forms:
+        tried = [list(_misfits(form, value, at, defs, depth + 1)) for form in forms]
+        if all(tried):
+            yield from min(tried, key=lambda wrong: (wrong[0].where == at, len(wrong)))
+        return
+    if "enum" in schema and value not in schema["enum"]:
+        yield _unwanted(at, value, f"one of {', '.join(map(_quoted, schema['enum']))}")
+    elif "const" in schema and value != schema["const"]:
+        yield _unwanted(at, value, _quoted(schema["const"]))
+    kind = schema.get("type")
+    if "enum" in schema or "const" in schema:
+        return
+    if isinstance(kind, str) and not _is_kind(kind, value):
+        yield _unwanted(at, value, _WORDS.get(kind, kind))
+    elif isinstance(value, dict):
+        yield from _misfits_in_object(schema, cast("dict[str, Any]", value), at, defs, depth)
+    elif isinstance(value, list | tuple) and isinstance(schema.get("items"), dict):
+        for number, item in enumerate(cast("list[Any]", value)):
+            yield from _misfits(schema["items"], item, f"{at}[{number}]", defs, depth + 1)
+
+
+def _misfits_in_object(
+    schema: Mapping[str, Any], value: Mapping[str, Any], at: str, defs: Mapping[str, Any], depth: int
+) -> Iterator[Misfit]:
+    fields: Mapping[str, Any] = schema.get("properties", {})
+    for name in schema.get("required", ()):
+        if name not in value:
+            yield Misfit(_field_at(at, name), "is missing", "is missing")
+    for name, part in value.items():
+        if name in fields:
+            yield from _misfits(fields[name], part, _field_at(at, name), defs, depth + 1)
+        elif schema.get("additionalProperties") is False:
+            unknown = f"is unknown; known are {', '.join(fields) or 'none'}"
+            yield Misfit(_field_at(at, name), unknown, unknown)
+
+
+def _unwanted(at: str, value: object, wanted: str) -> Misfit:
+    return Misfit(at, f"is {_quoted(value)}; {wanted} is wanted", f"is something else; {wanted} is wanted")
+
+
+def _is_kind(kind: str, value: object) -> bool:
+    kinds = _KINDS.get(kind)
+    if kinds is None:
+        return True
+    if isinstance(value, bool):
+        return kind == "boolean"
+    return isinstance(value, kinds)
+
+
+def _field_at(at: str, name: str) -> str:
+    part = location_of((name,))
+    return f"{at}{part}" if part.startswith("[") else f"{at}.{part}" if at else part
+
+
+def _quoted(value: object) -> str:
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else f"{text[:59]}…"

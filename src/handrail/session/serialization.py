@@ -1,0 +1,280 @@
+"""Sessions as JSON, with a version; loading requires that every type is known."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any, Literal, TypeVar, cast
+from weakref import WeakValueDictionary
+
+import msgspec
+import pydantic_core
+from pydantic import TypeAdapter
+from pydantic.errors import PydanticUserError
+
+from handrail.errors import EventRefused, SessionError
+from handrail.ids import NewId, random_id
+from handrail.protocols import RunMode
+from handrail.session.session import Session
+from handrail.session.slices import SliceKind, SliceRules
+
+VERSION = 1
+
+T = TypeVar("T")
+
+
+class SavedError(Exception):
+    """The exception of a loaded fact: its type and message as text. It is never raised."""
+
+
+class _SavedSlice(msgspec.Struct):
+    kind: SliceKind
+    keyed: bool
+    items: list[msgspec.Raw]
+
+
+class _Saved(msgspec.Struct):
+    version: Literal[1]
+    id: str
+    principal: str
+    config: dict[str, Any]
+    slices: dict[str, _SavedSlice]
+    run_mode: RunMode | None = None
+
+
+class _Version(msgspec.Struct):
+    version: Any = None
+    id: Any = None
+
+
+def save(session: Session) -> bytes:
+    """Return the session's slices and logs as JSON text. A pydantic secret is saved as asterisks."""
+    with session.lock:
+        kept: dict[type, Any] = {**session.state, **session.logs()}
+    slices: dict[str, _SavedSlice] = {}
+    for kind, contents in kept.items():
+        name = _name(kind)
+        if name in slices:
+            raise SessionError(
+                session.id, f"it holds two types called {name}", "Give each a name of its own."
+            )
+        rules = session.rules_for(kind)
+        items = [msgspec.Raw(_encoded(item, session.id)) for item in contents.all()]
+        slices[name] = _SavedSlice(rules.kind, rules.key is not None, items)
+    try:
+        config: Any = msgspec.Raw(_json(dict(session.config)))
+    except (ValueError, TypeError) as error:
+        raise SessionError(session.id, f"its config can't be saved: {error}", "Make it plain data.") from None
+    return msgspec.json.encode(
+        _Saved(VERSION, session.id, session.principal, config, slices, session.run_mode)
+    )
+
+
+def load(
+    data: str | bytes,
+    *,
+    types: Iterable[type] = (),
+    slices: Mapping[type, SliceRules] | None = None,
+    new_id: NewId = random_id,
+) -> Session:
+    """Load a saved session. `types` are the types of its slices, apart from Handrail's own."""
+    saved = _read(data)
+    known = {_name(kind): kind for kind in (*_own_among(saved.slices), *types, *(slices or {}))}
+    unknown = sorted(set(saved.slices) - set(known))
+    if unknown:
+        raise SessionError(
+            saved.id,
+            f"it holds {', '.join(unknown)}, which are not known here",
+            "Name them: load(data, types=[...]).",
+        )
+    session = Session(
+        id=saved.id,
+        principal=saved.principal,
+        config=saved.config,
+        slices=slices,
+        run_mode=saved.run_mode,
+        new_id=new_id,
+    )
+    for name, contents in saved.slices.items():
+        kind = known[name]
+        _check_kept_alike(session, kind, contents)
+        session.load_slice(kind, [_decoded(kind, bytes(item), saved.id) for item in contents.items])
+    return session
+
+
+_local: WeakValueDictionary[str, type] = WeakValueDictionary()
+"""Types defined inside functions, which no other process can find: for tests and throwaway runs."""
+
+
+class _Item(msgspec.Struct, frozen=True):
+    type: str
+    item: msgspec.Raw
+
+
+def encode_item(item: object, session: str) -> bytes:
+    """Encode one item with the name of its type, for a journal."""
+    kind = type(item)
+    name = _name(kind)
+    if "<locals>" in name:
+        _local[name] = kind
+    return msgspec.json.encode(_Item(name, msgspec.Raw(_encoded(item, session))))
+
+
+def decode_item(data: bytes, session: str) -> Any:
+    """Decode an item. Its type is looked up in the modules this program has imported."""
+    found = msgspec.json.decode(data, type=_Item)
+    kind = _imported(found.type)
+    if kind is None:
+        raise SessionError(
+            session,
+            f"it holds a {found.type}, which is not known here",
+            "Import the module that defines it before the run is resumed.",
+        )
+    return _decoded(kind, bytes(found.item), session)
+
+
+def _imported(name: str) -> type | None:
+    """Return the class of this name from the imported modules."""
+    parts = name.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        module = sys.modules.get(".".join(parts[:cut]))
+        if module is not None:
+            found: Any = module
+            for part in parts[cut:]:
+                found = getattr(found, part, None)
+            if isinstance(found, type):
+                return found
+    return _local.get(name)
+
+
+def check_serialisable(event: object) -> None:
+    """Refuse an event that can't be saved and loaded again."""
+    try:
+        again = _decoded(type(event), _encoded(event, "?"), "?")
+    except SessionError as error:
+        problem = str(error.__cause__ or error).split("\n", 1)[0]
+        raise EventRefused(
+            event,
+            f"it can't be saved as JSON and this run is journaled: {problem}",
+            "Make its fields plain data.",
+        ) from None
+    if again != event:
+        raise EventRefused(
+            event,
+            "it is not the same after being saved as JSON, and this run is journaled",
+            "Make its fields plain data.",
+        )
+
+
+def load_imported(data: bytes, slices: Mapping[type, SliceRules] | None = None) -> Session:
+    """Load a saved session, with its types looked up in the imported modules."""
+    found = (_imported(name) for name in _read(data).slices)
+    return load(data, types=[kind for kind in found if kind is not None], slices=slices)
+
+
+def under_id(data: bytes, id: str) -> bytes:
+    """Return a saved session under another id, otherwise unchanged."""
+    return msgspec.json.encode(msgspec.structs.replace(_read(data), id=id))
+
+
+def said_in(data: bytes, kind: type[T]) -> list[T]:
+    """Return the items of one slice of a saved session."""
+    found = _read(data)
+    slice_ = found.slices.get(_name(kind))
+    return [] if slice_ is None else [_decoded(kind, bytes(item), found.id) for item in slice_.items]
+
+
+def _own_among(names: Iterable[str]) -> Iterable[type]:
+    """Return those of the named types that are Handrail's own, from its imported modules."""
+    for name in names:
+        module, _, own = name.rpartition(".")
+        found = getattr(sys.modules.get(module), own, None) if module.startswith("handrail.") else None
+        if isinstance(found, type) and _name(found) == name:
+            yield found
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _read(data: str | bytes) -> _Saved:
+    """Decode a saved session after checking its version."""
+    try:
+        version = msgspec.json.decode(data, type=_Version)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SessionError("?", f"it is not a saved session: {error}", "Give what `save` returned.") from None
+    if version.version != VERSION:
+        raise SessionError(
+            str(version.id),
+            f"it was saved in version {version.version!r} and this is {VERSION}",
+            "Load it with the version of Handrail that saved it.",
+        )
+    try:
+        return msgspec.json.decode(data, type=_Saved)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SessionError(
+            str(version.id), f"what was saved is damaged: {error}", "Give what `save` returned."
+        ) from None
+
+
+def _check_kept_alike(session: Session, kind: type, contents: _SavedSlice) -> None:
+    rules = session.rules_for(kind)
+    if (rules.kind, rules.key is not None) != (contents.kind, contents.keyed):
+        was, now = _manner(contents.kind, contents.keyed), _manner(rules.kind, rules.key is not None)
+        raise SessionError(
+            session.id,
+            f"{kind.__name__} was saved as {was} and is {now} here",
+            "Give the rules it was saved with: load(data, slices={...}).",
+        )
+
+
+def _manner(kind: str, keyed: bool) -> str:
+    return f"{kind} {'with' if keyed else 'without'} a key"
+
+
+def _encoded(item: Any, session: str) -> bytes:
+    try:
+        if isinstance(item, msgspec.Struct):
+            return msgspec.json.encode(item, enc_hook=_fallback)
+        return _json(item)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise SessionError(
+            session, f"a {type(item).__name__} can't be saved: {error}", "Make its fields plain data."
+        ) from error
+
+
+def _json(value: Any) -> bytes:
+    return pydantic_core.to_json(value, round_trip=True, inf_nan_mode="strings")
+
+
+def _fallback(value: Any) -> Any:
+    """Encode what msgspec does not know: params and values of users, and exceptions as text."""
+    if isinstance(value, SavedError):
+        return str(value)
+    if isinstance(value, BaseException):
+        return f"{type(value).__name__}: {value}"
+    return msgspec.Raw(_json(value))
+
+
+def _decoded(kind: type, item: bytes, session: str) -> Any:
+    try:
+        if issubclass(kind, msgspec.Struct):
+            return msgspec.json.decode(item, type=kind, dec_hook=_loose)
+        return _adapter(cast(Any, kind)).validate_json(item)
+    except (ValueError, TypeError, PydanticUserError) as error:  # msgspec's and pydantic's are ValueErrors
+        problem = str(error).replace("\n", " ")
+        raise SessionError(
+            session,
+            f"an item of {kind.__name__} does not fit its type: {problem}",
+            "Was the type changed since?",
+        ) from error
+
+
+@lru_cache(maxsize=128)
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _loose(kind: type, value: Any) -> Any:
+    return SavedError(value) if issubclass(kind, BaseException) else value

@@ -1,0 +1,301 @@
+"""Checks of a tool's definition, made when the tool is made. Each error says how to correct it."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Union, cast, get_args, get_origin
+
+from typing_extensions import is_typeddict
+
+from handrail.context import ToolContext
+from handrail.errors import DefinitionError, ToolDefinitionError, ToolValidationError
+from handrail.protocols import RunMode
+from handrail.schema import JsonSchema, Schema
+from handrail.schema.problems import describe
+from handrail.tools.effect import EFFECTS
+from handrail.tools.params import is_record, quick_copy
+from handrail.tools.paths import PathFinder
+from handrail.tools.result import ToolExample
+from handrail.tools.signature import (
+    MISSING,
+    Need,
+    caller_namespace,
+    context_parameter,
+    mentions,
+    needs_of,
+    positional,
+    read,
+    result_of,
+)
+
+if TYPE_CHECKING:
+    from handrail.tools.definition import Tool
+
+CAPABILITY = r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)*"
+"""Pattern of a capability: lower-case words with dots, as in `fs.read` or `s3.write`."""
+
+_LONGEST_EXAMPLE = 200
+_NAME = re.compile(r"[a-z0-9_-]{1,64}\Z")
+_CAPABILITY = re.compile(rf"{CAPABILITY}\Z")
+_NO_ARGUMENTS: JsonSchema = {"type": "object", "properties": {}, "additionalProperties": False}
+_PROVIDED: dict[RunMode, set[Need]] = {
+    "user": {"user", "worker"},
+    "agent": {"model", "worker"},
+    "headless": {"worker"},
+}
+
+
+def is_name(name: object) -> bool:
+    """Whether a tool may have this name: models have to write it."""
+    return isinstance(name, str) and _NAME.match(name) is not None
+
+
+def name_hint(name: object, otherwise: str = "my_tool") -> str:
+    """What to write instead of a name that is not allowed."""
+    allowed = "Use 1 to 64 of the characters a-z, 0-9, '_' and '-'"
+    if not isinstance(name, str) or not name:
+        return f"{allowed}."
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    suggestion = re.sub(r"[^a-z0-9_-]+", "_", words).strip("_")[:64] or otherwise
+    return f"{allowed}, for example {suggestion!r}."
+
+
+def check(tool: Tool[Any, Any]) -> None:
+    """Check a new tool, and fill in the fields that follow from its handler."""
+    _Check(tool).all()
+
+
+def check_words(tool: Tool[Any, Any]) -> None:
+    """Check what a model reads of a tool, after only that was changed."""
+    check = _Check(tool)
+    check.description()
+    check.examples()
+
+
+class _Check:
+    """Fills in and checks one new tool. Each method is one rule."""
+
+    def __init__(self, tool: Tool[Any, Any]) -> None:
+        self.tool = tool
+        self.namespace = caller_namespace()
+
+    def all(self) -> None:
+        self.name()
+        self.description()
+        self.choices()
+        self.capabilities()
+        self.handler()
+        self.schemas()
+        self.effect()
+        self.examples()
+
+    def error(self, problem: str, hint: str) -> ToolDefinitionError:
+        return ToolDefinitionError(str(self.tool.name), problem, hint)
+
+    def fill(self, field: str, value: Any) -> None:
+        object.__setattr__(self.tool, field, value)
+
+    def name(self) -> None:
+        if not is_name(self.tool.name):
+            raise self.error(f"the name {self.tool.name!r} is not allowed", name_hint(self.tool.name))
+
+    def description(self) -> None:
+        text: Any = self.tool.description
+        if not isinstance(text, str) or not text.strip():
+            raise self.error("it has no description", "Say in one sentence what it does, for the model.")
+
+    def choices(self) -> None:
+        tool = self.tool
+        for field, choices in (("effect", EFFECTS), ("run_mode", (*get_args(RunMode), None))):
+            if getattr(tool, field) not in choices:
+                words = ", ".join(map(repr, choices))
+                raise self.error(f"{field} is {getattr(tool, field)!r}", f"Use one of {words}.")
+        timeout: Any = tool.timeout
+        is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+        if timeout is not None and not (is_number and 0 < timeout < math.inf):
+            hint = "Give a positive number of seconds, or None for no timeout."
+            raise self.error(f"timeout is {timeout!r}", hint)
+
+    def capabilities(self) -> None:
+        given: Any = self.tool.capabilities
+        if isinstance(given, str):
+            raise self.error(f"capabilities is {given!r}", f"Give a set of words, for example {{{given!r}}}.")
+        for word in given:
+            if not isinstance(word, str) or not _CAPABILITY.match(word):
+                raise self.error(
+                    f"the capability {word!r} is not a word",
+                    "Write it in small letters with dots, as in 'fs.read'.",
+                )
+        self.fill("capabilities", frozenset(given))
+
+    def handler(self) -> None:
+        tool = self.tool
+        if tool.handler is None:
+            self.fill("is_async", False)
+            self.fill("context_type", ToolContext)
+            self.fill("needs", frozenset[Need]())
+            self.fill("params", None if tool.params is MISSING else tool.params)
+            self.fill("result", Any if tool.result is MISSING else tool.result)
+            return
+        signature = read(tool.name, tool.handler, self.namespace, "handler")
+        context_type = context_parameter(tool.name, signature, "handler")
+        form = "(params, *, context: ToolContext) -> ToolResult[...]"
+        (name,) = positional(tool.name, signature, 1, "handler", form)
+        self.fill("is_async", signature.is_async)
+        self.fill("own_task", sys.version_info < (3, 13) and mentions(tool.handler, "TaskGroup"))
+        self.fill("context_type", context_type)
+        self.fill("needs", needs_of(context_type))
+        annotation = signature.annotation(name)
+        if tool.params is not MISSING:
+            self.agree("its handler", name, annotation)
+        elif annotation is MISSING:
+            raise self.error(
+                f"{name!r} of its handler has no annotation",
+                "Annotate it with a dataclass or a pydantic model, or give `params=`.",
+            )
+        else:
+            self.fill("params", None if annotation is type(None) else annotation)
+        result = result_of(tool.name, signature)
+        if tool.result is MISSING:
+            self.fill("result", result)
+        elif _disagree(result, tool.result):
+            raise self.error(
+                f"`result` is {describe(tool.result)} and its handler gives {describe(result)}",
+                "Drop `result=`, or make them the same type.",
+            )
+        if tool.run_mode is not None and not tool.needs <= _PROVIDED[tool.run_mode]:
+            raise self.error(
+                f"its handler requires {context_type.__name__}, which run_mode {tool.run_mode!r} never has",
+                "Change the one or the other.",
+            )
+
+    def agree(self, whose: str, parameter: str, annotation: Any) -> None:
+        """Refuse a handler whose annotation certainly is another type than the tool's params."""
+        params = self.tool.params
+        if _disagree(params, annotation):
+            raise self.error(
+                f"`params` is {describe(params)} and {parameter!r} of {whose} is annotated {describe(annotation)}",
+                "Make them the same type.",
+            )
+
+    def schemas(self) -> None:
+        tool = self.tool
+        if tool.params is not None and not is_record(tool.params):
+            raise self.error(
+                f"its params are {describe(tool.params)}, and arguments are always an object with named fields",
+                "Make them a dataclass, a pydantic model, or None; mappings and TypedDicts can be fields of one.",
+            )
+        try:
+            schema = None if tool.params is None else Schema[Any](tool.params, self.namespace)
+            result = None if tool.result is Any else Schema[Any](tool.result, self.namespace)
+            paths = PathFinder(tool.params, self.namespace)
+        except DefinitionError as error:
+            raise self.error(*error.parts) from error.__cause__
+        self.fill("_schema", schema)
+        self.fill("result_class", _class_of(tool.result))
+        self.fill("_copy", quick_copy(tool.params, self.namespace))
+        self.fill("secret", schema is not None and schema.secret)
+        self.fill("_quick", None if schema is None or schema.secret else schema.quick)
+        self.fill("_result_schema", result)
+        self.fill("_paths", paths)
+        self.fill("json_schema", dict(_NO_ARGUMENTS) if schema is None else schema.json_schema)
+
+    def effect(self) -> None:
+        tool = self.tool
+        if (tool.effect == "compensable") != (tool.compensate is not None):
+            raise self.error(
+                "effect='compensable' and a `compensate` handler go together, and only one of them is given",
+                "Give both, or neither.",
+            )
+        if tool.compensate is not None:
+            form = "(params, value, *, context: ToolContext) -> None"
+            self.companion(tool.compensate, "compensate", 2, form)
+        if tool.probe is not None:
+            if tool.effect not in ("compensable", "irreversible"):
+                raise self.error(
+                    f"a `probe` is given and effect is {tool.effect!r}, which is never probed",
+                    "Drop it, or say effect='compensable' or 'irreversible'.",
+                )
+            self.companion(tool.probe, "probe", 1, "(params, *, context: ToolContext) -> bool | None")
+        writes = sorted(word for word in tool.capabilities if word.endswith(".write"))
+        if not EFFECTS[tool.effect].writes and (writes or "write" in tool.path_accesses):
+            what = f"the capability {writes[0]!r}" if writes else "a PathArg('write')"
+            raise self.error(
+                f"effect is {tool.effect!r} but it has {what}", "Say effect='staged', or drop the write."
+            )
+
+    def companion(self, function: Callable[..., Any], what: str, count: int, form: str) -> None:
+        """Check a `compensate` or `probe` function."""
+        signature = read(self.tool.name, function, self.namespace, what)
+        context_parameter(self.tool.name, signature, what)
+        name = positional(self.tool.name, signature, count, what, form)[0]
+        self.agree(f"its {what}", name, signature.annotation(name))
+
+    def examples(self) -> None:
+        self.fill("examples", tuple(self.tool.examples))
+        for index, example in enumerate(self.tool.examples):
+            self.example(f"examples[{index}]", example)
+
+    def example(self, place: str, example: ToolExample[Any, Any]) -> None:
+        if not isinstance(cast(object, example), ToolExample):
+            raise self.error(
+                f"{place} is {example!r}", "Give ToolExample(description=..., input=..., output=...)."
+            )
+        if not 0 < len(example.description) <= _LONGEST_EXAMPLE:
+            raise self.error(
+                f"{place} has a description of {len(example.description)} characters",
+                f"Say in 1 to {_LONGEST_EXAMPLE} characters what it shows.",
+            )
+        tool = self.tool
+        params_type = get_origin(tool.params) or tool.params
+        if isinstance(params_type, type) and not isinstance(example.input, params_type | Mapping):
+            raise self.error(
+                f"the input of {place} is {example.input!r}",
+                f"Give a {describe(tool.params)}, or a mapping with its fields.",
+            )
+        for part, schema in (("input", tool._schema), ("output", tool._result_schema)):  # pyright: ignore[reportPrivateUsage]  # our own tool
+            value: Any = getattr(example, part)
+            try:
+                if schema is not None:
+                    schema.parse_value(value)
+                elif part == "input" and value is not None and value != {}:
+                    raise ToolValidationError("the tool takes no arguments")
+            except ToolValidationError as error:
+                raise self.error(
+                    f"the {part} of {place} does not fit: {error}", f"Make it fit the {part}'s type."
+                ) from None
+
+
+def _disagree(given: Any, wanted: Any) -> bool:
+    """Whether a value of one type is certainly not of the other. Only classes are compared."""
+    if not isinstance(given, type) or not isinstance(wanted, type) or {given, wanted} & {Any, MISSING}:
+        return False
+    return not getattr(wanted, "_is_protocol", False) and not issubclass(given, wanted)
+
+
+def _class_of(result: Any) -> type | tuple[type, ...] | None:
+    """What `isinstance` can check of a result: its class, its container's, or those of a union's members."""
+    origin = get_origin(result) or result
+    if origin is Annotated:
+        return _class_of(get_args(result)[0])
+    if origin in (Union, types.UnionType):
+        return _classes_of(get_args(result))
+    if origin is None:
+        return type(None)
+    if origin is float:
+        return (float, int)
+    is_open = origin is object or is_typeddict(origin) or getattr(origin, "_is_protocol", False)
+    return origin if isinstance(origin, type) and origin is not Any and not is_open else None
+
+
+def _classes_of(results: Iterable[Any]) -> tuple[type, ...] | None:
+    found: list[type] = []
+    for each in map(_class_of, results):
+        if each is None:
+            return None
+        found += each if isinstance(each, tuple) else (each,)
+    return tuple(found)

@@ -1,0 +1,1093 @@
+"""The loop: what an evaluation does, and what ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import weakref
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, Any
+
+import pytest
+from pydantic import Field
+
+from handrail import (
+    Adapter,
+    AgentContext,
+    Budget,
+    Deadline,
+    MarkdownSection,
+    MemoryFilesystem,
+    Prompt,
+    PromptEvaluationError,
+    ScriptedModel,
+    Session,
+    ToolCall,
+    ToolContext,
+    tool,
+)
+from handrail.adapter import Retry, Throttle
+from handrail.context import PROVIDER_REQUEST_ID, RETRIES
+from handrail.errors import (
+    BudgetExceededError,
+    ConversationBusy,
+    DeadlineExceededError,
+    DefinitionError,
+    DepthExceededError,
+    ModelRateLimited,
+    ModelUnavailable,
+    OperationUsedTwice,
+    VisibilityExpansionRequired,
+)
+from handrail.events import (
+    MessageAdded,
+    ModelFailed,
+    ModelRequested,
+    ModelResponded,
+    PromptExecuted,
+    PromptRendered,
+    TextDelta,
+    ToolInvoked,
+    ToolStarted,
+)
+from handrail.limits import BudgetTracker
+from handrail.messages import AssistantMessage, Price, Sent, ToolMessage, Traits, Usage, UserMessage
+from handrail.models.scripted import Reply
+from handrail.session import load, save
+from handrail.testing import Agent, RecordingSubscriber, VirtualClock, run_virtual
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an answer is to be."""
+
+    verdict: Annotated[str, Field(description="判決。" * 60)]
+
+
+ONE = Price(Decimal(1_000_000), Decimal(1_000_000))
+"""A dollar a token, so that a cost can be read off."""
+
+
+@tool
+async def weather(city: str) -> str:
+    """Say what the weather is like in a city."""
+    return f"It rains in {city}."
+
+
+GUIDE = Prompt("guide", "Answer briefly.", tools=[weather])
+
+
+def wrongly(value: object) -> Any:
+    """A value whose type no checker knows."""
+    return value
+
+
+def scripted(*answers: Any, **options: Any) -> ScriptedModel:
+    return ScriptedModel(answers, **options)
+
+
+# --- a run -------------------------------------------------------------------------------------
+
+
+def test_hello_world() -> None:
+    """A prompt, a tool, a message: the answer, and everything said on the way."""
+    model = scripted(ToolCall("weather", {"city": "Oslo"}), "Take an umbrella.")
+    response = Adapter(model).evaluate(GUIDE, "What is it like in Oslo?").wait()
+    assert (response.text, response.output, response.stop_reason) == ("Take an umbrella.", None, "done")
+    asked, answered = model.requests
+    assert asked.system == "Answer briefly."
+    assert list(asked.messages) == [UserMessage("What is it like in Oslo?")]
+    assert [offered.tool for offered in asked.tools] == [weather]
+    call, result = list(answered.messages)[1:]
+    assert isinstance(call, AssistantMessage)
+    assert isinstance(result, ToolMessage)
+    assert result.results[0].text == "It rains in Oslo."
+
+
+def test_parallel_calls_run_at_once() -> None:
+    """The calls of one answer run beside each other; results keep the order of the calls."""
+
+    @tool
+    async def wait(seconds: int) -> str:
+        """Wait."""
+        await asyncio.sleep(seconds)
+        return f"waited {seconds}"
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        model = scripted([ToolCall("wait", {"seconds": 9}), ToolCall("wait", {"seconds": 5})], "Done.")
+        await Adapter(model).evaluate(Prompt("p", "Wait.", tools=[wait]), "go")
+        assert loop.time() == pytest.approx(9, abs=0.1)
+        results = model.requests[1].messages[-1]
+        assert isinstance(results, ToolMessage)
+        assert [each.text for each in results.results] == ["waited 9", "waited 5"]
+
+    run_virtual(scenario)
+
+
+def test_a_run_is_told_in_events() -> None:
+    """What happens is published in order, each start with its end."""
+    session = Session()
+    with RecordingSubscriber(session) as seen:
+        Adapter(scripted(ToolCall("weather", {"city": "Oslo"}), "Rain.")).evaluate(
+            GUIDE, "hi", session=session
+        ).wait()
+    assert [type(event) for event in seen.events] == [
+        PromptRendered,
+        MessageAdded,
+        ModelRequested,
+        ModelResponded,
+        MessageAdded,
+        ToolStarted,
+        ToolInvoked,
+        MessageAdded,
+        ModelRequested,
+        ModelResponded,
+        MessageAdded,
+        PromptExecuted,
+    ]
+    contexts: list[Any] = [getattr(event, "run_context", None) for event in seen.events]
+    assert len({context.run_id for context in contexts if context is not None}) == 1
+
+
+def test_a_bus_of_ones_own_hears_the_run() -> None:
+    """Whoever listens on `bus` hears of the run, with a session of its own or one that was given."""
+
+    class Listening:
+        def __init__(self) -> None:
+            self.heard: list[object] = []
+
+        def publish(self, event: object, /) -> None:
+            self.heard.append(event)
+
+        def subscribe(self, kind: type, listener: Any, /) -> Any:
+            raise NotImplementedError
+
+    for session in (None, Session()):
+        bus = Listening()
+        Adapter(scripted("Hi.")).evaluate(GUIDE, "hi", session=session, bus=bus).wait()
+        assert isinstance(bus.heard[-1], PromptExecuted)
+    assert session is not None
+    Adapter(scripted("Hi.")).evaluate(GUIDE, "hi", session=session).wait()
+    assert sum(isinstance(event, PromptExecuted) for event in bus.heard) == 1
+    own = Session().dispatcher
+    seen: list[object] = []
+    own.subscribe(PromptExecuted, seen.append)
+    Adapter(scripted("Hi.")).evaluate(GUIDE, "hi", bus=own).wait()
+    assert len(seen) == 1
+
+
+def test_a_conversation_goes_on() -> None:
+    """Evaluated again on the same session, the model is sent all that was said before."""
+    session = Session()
+    model = scripted("One.", "Two.")
+    adapter = Adapter(model)
+    adapter.evaluate(GUIDE, "first", session=session).wait()
+    adapter.evaluate(GUIDE, "second", session=session).wait()
+    said = [message.text for message in model.requests[1].messages if not isinstance(message, ToolMessage)]
+    assert said == ["first", "One.", "second"]
+
+
+def test_a_conversation_outlives_its_session_object() -> None:
+    """Saved and loaded, a session goes on with the same conversation."""
+    session = Session()
+    Adapter(scripted(ToolCall("weather", {"city": "Oslo"}), "Rain.")).evaluate(
+        GUIDE, "hi", session=session
+    ).wait()
+    again = load(save(session))
+    model = scripted("Still rain.")
+    Adapter(model).evaluate(GUIDE, "and now?", session=again).wait()
+    assert [type(message).__name__ for message in model.requests[0].messages] == [
+        "UserMessage",
+        "AssistantMessage",
+        "ToolMessage",
+        "AssistantMessage",
+        "UserMessage",
+    ]
+
+
+def test_one_evaluation_at_a_time() -> None:
+    """A second evaluation on a conversation at work is refused; afterwards it is free again."""
+
+    async def scenario() -> None:
+        session = Session()
+        adapter = Adapter(scripted(Reply("slow", delay=5), "later"))
+        first = asyncio.ensure_future(adapter.evaluate(GUIDE, "one", session=session))
+        await asyncio.sleep(1)
+        with pytest.raises(ConversationBusy, match="Wait for it"):
+            await adapter.evaluate(GUIDE, "two", session=session)
+        assert (await first).text == "slow"
+        assert (await adapter.evaluate(GUIDE, "two", session=session)).text == "later"
+
+    run_virtual(scenario)
+
+
+def test_a_session_is_let_go() -> None:
+    """A conversation does not keep its session alive."""
+    session = Session()
+    Adapter(scripted("Hi.")).evaluate(GUIDE, "hi", session=session).wait()
+    gone = weakref.ref(session)
+    del session
+    gc.collect()
+    assert gone() is None
+
+
+def test_params_fill_the_prompt() -> None:
+    """Params go into the templates; what is said to the model then is `message`, or that it may begin."""
+
+    @dataclass(frozen=True)
+    class Topic:
+        topic: str
+
+    prompt = Prompt("about", [MarkdownSection[Topic]("Task", "task", "Write about $topic.")])
+    model = scripted("Done.", "Done.")
+    adapter = Adapter(model)
+    adapter.evaluate(prompt, Topic("rain")).wait()
+    adapter.evaluate(prompt, Topic("snow"), message="Now.").wait()
+    assert "Write about rain." in model.requests[0].system
+    assert [request.messages[0] for request in model.requests] == [
+        UserMessage("Do what the instructions say."),
+        UserMessage("Now."),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda a: a.evaluate("prompt", "hi"), "evaluate takes a Prompt, not a str"),
+        (lambda a: a.evaluate(GUIDE, "hi", message="hi"), "two messages were given"),
+        (lambda a: a.evaluate(GUIDE, "hi", session="s"), "session is a str"),
+        (lambda a: a.evaluate(GUIDE, "hi", deadline=5).wait(), "deadline is a int. Give a Deadline"),
+        (lambda a: a.evaluate(GUIDE, "hi", budget=5).wait(), "budget is a int. Give a Budget"),
+        (lambda a: Adapter("gpt-5"), "Write provider:name"),
+        (lambda a: Adapter(wrongly(ScriptedModel)), "is not a model"),
+        (lambda a: Adapter(wrongly(object())), "is not a model"),
+        (lambda a: ScriptedModel("hi"), r"Write ScriptedModel\(\['hi'\]\)"),
+        (lambda a: Adapter(scripted(7)).evaluate(GUIDE, "hi").wait(), "a script can't contain 7"),
+        (lambda a: Retry(attempts=0), "Give at least 1"),
+        (lambda a: Retry(first_wait=5, longest_wait=1), "are not possible"),
+        (lambda a: Retry(attempts=wrongly("3")), "Give at least 1"),
+        (lambda a: Retry(first_wait=wrongly("1")), "Give two numbers"),
+        (lambda a: Throttle(at_once=0), "at_once=0 is no number of requests. Give a whole number from 1 on"),
+        (lambda a: Throttle(at_once=wrongly(1.5)), "at_once=1.5 is no number of requests"),
+        (lambda a: Throttle(per_minute=0), "per_minute=0 would let nothing through"),
+        (lambda a: Throttle(per_minute=wrongly("9")), "per_minute='9' would"),
+        (lambda a: Adapter(scripted("x"), max_tokens=0), "max_tokens is 0. Give a whole number from 1 on"),
+        (lambda a: Adapter(scripted("x"), temperature=-1), "temperature is -1. Give a number from 0 on"),
+        (lambda a: a.evaluate(GUIDE, "hi", max_tokens=-5), "max_tokens is -5"),
+        (lambda a: a.evaluate(GUIDE, "hi", temperature="hot"), "temperature is 'hot'"),
+        (lambda a: a.stream(GUIDE, "hi", max_tokens=1.5), "max_tokens is 1.5"),
+    ],
+)
+def test_bad_input_is_refused_by_name(wrong: Any, words: str) -> None:
+    """What callers get wrong first is said with its mend."""
+    with pytest.raises(DefinitionError, match=words):
+        wrong(Adapter(scripted("x")))
+
+
+def test_a_script_that_is_over_says_so() -> None:
+    """A request too many is refused with how many answers there were."""
+    with pytest.raises(PromptEvaluationError, match="its script has 1 answers, and one more was requested"):
+        Adapter(scripted(ToolCall("weather", {"city": "Oslo"}))).evaluate(GUIDE, "hi").wait()
+
+
+# --- streaming ---------------------------------------------------------------------------------
+
+
+def test_a_script_iterates_a_stream() -> None:
+    """`for` in a script gives the run's events, and `.response` what it came to."""
+    stream = Adapter(scripted(ToolCall("weather", {"city": "Oslo"}), "It rains a lot.")).stream(GUIDE, "hi")
+    seen = list(stream)
+    assert "".join(event.text for event in seen if isinstance(event, TextDelta)) == "It rains a lot."
+    assert isinstance(seen[-1], PromptExecuted)
+    assert stream.response.wait().text == "It rains a lot."
+    with pytest.raises(OperationUsedTwice, match="iterated already"):
+        list(stream)
+
+
+def test_a_stream_that_is_only_asked_for_its_response() -> None:
+    """`.response` alone runs the run."""
+    assert Adapter(scripted("Hi.")).stream(GUIDE, "hi").response.wait().text == "Hi."
+
+
+def test_a_stream_shows_what_failed_and_the_response_raises_it() -> None:
+    """Iterating never raises for the run; the response does."""
+    stream = Adapter(scripted(ModelUnavailable("m", "down")), retry=Retry(attempts=1)).stream(GUIDE, "hi")
+    last = list(stream)[-1]
+    assert isinstance(last, PromptExecuted)
+    assert last.stop_reason.startswith("failed: ")
+    with pytest.raises(PromptEvaluationError, match="down"):
+        stream.response.wait()
+
+
+def test_leaving_a_stream_cancels_its_run() -> None:
+    """A run whose stream is left in the middle ends, and its calls are rolled back."""
+    began: list[str] = []
+    ended: list[str] = []
+
+    @tool
+    async def slow() -> str:
+        """Take long."""
+        began.append("slow")
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("slow")
+        return "never"
+
+    session = Session()
+    stream = Adapter(scripted(ToolCall("slow"), "never")).stream(
+        Prompt("p", "Go.", tools=[slow]), "hi", session=session
+    )
+    for event in stream:
+        if isinstance(event, ToolStarted):
+            break
+    assert began == ended
+    (executed,) = session[PromptExecuted].all()
+    assert executed.stop_reason == "cancelled"
+
+
+def test_a_stream_has_nested_runs_and_no_others() -> None:
+    """Events of what is nested are in the stream, those of another run on the same session are not."""
+
+    @tool
+    async def ask(context: ToolContext) -> str:
+        """Ask another."""
+        return (await context.adapter.evaluate(Prompt("inner", "Inner."), "inner")).text
+
+    stream = Adapter(scripted(ToolCall("ask"), "From inside.", "Outside.")).stream(
+        Prompt("p", "Go.", tools=[ask]), "hi"
+    )
+    texts = [event for event in stream if isinstance(event, TextDelta)]
+    assert "".join(event.text for event in texts) == "From inside.Outside."
+    assert len({event.run_context.run_id for event in texts}) == 2
+
+
+# --- limits ------------------------------------------------------------------------------------
+
+
+def test_budget_of_requests() -> None:
+    """A run out of requests ends and says which limit it was."""
+    model = ScriptedModel(lambda request: ToolCall("weather", {"city": "Oslo"}))
+    with pytest.raises(PromptEvaluationError, match="requests") as raised:
+        Adapter(model).evaluate(GUIDE, "hi", budget=Budget(requests=3)).wait()
+    assert raised.value.phase == "budget"
+    assert isinstance(raised.value.__cause__, BudgetExceededError)
+    assert len(model.requests) == 3
+
+
+def test_usage_and_cost_of_request_run_and_subtree() -> None:
+    """Each request, each run and all below it: real usage, summed exactly."""
+
+    @tool
+    async def ask(context: ToolContext) -> str:
+        """Ask another."""
+        inner = await context.adapter.evaluate(Prompt("inner", "Inner."), "inner")
+        assert inner.usage == Usage(20, 2, 0, 0, 1)
+        assert inner.cost == 22
+        assert context.cost_tracker.spent()["money"] == 10 + 1 + 22
+        return inner.text
+
+    model = ScriptedModel(
+        [
+            Reply(calls=[ToolCall("ask")], usage=Usage(10, 1, 0, 0, 1)),
+            Reply("in", usage=Usage(20, 2, 0, 0, 1)),
+            Reply("out", usage=Usage(30, 3, 5, 0, 1)),
+        ],
+        traits=Traits(ONE, native_output=True),
+    )
+    session = Session()
+    response = Adapter(model).evaluate(Prompt("p", "Go.", tools=[ask]), "hi", session=session).wait()
+    assert response.usage == Usage(60, 6, 5, 0, 3)
+    assert response.cost == 66
+    assert [each.cost for each in session[ModelResponded].all()] == [11, 22, 33]
+
+
+def test_an_unknown_price_is_unknown() -> None:
+    """Without a price the cost is None, and a limit of money refuses the request before it is made."""
+    model = scripted("Hi.", "Hi.")
+    assert Adapter(model).evaluate(GUIDE, "hi").wait().cost is None
+    with pytest.raises(PromptEvaluationError, match="unknown amount") as raised:
+        Adapter(model).evaluate(GUIDE, "hi", budget=Budget(money=5)).wait()
+    assert raised.value.phase == "budget"
+    assert len(model.requests) == 1
+
+
+def test_little_money_makes_answers_short() -> None:
+    """Where the longest answer can't be paid for, a shorter one is asked for; none at all is refused."""
+    seen: list[int] = []
+
+    def answer(request: Any) -> Reply:
+        seen.append(request.max_tokens)
+        return Reply("Hi.", usage=Usage(10, 1, 0, 0, 1))
+
+    model = ScriptedModel(answer, traits=Traits(Price(Decimal(3), Decimal(15)), native_output=True))
+    assert Adapter(model).evaluate(GUIDE, "hi", budget=Budget(money=0.02)).wait().text == "Hi."
+    assert 16 <= seen[0] < 4096
+    with pytest.raises(PromptEvaluationError, match="money"):
+        Adapter(model).evaluate(GUIDE, "hi", budget=Budget(money=0.0001)).wait()
+
+
+def test_the_table_of_prices() -> None:
+    """A model of a known provider is priced by the maintained table; an unknown one is unknown."""
+    from handrail.models.prices import tariff_of
+
+    million = Usage(1_000_000, 1_000_000, 0, 0, 1)
+    known = tariff_of("openai:gpt-4o", Traits())(million)
+    assert known is not None
+    assert 1 < known < 100
+    cached = tariff_of("anthropic:claude-sonnet-4-5", Traits())(Usage(100_000, 0, 90_000, 0, 1))
+    fresh = tariff_of("anthropic:claude-sonnet-4-5", Traits())(Usage(100_000, 0, 0, 0, 1))
+    assert cached is not None
+    assert fresh is not None
+    assert cached < fresh
+    assert tariff_of("nobody:nothing", Traits())(million) is None
+
+
+def test_tokens_are_reserved_before_and_settled_after() -> None:
+    """An upper bound is set aside for a request; what it really used is what counts after it."""
+    tracker = BudgetTracker(Budget(tokens=100_000))
+    left: list[float] = []
+
+    def answer(request: Any) -> Reply:
+        left.append(tracker.remaining()["tokens"])
+        assert request.max_tokens == 4096
+        return Reply("Hi.", usage=Usage(50, 5, 0, 0, 1))
+
+    Adapter(ScriptedModel(answer)).evaluate(GUIDE, "hi", budget=tracker).wait()
+    assert left[0] < 100_000 - 4096
+    assert tracker.remaining()["tokens"] == 100_000 - 55
+
+
+@pytest.mark.parametrize("wire", ["chat", "responses", "anthropic"])
+def test_what_is_reserved_is_at_least_what_is_said_of_tools_and_answer(wire: str) -> None:
+    """In bytes, of which letters may have several; tools that come into view by a section too."""
+    from handrail.models import anthropic, chat_completions, responses
+
+    encoder = {
+        "chat": chat_completions._tool,
+        "responses": responses._tool,
+        "anthropic": anthropic._tool,
+    }[wire]
+
+    @tool
+    async def look(city: Annotated[str, Field(description="ある都市の名前。" * 60)]) -> str:
+        """天気を見る。"""
+        return city
+
+    prompt = Prompt(
+        "guide",
+        [
+            MarkdownSection("Task", "task", "Help.", tools=[weather]),
+            MarkdownSection(
+                "More", "more", "Look.", tools=[look], summary="How to look.", visibility="summary"
+            ),
+        ],
+        output=Verdict,
+    )
+    script = [ToolCall("open_sections", {"sections": ["more"]}), '{"verdict": "fine"}']
+    tracker = BudgetTracker(Budget(tokens=100_000))
+    reserved: list[int] = []
+
+    def answer(request: Any) -> Reply:
+        spent = 2 * len(reserved)  # the provider counts next to nothing, and what is new is added to that
+        reserved.append(100_000 - spent - int(tracker.remaining()["tokens"]) - request.max_tokens)
+        said = script[len(reserved) - 1]
+        usage = Usage(1, 1, 0, 0, 1)
+        return Reply(said, usage=usage) if isinstance(said, str) else Reply(calls=[said], usage=usage)
+
+    model = ScriptedModel(answer)
+    Adapter(model).evaluate(prompt, "hi", budget=tracker).wait()
+    first, second = model.requests
+    assert first.output is not None
+    assert reserved[0] >= len(first.tools.encoded(encoder)) + len(anthropic.encode(first.output.json_schema))
+    assert second.tools[-1].tool is look
+    assert reserved[1] >= len(encoder(second.tools[-1]))
+
+
+def test_eight_children_can_not_pass_a_limit_of_four() -> None:
+    """Nested runs in parallel share one budget: what is reserved by one is not there for another."""
+
+    @tool
+    async def ask(context: ToolContext) -> str:
+        """Ask another."""
+        return (await context.adapter.evaluate(Prompt("inner", "Inner."), "inner")).text
+
+    def answer(request: Any) -> Any:
+        if request.system == "Inner.":
+            return Reply("in", delay=1)
+        return "out" if len(request.messages) > 1 else [ToolCall("ask") for _ in range(8)]
+
+    async def scenario() -> None:
+        session = Session()
+        model = ScriptedModel(answer)
+        with pytest.raises(PromptEvaluationError, match="requests"):
+            await Adapter(model).evaluate(
+                Prompt("p", "Go.", tools=[ask]), "hi", session=session, budget=Budget(requests=5)
+            )
+        assert sum(request.system == "Inner." for request in model.requests) == 4
+
+    run_virtual(scenario)
+
+
+def test_a_share_for_a_child() -> None:
+    """A child that spends its own share fails its call; the run around it goes on."""
+
+    @tool
+    async def ask(context: ToolContext) -> str:
+        """Ask another."""
+        inner = Prompt("inner", "Inner.", tools=[weather])
+        return (await context.adapter.evaluate(inner, "inner", budget=Budget(requests=1))).text
+
+    def answer(request: Any) -> Any:
+        if request.system == "Inner.":
+            return ToolCall("weather", {"city": "Oslo"})
+        return "I see." if len(request.messages) > 1 else ToolCall("ask")
+
+    session = Session()
+    response = (
+        Adapter(ScriptedModel(answer)).evaluate(Prompt("p", "Go.", tools=[ask]), "hi", session=session).wait()
+    )
+    assert response.text == "I see."
+    failed = session[ToolInvoked].latest()
+    assert failed is not None
+    assert failed.status == "error"
+    assert "requests" in failed.result.message
+
+
+def test_deadline_before_and_during_a_request() -> None:
+    """A deadline is checked before a request and ends one that takes too long."""
+
+    async def scenario() -> None:
+        clock = VirtualClock()
+        adapter = Adapter(scripted(Reply("late", delay=100)), clock=clock)
+        with pytest.raises(PromptEvaluationError, match="deadline") as raised:
+            await adapter.evaluate(GUIDE, "hi", deadline=Deadline.after(10, clock=clock))
+        assert asyncio.get_running_loop().time() == pytest.approx(10, abs=0.1)
+        assert isinstance(raised.value.__cause__, DeadlineExceededError)
+        over = Deadline.after(0.001, clock=clock)
+        await asyncio.sleep(1)
+        model = scripted("never")
+        with pytest.raises(PromptEvaluationError, match="deadline"):
+            await Adapter(model, clock=clock).evaluate(GUIDE, "hi", deadline=over)
+        assert not model.requests
+
+    run_virtual(scenario)
+
+
+def test_the_run_of_a_child_ends_with_the_deadline_of_its_parent() -> None:
+    """A parent's deadline ends all of it; a child's own, tighter one is the child's failure."""
+
+    @tool
+    async def ask(seconds: int, context: ToolContext) -> str:
+        """Ask another."""
+        limit = Deadline.after(seconds, clock=VirtualClock())
+        return (await context.adapter.evaluate(Prompt("inner", "Inner."), "inner", deadline=limit)).text
+
+    def answer(request: Any) -> Any:
+        if request.system == "Inner.":
+            return Reply("late", delay=50)
+        return "I see." if len(request.messages) > 1 else ToolCall("ask", {"seconds": tight})
+
+    async def scenario() -> None:
+        clock = VirtualClock()
+        adapter = Adapter(ScriptedModel(answer), clock=clock)
+        prompt = Prompt("p", "Go.", tools=[ask])
+        if tight < 20:
+            assert (
+                await adapter.evaluate(prompt, "hi", deadline=Deadline.after(20, clock=clock))
+            ).text == "I see."
+        else:
+            with pytest.raises(PromptEvaluationError, match="deadline"):
+                await adapter.evaluate(prompt, "hi", deadline=Deadline.after(20, clock=clock))
+
+    for tight in (5, 30):  # noqa: B007  # the functions above look at it
+        run_virtual(scenario)
+
+
+# --- trying again ------------------------------------------------------------------------------
+
+
+def test_waits_grow_and_are_cut_by_chance() -> None:
+    """Waits double up to a limit; chance takes up to half of each."""
+    retry = Retry(attempts=9, first_wait=1, longest_wait=5, chance=lambda: 1.0)
+    error = ModelUnavailable("m", "down")
+    assert [retry.wait_after(attempt, error) for attempt in range(1, 6)] == [1, 2, 4, 5, 5]
+    least = Retry(attempts=9, first_wait=1, longest_wait=5, chance=lambda: 0.0)
+    assert least.wait_after(3, error) == 2
+    assert retry.wait_after(9, error) is None
+    assert least.wait_after(1, ModelRateLimited("m", "busy", retry_after=3)) == 3
+    assert least.wait_after(1, ModelRateLimited("m", "busy", retry_after=6)) is None
+
+
+def test_a_throttle_holds_requests_back() -> None:
+    """So many at once, so many a minute, and none while a provider wants to be left alone."""
+
+    async def scenario() -> None:
+        clock, loop = VirtualClock(), asyncio.get_running_loop()
+        times: list[float] = []
+
+        def answer(request: Any) -> Reply:
+            times.append(loop.time())
+            return Reply("Hi.", delay=10)
+
+        def runs(throttle: Throttle) -> Any:
+            adapter = Adapter(ScriptedModel(answer), clock=clock, throttle=throttle)
+            return asyncio.gather(*(adapter.evaluate(GUIDE, "hi") for _ in range(3)))
+
+        await runs(Throttle(at_once=1, clock=clock))
+        assert [round(time) for time in times] == [0, 10, 20]
+        times.clear()
+        begin = loop.time()
+        await runs(Throttle(per_minute=30, clock=clock))
+        assert [round(time - begin) for time in times] == [0, 2, 4]
+        times.clear()
+        begin = loop.time()
+        held = Throttle(clock=clock)
+        held.hold(7)
+        await runs(held)
+        assert [round(time - begin) for time in times] == [7, 7, 7]
+
+    run_virtual(scenario)
+
+
+def test_a_rate_limit_holds_everybody_who_shares_the_throttle() -> None:
+    """Whoever else asks the same provider waits too, instead of being refused."""
+
+    async def scenario() -> None:
+        clock, loop = VirtualClock(), asyncio.get_running_loop()
+        throttle = Throttle(clock=clock)
+        limited = Adapter(
+            scripted(ModelRateLimited("m", "busy", retry_after=8), "fine"),
+            clock=clock,
+            throttle=throttle,
+            retry=Retry(chance=lambda: 0.0),
+        )
+        other = Adapter(scripted("fine"), clock=clock, throttle=throttle)
+        first = asyncio.ensure_future(limited.evaluate(GUIDE, "hi"))
+        await asyncio.sleep(1)
+        assert (await other.evaluate(GUIDE, "hi")).text == "fine"
+        assert loop.time() == pytest.approx(8, abs=0.1)
+        assert (await first).text == "fine"
+
+    run_virtual(scenario)
+
+
+def test_a_tool_sees_the_request_that_led_to_it() -> None:
+    """Request, accumulator and extras are there for the tools of a turn."""
+    seen: list[Any] = []
+
+    @tool
+    async def look(context: ToolContext) -> str:
+        """Look around."""
+        seen.append((context.request, context.response_accumulator, context.extras))
+        assert context.rendered_prompt is not None
+        assert context.prompt.name == "p"
+        return "ok"
+
+    failing = ModelUnavailable("m", "down")
+    model = scripted(failing, Reply("Let me see.", [ToolCall("look", {}, "c1")]), "Done.")
+    Adapter(model, retry=Retry(first_wait=0.001)).evaluate(Prompt("p", "Go.", tools=[look]), "hi").wait()
+    request, accumulator, extras = seen[0]
+    assert request.model == "scripted:script"
+    assert request.body["messages"] == [{"role": "user", "text": "hi"}]
+    assert (accumulator.text, accumulator.calls) == ("Let me see.", ("c1",))
+    assert extras[RETRIES] == 1
+    assert extras.get(PROVIDER_REQUEST_ID) is None
+
+
+# --- nesting -----------------------------------------------------------------------------------
+
+
+def test_what_a_call_evaluates_is_undone_with_it() -> None:
+    """A nested run's files are the call's: they come and go with it."""
+
+    @tool(effect="staged")
+    async def write(path: str, context: ToolContext) -> str:
+        """Write a file."""
+        context.filesystem.write(path, "text")
+        return path
+
+    @tool
+    async def delegate(fail: bool, context: ToolContext) -> str:
+        """Let another write."""
+        await context.adapter.evaluate(Prompt("inner", "Inner.", tools=[write]), f"{fail}")
+        assert context.filesystem.exists(f"{fail}.txt")
+        if fail:
+            raise ValueError("after all")
+        return "written"
+
+    def answer(request: Any) -> Any:
+        if request.system == "Inner.":
+            return (
+                "ok"
+                if len(request.messages) > 1
+                else ToolCall("write", {"path": f"{request.messages[0].text}.txt"})
+            )
+        calls = [ToolCall("delegate", {"fail": True}), ToolCall("delegate", {"fail": False})]
+        return "Done." if len(request.messages) > 1 else calls
+
+    files = MemoryFilesystem()
+    Adapter(ScriptedModel(answer)).evaluate(
+        Prompt("p", "Go.", tools=[delegate]), "hi", filesystem=files
+    ).wait()
+    assert [each.path for each in files.list()] == ["False.txt"]
+
+
+def test_nested_runs_are_conversations_of_their_own() -> None:
+    """A nested run neither sees the conversation around it nor adds to it, and a retry starts afresh."""
+
+    @tool
+    async def ask(context: ToolContext) -> str:
+        """Ask another, twice."""
+        one = await context.adapter.evaluate(Prompt("inner", "Inner."), "first")
+        two = await context.adapter.evaluate(Prompt("inner", "Inner."), "second")
+        return f"{one.text} {two.text}"
+
+    model = ScriptedModel(
+        lambda request: (
+            "in" if request.system == "Inner." else ("out" if len(request.messages) > 1 else ToolCall("ask"))
+        )
+    )
+    session = Session()
+    Adapter(model).evaluate(Prompt("p", "Go.", tools=[ask]), "hi", session=session).wait()
+    assert [[each.text for each in request.messages] for request in model.requests[1:3]] == [
+        ["first"],
+        ["second"],
+    ]
+    keys = [each.conversation for each in session[MessageAdded].all()]
+    assert len(set(keys)) == 3
+    assert keys.count("root") == 4
+
+
+def test_a_nested_prompt_with_resources_of_its_own_says_where_they_belong() -> None:
+    """What only the inner prompt binds is refused by name; bound on the run, the inner prompt has it."""
+    from handrail.resources.registry import given
+
+    class Settings:
+        word = "here"
+
+    @tool
+    async def look(context: ToolContext) -> str:
+        """Look."""
+        return context.resources.get(Settings).word
+
+    inner = Prompt("inner", "Inner.", tools=[look], resources=[given(Settings, Settings())])
+
+    @tool
+    async def ask(context: ToolContext) -> str:
+        """Ask another."""
+        return (await context.adapter.evaluate(inner, "inner")).text
+
+    def answer(request: Any) -> Any:
+        if request.system == "Inner.":
+            last = request.messages[-1]
+            return last.text if len(request.messages) > 1 else ToolCall("look")
+        return "out" if len(request.messages) > 1 else ToolCall("ask")
+
+    outer = Prompt("p", "Go.", tools=[ask])
+    for resources, said in (((), "prompt 'inner' brings Settings"), ([given(Settings, Settings())], "here")):
+        session = Session()
+        Adapter(ScriptedModel(answer)).evaluate(outer, "hi", session=session, resources=resources).wait()
+        last = session[ToolInvoked].latest()
+        assert last is not None
+        assert said in last.result.render()
+
+
+def test_depth_is_limited_through_nested_runs() -> None:
+    """A prompt that evaluates itself is stopped at the depth limit, with the path it took."""
+
+    @tool
+    async def deeper(context: ToolContext) -> str:
+        """Go deeper."""
+        return (await context.adapter.evaluate(prompt, "deeper")).text
+
+    prompt = Prompt("p", "Go.", tools=[deeper])
+    session = Session()
+    model = ScriptedModel(lambda request: "out" if len(request.messages) > 1 else ToolCall("deeper"))
+    assert Adapter(model).evaluate(prompt, "hi", session=session).wait().text == "out"
+    failed = [each for each in session[ToolInvoked].all() if isinstance(each.error, DepthExceededError)]
+    assert [len(each.path) for each in failed] == [7]
+
+
+def test_cancelling_stops_the_whole_tree() -> None:
+    """One cancel ends the model's request five levels down, and everything around it."""
+
+    @tool
+    async def deeper(context: ToolContext) -> str:
+        """Go deeper."""
+        return (await context.adapter.evaluate(prompt, "deeper")).text
+
+    prompt = Prompt("p", "Go.", tools=[deeper])
+    closed: list[bool] = []
+
+    async def answer(request: Any) -> Any:
+        if len(closed) or len(model.requests) < 5:
+            return ToolCall("deeper")
+        try:
+            await asyncio.sleep(500)
+        finally:
+            closed.append(True)
+        return "never"
+
+    model = ScriptedModel(answer)
+
+    async def scenario() -> None:
+        session = Session()
+        with RecordingSubscriber(session) as seen:
+            task = asyncio.ensure_future(Adapter(model).evaluate(prompt, "hi", session=session))
+            await asyncio.sleep(5)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            seen.assert_paired()
+        assert closed == [True]
+        assert {each.stop_reason for each in session[PromptExecuted].all()} == {"cancelled"}
+        assert len(session[PromptExecuted].all()) == 5
+
+    run_virtual(scenario)
+
+
+def test_an_expired_adapter_refuses() -> None:
+    """The adapter of a call that is over evaluates nothing."""
+    from handrail.errors import ContextExpired
+
+    kept: list[Any] = []
+
+    @tool
+    async def keep(context: ToolContext) -> str:
+        """Keep the adapter."""
+        kept.append(context.adapter)
+        return "kept"
+
+    Adapter(scripted(ToolCall("keep"), "Done.")).evaluate(Prompt("p", "Go.", tools=[keep]), "hi").wait()
+    with pytest.raises(ContextExpired):
+        kept[0].evaluate(GUIDE, "hi")
+
+
+# --- prompt_model ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice:
+    selected: str
+
+
+def test_prompt_model_gives_a_typed_answer() -> None:
+    """One structured call, repaired where it does not fit, with what the model writes on the way."""
+    texts: list[str] = []
+
+    @tool
+    async def choose(context: AgentContext) -> str:
+        """Choose."""
+        choice = await context.prompt_model(
+            "Choose: a or b", Choice, system="Choose well: $5.", temperature=0.5, on_text=texts.append
+        )
+        return choice.selected
+
+    model = scripted(ToolCall("choose"), "none", '{"selected": "b"}', "Done.")
+    session = Session()
+    response = (
+        Adapter(model, environment=Agent())
+        .evaluate(Prompt("p", "Go.", tools=[choose]), "hi", session=session)
+        .wait()
+    )
+    assert response.text == "Done."
+    invoked = session[ToolInvoked].latest()
+    assert invoked is not None
+    assert invoked.result.value == "b"
+    asked = model.requests[1]
+    assert (asked.system, asked.temperature, asked.stream) == ("Choose well: $5.", 0.5, True)
+    assert "".join(texts) == 'none{"selected": "b"}'
+    assert "does not fit" in model.requests[2].messages[-1].text
+
+
+def test_prompt_model_takes_any_type_and_gives_up_after_two_repairs() -> None:
+    """Types that are no classes are asked for inside an object; an answer that never fits fails the call."""
+    from typing import Literal
+
+    from pydantic import TypeAdapter
+
+    @tool
+    async def choose(context: AgentContext) -> str:
+        """Choose."""
+        return await context.prompt_model("Choose", TypeAdapter(Literal["a", "b"]))
+
+    right = scripted(ToolCall("choose"), '{"value": "b"}', "Done.")
+    session = Session()
+    Adapter(right, environment=Agent()).evaluate(
+        Prompt("p", "Go.", tools=[choose]), "hi", session=session
+    ).wait()
+    assert session[ToolInvoked].all()[0].result.value == "b"
+    wrong = scripted(ToolCall("choose"), *['{"value": "c"}'] * 3, "I see.")
+    session = Session()
+    assert (
+        Adapter(wrong, environment=Agent())
+        .evaluate(Prompt("p", "Go.", tools=[choose]), "hi", session=session)
+        .wait()
+        .text
+        == "I see."
+    )
+    assert "after 2 corrections" in session[ToolInvoked].all()[0].result.message
+
+
+def test_prompt_model_may_call_tools_and_another_model() -> None:
+    """Tools of a model inside a tool run through the gate, as calls inside the call; `model` overrides."""
+    from handrail import models as package
+
+    other = scripted(ToolCall("weather", {"city": "Rome"}), '{"selected": "rain"}', name="test:other")
+    package._made["test:other"] = other
+
+    @tool
+    async def choose(context: AgentContext) -> str:
+        """Choose."""
+        return (await context.prompt_model("Choose", Choice, model="test:other", tools=[weather])).selected
+
+    session = Session()
+    Adapter(scripted(ToolCall("choose"), "Done."), environment=Agent()).evaluate(
+        Prompt("p", "Go.", tools=[choose]), "hi", session=session
+    ).wait()
+    assert [each.path for each in session[ToolInvoked].all()] == [("choose", "weather"), ("choose",)]
+
+
+def test_prompt_model_is_not_there_for_a_person() -> None:
+    """Where nobody takes a person's place there is no such verb, and tools that need it are not offered."""
+
+    @tool
+    async def look(context: ToolContext) -> str:
+        """Look."""
+        assert context.prompt_model is None
+        return "none"
+
+    session = Session()
+    Adapter(scripted(ToolCall("look"), "Done.")).evaluate(
+        Prompt("p", "Go.", tools=[look]), "hi", session=session
+    ).wait()
+    assert session[ToolInvoked].all()[0].result.value == "none"
+
+
+# --- disclosure --------------------------------------------------------------------------------
+
+
+def _closed_prompt() -> Prompt[None]:
+    return Prompt(
+        "guide",
+        [
+            MarkdownSection("Task", "task", "Help."),
+            MarkdownSection(
+                "Weather",
+                "weather",
+                "Use the tool for any city.",
+                tools=[weather],
+                summary="How to look up the weather.",
+                visibility="summary",
+            ),
+        ],
+    )
+
+
+def test_a_section_opens_in_place() -> None:
+    """The model opens a section, gets its text as the result, and calls its tool in the next turn."""
+    model = scripted(
+        ToolCall("weather", {"city": "Oslo"}),
+        ToolCall("open_sections", {"sections": ["weather"]}),
+        ToolCall("weather", {"city": "Oslo"}),
+        "It rains.",
+        "Still.",
+    )
+    session = Session()
+    prompt = _closed_prompt()
+    assert Adapter(model).evaluate(prompt, "hi", session=session).wait().text == "It rains."
+    statuses = [(each.tool, each.status) for each in session[ToolInvoked].all()]
+    assert statuses == [("weather", "invalid"), ("open_sections", "ok"), ("weather", "ok")]
+    offered = [[(each.tool.name, each.deferred) for each in request.tools] for request in model.requests]
+    assert offered[1] == [("open_sections", False)]
+    assert offered[2] == [("open_sections", False), ("weather", True)]
+    assert len({request.system for request in model.requests}) == 1
+    opened = model.requests[2].messages[-1]
+    assert isinstance(opened, ToolMessage)
+    assert "Use the tool for any city." in opened.results[0].text
+    assert opened.results[0].shows == ("weather",)
+    Adapter(model).evaluate(prompt, "and now?", session=session).wait()
+    assert [each.tool.name for each in model.requests[4].tools] == ["open_sections", "weather"]
+
+
+@pytest.mark.parametrize("wire", ["chat", "responses", "anthropic"])
+def test_opening_leaves_every_byte_before_it(wire: str) -> None:
+    """The whole prefix compared: messages byte-identical; tools as SPEC 3 has it, added at the end."""
+    from handrail.models import anthropic, chat_completions, responses
+    from handrail.models.anthropic import AnthropicModel
+
+    def body(request: Any) -> bytes:
+        if wire == "chat":
+            return chat_completions._body({"model": "m"}, request, "max_tokens")
+        if wire == "responses":
+            return responses._body({"model": "m"}, request)
+        return AnthropicModel("m")._body(request)
+
+    model = scripted(
+        ToolCall("open_sections", {"sections": ["weather"]}), ToolCall("weather", {"city": "Oslo"}), "Rain."
+    )
+    Adapter(model).evaluate(_closed_prompt(), "hi").wait()
+    decoded = [anthropic.decode(body(request)) for request in model.requests]
+    said = "input" if wire == "responses" else "messages"
+    for earlier, later in itertools.pairwise(decoded):
+        count = len(earlier[said])
+        assert later[said][:count] == earlier[said]
+        assert later["tools"][: len(earlier["tools"])] == earlier["tools"]
+        rest = {name: value for name, value in earlier.items() if name not in (said, "tools")}
+        assert rest == {name: value for name, value in later.items() if name not in (said, "tools")}
+    encoders = {
+        "chat": chat_completions._message,
+        "responses": responses._items,
+        "anthropic": anthropic._message,
+    }
+    written = [Sent(request.messages).encoded(encoders[wire]) for request in model.requests]
+    assert written[1].startswith(written[0])
+    assert written[2].startswith(written[1])
+    added = decoded[1]["tools"][-1]
+    if wire == "anthropic":
+        assert added["defer_loading"] is True
+        shown = decoded[1]["messages"][-1]["content"]
+        assert shown[0]["content"] == [{"type": "tool_reference", "tool_name": "weather"}]
+        assert "Use the tool" in shown[1]["text"]
+    else:
+        assert "defer_loading" not in str(added)
+
+
+def test_an_adapter_that_can_not_open_in_place_says_so() -> None:
+    """`VisibilityExpansionRequired` reaches the caller, who evaluates again with the section opened."""
+    model = scripted(ToolCall("open_sections", {"sections": ["weather"]}), "It rains.")
+    adapter = Adapter(model, opens_in_place=False)
+    prompt = _closed_prompt()
+    with pytest.raises(VisibilityExpansionRequired) as raised:
+        adapter.evaluate(prompt, "hi").wait()
+    assert raised.value.sections == ("weather",)
+    assert adapter.evaluate(prompt, "hi", opened=raised.value.sections).wait().text == "It rains."
+    assert "Use the tool for any city." in model.requests[1].system
+    assert [each.tool.name for each in model.requests[1].tools] == ["weather"]
+
+
+def test_a_closed_section_can_not_be_opened_by_a_wrong_path() -> None:
+    """A path that is none is refused with those there are, and nothing is opened."""
+    model = scripted(ToolCall("open_sections", {"sections": ["wether"]}), "Sorry.")
+    session = Session()
+    Adapter(model).evaluate(_closed_prompt(), "hi", session=session).wait()
+    (invoked,) = session[ToolInvoked].all()
+    assert invoked.status == "invalid"
+    assert "'weather'" in invoked.result.message
+    assert [each.tool.name for each in model.requests[1].tools] == ["open_sections"]
+
+
+def test_failures_are_recorded_as_facts() -> None:
+    """Each failed request is in the session, with when it is tried again."""
+    session = Session()
+    adapter = Adapter(
+        scripted(ModelUnavailable("m", "down"), "up"), retry=Retry(first_wait=0.001, chance=lambda: 1.0)
+    )
+    adapter.evaluate(GUIDE, "hi", session=session).wait()
+    (failed,) = session[ModelFailed].all()
+    assert (failed.attempt, failed.retry_in) == (1, pytest.approx(0.001))
+    assert "down" in failed.error

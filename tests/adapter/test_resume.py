@@ -1,0 +1,502 @@
+"""Runs that survive: parked, resumed, taken over by another process, gone through again."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+from pydantic import BaseModel, Field
+
+from handrail import (
+    Adapter,
+    Budget,
+    DirectoryFilesystem,
+    LaterEnvironment,
+    Prompt,
+    ScriptedModel,
+    Session,
+    SqliteJournal,
+    ToolCall,
+    ToolContext,
+    tool,
+)
+from handrail.errors import (
+    AnswerRefused,
+    DefinitionError,
+    JournalError,
+    PromptEvaluationError,
+    RunBusy,
+    RunError,
+    RunParked,
+    RunUnknown,
+)
+from handrail.events import MessageAdded
+from handrail.guard.policy import CapabilityPolicy
+from handrail.journal import MemoryJournal
+from handrail.messages import ToolMessage, Usage
+from handrail.models.scripted import Reply
+from handrail.protocols import PolicyDecision
+from handrail.question import Answer, Question
+from handrail.records import RunRecord
+from handrail.testing import Person
+from support import SUPPORT
+from support.rig import Note
+
+APP = SUPPORT / "parked_app.py"
+
+
+class Pick(BaseModel):
+    number: Annotated[int, Field(ge=0)]
+
+
+class Counted:
+    """Tools that count how often each was entered."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        ran = self.ran
+
+        @tool(effect="pure")
+        async def look() -> str:
+            """Look."""
+            ran.append("look")
+            return "seen"
+
+        @tool(effect="staged")
+        async def ask(context: ToolContext) -> str:
+            """Ask somebody, after an inner call that leaves something."""
+            ran.append("ask")
+            await context.call("mark")
+            assert context.wait_for is not None
+            picked = await context.wait_for("pick", {"of": 3}, Pick)
+            return f"picked {picked.number} of {len(context.session[Note].all())}"
+
+        @tool(effect="staged")
+        async def mark(context: ToolContext) -> str:
+            """Leave a note."""
+            ran.append("mark")
+            context.session.dispatch(Note("marked"))
+            return "marked"
+
+        @tool
+        async def send() -> str:
+            """Send something."""
+            ran.append("send")
+            return "sent"
+
+        @tool(effect="idempotent")
+        async def delegate(context: ToolContext) -> str:
+            """Have another agent do it."""
+            ran.append("delegate")
+            inner = Prompt("inner", "Be quick.", tools=[look, ask, mark])
+            return (await context.adapter.evaluate(inner, "go")).text
+
+        self.look, self.ask, self.mark, self.send, self.delegate = look, ask, mark, send, delegate
+        self.all = [look, ask, mark, send, delegate]
+
+
+def answer_to(question: Question, value: Any) -> Answer:
+    return Answer(question_id=question.id, digest=question.digest, by=question.principal, value=value)
+
+
+def journal_at(tmp_path: Path, **options: Any) -> SqliteJournal:
+    return SqliteJournal(tmp_path / "runs.db", watch=0.02, **options)
+
+
+async def until_parked(begun: Any) -> RunParked:
+    with pytest.raises(RunParked) as parked:
+        await begun
+    return parked.value
+
+
+async def test_a_run_in_which_everything_waits_is_parked_and_goes_on(tmp_path: Path):
+    """Another process finds its questions, answers one after the other, and nothing is done twice."""
+    tools = Counted()
+    script = ScriptedModel([ToolCall("look"), [ToolCall("ask"), ToolCall("send")], "done"])
+    prompt = Prompt("p", "Do.", tools=tools.all, policies=[CapabilityPolicy()])
+    adapter = Adapter(script, journal=journal_at(tmp_path), environment=LaterEnvironment())
+    parked = await until_parked(adapter.evaluate(prompt, "go", run_id="run"))
+    assert sorted(each.name for each in parked.questions) == ["pick", "send"]
+    assert tools.ran == ["look", "ask", "mark"]
+
+    other = journal_at(tmp_path)  # a process of its own, as far as the file is concerned
+    later = Adapter(script, journal=other, environment=LaterEnvironment())
+    assert [row.questions for row in await other.runs()] == [2]
+    approval = next(each for each in await other.questions("run") if each.kind == "approval")
+    other.answer(answer_to(approval, {"approved": True}))
+    parked = await until_parked(later.resume("run", prompt))
+    assert [each.name for each in parked.questions] == ["pick"]
+    assert tools.ran == ["look", "ask", "mark", "ask", "send"]
+
+    other.answer(answer_to(parked.questions[0], {"number": 2}))
+    response = await later.resume("run", prompt)
+    assert response.text == "done"
+    assert tools.ran == ["look", "ask", "mark", "ask", "send", "ask"]
+    results = [
+        each.message for each in response.session[MessageAdded].all() if isinstance(each.message, ToolMessage)
+    ]
+    assert [each.text for each in results[-1].results] == ["picked 2 of 1", "sent"]
+    assert response.session[Note].all() == (Note("marked"),)
+    assert [len(request.messages) for request in script.requests] == [1, 3, 5]
+    assert (await later.resume("run", prompt)).text == "done"
+    assert (await other.run("run")).status == "done"
+
+
+async def test_a_nested_agent_is_gone_through_again_without_asking_its_model(tmp_path: Path):
+    """Its answers, its calls and its bill are those it had; its ids follow from the call's."""
+    tools = Counted()
+    usage = Usage(input=10, output=1, requests=1)
+    script = ScriptedModel(
+        [
+            Reply(calls=[ToolCall("delegate")], usage=usage),
+            Reply(calls=[ToolCall("look"), ToolCall("ask")], usage=usage),
+            Reply("inner done", usage=usage),
+            Reply("outer done", usage=usage),
+        ]
+    )
+    prompt = Prompt("outer", "Do.", tools=[tools.delegate])
+    adapter = Adapter(script, journal=journal_at(tmp_path), environment=LaterEnvironment())
+    budget = Budget(requests=4, tokens=100_000, tool_calls=4)
+    parked = await until_parked(adapter.evaluate(prompt, "go", run_id="run", budget=budget))
+    [question] = parked.questions
+    assert question.asked_by == ("delegate", "ask")
+    assert question.id == "run.1~1/1.2~1?2"
+    assert tools.ran == ["delegate", "look", "ask", "mark"]
+
+    other = journal_at(tmp_path)
+    other.answer(answer_to(question, {"number": 1}))
+    response = await Adapter(script, journal=other, environment=LaterEnvironment()).resume("run", prompt)
+    assert response.text == "outer done"
+    assert tools.ran == ["delegate", "look", "ask", "mark", "delegate", "ask"]
+    assert response.usage == Usage(input=40, output=4, requests=4)
+    assert len(script.requests) == 4
+
+
+async def test_a_process_killed_while_somebody_thinks_three_days(tmp_path: Path):
+    """`before` ran once, `after` once, and the private part was never in what the client saw."""
+    waiting = subprocess.Popen(
+        [sys.executable, str(APP), str(tmp_path), "wait"], stdout=subprocess.PIPE, text=True
+    )
+    assert waiting.stdout is not None
+    assert (await asyncio.to_thread(waiting.stdout.readline)) == "asked\n"
+    os.kill(waiting.pid, signal.SIGKILL)
+    assert waiting.wait() == -signal.SIGKILL
+    waiting.stdout.close()
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, str(APP), str(tmp_path), "answer"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == ("It is card 2. True\n", 0), done.stderr
+    assert (tmp_path / "world").read_text().splitlines() == ["before", "after 2 True"]
+    wire = (tmp_path / "wire").read_text()
+    assert "back" in wire
+    assert "the-ace-of-spades" not in wire
+
+
+async def test_answers_from_another_process_reach_a_run_that_waits(tmp_path: Path):
+    """Somebody is connected here, and somebody answers there: the first one wins."""
+    tools = Counted()
+    asked = asyncio.Event()
+
+    class Thinking(Person):
+        async def ask(self, question: Question, /) -> Answer:
+            asked.set()
+            return await asyncio.get_running_loop().create_future()
+
+    adapter = Adapter(
+        ScriptedModel([ToolCall("ask"), "done"]), journal=journal_at(tmp_path), environment=Thinking()
+    )
+    running = asyncio.ensure_future(adapter.evaluate(Prompt("p", "Do.", tools=tools.all), "go", run_id="run"))
+    await asked.wait()
+    other = journal_at(tmp_path)
+    [question] = await other.questions("run")
+    with pytest.raises(RunBusy, match="has it"):
+        await Adapter(ScriptedModel([]), journal=other).resume("run", Prompt("p", "Do.", tools=tools.all))
+    other.answer(answer_to(question, {"number": 3}))
+    assert (await running).text == "done"
+
+
+async def test_an_answer_that_does_not_fit_is_asked_for_again(tmp_path: Path):
+    """What is plainly wrong is refused at once; the rest is checked where the type is, before it is used."""
+    tools = Counted()
+    prompt = Prompt("p", "Do.", tools=tools.all)
+    script = ScriptedModel([ToolCall("ask"), "done"])
+    adapter = Adapter(script, journal=journal_at(tmp_path), environment=LaterEnvironment())
+    [question] = (await until_parked(adapter.evaluate(prompt, "go", run_id="run"))).questions
+    other = journal_at(tmp_path)
+    with pytest.raises(AnswerRefused, match="number is 'many'; a whole number is wanted"):
+        other.answer(answer_to(question, {"number": "many"}))
+    other.answer(answer_to(question, {"number": -1}))
+    later = Adapter(script, journal=other, environment=LaterEnvironment())
+    [again] = (await until_parked(later.resume("run", prompt))).questions
+    other.answer(answer_to(again, {"number": 1}))
+    assert (await later.resume("run", prompt)).text == "done"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"digest": "0" * 64}, "its digest is not this question's"),
+        ({"by": "mallory"}, "may not answer it"),
+        ({"question_id": "run.9~1?1"}, "there is no such question"),
+    ],
+)
+async def test_a_forged_answer_to_a_parked_run_is_refused(tmp_path: Path, change: dict[str, str], words: str):
+    """By the process that has nothing but the file."""
+    tools = Counted()
+    adapter = Adapter(
+        ScriptedModel([ToolCall("ask")]), journal=journal_at(tmp_path), environment=LaterEnvironment()
+    )
+    [question] = (
+        await until_parked(adapter.evaluate(Prompt("p", "Do.", tools=tools.all), "go", run_id="run"))
+    ).questions
+    forged = msgspec.structs.replace(answer_to(question, {"number": 1}), **change)
+    other = journal_at(tmp_path)
+    with pytest.raises(AnswerRefused, match=words):
+        other.answer(forged)
+    assert len(await other.questions("run")) == 1
+
+
+async def test_a_verb_in_another_ones_place_is_a_divergence(tmp_path: Path):
+    """The handler was changed while its run was parked: what came of it is not known, and the model hears so."""
+    tools = Counted()
+    script = ScriptedModel([ToolCall("ask"), "noted"])
+    adapter = Adapter(script, journal=journal_at(tmp_path), environment=LaterEnvironment())
+    prompt = Prompt("p", "Do.", tools=tools.all)
+    [question] = (await until_parked(adapter.evaluate(prompt, "go", run_id="run"))).questions
+
+    @tool(effect="staged")
+    async def ask(context: ToolContext) -> str:
+        """Ask somebody, without the inner call there was."""
+        assert context.wait_for is not None
+        return str(await context.wait_for("pick", {"of": 3}, Pick))
+
+    journal = journal_at(tmp_path)
+    journal.answer(answer_to(question, {"number": 1}))
+    later = Adapter(script, journal=journal, environment=LaterEnvironment())
+    response = await later.resume("run", Prompt("p", "Do.", tools=[ask, tools.mark]))
+    told = [each.message.text for each in response.session[MessageAdded].all()][-2]
+    assert "it is not known whether it happened" in told
+    assert "the record has call mark" in told
+
+
+async def test_the_conversation_is_sent_as_it_was(tmp_path: Path):
+    """Also where the prompt has been changed since: the bytes before are the same."""
+    tools = Counted()
+    script = ScriptedModel([ToolCall("look"), ToolCall("ask"), "done"])
+    adapter = Adapter(script, journal=journal_at(tmp_path), environment=LaterEnvironment())
+    parked = await until_parked(
+        adapter.evaluate(Prompt("p", "The first words.", tools=tools.all), "go", run_id="run")
+    )
+    journal = journal_at(tmp_path)
+    journal.answer(answer_to(parked.questions[0], {"number": 1}))
+    later = Adapter(script, journal=journal, environment=LaterEnvironment())
+    await later.resume("run", Prompt("p", "Other words.", tools=tools.all))
+    assert [request.system for request in script.requests] == ["The first words."] * 3
+    before, after = script.requests[1].messages.since(0)[:3], script.requests[2].messages.since(0)[:3]
+    assert before == after
+
+
+async def test_a_session_of_several_runs_is_rebuilt(tmp_path: Path):
+    """What earlier runs said and changed is there when a later one is resumed."""
+    tools = Counted()
+    script = ScriptedModel([ToolCall("mark"), "first", ToolCall("ask"), "second"])
+    adapter = Adapter(script, journal=journal_at(tmp_path), environment=LaterEnvironment())
+    prompt = Prompt("p", "Do.", tools=tools.all)
+    session = Session(id="chat", config={"lang": "en"})
+    await adapter.evaluate(prompt, "one", session=session, run_id="first")
+    parked = await until_parked(adapter.evaluate(prompt, "two", session=session, run_id="second"))
+    journal = journal_at(tmp_path)
+    journal.answer(answer_to(parked.questions[0], {"number": 1}))
+    later = Adapter(script, journal=journal, environment=LaterEnvironment())
+    response = await later.resume("second", prompt)
+    assert response.session.id == "chat"
+    assert response.session.config == {"lang": "en"}
+    assert response.session[Note].all() == (Note("marked"), Note("marked"))
+    said = [each.message.text for each in response.session[MessageAdded].all()]
+    assert said[0] == "one"
+    assert said[-1] == "second"
+    assert len(said) == 8
+
+
+async def test_what_can_not_be_resumed_says_why(tmp_path: Path):
+    """By name, with the mend."""
+    journal = journal_at(tmp_path)
+    prompt = Prompt("p", "Do.")
+    adapter = Adapter(ScriptedModel(["done", ValueError("no")]), journal=journal)
+    with pytest.raises(RunUnknown, match="'nobody'"):
+        await adapter.resume("nobody", prompt)
+    await adapter.evaluate(prompt, "go", run_id="run")
+    with pytest.raises(RunError, match="has a run of this id already"):
+        await adapter.evaluate(prompt, "go", run_id="run")
+    with pytest.raises(RunError, match="without a reference to its prompt"):
+        await adapter.resume("run")
+    with pytest.raises(RunError, match="has no journal"):
+        await Adapter(ScriptedModel([])).resume("run", prompt)
+    journal.close()
+    with pytest.raises(JournalError, match="it was closed"):
+        await adapter.resume("run", prompt)
+
+
+async def test_an_app_that_is_not_there_is_refused_by_name(tmp_path: Path):
+    """Where a run begins, and where it is resumed after its module has gone."""
+    journal = SqliteJournal(tmp_path / "runs.db")
+    adapter = Adapter(ScriptedModel(["Hi."]), journal=journal)
+    with pytest.raises(
+        DefinitionError, match=r"app is 'no\.such:prompt', which can't be imported: .*leave it out"
+    ):
+        await adapter.evaluate(Prompt("p", "Do."), "go", run_id="new", app="no.such:prompt")
+    with pytest.raises(RunUnknown):
+        await journal.run("new")
+    record = RunRecord(
+        id="old", session_id="s", principal="ada", prompt="p", model="m", began_at=1.0, app="no.such:prompt"
+    )
+    await journal.begin(record)
+    with pytest.raises(
+        RunError, match=r"at 'no\.such:prompt', which can't be imported: .*resume\(run_id, prompt\)"
+    ):
+        await adapter.resume("old")
+    journal.close()
+
+
+async def test_a_failed_run_stays_failed(tmp_path: Path):
+    """Its error is what resuming it gives."""
+    journal = journal_at(tmp_path)
+    tools = Counted()
+    adapter = Adapter(ScriptedModel([ToolCall("look"), ToolCall("look")]), journal=journal)
+    prompt = Prompt("p", "Do.", tools=tools.all)
+    with pytest.raises(PromptEvaluationError):
+        await adapter.evaluate(prompt, "go", run_id="run", budget=Budget(requests=1))
+    assert (await journal.run("run")).status == "failed"
+    with pytest.raises(PromptEvaluationError, match="requests"):
+        await adapter.resume("run", prompt)
+    assert tools.ran == ["look"]
+
+
+async def test_whoever_was_overtaken_stops_and_undoes_nothing(tmp_path: Path):
+    """A lease ran out, another process took the run: the first one learns so at its next write."""
+    undone: list[str] = []
+    taken = asyncio.Event()
+    journal = journal_at(tmp_path)
+
+    async def take_back(params: Any, value: Any, *, context: ToolContext) -> None:
+        undone.append("undone")
+
+    @tool(effect="compensable", compensate=take_back)
+    async def book() -> str:
+        """Book."""
+        return "booked"
+
+    @tool(effect="idempotent")
+    async def outer(context: ToolContext) -> str:
+        """Book, and be overtaken."""
+        await context.call("book")
+        other = journal_at(tmp_path)
+        await other._do(lambda connection: connection.execute("UPDATE runs SET leased_until = 0"))
+        await other.take("run")
+        taken.set()
+        return "done"
+
+    adapter = Adapter(ScriptedModel([ToolCall("outer"), "done"]), journal=journal)
+    with pytest.raises(RunBusy):
+        await adapter.evaluate(Prompt("p", "Do.", tools=[book, outer]), "go", run_id="run")
+    assert taken.is_set()
+    assert undone == []
+    row = await journal.run("run")
+    assert (row.status, row.owner != journal.owner) == ("running", True)
+
+
+async def test_a_journal_in_memory_parks_too():
+    """For as long as the process lives: its questions stay, and go with the run."""
+    tools = Counted()
+    journal = MemoryJournal()
+    adapter = Adapter(
+        ScriptedModel([[ToolCall("ask"), ToolCall("ask")], "done"]),
+        journal=journal,
+        environment=LaterEnvironment(),
+    )
+    prompt = Prompt("p", "Do.", tools=tools.all)
+    parked = await until_parked(adapter.evaluate(prompt, "go", run_id="run"))
+    assert [each.id for each in parked.questions] == [each.id for each in await journal.questions("run")]
+    first, second = parked.questions
+    journal.answer(answer_to(first, {"number": 1}))
+    parked = await until_parked(adapter.resume("run", prompt))
+    assert [each.id for each in parked.questions] == [second.id]
+    journal.answer(answer_to(second, {"number": 2}))
+    assert (await adapter.resume("run", prompt)).text == "done"
+    assert await journal.questions() == ()
+
+
+async def test_another_prompt_or_no_files_take_nothing(tmp_path: Path):
+    """A run resumed by mistake is still there afterwards, with its question."""
+    tools = Counted()
+    script = ScriptedModel([ToolCall("ask"), "done"])
+    prompt = Prompt("p", "Do.", tools=tools.all)
+    folder = tmp_path / "files"
+    folder.mkdir()
+    files = DirectoryFilesystem(folder)
+    adapter = Adapter(script, journal=journal_at(tmp_path), environment=LaterEnvironment())
+    [question] = (
+        await until_parked(adapter.evaluate(prompt, "go", run_id="run", filesystem=files))
+    ).questions
+    with pytest.raises(RunError, match="begun with the prompt 'p', and this is 'other'"):
+        await adapter.resume("run", Prompt("other", "x"), filesystem=files)
+    with pytest.raises(RunError, match=r"works on the files in .* and was given none"):
+        await adapter.resume("run", prompt)
+    journal = journal_at(tmp_path)
+    journal.answer(answer_to(question, {"number": 1}))
+    assert (await adapter.resume("run", prompt, filesystem=files)).text == "done"
+
+
+async def test_nothing_that_has_to_be_marked_begins_in_an_overtaken_run(tmp_path: Path):
+    """One call learns that another process has the run; one beside it is let through only afterwards."""
+    journal = journal_at(tmp_path)
+    entered: list[str] = []
+    learnt = asyncio.Event()
+
+    @tool(effect="idempotent")
+    async def overtaken(context: ToolContext) -> str:
+        """Be overtaken, and learn so."""
+        other = journal_at(tmp_path)
+        await other._do(lambda connection: connection.execute("UPDATE runs SET leased_until = 0"))
+        await other.take("run")
+        try:
+            await context.call("look")
+        finally:
+            learnt.set()
+        return "done"
+
+    @tool(effect="pure")
+    async def look() -> str:
+        """Look."""
+        return "seen"
+
+    @tool
+    async def send() -> str:
+        """Send something."""
+        entered.append("send")
+        return "sent"
+
+    class Slow:
+        name = "slow"
+
+        async def check(self, tool: Any, params: Any, *, context: ToolContext) -> PolicyDecision:
+            if tool.name == "send":
+                await learnt.wait()
+            return PolicyDecision.allow()
+
+        def on_result(self, tool: Any, params: Any, result: Any, *, context: ToolContext) -> None: ...
+
+    prompt = Prompt("p", "Do.", tools=[overtaken, look, send], policies=[Slow()])
+    adapter = Adapter(ScriptedModel([[ToolCall("overtaken"), ToolCall("send")], "done"]), journal=journal)
+    with pytest.raises(RunBusy):
+        await adapter.evaluate(prompt, "go", run_id="run")
+    assert entered == []

@@ -1,0 +1,640 @@
+"""The program `handrail` where nobody watches: exit codes, what goes where, errors, signals."""
+
+import io
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from handrail.cli import main
+from handrail.cli.workers_commands import STARTER
+from handrail.errors import DefinitionError
+from handrail.models import model_named
+from handrail.models.demo import WHAT_IT_IS, DemoModel
+from support.programs import HANDRAIL, environment, handrail, workers_folder
+
+pytestmark = pytest.mark.once  # processes and terminals, at a cost: what they try is not Python's
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return workers_folder(tmp_path / "team")
+
+
+Here = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Here]:
+    """The program in this process, beside the folder, with nothing on standard input: quicker than a child."""
+    log = logging.getLogger("handrail")
+    before = log.propagate, list(log.handlers)
+    monkeypatch.chdir(folder.parent)
+
+    def program(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["handrail", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+        with pytest.raises(SystemExit) as ended:
+            main()
+        code = ended.value.code
+        out, err = capsys.readouterr()
+        return code if isinstance(code, int) else 0, out, err
+
+    yield program
+    log.propagate, log.handlers = before
+
+
+def run(folder: Path, worker: str, *more: str, **options: str) -> subprocess.CompletedProcess[str]:
+    return handrail("run", f"team/{worker}.md", "go", *more, cwd=folder.parent, **options)  # pyright: ignore[reportArgumentType]
+
+
+# How it ends.
+
+
+@pytest.mark.parametrize(
+    ("worker", "more", "code", "said"),
+    [
+        ("hello", [], 0, ""),
+        ("crasher", [], 0, "crash failed"),
+        ("failing", [], 1, "the key is wrong"),
+        ("cut", [], 1, "The answer was cut off"),
+        ("nobody", [], 2, "nothing says which model"),
+        ("writer", [], 3, "Not approved, so it did not run: write"),
+        ("writer", ["--approve", "strict"], 3, "approvals are strict"),
+        ("payer", [], 3, "nobody there"),
+        ("caller", [], 3, "Not approved, so it did not run: pay"),
+        ("payer", ["--approve", "all"], 0, "approved by --approve all"),
+        ("slow", ["--deadline", "0.3s"], 4, "deadline"),
+        ("looping", ["--budget-requests", "3"], 4, "budget"),
+        ("looping", ["--budget-calls", "2"], 4, "budget"),
+    ],
+)
+def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said: str):
+    """Each way a run ends has its code, and says why on standard error."""
+    done = run(folder, worker, *more)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run"], "Missing argument"),
+        (["run", "team/hello.md", "x", "--nonsense"], "No such option"),
+        (["run", "team/hello.md", "x", "--approve", "maybe"], "not one of ask, all, strict"),
+        (["run", "team/hello.md", "x", "--deadline", "soon"], "Write seconds, or 90s, 5m, 1h"),
+        (["run", "team/hello.md", "x", "--deadline", "0"], "is not a duration"),
+        (["run", "team/hello.md", "x", "--files", "nowhere"], "no such folder"),
+        (["run", "team/hello.md", "x", "-a", "nowhere.txt"], "no such file"),
+        (["run", "team/hello.md", "x", "-a", "team/tools.py"], "tools.py"),
+        (["run", "team/hello.md", "x", "--model", "nonsense"], "not the name of a model"),
+        (["run", "team/hello.md", "x", "--model", ":x"], "not the name of a model"),
+        (
+            ["run", "team/hello.md", "x", "--model", "broken:m"],
+            "can't import 'broken': ModuleNotFoundError",
+        ),
+        (["run", "team/hello.md", "x", "--journal", "/dev/null/x"], "can't create the journal"),
+        (["run", "team/hello.md", "x", "--journal", "a.db", "--no-journal"], "Give one of them"),
+        (["run", "team/hello.md"], "the input is empty"),
+        (["run", "nowhere/main.md", "x"], "handrail new nowhere"),
+        (["run", "team/none", "x"], "there is no worker 'none'"),
+        (["run", "team/none.md", "x"], "There are: "),
+        (["run", "team/sub/none.md", "x"], "Name a worker's file, or a folder with workers."),
+        (["serve", "team/nobody.md"], "nothing says which model runs the worker 'nobody'"),
+        (["run", "team", "x"], "does not say which worker"),
+        (["run", "team/tools.py", "x"], "Serve it with `handrail serve team/tools.py`"),
+        (["chat", "team/tools.py"], "environment=TerminalEnvironment()"),
+        (["run", ".", "x"], "there is no worker (NAME.md) in '.'"),
+        (
+            ["serve", "."],
+            "there is no worker (NAME.md) in '.'. Name another folder, or, to serve a module, its file: app.py",
+        ),
+        (["chat", "nowhere"], "there is no nowhere"),
+        (["workers", "nowhere"], "there is no folder nowhere"),
+        (["workers", "show", "team/none"], "there is no worker"),
+        (["workers", "a", "b", "c"], "handrail workers show WORKER"),
+        (["new", "../.."], "can't name a folder"),
+        (["new", "-x"], "No such option"),
+        (["new", "a/b/c"], "there is no folder a/b"),
+        (["new", "team"], "exists already"),
+        (["sing"], "No such command"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_with_advice(
+    folder: Path, arguments: list[str], said: str, here: Here
+):
+    """Exit code 2, nothing on standard output, no traceback, and what to do."""
+    (folder.parent / "broken.py").write_text("import a_module_that_is_not_there\n")
+    code, out, err = here(*arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_a_model_of_ones_own_is_found_beside(folder: Path):
+    """`--model module:name` looks into the current folder, also where Python would not."""
+    (folder.parent / "mine.py").write_text(
+        "from handrail import ScriptedModel\nmodel = ScriptedModel(['It is mine.'])\n"
+    )
+    program = [str(Path(sys.executable).with_name("handrail")), "run", "team/hello.md", "x", "-q"]
+    done = subprocess.run(
+        [*program, "--model", "mine:model"],
+        cwd=folder.parent,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "It is mine.\n"), done.stderr
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["--help"], ["run", "team/hello.md", "x"], ["workers", "team"]]
+)
+def test_what_can_not_be_printed_is_said(folder: Path, arguments: list[str], buffered: bool):
+    """A full disk under standard output is nobody's traceback, whenever it shows."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [str(Path(sys.executable).with_name("handrail")), *arguments],
+            cwd=folder.parent,
+            env={**environment(), "PYTHONUNBUFFERED": "" if buffered else "1"},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_what_is_not_recorded_is_said(folder: Path, here: Here):
+    """Where nobody named a journal and the usual one can't be used, a run goes on, and says so."""
+    (folder.parent / ".handrail").mkdir()
+    (folder.parent / ".handrail" / "runs.db").write_text("no journal at all")
+    code, out, err = here("run", "team/hello.md", "x", "-q")
+    assert (code, out) == (0, "Hello\\x1b[31m there.\n")
+    assert "This run is not recorded" in err
+    assert "--journal FILE" in err
+
+
+def test_a_wrong_worker_is_said_with_its_line(folder: Path):
+    """By `run` and by `workers check`: the file, the line, the mend; exit code 2."""
+    (folder / "bad.md").write_text("---\nmodel: test:hello\ntols: [a]\n---\nGo.\n")
+    for arguments in (["run", "team/bad.md", "x"], ["workers", "check", "team"]):
+        done = handrail(*arguments, cwd=folder.parent)
+        assert done.returncode == 2
+        assert "bad.md:3: " in done.stdout + done.stderr
+        assert "tols" in done.stdout + done.stderr
+    assert run(folder, "hello").returncode == 0  # the others run
+    listed = handrail("workers", "team", cwd=folder.parent)
+    assert (listed.returncode, "hello\t" in listed.stdout, "bad" in listed.stdout) == (2, True, False)
+    assert "can't load bad. `handrail workers check team` says why." in listed.stderr
+
+
+def test_tracebacks_are_for_those_who_ask(folder: Path):
+    """With `--verbose`, or HANDRAIL_DEBUG=1, and not otherwise."""
+    assert "Traceback" in run(folder, "failing", "--verbose").stderr
+    assert "Traceback" in run(folder, "failing", env=environment(HANDRAIL_DEBUG="1")).stderr  # pyright: ignore[reportArgumentType]
+    assert "Traceback" not in run(folder, "failing").stderr
+
+
+# What goes where.
+
+
+def test_the_answer_alone_goes_to_standard_output(folder: Path):
+    """All else to standard error; quiet, nothing goes there; and an escape sequence nowhere."""
+    done = run(folder, "writer", "--approve", "all")
+    assert done.stdout == "Written.\n"
+    assert "I write." in done.stderr
+    assert "✓ write path=a.txt" in done.stderr
+    assert (folder / "files" / "a.txt").read_text() == "new\n"
+    quiet = run(folder, "hello", "--quiet")
+    assert (quiet.stdout, quiet.stderr) == ("Hello\\x1b[31m there.\n", "")
+
+
+@pytest.mark.parametrize("worker", ["hello", "writer", "half", "payer", "failing", "caller"])
+def test_nothing_piped_has_an_escape(folder: Path, worker: str):
+    """No colour, no spinner, no cursor: not one escape byte on either stream."""
+    done = run(folder, worker, "--deadline", "1s")
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "\r" not in done.stdout + done.stderr
+
+
+def test_colour_where_it_is_forced(folder: Path):
+    """`FORCE_COLOR` colours the lines of a pipe, `NO_COLOR` goes before it; the answer stays plain."""
+    forced = run(folder, "writer", env=environment(FORCE_COLOR="1"))  # pyright: ignore[reportArgumentType]
+    assert "\x1b[" in forced.stderr
+    assert "\x1b" not in forced.stdout
+    both = run(folder, "writer", env=environment(FORCE_COLOR="1", NO_COLOR="1"))  # pyright: ignore[reportArgumentType]
+    assert "\x1b" not in both.stderr
+
+
+def test_json_has_it_all_in_one_object(folder: Path):
+    """One line of JSON on standard output, the text as it was, usage, cost, run id."""
+    done = run(folder, "hello", "--json")
+    said = json.loads(done.stdout)
+    assert done.stdout.count("\n") == 1
+    assert said["run_id"]
+    assert {**said, "run_id": ""} == {
+        "ok": True,
+        "exit_code": 0,
+        "text": "Hello\x1b[31m there.",
+        "output": None,
+        "stop_reason": "done",
+        "not_approved": [],
+        "usage": {"input": 12, "output": 3, "cached": 0, "requests": 1},
+        "cost": None,
+        "run_id": "",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "kind"),
+    [
+        (["team/failing.md", "x"], 1, "PromptEvaluationError"),
+        (["team/none", "x"], 2, "WorkerError"),
+        (["team/hello.md", "x", "--approve", "maybe"], 2, "UsageError"),
+        (["team/nobody.md", "x"], 2, "WorkerError"),
+        (["team/slow.md", "x", "--deadline", "0.2"], 4, "PromptEvaluationError"),
+    ],
+)
+def test_errors_are_json_too(folder: Path, arguments: list[str], code: int, kind: str, here: Here):
+    """A program that reads the answer reads the error in the same way."""
+    ended, out, _ = here("run", *arguments, "--json")
+    said = json.loads(out)
+    assert (ended, said["ok"], said["exit_code"], said["error"]["kind"]) == (
+        code,
+        False,
+        code,
+        kind,
+    )
+    assert said["error"]["message"]
+
+
+def test_json_says_what_was_not_approved(folder: Path):
+    """The answer is there, and so is what did not run."""
+    said = json.loads(run(folder, "payer", "--json").stdout)
+    assert (said["ok"], said["exit_code"], said["not_approved"]) == (False, 3, ["pay"])
+
+
+# What comes in.
+
+
+@pytest.mark.parametrize("given", [[], ["-"]])
+def test_input_can_be_piped(folder: Path, given: list[str]):
+    """Left out or `-`: all of standard input is the message."""
+    done = handrail("run", "team/hello.md", *given, "--json", cwd=folder.parent, stdin="a\nb\n")
+    assert json.loads(done.stdout)["ok"] is True
+
+
+def test_input_that_is_no_text_is_refused(folder: Path):
+    """It is said how to hand it over instead."""
+    done = handrail("run", "team/hello.md", cwd=folder.parent, stdin=b"\xff\xfe")
+    assert done.returncode == 2
+    assert "Attach it as a file" in done.stderr
+
+
+def test_files_are_attached_by_the_workers_rule(folder: Path):
+    """One it takes, and one it does not."""
+    (folder.parent / "a.txt").write_text("hello")
+    assert run(folder, "hello", "-a", "a.txt").returncode == 0
+    two = run(folder, "hello", "-a", "a.txt", "-a", "team/files/a.txt")
+    assert two.returncode == 2
+
+
+def test_a_worker_is_found_by_file_by_name_and_by_folder(folder: Path):
+    """`team/hello.md`, `team/hello`, and `team` where it says which."""
+    for named in ("team/hello.md", "team/hello"):
+        assert handrail("run", named, "x", cwd=folder.parent).returncode == 0
+    (folder / "main.md").write_text("---\nmodel: test:hello\n---\nGo.\n")
+    assert handrail("run", "team", "x", cwd=folder.parent).returncode == 0
+
+
+def test_other_files_and_another_model(folder: Path):
+    """`--files` names the folder that may change, `--model` goes before what the file says."""
+    other = folder.parent / "other"
+    other.mkdir()
+    assert run(folder, "writer", "--approve", "all", "--files", "other").returncode == 0
+    assert (other / "a.txt").read_text() == "new\n"
+    assert (folder / "files" / "a.txt").read_text() == "old\n"
+    assert run(folder, "writer", "--model", "test:hello", "-q").stdout == "Hello\\x1b[31m there.\n"
+
+
+def test_chat_reads_lines_where_nobody_is_there(folder: Path):
+    """Each line is a message; commands work; the last turn's code is the program's."""
+    done = handrail("chat", "team/hello.md", cwd=folder.parent, stdin="one\n/cost\ntwo\n/nonsense\n")
+    assert done.stdout == "Hello\\x1b[31m there.\n" * 2
+    assert "1 request · 12 tokens in, 3 out" in done.stderr
+    assert "There is no /nonsense" in done.stderr
+    assert done.returncode == 0
+    assert handrail("chat", "team/payer.md", cwd=folder.parent, stdin="one\n").returncode == 3
+    quiet = handrail("chat", "team/failing.md", "-q", cwd=folder.parent, stdin="one\n")
+    assert (quiet.returncode, quiet.stdout, "the key is wrong" in quiet.stderr) == (1, "", True)
+
+
+# new, workers, and the program itself.
+
+
+def test_new_makes_a_folder_that_runs_at_once(tmp_path: Path):
+    """`handrail new demo && handrail run demo/main.md "…"`, without a key: a tool, a worker, a diff denied."""
+    made = handrail("new", "demo", cwd=tmp_path)
+    assert made.returncode == 0
+    assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == [
+        "README.md",
+        "files",
+        "main.md",
+        "reviewer.md",
+        "tools.py",
+    ]
+    assert "handrail run demo/main.md" in made.stdout
+    assert handrail("workers", "check", "demo", cwd=tmp_path).returncode == 0
+    done = handrail("run", "demo/main.md", "buy bread", "--approve", "all", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert WHAT_IT_IS in done.stderr  # it says of itself what it is
+    assert "✓ reviewer" in done.stderr
+    assert (tmp_path / "demo/files/notes.txt").read_text().endswith("- buy bread\n")
+    before = (tmp_path / "demo/main.md").read_text()
+    assert handrail("new", "demo", cwd=tmp_path).returncode == 2
+    assert (tmp_path / "demo/main.md").read_text() == before
+
+
+def test_the_starter_is_whole():
+    """What is copied is in the package, and nothing of ours imports it."""
+    assert sorted(path.name for path in STARTER.iterdir() if path.name != "__pycache__") == [
+        "README.md",
+        "files",
+        "main.md",
+        "reviewer.md",
+        "tools.py.txt",
+    ]
+
+
+def test_there_is_one_demonstration():
+    """Its name is checked, and it is got by name like every model."""
+    assert isinstance(model_named("demo:notes"), DemoModel)
+    with pytest.raises(DefinitionError, match="no demonstration 'songs'"):
+        DemoModel("songs")
+
+
+def test_workers_are_listed_and_shown(folder: Path):
+    """A line each for programs; one in full."""
+    listed = handrail("workers", "team", cwd=folder.parent)
+    assert "hello\ttest:hello\tSays hello.\n" in listed.stdout
+    assert handrail("workers", "list", "team", cwd=folder.parent).stdout == listed.stdout
+    shown = handrail("workers", "show", "team/writer.md", cwd=folder.parent)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "tools        write" in shown.stdout
+    assert "You are writer." in shown.stdout
+
+
+def test_version_and_help():
+    """Both ways to start it; the exit codes are in the help."""
+    here = Path(sys.executable).parent
+    for command in (HANDRAIL, [str(here / "handrail")]):
+        version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+        assert version.stdout.startswith("handrail 0.")
+    shown = handrail("run", "--help", cwd=here)
+    assert shown.returncode == 0
+    words = " ".join(shown.stdout.split())
+    assert "3 the run ended, but something it wanted to do was not approved" in words
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["run", "--help"]])
+def test_help_loads_little(arguments: list[str]):
+    """No model, no worker, no screen is loaded to say how to use them."""
+    code = (
+        "import sys\n"
+        f"sys.argv = ['handrail', *{arguments!r}]\n"
+        "from handrail.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "late = ('handrail.workers', 'handrail.adapter', 'rich.live', 'yaml', 'jinja2')\n"
+        "sys.stderr.write(repr([name for name in late if name in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "[]"
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_the_extra_it_says_how_to_get_it(missing: str):
+    """A core install has the program, and the program the command that completes it."""
+    code = (
+        "import sys\n"
+        f"sys.modules[{missing!r}] = None\n"
+        "sys.argv = ['handrail', 'workers', 'team']\n"
+        "from handrail.cli import main\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "pip install 'handrail[cli]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# Signals, to a real process.
+
+
+def started(folder: Path, worker: str, *more: str, until: str) -> subprocess.Popen[str]:
+    """A run under way: what it says of its progress has been read."""
+    process = subprocess.Popen(
+        [*HANDRAIL, "run", f"team/{worker}.md", "go", *more],
+        cwd=folder.parent,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert process.stderr is not None
+    seen = ""
+    while until not in seen:
+        line = process.stderr.readline()
+        assert line, f"it ended early: {seen}"
+        seen += line
+    return process
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_cancels_and_leaves_the_files_as_they_were(folder: Path, number: signal.Signals, code: int):
+    """Every call gets its end, what it wrote is gone, and it is said."""
+    process = started(folder, "half", until="at it")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (code, "")
+    assert "■ half_done" in err
+    assert "Cancelled. Unfinished calls were undone." in err
+    assert os.listdir(folder / "files") == ["a.txt"]
+
+
+def test_a_cancelled_run_is_json_too(folder: Path):
+    """The code and the kind say so."""
+    process = started(folder, "half", "--json", until="at it")
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    said = json.loads(out)
+    assert (process.returncode, said["exit_code"], said["error"]["kind"]) == (130, 130, "Cancelled")
+
+
+def test_a_second_ctrl_c_ends_it_at_once(folder: Path):
+    """A handler that takes no notice of being cancelled does not hold the program."""
+    process = started(folder, "deaf", until="deaf")
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while "Cancelling" not in process.stderr.readline():
+        assert process.poll() is None
+    time.sleep(0.2)  # it is still there: one was not enough
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=10)
+    assert process.returncode == 130
+
+
+def test_a_log_moves_no_cursor(folder: Path):
+    """With --verbose there are tracebacks, which have what a tool said in them: written out as everywhere."""
+    tools = folder / "tools.py"
+    tools.write_text(tools.read_text().replace("a secret place", "a \\x1b[2J place"))
+    done = run(folder, "crasher", "--verbose")
+    assert "a \\x1b[2J place in the code" in done.stderr
+    assert "Traceback" in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+# What others print, streams that are closed, words nobody thought of.
+
+NOISE = '''
+import subprocess
+import sys
+
+print("loaded")
+
+
+@tool(effect="read")
+def noisy() -> str:
+    """Print."""
+    print("from a tool")
+    sys.stdout.flush()
+    subprocess.run(["echo", "from a child"])
+    return "quiet"
+
+
+script("noise", [ToolCall("noisy", {})], "The answer.")
+'''
+
+
+@pytest.fixture
+def noisy(folder: Path) -> Path:
+    with (folder / "tools.py").open("a") as tools:
+        tools.write(NOISE)
+    (folder / "loud.md").write_text("---\nmodel: test:noise\ntools: [noisy]\n---\nBe loud.\n")
+    return folder
+
+
+def test_what_tools_print_is_no_part_of_the_answer(noisy: Path):
+    """A program that reads the answer, or JSON, gets that alone; what was printed is on standard error."""
+    plain = run(noisy, "loud")
+    assert plain.stdout == "The answer.\n"
+    said = run(noisy, "loud", "--json")
+    assert json.loads(said.stdout)["text"] == "The answer."
+    talked = handrail("chat", "team/loud.md", cwd=noisy.parent, stdin="go\n")
+    assert talked.stdout == "The answer.\n"
+    for each in (plain, said, talked):
+        assert all(words in each.stderr for words in ("loaded", "from a tool", "from a child"))
+    listed = handrail("workers", "team", cwd=noisy.parent)
+    assert "loaded" not in listed.stdout
+    assert all(line.count("\t") == 2 for line in listed.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("closed", "more", "code", "out"),
+    [
+        ("<&-", "", 0, "Hello"),
+        (">&-", "", 0, ""),
+        ("2>&-", "", 0, "Hello"),
+        ("2>&-", "--json", 0, '{"ok": true'),
+        ("2>&-", "--deadline soon", 2, ""),
+        ("<&- >&- 2>&-", "--approve all", 0, ""),
+    ],
+)
+def test_closed_streams_lead_nowhere(folder: Path, closed: str, more: str, code: int, out: str):
+    """No traceback, the right code, and what one stream has does not come out of another."""
+    command = f"{' '.join(HANDRAIL)} run team/hello.md go {more} {closed}"
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=folder.parent, env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == code
+    assert done.stdout.startswith(out)
+    assert done.stdout.count("\n") == bool(out)
+    assert "Traceback" not in done.stderr
+
+
+def test_an_encoding_without_a_letter_gets_it_written_out(folder: Path):
+    """The answer of a run that was paid for is not lost to a terminal's encoding."""
+    tools = folder / "tools.py"
+    tools.write_text(tools.read_text().replace("Hello", "Grüße"))
+    env = environment(PYTHONUTF8="0", PYTHONIOENCODING="ascii")
+    done = handrail("run", "team/hello.md", "go", cwd=folder.parent, env=env)
+    assert (done.returncode, done.stdout) == (0, "Gr\\xfc\\xdfe\\x1b[31m there.\n")
+
+
+@pytest.mark.parametrize("command", [["workers"], ["workers", "check"], ["workers", "show"], ["new"]])
+def test_a_name_that_is_too_long_is_said_and_no_defect(command: list[str], here: Here):
+    """Whatever the system refuses about a path ends in a line."""
+    code, _, err = here(*command, f"{'x' * 300}/y")
+    assert code in (1, 2)
+    assert err.startswith("handrail: ")
+    assert err.count("\n") == 1
+
+
+def test_chat_takes_odd_commands(folder: Path):
+    """A digit that is none of ours, a number past all numbers: a word each, and it goes on."""
+    lines = "\n".join(["/approvals ²", f"/approvals {'9' * 5000}", "/", "hi", ""])
+    done = handrail("chat", "team/hello.md", cwd=folder.parent, stdin=lines)
+    assert done.returncode == 0
+    assert done.stderr.count("No number") == 2
+    assert done.stdout.startswith("Hello")
+
+
+def test_ctrl_c_ends_a_chat_that_nobody_types(folder: Path):
+    """At a prompt for a person it only says how to leave; a pipe would be read for ever."""
+    process = subprocess.Popen(
+        [*HANDRAIL, "chat", "team/hello.md"],
+        cwd=folder.parent,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"hi\n")
+    process.stdin.flush()
+    assert process.stdout.readline().startswith(b"Hello")
+    time.sleep(0.2)  # it is back at reading
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=10) == 130
+    process.stdin.close()
+    process.stdout.close()
+
+
+def test_what_needs_approval_can_wait_and_be_answered_elsewhere(folder: Path):
+    """The run is parked, says so by its exit code, and goes on once somebody has answered."""
+    parked = run(folder, "writer", "--approve", "later")
+    assert parked.returncode == 5
+    assert "The run waits for an answer to write." in parked.stderr
+    listed = json.loads(handrail("runs", "list", "--json", cwd=folder.parent).stdout)
+    run_id = listed["runs"][0]["run_id"]
+    answered = handrail("runs", "answer", run_id, "--approve", cwd=folder.parent)
+    assert f"Continue with: handrail runs resume {run_id}" in answered.stdout
+    elsewhere = run(folder, "writer", "--approve", "later", "--journal", "my runs.db")
+    assert "--journal 'my runs.db'`, then `handrail runs resume" in elsewhere.stderr
+    alone = run(folder, "writer", "--approve", "later", "--no-journal")
+    assert (alone.returncode, "--journal FILE" in alone.stderr) == (2, True)

@@ -1,0 +1,255 @@
+"""`handrail runs`: what its commands print, to people and to programs, and how they end."""
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from handrail import Prompt
+from handrail.cli.runs_commands import app
+from handrail.errors import RunParked
+from handrail.question import Answer, Question
+from support.recorded import Recorder, call
+
+APP = """
+from support.recorded import TOOLS
+from handrail import Prompt
+from handrail.models.scripted import ScriptedModel
+
+prompt = Prompt("work", "Do what is asked.", tools=TOOLS)
+model = ScriptedModel(["the end"])
+"""
+
+
+class Line:
+    """The command line, in a folder with a journal and an app."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+
+    def __call__(self, *words: Any, code: int = 0) -> str:
+        result = CliRunner().invoke(app, [str(word) for word in words], prog_name="handrail runs")
+        assert result.exit_code == code, (result.output, result.exception)
+        return result.output
+
+    def json(self, *words: Any, code: int = 0) -> Any:
+        said = json.loads(self(*words, "--json", code=code))
+        assert (said["ok"], said["exit_code"]) == (code == 0, code)
+        return said
+
+    def record(self, run_id: str, *script: Any, **options: Any) -> list[str]:
+        """Record a run with the app of this folder; the ids of its calls."""
+        from handrail.adapter.durable import prompt_of
+
+        async def main() -> list[str]:
+            recorder = Recorder(self.base)
+            prompt: Prompt[Any] = prompt_of("", "the_app:prompt")
+            with contextlib.suppress(RunParked):
+                await recorder.run(run_id, *script, prompt=prompt, app="the_app:prompt", **options)
+            ids = await recorder.ids(run_id)
+            recorder.close()
+            return ids
+
+        return asyncio.run(main())
+
+
+@pytest.fixture
+def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
+    (tmp_path / "the_app.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("HANDRAIL_JOURNAL", str(tmp_path / "runs.db"))
+    yield Line(tmp_path)
+    sys.modules.pop("the_app", None)
+
+
+def test_list_and_show(line: Line):
+    """A row a run; a tree with what was called, told and changed."""
+    line.record("tea", call("write", path="a.md", text="hot\x1b[31m\n"), call("choose"))
+    assert "tea\tparked\twork" in line("list")
+    (row,) = line.json("list")["runs"]
+    assert (row["run_id"], row["standing"], row["questions"], row["app"]) == (
+        "tea",
+        "parked",
+        1,
+        "the_app:prompt",
+    )
+    assert line.json("list", "--standing", "done")["runs"] == []
+    shown = line("show", "te")  # the beginning of the id is enough
+    for part in ("tea  parked", "step 1", "✓ write", "→ wrote a.md", "+hot", "… choose", "pick: waits"):
+        assert part in shown
+    assert "\x1b" not in shown
+    tree = line.json("show", "tea")
+    assert tree["turns"][0]["calls"][0]["writes"] == ["file a.md"]
+    assert [each["name"] for each in tree["waiting"]] == ["pick"]
+
+
+def test_answer_and_resume(line: Line):
+    """A run goes from parked to done, and says how to get there; code that changed is said."""
+    line.record("tea", call("choose"))
+    assert "handrail runs answer tea" in line("resume", "tea", "--model", "the_app:model", code=5)
+    waits = line.json("resume", "tea", "--model", "the_app:model", code=5)
+    assert waits["questions"][0]["schema"]["required"] == ["n"]
+    assert "no answer" in line("answer", "tea", code=2)
+    assert "not an approval" in line("answer", "tea", "--approve", code=2)
+    assert "not JSON" in line("answer", "tea", "--value", "{", code=2)
+    assert "there is no question 'other'" in line("answer", "tea", "other", "--value", "1", code=2)
+    assert "handrail runs resume tea" in line("answer", "tea", "--value", '{"n": 3}')
+    assert "is not waiting for an answer" in line("answer", "tea", "--value", "1", code=2)
+    with (line.base / "the_app.py").open("a") as file:
+        file.write("# changed\n")
+    said = line("resume", "tea", "--model", "the_app:model")
+    assert "The code has changed since the run began." in said
+    assert "the end" in said
+
+
+def test_fork_undo_replay(line: Line):
+    """The three that look back."""
+    note, written = line.record("tea", call("note", text="x"), call("write", path="a", text="1"), "end")
+    assert line.json("fork", "tea", 1, "--as", "two")["run_id"] == "two"
+    assert "Files are as they are now" in line("fork", "tea", 1)
+    assert "No differences: 3 steps" in line("replay", "tea")
+    assert line.json("undo", "tea", written)["paths"] == ["a"]
+    assert not (line.base / "files" / "a").exists()
+    assert "undone already" in line("undo", "tea", written, code=1)
+    assert "slice Noted" in line("undo", "tea", note)
+    (line.base / "the_app.py").write_text(APP.replace("Do what is asked.", "Do it well."))
+    del sys.modules["the_app"]
+    found = line.json("replay", "tea", code=1)["divergence"]
+    assert (found["what"], found["step"]) == ("prompt", 0)
+    said = line("replay", "tea", code=1)
+    assert "+Do it well." in said
+    assert "The code has changed" in said
+
+
+def test_cancel_export_import_forget(line: Line, monkeypatch: pytest.MonkeyPatch):
+    """The four that keep house."""
+    line.record("tea", call("choose"))
+    assert line.json("cancel", "tea")["status"] == "cancelled"
+    assert "Exported tea to" in line("export", "tea", "tea.jsonl")
+    monkeypatch.setenv("HANDRAIL_JOURNAL", str(line.base / "new" / "runs.db"))
+    assert "Imported tea, which is cancelled" in line("import", "tea.jsonl")
+    assert "has a run of this id already" in line("import", "tea.jsonl", code=1)
+    assert line.json("import", "tea.jsonl", "--as", "two")["run_id"] == "two"
+    assert set(line.json("forget", "--keep", 0, "--dry-run")["runs"]) == {"tea", "two"}
+    assert "0 runs forgotten" in line("forget", "--before", "1d")
+    assert "2 runs forgotten" in line("forget", "--keep", 0)
+    assert "There are no runs." in line("list")
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "code"),
+    [
+        (["show", "nobody"], "the journal has no such run", 1),
+        (["list", "--standing", "odd"], "is not one of running", 2),
+        (["list", "--journal", "nowhere.db"], "there is no journal at nowhere.db", 2),
+        (["fork", "tea", "7"], "from one of 0 to 1", 1),
+        (["undo", "tea", "call"], "has no finished call", 1),
+        (["forget"], "nothing says which", 2),
+        (["forget", "--before", "soon"], "is not a time", 2),
+        (["resume", "tea", "--approve", "odd"], "not one of ask, all, strict", 2),
+        (
+            ["resume", "tea", "--app", "broken:prompt"],
+            "can't load the code at 'broken:prompt': ZeroDivisionError",
+            2,
+        ),
+        (["replay", "tea", "--app", "the_app:nothing"], "there is no Prompt at", 1),
+        (["replay", "tea", "--files", "nowhere"], "no such folder", 2),
+        (["import", "the_app.py"], "not an exported run", 1),
+        (["import", "nowhere.jsonl"], "it can't be read: No such file or directory", 1),
+        (["import", "empty.jsonl"], "it is empty", 1),
+        (["export", "tea", "nowhere/tea.jsonl"], "can't be written to nowhere/tea.jsonl: No such file", 1),
+        (["answer", "tea", "--approve"], "See `handrail runs show tea`", 2),
+        (["show", "t"], "2 runs begin with 't'", 2),
+    ],
+)
+def test_what_is_wrong_is_said(line: Line, words: list[str], said: str, code: int):
+    """In words, also to programs, with the exit code that says whether it was the command or the run."""
+    line.record("tea", "end")
+    line.record("tee", "end")
+    (line.base / "broken.py").write_text("1 / 0")
+    (line.base / "empty.jsonl").touch()
+    if words[0] == "resume":
+        words = [*words, "--model", "the_app:model"]
+    assert said in " ".join(line(*words, code=code).split())
+    assert said in line.json(*words, code=code)["error"]["message"]
+
+
+def test_a_question_is_asked_at_the_terminal(line: Line, monkeypatch: pytest.MonkeyPatch):
+    """Where somebody is there; what they say is the answer."""
+
+    class There:
+        run_mode = "user"
+
+        async def ask(self, question: Question, /) -> Answer:
+            assert question.name == "pick"
+            return Answer(
+                question_id=question.id, digest=question.digest, by=question.principal, value={"n": 4}
+            )
+
+    line.record("tea", call("choose"))
+    monkeypatch.setattr("handrail.environment.TerminalEnvironment", There)
+    assert "Answered pick" in line("answer", "tea")
+    assert "the end" in line("resume", "tea", "--model", "the_app:model")
+    assert line.json("show", "tea")["turns"][0]["calls"][0]["message"] == "got 4"
+
+
+def test_the_commands_are_those_of_the_program(line: Line):
+    """`handrail runs list` is `list` here."""
+    from handrail.cli.app import app as program
+
+    line.record("tea", "end")
+    result = CliRunner().invoke(program, ["runs", "list"])
+    assert (result.exit_code, "tea\tdone" in result.output) == (0, True)
+
+
+def test_the_next_command_is_said_as_it_has_to_be_typed(line: Line, monkeypatch: pytest.MonkeyPatch):
+    """With the journal, unless it is the one that is meant anyway."""
+    line.record("tea", "end")
+    assert "Continue with: handrail runs resume" in (said := line("fork", "tea", 1))
+    assert "--journal" not in said
+    (line.base / "runs.db").rename(line.base / "other runs.db")
+    said = line("fork", "tea", 1, "--journal", "other runs.db")
+    assert "--journal 'other runs.db'" in said
+    monkeypatch.setenv("HANDRAIL_JOURNAL", str(line.base / "runs.db"))
+    (line.base / ".handrail").mkdir()
+    (line.base / "other runs.db").rename(line.base / ".handrail" / "runs.db")
+    assert "--journal .handrail/runs.db" in line("fork", "tea", 1, "--journal", ".handrail/runs.db")
+
+
+def test_questions_of_one_name_are_told_apart_by_their_ids(line: Line):
+    """Asked for by the name that both have, it is said which there are."""
+    line.record("tea", (call("choose"), call("choose")))
+    said = line("answer", "tea", "pick", "--value", '{"n": 1}', code=2)
+    assert "say which question" in said
+    assert said.count("  pick") == 2
+
+
+def test_ctrl_c_is_answered(line: Line, monkeypatch: pytest.MonkeyPatch):
+    """What was under way is undone by whoever ran it; that it is over is said, by the code too."""
+
+    async def pressed(*given: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    line.record("tea", "end")
+    monkeypatch.setattr("handrail.runs.show", pressed)
+    assert "Cancelled. Unfinished calls were undone." in line("show", "tea", code=130)
+    assert line.json("show", "tea", code=130)["error"]["kind"] == "Cancelled"
+
+
+def test_an_answer_that_is_cut_off_is_no_success(line: Line):
+    """A resumed run ends with the code that `handrail run` would have ended with."""
+    (line.base / "the_app.py").write_text(
+        APP.replace('["the end"]', '[Reply("the e", stop="length")]').replace(
+            "import ScriptedModel", "import Reply, ScriptedModel"
+        )
+    )
+    line.record("tea", call("choose"))
+    line("answer", "tea", "--value", '{"n": 1}')
+    assert "The answer was cut off" in line("resume", "tea", "--model", "the_app:model", code=1)

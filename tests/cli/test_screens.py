@@ -1,0 +1,293 @@
+"""The program `handrail` as a person at a terminal sees it: a child on a pseudo-terminal, its screen by pyte.
+
+The flow of the first test is the one shown in docs/terminal.md, and holds that page to the truth.
+"""
+
+import re
+import signal
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from support import ROOT
+from support.programs import HANDRAIL, environment, handrail, workers_folder
+from support.terminals import Window, window
+
+pytestmark = pytest.mark.once  # processes and terminals, at a cost: what they try is not Python's
+
+PROMPT = "\n›"
+CHOICE = "your choice, then Enter:"
+PAGE = ROOT / "docs" / "terminal.md"
+
+
+@pytest.fixture
+def seen() -> Generator[Window]:
+    with window() as made:
+        yield made
+
+
+def start(seen: Window, cwd: Path, *arguments: str, **env: str) -> None:
+    seen.start([*HANDRAIL, *arguments], env=environment(**env), cwd=cwd)
+
+
+def sane(seen: Window) -> None:
+    """The terminal as it was found: it echoes, and its cursor is there."""
+    assert seen.echoes
+    assert not seen.cursor_hidden
+
+
+def timeless(text: str) -> str:
+    """Without what differs from run to run: times."""
+    return re.sub(r"\d+(\.\d)? s\b", "0.0 s", text)
+
+
+def page_screens() -> list[str]:
+    """The screens on the page, without what is no screen."""
+    return [timeless(found).rstrip() for found in re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.S)]
+
+
+def test_the_page_shows_what_a_person_sees(tmp_path: Path, seen: Window):
+    """Chat: streamed text, calls, an approval with its diff, a form, Ctrl-C, undo; each screen is on the page."""
+    handrail("new", "demo", cwd=tmp_path)
+    notes = tmp_path / "demo/files/notes.txt"
+    start(seen, tmp_path, "chat", "demo/main.md")
+    seen.wait_for(PROMPT)
+    seen.type("buy bread\n")
+    seen.wait_for(CHOICE)
+    assert seen.line_colours("+- buy bread") == {"green"}
+    assert "buy bread" not in notes.read_text()
+    screens = [seen.text()]
+    seen.type("y\n")
+    seen.wait_for(PROMPT, 2)
+    assert notes.read_text().endswith("- buy bread\n")
+    screens.append(seen.text())
+
+    seen.type("a form please\n")
+    for times, prompt, typed in (
+        (1, "text (text):", "no"),
+        (2, "text (text):", "call Ada"),
+        (1, "urgency (choose one", "3"),
+        (1, "due (date", "soon"),
+        (2, "due (date", "2026-12-24"),
+        (1, "1 (text, Enter to finish):", "phone"),
+        (1, "2 (text, Enter to finish):", ""),
+        (1, "s send (Enter), e edit, d decline:", ""),
+    ):
+        seen.wait_for(prompt, times)
+        seen.type(f"{typed}\n")
+    seen.wait_for(CHOICE, 2)
+    screens.append(seen.text())
+    seen.type("\x03")
+    seen.wait_for(PROMPT, 3)
+    assert "Ada" not in notes.read_text()
+    screens.append(seen.text())
+    seen.type("/undo\n")
+    seen.wait_for("Undone: notes.txt.")
+    assert "bread" not in notes.read_text()
+    seen.type("\x04")
+    assert seen.end() == 0
+    sane(seen)
+    whole = timeless(seen.text())
+    for screen in page_screens():
+        assert screen in whole, f"not what is seen:\n{screen}\n\nbut:\n{whole}"
+    assert len(page_screens()) >= 4
+
+
+# Single things.
+
+
+@pytest.fixture
+def team(tmp_path: Path) -> Path:
+    workers_folder(tmp_path / "team")
+    return tmp_path
+
+
+def test_a_run_shows_what_is_under_way(team: Path, seen: Window):
+    """A spinner with the time and a bar, nothing typed is echoed into it; Ctrl-C ends it with 130."""
+    start(seen, team, "run", "team/half.md", "go")
+    seen.wait_for("━━━━━─────────────── 25% at it")
+    first = next(line for line in seen.shown().split("\n") if "half_done" in line)
+    seen.type("impatient\n")
+    until = time.monotonic() + 20
+    while next(line for line in seen.shown().split("\n") if "half_done" in line) == first:
+        assert time.monotonic() < until, "the spinner stands still"
+        seen.take(0.05)
+    assert not seen.echoes
+    seen.type("\x03")
+    assert seen.end() == 130
+    assert "impatient" not in seen.text()
+    assert "■ half_done" in seen.text()
+    assert "25%" not in seen.shown()  # what was under way is gone from the screen
+    assert not (team / "team/files/half.txt").exists()
+    sane(seen)
+
+
+def test_a_second_ctrl_c_leaves_a_sane_terminal(team: Path, seen: Window):
+    """Ended at once, with its cursor and its echo as they were."""
+    start(seen, team, "run", "team/deaf.md", "go")
+    seen.wait_for("deaf")
+    seen.type("\x03")
+    seen.wait_for("Cancelling")
+    seen.type("\x03")
+    assert seen.end() == 130
+    sane(seen)
+
+
+def test_a_terminated_run_leaves_a_sane_terminal(team: Path, seen: Window):
+    """SIGTERM cancels like Ctrl-C does."""
+    start(seen, team, "run", "team/half.md", "go")
+    seen.wait_for("at it")
+    assert seen.child is not None
+    seen.child.send_signal(signal.SIGTERM)
+    assert seen.end() == 143
+    sane(seen)
+
+
+@pytest.mark.parametrize(
+    ("key", "code", "content"), [("y", 0, "new\n"), ("n", 3, "old\n"), ("\x04", 3, "old\n")]
+)
+def test_a_run_asks(team: Path, seen: Window, key: str, code: int, content: str):
+    """Yes writes, no and Ctrl-D do not and say so in the exit code."""
+    start(seen, team, "run", "team/writer.md", "go")
+    seen.wait_for(CHOICE)
+    seen.type(key if key == "\x04" else f"{key}\n")
+    assert seen.end() == code
+    assert (team / "team/files/a.txt").read_text() == content
+    sane(seen)
+
+
+def test_an_approval_for_the_session_is_asked_once_listed_and_taken_back(team: Path, seen: Window):
+    """`e`: the same call is not asked about again, until `/approvals 1` takes it back."""
+    start(seen, team, "chat", "team/again.md")
+    seen.wait_for(PROMPT)
+    seen.type("pay\n")
+    seen.wait_for(CHOICE)
+    seen.type("e\n")
+    seen.wait_for(PROMPT, 2)
+    seen.type("pay\n")
+    seen.wait_for("Paid, or not.", 2)
+    seen.wait_for(PROMPT, 3)
+    assert seen.text().count(CHOICE) == 1
+    assert "pay: approved: (remembered in this session: exactly pay" in seen.text()
+    assert seen.text().count("✓ pay amount=5") == 2
+    seen.type("/approvals\n")
+    seen.wait_for("1  approved  pay")
+    seen.type("/approvals 7\n")
+    seen.wait_for("No number 7")
+    seen.type("/approvals 1\n")
+    seen.wait_for("Forgotten")
+    seen.type("/approvals\n")
+    seen.wait_for("Nothing is remembered")
+    seen.type("pay\n")
+    seen.wait_for(CHOICE, 2)
+    seen.type("n\n")
+    seen.wait_for(PROMPT, 8)
+    seen.type("/quit\n")
+    assert seen.end() == 0
+
+
+def test_a_screen_is_still_while_somebody_is_asked(team: Path, seen: Window):
+    """A call beside it ends meanwhile: not a byte is written below the question, and its line follows the answer."""
+    start(seen, team, "run", "team/both.md", "go")
+    seen.wait_for(CHOICE)
+    before = seen.raw
+    (team / "go").touch()
+    until = time.monotonic() + 20
+    while not (team / "told").exists():
+        assert time.monotonic() < until, "the other call does not end"
+        seen.take(0.05)
+    seen.take(0.5)  # several times as long as the screen is drawn anew
+    assert seen.raw == before
+    seen.type("y\n")
+    assert seen.end() == 0
+    text = seen.text()
+    assert text.index(CHOICE) < text.index("✓ later") < text.index("Both.")
+
+
+def test_undo_is_refused_where_somebody_else_has_written(team: Path, seen: Window):
+    """It says which file, and what they wrote stays."""
+    start(seen, team, "chat", "team/writer.md")
+    seen.wait_for(PROMPT)
+    seen.type("write\n")
+    seen.wait_for(CHOICE)
+    seen.type("y\n")
+    seen.wait_for(PROMPT, 2)
+    file = team / "team/files/a.txt"
+    file.write_text("by hand\n")
+    seen.type("/undo\n")
+    seen.wait_for(PROMPT, 3)
+    refused = seen.text().rpartition("/undo")[2]
+    assert "a.txt" in refused
+    assert "Undone" not in refused
+    assert file.read_text() == "by hand\n"
+    seen.type("/quit\n")
+    assert seen.end() == 0
+
+
+def test_who_asks_is_shown_through_workers(team: Path, seen: Window):
+    """A worker's worker's tool asks with the path that led to it."""
+    start(seen, team, "run", "team/caller.md", "go")
+    seen.wait_for(CHOICE)
+    assert "payer › pay" in seen.text()
+    seen.type("r\n")
+    seen.wait_for("why not:")
+    seen.type("not on a Friday\n")
+    assert seen.end() == 3
+    assert "not on a Friday" in seen.text()
+
+
+def test_a_plain_terminal_is_asked_too(team: Path, seen: Window):
+    """TERM=dumb: no escape at all, and still somebody is there."""
+    start(seen, team, "run", "team/picker.md", "go", TERM="dumb")
+    seen.wait_for("drink (choose one")
+    seen.type("tea\n")
+    seen.wait_for("s send (Enter)")
+    seen.type("\n")
+    assert seen.end() == 0
+    assert b"\x1b" not in seen.raw
+    assert "Picked." in seen.text()
+
+
+def test_no_colour_on_a_terminal(team: Path, seen: Window):
+    """`NO_COLOR`: a screen that moves, without a colour."""
+    start(seen, team, "run", "team/writer.md", "go", NO_COLOR="1")
+    seen.wait_for(CHOICE)
+    seen.type("n\n")
+    seen.end()
+    assert not re.search(rb"\x1b\[[0-9;]*3[0-9]", seen.raw)
+
+
+def test_what_a_model_writes_is_shown_and_not_obeyed(team: Path, seen: Window):
+    """An escape sequence in streamed text is text."""
+    start(seen, team, "run", "team/hello.md", "go")
+    assert seen.end() == 0
+    assert "Hello\\x1b[31m there." in seen.text()
+    assert b"\x1b[31m there" not in seen.raw
+    assert "1 request · 12 tokens in, 3 out · cost unknown" in seen.text()
+
+
+def test_a_screen_of_no_size_shows_the_answer(team: Path, seen: Window):
+    """`COLUMNS=0`, as some programs leave it to those they start."""
+    start(seen, team, "run", "team/hello.md", "go", COLUMNS="0", LINES="0")
+    assert seen.end() == 0
+    assert "there." in seen.text()
+
+
+def test_chat_survives_ctrl_c_at_its_prompt(team: Path, seen: Window):
+    """It says how to leave, and goes on."""
+    start(seen, team, "chat", "team/hello.md")
+    seen.wait_for(PROMPT)
+    seen.type("half a li\x03")
+    seen.wait_for("Ctrl-D or /quit leaves.")
+    seen.type("one\\\n")
+    seen.type("two\n")
+    seen.wait_for("there.")
+    seen.wait_for(PROMPT, 3)
+    seen.type("/help\n")
+    seen.wait_for("/undo")
+    seen.type("/undo\n")
+    seen.wait_for("Nothing to undo")
+    seen.type("\x04")
+    assert seen.end() == 0

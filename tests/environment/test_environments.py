@@ -1,0 +1,389 @@
+"""Who is on the other side: run modes of tool, session and environment, and a model in a person's place."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from handrail import (
+    Adapter,
+    AgentContext,
+    AgentEnvironment,
+    Budget,
+    CallFailed,
+    CapabilityPolicy,
+    Deadline,
+    Handoff,
+    HeadlessEnvironment,
+    MemoryFilesystem,
+    Operation,
+    Parked,
+    Prompt,
+    PromptEvaluationError,
+    ScriptedModel,
+    Session,
+    Tool,
+    ToolCall,
+    ToolContext,
+    ToolResult,
+    ToolValidationError,
+    UserContext,
+    open_gate,
+    run_as_agent,
+    tool,
+)
+from handrail.errors import Declined, DefinitionError
+from handrail.events import ModelResponded, ToolInvoked
+from handrail.messages import Usage
+from handrail.models.scripted import Reply
+from handrail.protocols import Environment
+from handrail.question import Question
+from handrail.session import load, save
+from handrail.testing import Agent, Nobody, Person, VirtualClock, agent_context, run_virtual, user_context
+from handrail.tools import RunMode
+from support.cards import Deal, Deck, Offer, Pick, card_game
+from support.rig import Rig
+
+SAYS = '{"index": 1}'
+MODES: list[RunMode] = ["user", "agent", "headless"]
+
+
+async def whoever(offer: Offer, *, context: ToolContext) -> Pick:
+    """A client that asks whoever is there, and knows what to do without."""
+    assert context.wait_for is None or context.prompt_model is None
+    if context.wait_for:
+        return await context.wait_for("which", offer, Pick)
+    if context.prompt_model:
+        return await context.prompt_model("Choose", Pick)
+    return Pick(2)
+
+
+CAME: dict[RunMode, str] = {"user": "card 0", "agent": "card 1", "headless": "card 2"}
+
+
+def play(game: Handoff[Any, Any], environment: Environment | None, session: Session) -> ToolResult[Any]:
+    """Call the handoff in a run that has a model, and give what came of it."""
+    model = ScriptedModel(
+        lambda request: ToolCall("pick_card") if len(request.messages) == 1 and request.tools else SAYS
+    )
+    Adapter(model, environment=environment).evaluate(
+        Prompt("p", "Play.", tools=[game]), session=session, filesystem=MemoryFilesystem()
+    ).wait()
+    return session[ToolInvoked].all()[-1].result
+
+
+def person() -> Person:
+    return Person(approve=True, answers={"which": {"index": 0}, "pick_card": {"index": 0}})
+
+
+@pytest.mark.parametrize("of_environment", [None, *MODES])
+@pytest.mark.parametrize("of_session", [None, *MODES])
+@pytest.mark.parametrize("of_tool", [None, *MODES])
+@pytest.mark.parametrize("with_client", [True, False], ids=["with a client", "without"])
+def test_the_tool_then_the_session_then_the_environment_says_whose_place_is_taken(
+    of_tool: RunMode | None, of_session: RunMode | None, of_environment: RunMode | None, with_client: bool
+) -> None:
+    """And where nobody is in that place, it is as if nobody were there."""
+    there: dict[RunMode | None, Environment | None] = {
+        None: None,
+        "user": person(),
+        "agent": Agent(),
+        "headless": Nobody(),
+    }
+    mode = of_tool or of_session or of_environment or "headless"
+    if mode == "user" and of_environment != "user":
+        mode = "headless"
+    game = card_game(client=whoever if with_client else None, run_mode=of_tool)
+    result = play(game, there[of_environment], Session(run_mode=of_session))
+    if with_client or mode != "headless":
+        assert result.value == CAME[mode]
+    else:
+        assert "needs 'somebody to answer'" in result.message
+
+
+def test_a_session_keeps_its_run_mode_and_refuses_another() -> None:
+    """It is saved and loaded with the session."""
+    assert load(save(Session(run_mode="agent"))).run_mode == "agent"
+    assert load(save(Session())).run_mode is None
+    wrong: Any = "browser"
+    with pytest.raises(DefinitionError, match="run_mode is 'browser'"):
+        Session(run_mode=wrong)
+
+
+def test_a_session_in_which_a_model_chooses_and_a_person_approves() -> None:
+    """The session's mode says who plays; who approves is still the person in the environment."""
+    somebody = person()
+    session = Session(run_mode="agent")
+    model = ScriptedModel(
+        lambda request: ToolCall("pick_card") if len(request.messages) == 1 and request.tools else SAYS
+    )
+    Adapter(model, environment=somebody).evaluate(
+        Prompt("p", "Play.", tools=[card_game(effect="irreversible")], policies=[CapabilityPolicy()]),
+        session=session,
+        filesystem=MemoryFilesystem(),
+    ).wait()
+    assert session[ToolInvoked].all()[-1].result.value == "card 1"
+    assert [each.kind for each in somebody.questions] == ["approval"]
+
+
+# --- environments ----------------------------------------------------------------------------------
+
+
+def test_a_model_in_a_persons_place_may_be_another_than_the_runs() -> None:
+    """`AgentEnvironment(model)` names who stands in; what that costs is the run's."""
+    asking = ScriptedModel(
+        [Reply(calls=[ToolCall("pick_card")], usage=Usage(1, 1)), Reply("Done.", usage=Usage(2, 2))]
+    )
+    standing_in = ScriptedModel([Reply(SAYS, usage=Usage(40, 4))], name="scripted:other")
+    session = Session()
+    response = (
+        Adapter(asking, environment=AgentEnvironment(standing_in))
+        .evaluate(Prompt("p", "Play.", tools=[card_game()]), session=session, filesystem=MemoryFilesystem())
+        .wait()
+    )
+    assert session[ToolInvoked].all()[-1].result.value == "card 1"
+    assert (len(asking.requests), len(standing_in.requests)) == (2, 1)
+    assert response.usage == Usage(43, 7)
+    assert [each.model for each in session[ModelResponded].all()] == [
+        "scripted:script",
+        "scripted:other",
+        "scripted:script",
+    ]
+
+
+def test_without_a_model_of_its_own_the_runs_model_stands_in() -> None:
+    """And a gate without an adapter then has none."""
+    assert play(card_game(), AgentEnvironment(), Session()).value == "card 1"
+    result = open_gate([card_game()], environment=AgentEnvironment(), filesystem=MemoryFilesystem())
+    assert "needs 'somebody to answer'" in result.invoke("pick_card").wait().message
+
+
+def test_a_model_is_told_what_the_handoff_is_and_shown_the_public_part() -> None:
+    """Where the handoff has no client of its own."""
+    model = ScriptedModel([SAYS])
+    gate = open_gate([card_game()], environment=AgentEnvironment(model), filesystem=MemoryFilesystem())
+    assert gate.invoke("pick_card", {"cards": 2}).wait().value == "card 1"
+    [request] = model.requests
+    assert request.messages[-1].text == "Let the other side pick a card.\n\nYou are shown:\n" + '{"backs":2}'  # pyright: ignore
+    assert "stand in for a person" in request.system
+    assert request.output is not None
+    assert request.output.json_schema["properties"] == {"index": {"type": "integer"}}
+
+
+def test_a_model_gets_to_correct_an_answer_that_does_not_fit() -> None:
+    """A bounded number of times."""
+    model = ScriptedModel(['{"index": "one"}', SAYS])
+    gate = open_gate([card_game()], environment=AgentEnvironment(model), filesystem=MemoryFilesystem())
+    assert gate.invoke("pick_card").wait().value == "card 1"
+
+
+@pytest.mark.parametrize("environment", [AgentEnvironment(ScriptedModel([])), HeadlessEnvironment()])
+async def test_nobody_is_approved_for_by_a_machine(environment: Environment) -> None:
+    """What needs approval is denied, and whoever asks such an environment is declined."""
+    gate = open_gate(
+        [card_game(effect="irreversible")],
+        policies=[CapabilityPolicy()],
+        environment=environment,
+        filesystem=MemoryFilesystem(),
+    )
+    assert "was not approved (nobody there)" in (await gate.invoke("pick_card")).message
+    with pytest.raises(Declined):
+        await environment.ask(a_question())
+
+
+def a_question() -> Question:
+    from datetime import UTC, datetime
+
+    return Question(
+        id="q",
+        kind="approval",
+        name="pay",
+        message="",
+        payload={},
+        schema={},
+        digest="",
+        principal="local",
+        asked_by=(),
+        call_id="c",
+        asked_at=datetime(2030, 1, 1, tzinfo=UTC),
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "offered"),
+    [
+        (person(), ["for_people"]),
+        (AgentEnvironment(), ["for_models"]),
+        (HeadlessEnvironment(), []),
+        (None, []),
+    ],
+)
+def test_a_tool_is_offered_where_whoever_it_requires_is_there(
+    environment: Environment | None, offered: list[str]
+) -> None:
+    """Also a plain tool; called all the same, it says what it needs."""
+
+    @tool
+    async def for_people(context: UserContext) -> str:
+        """Ask a person."""
+        return "asked"
+
+    @tool
+    async def for_models(context: AgentContext) -> str:
+        """Ask a model."""
+        return "asked"
+
+    model = ScriptedModel([[ToolCall("for_people"), ToolCall("for_models")], "Done."])
+    session = Session()
+    Adapter(model, environment=environment).evaluate(
+        Prompt("p", "Go.", tools=[for_people, for_models]), session=session
+    ).wait()
+    assert [each.tool.name for each in model.requests[0].tools] == offered
+    assert sorted(each.tool for each in session[ToolInvoked].all() if each.status == "ok") == offered
+
+
+# --- run_as_agent ----------------------------------------------------------------------------------
+
+
+async def test_an_agent_approves_nothing_on_anybodys_behalf() -> None:
+    """Against what was sketched once: `request_approval` says that nobody is there."""
+    said: list[Any] = []
+
+    async def choose(offer: Offer, *, context: AgentContext) -> Pick:
+        said.append(await context.request_approval("Look at the cards?"))
+        said.append(await context.request_permission("net"))
+        assert context.wait_for is None
+        return Pick(0)
+
+    assert await run_as_agent(card_game(client=choose), Offer(1), model=ScriptedModel([])) == Pick(0)
+    assert [(each.approved, each.outcome) for each in said] == [(False, "nobody there")] * 2
+
+
+def test_run_as_agent_plays_one_act_and_leaves_nothing_behind() -> None:
+    """Neither `before` nor `after` runs; a session is only there if it is given."""
+
+    async def never(*arguments: Any, context: ToolContext) -> Any:
+        raise AssertionError
+
+    async def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer]:
+        return await never(context=context)
+
+    async def settle(deck: Deck, pick: Pick, *, context: ToolContext) -> ToolResult[str]:
+        return await never(context=context)
+
+    game = card_game(before=deal, after=settle, run_mode="headless")
+    assert run_as_agent(game, {"backs": 3}, model=ScriptedModel([SAYS])).wait() == Pick(1)
+
+
+def test_run_as_agent_gives_params_to_a_client_that_takes_them() -> None:
+    """They count as public; without them such a client can't be played."""
+
+    def choose(offer: Offer, params: Deal, *, context: AgentContext) -> Pick:
+        return Pick(params.cards)
+
+    game = card_game(client=choose)
+    assert run_as_agent(game, Offer(1), Deal(5), model=ScriptedModel([])).wait() == Pick(5)
+    with pytest.raises(DefinitionError, match="takes params, and none were given"):
+        run_as_agent(game, Offer(1), model=ScriptedModel([]))
+
+
+def test_run_as_agent_refuses_what_does_not_fit() -> None:
+    """Data that is not what the client takes, a tool that is no handoff, an act for people."""
+    game = card_game()
+    with pytest.raises(ToolValidationError, match="backs"):
+        run_as_agent(game, {"fronts": 1}, model=ScriptedModel([]))
+    other: Any = Tool("other", "No handoff.")
+    with pytest.raises(DefinitionError, match="takes a Handoff, not a Tool"):
+        run_as_agent(other, {}, model=ScriptedModel([]))
+
+    async def ask(offer: Offer, *, context: UserContext) -> Pick:
+        return Pick(0)
+
+    with pytest.raises(CallFailed, match="needs 'wait_for'"):
+        run_as_agent(card_game(client=ask), Offer(1), model=ScriptedModel([])).wait()
+
+
+def test_run_as_agent_has_limits() -> None:
+    """A budget and a deadline hold for the act and for what it calls."""
+    with pytest.raises(PromptEvaluationError, match="requests"):
+        run_as_agent(
+            card_game(), Offer(1), model=ScriptedModel(['{"index": "x"}', SAYS]), budget=Budget(requests=1)
+        ).wait()
+
+    async def main() -> None:
+        clock = VirtualClock(asyncio.get_running_loop())  # pyright: ignore
+        slow = ScriptedModel([Reply(SAYS, delay=60)])
+        with pytest.raises(PromptEvaluationError, match="deadline"):
+            await run_as_agent(
+                card_game(), Offer(1), model=slow, deadline=Deadline.after(5, clock=clock), clock=clock
+            )
+
+    run_virtual(main)
+
+
+def test_what_an_act_emits_goes_to_its_own_listener_only() -> None:
+    """Also where two are played in one session at once."""
+
+    def game(name: str) -> Handoff[Any, Pick]:
+        async def choose(offer: Offer, *, context: ToolContext) -> Pick:
+            for step in range(2):
+                context.emit((name, step))
+                await asyncio.sleep(0)
+            return Pick(0)
+
+        return card_game(name, client=choose)
+
+    heard: dict[str, list[object]] = {"run": [], "run2": []}  # ids of runs that begin alike, too
+
+    def play(name: str, session: Session) -> Operation[Pick]:
+        return run_as_agent(
+            game(name),
+            Offer(1),
+            model=ScriptedModel([]),
+            session=session,
+            on_emit=heard[name].append,
+            new_id=lambda: name,
+        )
+
+    async def main() -> None:
+        session = Session()
+        await asyncio.gather(*(play(name, session) for name in heard))
+
+    asyncio.run(main())
+    assert heard == {name: [(name, 0), (name, 1)] for name in heard}
+
+
+# --- acts in unit tests ----------------------------------------------------------------------------
+
+
+async def test_acts_are_functions_that_a_test_can_call() -> None:
+    """A context with answers laid out by kind or by a piece of the prompt is all it takes."""
+    assert await whoever(Offer(3), context=user_context({"which": {"index": 2}})) == Pick(2)
+    assert await whoever(Offer(3), context=agent_context({"Choose": {"index": 1}})) == Pick(1)
+    with pytest.raises(ToolValidationError, match="index"):
+        await whoever(Offer(3), context=agent_context({"Choose": {"index": "one"}}))
+    with pytest.raises(Declined):
+        await whoever(Offer(3), context=user_context())
+
+
+async def test_a_whole_handoff_needs_a_gate() -> None:
+    """Its own handler can't be tried on a mock context, and says what to do instead."""
+    game = card_game(client=whoever)
+    open_gate([game])
+    handler: Any = game.handler
+    with pytest.raises(NotImplementedError, match="call its acts one by one"):
+        await handler(Deal(), context=user_context())
+
+
+async def test_handoffs_run_where_any_tool_does() -> None:
+    """Through `context.call`, in a run that shares one gate with plain tools."""
+
+    @tool
+    async def twice(context: ToolContext) -> str:
+        """Play twice."""
+        return " and ".join([(await context.call("pick_card")).unwrap() for _ in range(2)])
+
+    rig = Rig([card_game(client=whoever), twice], environment=person())
+    assert (await rig.call("twice")).value == "card 0 and card 0"

@@ -1,0 +1,1062 @@
+"""What is remembered of approvals: for whom, for how much, and what it never covers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import SecretStr
+
+from handrail import (
+    Adapter,
+    Approval,
+    Broker,
+    CapabilityPolicy,
+    DirectoryFilesystem,
+    MemoryFilesystem,
+    PathArg,
+    PolicyDecision,
+    Prompt,
+    ScriptedModel,
+    Session,
+    Tool,
+    ToolCall,
+    ToolContext,
+    ToolResult,
+    approvals_of,
+    open_gate,
+    run_turn,
+    tool,
+)
+from handrail.errors import DefinitionError, EventRefused, SessionError
+from handrail.events import ApprovalDecided, ApprovalRemembered, ApprovalRequested, ApprovalRevoked
+from handrail.journal import MemoryJournal
+from handrail.protocols import Filesystem
+from handrail.question import Answer, Question
+from handrail.resources.registry import given as bound
+from handrail.session.serialization import load, save
+from handrail.testing import Agent, Person, VirtualClock, run_virtual
+
+ran: list[str] = []
+
+EXACT = {"approved": True, "remember": "exact"}
+SCOPE = {"approved": True, "remember": "scope"}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_ran() -> None:
+    ran.clear()
+
+
+@tool
+async def pay(amount: int, context: ToolContext, to: str = "bob") -> str:
+    """Pay somebody."""
+    ran.append(f"pay {amount}")
+    return "paid"
+
+
+@tool(capabilities={"fs.write"})
+async def put(path: Annotated[str, PathArg("write")], context: ToolContext) -> str:
+    """Put something there, past every fork."""
+    ran.append(f"put {path}")
+    return "put"
+
+
+@tool(capabilities={"fs.write"})
+async def wipe(path: Annotated[str, PathArg("write")], context: ToolContext) -> str:
+    """Wipe something, past every fork."""
+    ran.append(f"wipe {path}")
+    return "wiped"
+
+
+@tool(capabilities={"fs.write", "net"})
+async def publish(path: Annotated[str, PathArg("write")], context: ToolContext) -> str:
+    """Show something to the world."""
+    ran.append(f"publish {path}")
+    return "out"
+
+
+@tool(capabilities={"fs.write"})
+async def copy(
+    source: Annotated[str, PathArg("read")], target: Annotated[str, PathArg("write")], context: ToolContext
+) -> str:
+    """Copy something."""
+    ran.append(f"copy {source} {target}")
+    return "copied"
+
+
+@tool(capabilities={"fs.write"})
+async def tidy(context: ToolContext, path: Annotated[str | None, PathArg("write")] = None) -> str:
+    """Tidy up, there or everywhere."""
+    ran.append(f"tidy {path}")
+    return "tidied"
+
+
+@tool
+async def stamp(path: Annotated[str, PathArg("write")], context: ToolContext) -> str:
+    """Stamp something; it says nothing of capabilities."""
+    ran.append(f"stamp {path}")
+    return "stamped"
+
+
+@tool(effect="staged", capabilities={"fs.write"})
+async def edit(
+    path: Annotated[str, PathArg("write")], text: str, context: ToolContext, also: str = ""
+) -> str:
+    """Write a file; and another that it does not name as one."""
+    context.filesystem.write(path, text)
+    if also:
+        context.filesystem.write(also, text)
+    return "written"
+
+
+@tool(effect="idempotent")
+async def wonder(message: str, context: ToolContext, again: int = 0) -> list[Any]:
+    """Ask for oneself."""
+    approval = await context.request_approval(message)
+    return [approval.approved, approval.outcome, approval.reason]
+
+
+@tool(effect="idempotent")
+async def need(kind: str, context: ToolContext, again: int = 0) -> bool:
+    """Ask for a permission."""
+    return (await context.request_permission(kind)).approved
+
+
+@tool(effect="idempotent")
+async def need_too(kind: str, context: ToolContext) -> bool:
+    """Ask for a permission, as another tool."""
+    return (await context.request_permission(kind)).approved
+
+
+TOOLS = [pay, put, wipe, publish, copy, tidy, stamp, edit, wonder, need, need_too]
+POLICY = CapabilityPolicy({"fs.write": "ask"}, effects={"idempotent": "allow"})
+
+
+class Desk:
+    """One session and whoever is there for it; each call is a run of its own, with a broker of its own."""
+
+    def __init__(self, says: Any, session: Session | None = None, **options: Any) -> None:
+        self.person = Person(says)
+        self.session = session or Session(id="one", principal="ada")
+        self.options: dict[str, Any] = {"environment": self.person, "policies": [POLICY], **options}
+
+    async def call(self, name: str, /, **arguments: Any) -> ToolResult[Any]:
+        return await open_gate(TOOLS, session=self.session, **self.options).invoke(name, arguments)
+
+    @property
+    def asked(self) -> int:
+        return len(self.person.questions)
+
+    @property
+    def scopes(self) -> list[str]:
+        """What was offered with the last question."""
+        return self.person.questions[-1].payload["scopes"]
+
+    @property
+    def decided(self) -> list[tuple[str, bool]]:
+        return [(each.how, each.approval.approved) for each in self.session[ApprovalDecided].all()]
+
+
+class Unseen(Broker):
+    """Asks before a call runs, and so shows no diff."""
+
+    shows_previews = False  # pyright: ignore[reportAssignmentType,reportIncompatibleMethodOverride]
+
+
+def picking(scope: str, approved: bool = True) -> Any:
+    """Somebody who decides for this scope whenever it is offered, and else for once."""
+
+    def says(question: Question) -> Any:
+        if scope in question.payload["scopes"]:
+            return {"approved": approved, "remember": "scope", "scope": scope, "reason": "as I said"}
+        return {"approved": True}
+
+    return says
+
+
+# --- once and exactly ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("says", [True, {"approved": True}, {"approved": True, "remember": "once"}])
+async def test_nothing_is_remembered_unless_somebody_says_so(says: Any):
+    """The next call is asked about like the first."""
+    desk = Desk(says)
+    await desk.call("pay", amount=1)
+    await desk.call("pay", amount=1)
+    assert desk.asked == 2
+    assert approvals_of(desk.session).list() == ()
+
+
+async def test_exactly_this_is_not_asked_about_again_in_the_session():
+    """Not in the next run either, whose broker is another; whatever the order and spacing of the arguments."""
+    desk = Desk(EXACT)
+    assert (await desk.call("pay", amount=1, to="ann")).success
+    gate = open_gate(TOOLS, session=desk.session, **desk.options)
+    assert (await gate.invoke("pay", ' {"to" : "ann",\n "amount":1} ')).success
+    assert desk.asked == 1
+    assert ran == ["pay 1", "pay 1"]
+    assert desk.decided == [("asked", True), ("remembered", True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("pay", {"amount": 2}),
+        ("pay", {"amount": 1, "to": "eve"}),
+        ("wonder", {"message": "pay"}),
+        ("need", {"kind": "pay"}),
+    ],
+)
+async def test_exactly_this_is_nothing_else(name: str, arguments: dict[str, Any]):
+    """Other arguments, and whatever else can be asked under the same name, are asked about."""
+    desk = Desk(EXACT)
+    await desk.call("pay", amount=1)
+    await desk.call(name, **arguments)
+    assert desk.asked == 2
+
+
+async def test_who_asks_is_part_of_it():
+    """A policy's question, a handler's own and a permission are three, also under one name and in one call."""
+
+    @tool
+    async def confess(context: ToolContext) -> list[bool]:
+        """Ask by every way under one name."""
+        return [
+            (await context.request_approval("confess")).approved,
+            (await context.request_permission("confess")).approved,
+        ]
+
+    desk = Desk(EXACT)
+    gate = open_gate([confess], session=desk.session, **desk.options)
+    for _ in range(2):
+        assert (await gate.invoke("confess")).value == [True, True]
+    assert desk.asked == 3
+
+
+async def test_another_tool_of_the_same_name_is_another():
+    """Its schema, its effect and its capabilities are part of what was approved."""
+    desk = Desk(SCOPE)
+    await desk.call("pay", amount=1)
+
+    @tool(name="pay", capabilities={"net"})
+    async def other(amount: int, context: ToolContext, to: str = "bob") -> str:
+        """Pay somebody."""
+        return "paid"
+
+    await open_gate([other], session=desk.session, **desk.options).invoke("pay", {"amount": 1})
+    assert desk.asked == 2
+
+
+async def test_arguments_that_nobody_saw_are_part_of_it():
+    """Another password is another call, and what is kept gives neither away."""
+    got: list[str] = []
+
+    @tool
+    async def login(user: str, password: SecretStr, context: ToolContext) -> str:
+        """Log in."""
+        got.append(password.get_secret_value())
+        return "in"
+
+    desk = Desk(EXACT)
+    for password in ("hunter2", "hunter3", "hunter2"):
+        gate = open_gate([login], session=desk.session, **desk.options)
+        assert (await gate.invoke("login", {"user": "ada", "password": password})).success
+    assert got == ["hunter2", "hunter3", "hunter2"]
+    assert desk.asked == 2
+    assert b"hunter" not in save(desk.session)
+
+
+async def test_what_nobody_saw_is_remembered_in_this_process_only(monkeypatch: pytest.MonkeyPatch):
+    """A saved session holds nothing that a password could be guessed by: in another process it is asked again."""
+
+    @tool
+    async def login(user: str, context: ToolContext, password: SecretStr | None = None) -> str:
+        """Log in."""
+        return "in"
+
+    desk = Desk(EXACT)
+    gate = open_gate([login], session=desk.session, **desk.options)
+    arguments: list[dict[str, Any]] = [{"user": "ada"}, {"user": "ada", "password": "hunter2"}]
+    for each in arguments:
+        await gate.invoke("login", each)
+    monkeypatch.setattr("handrail.guard.coverage._KEY", b"that of another process")
+    for each in arguments:
+        await gate.invoke("login", each)
+    assert [question.payload["arguments"]["password"] for question in desk.person.questions] == [
+        None,
+        "**********",
+        "**********",
+    ]
+
+
+async def test_what_a_handler_does_to_its_arguments_is_not_what_is_asked_about():
+    """A person is shown what came, and that is what is remembered."""
+
+    @dataclass
+    class Order:
+        text: str
+
+    async def handler(params: Order, *, context: ToolContext) -> ToolResult[str]:
+        params.text = "harmless"
+        await context.request_approval("go on?")
+        return ToolResult.ok("done")
+
+    sly = Tool("sly", "Change what it was given.", handler, effect="staged")
+    desk = Desk(EXACT, policies=[CapabilityPolicy(effects={"staged": "ask"})])
+    await open_gate([sly], session=desk.session, **desk.options).invoke("sly", {"text": "harmful"})
+    assert [each.payload["arguments"]["text"] for each in desk.person.questions] == ["harmful"] * 2
+
+
+# --- scopes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "scopes"),
+    [
+        ("pay", {"amount": 1}, ["pay (any arguments)"]),
+        ("put", {"path": "docs/a.md"}, ["fs.write under docs/"]),
+        ("put", {"path": "./docs//a.md"}, ["fs.write under docs/"]),
+        ("put", {"path": "docs/de/a.md"}, ["fs.write under docs/de/", "fs.write under docs/"]),
+        ("put", {"path": "a.md"}, ["fs.write of a.md"]),
+        ("put", {"path": "../a.md"}, []),
+        ("put", {"path": "/etc/passwd"}, []),
+        ("put", {"path": "my docs/a.md"}, ['fs.write under "my docs/"']),
+        ("publish", {"path": "docs/a.md"}, ["fs.write and net under docs/"]),
+        ("copy", {"source": "docs/a.md", "target": "docs/de/a.md"}, ["fs.write under docs/"]),
+        ("copy", {"source": "a.md", "target": "docs/a.md"}, ["fs.write of a.md, docs/a.md"]),
+        ("copy", {"source": "docs/a.md", "target": "/etc/a.md"}, []),
+        ("tidy", {}, []),
+        ("stamp", {"path": "docs/a.md"}, ["stamp under docs/"]),
+        ("wonder", {"message": "go on?"}, []),
+        ("need", {"kind": "net"}, ["net for need"]),
+        ("need", {"kind": "all for free"}, ['"all for free" for need']),
+    ],
+)
+async def test_scopes_that_are_offered(name: str, arguments: dict[str, Any], scopes: list[str]):
+    """Derived from capabilities and paths, the narrowest first; never for everything there is."""
+    desk = Desk(False)
+    await desk.call(name, **arguments)
+    assert desk.scopes == scopes
+
+
+async def test_a_list_that_nobody_would_read_is_not_offered():
+    """Five files are, six are not."""
+
+    @tool(capabilities={"fs.write"})
+    async def sweep(paths: list[Annotated[str, PathArg("write")]], context: ToolContext) -> str:
+        """Sweep them."""
+        return "swept"
+
+    desk = Desk(False)
+    gate = open_gate([sweep], session=desk.session, **desk.options)
+    await gate.invoke("sweep", {"paths": list("abcde")})
+    assert desk.scopes == ["fs.write of a, b, c, d, e"]
+    await gate.invoke("sweep", {"paths": list("abcdef")})
+    assert desk.scopes == []
+
+
+UNDER_DOCS = "fs.write under docs/"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("put", {"path": "docs/b.md"}),
+        ("put", {"path": "./docs/./b.md"}),
+        ("put", {"path": "docs/de/b.md"}),
+        ("put", {"path": "docs/..md"}),
+        ("wipe", {"path": "docs/a.md"}),
+        ("copy", {"source": "docs/a.md", "target": "docs/b.md"}),
+        ("tidy", {"path": "docs/a.md"}),
+    ],
+)
+async def test_inside_a_scope_nobody_is_asked(name: str, arguments: dict[str, Any]):
+    """Whichever tool goes there, if it may do no more than the scope says."""
+    desk = Desk(picking(UNDER_DOCS))
+    await desk.call("put", path="docs/a.md")
+    assert (await desk.call(name, **arguments)).success
+    assert desk.asked == 1
+    assert len(ran) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("put", {"path": "a.md"}),
+        ("put", {"path": "docs"}),
+        ("put", {"path": "docs/"}),
+        ("put", {"path": "."}),
+        ("put", {"path": "docs-secret/a.md"}),
+        ("put", {"path": "docsx"}),
+        ("put", {"path": "src/docs/a.md"}),
+        ("put", {"path": "docs/../a.md"}),
+        ("put", {"path": "docs/../docs/a.md"}),
+        ("put", {"path": "/docs/a.md"}),
+        ("put", {"path": "~/docs/a.md"}),
+        ("put", {"path": "docs\\..\\a.md"}),
+        ("put", {"path": "docs/\u0000"}),
+        ("put", {"path": "Docs/a.md"}),
+        ("copy", {"source": "a.md", "target": "docs/a.md"}),
+        ("copy", {"source": "docs/a.md", "target": "a.md"}),
+        ("copy", {"source": "docs/a.md", "target": "docs-secret/a.md"}),
+        ("copy", {"source": "docs/a.md", "target": "../docs/a.md"}),
+        ("tidy", {}),
+        ("publish", {"path": "docs/a.md"}),
+        ("stamp", {"path": "docs/a.md"}),
+        ("edit", {"path": "docs/a.md", "text": "of another effect"}),
+        ("pay", {"amount": 1}),
+    ],
+)
+async def test_what_leaves_a_scope_is_asked_about(name: str, arguments: dict[str, Any]):
+    """Out of the folder by any spelling, with a second path, or with more than the scope says."""
+    desk = Desk(picking(UNDER_DOCS), filesystem=MemoryFilesystem())
+    await desk.call("put", path="docs/a.md")
+    await desk.call(name, **arguments)
+    assert desk.asked == 2
+
+
+async def test_a_link_leads_out_of_a_scope(tmp_path: Path):
+    """What counts is where a path leads: into the folder's neighbour, also through a folder that is a link."""
+    for folder in ("docs", "secret"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "docs" / "out").symlink_to("../secret")
+    (tmp_path / "docs" / "key").symlink_to("../secret/key")
+    (tmp_path / "docs" / "nowhere").symlink_to("/etc")
+    (tmp_path / "docs" / "sub").mkdir()
+    desk = Desk(picking(UNDER_DOCS), filesystem=DirectoryFilesystem(tmp_path))
+    await desk.call("put", path="docs/a.md")
+    await desk.call("put", path="docs/sub/b.md")
+    assert desk.asked == 1
+    for count, path in enumerate(["docs/out/key", "docs/key", "docs/out", "docs/nowhere/passwd"], 2):
+        await desk.call("put", path=path)
+        assert desk.asked == count
+        assert UNDER_DOCS not in desk.scopes
+
+
+async def test_a_link_is_followed_in_files_that_a_resource_brings(tmp_path: Path):
+    """However the files came into the run."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "out").symlink_to("..")
+    desk = Desk(picking(UNDER_DOCS), resources=[bound(Filesystem, DirectoryFilesystem(tmp_path))])  # pyright: ignore[reportArgumentType]  # a protocol as a key
+    await desk.call("put", path="docs/a.md")
+    await desk.call("put", path="docs/b.md")
+    assert desk.asked == 1
+    await desk.call("put", path="docs/out/b.md")
+    assert desk.asked == 2
+
+
+async def test_a_link_counts_as_the_call_around_has_it(tmp_path: Path):
+    """What that has changed and not committed yet is what the inner call finds."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "out").symlink_to("..")
+
+    @tool(effect="idempotent")
+    async def around(context: ToolContext) -> bool:
+        """Put a folder in the link's place, then something into it."""
+        context.filesystem.delete("docs/out")
+        context.filesystem.mkdir("docs/out")
+        return (await context.call("put", path="docs/out/b.md")).success
+
+    desk = Desk(picking(UNDER_DOCS), filesystem=DirectoryFilesystem(tmp_path))
+    await desk.call("put", path="docs/a.md")
+    assert (await open_gate([around, put], session=desk.session, **desk.options).invoke("around")).value
+    assert desk.asked == 1
+
+
+NAMES = st.sampled_from(["docs", "docs-secret", "de", "..", ".", "", "a", "Docs", " docs"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(NAMES, min_size=1, max_size=5).map("/".join))
+def test_a_path_is_covered_exactly_if_it_lies_there(path: str):
+    """By the rule said another way: its names, the empty ones left out, begin with the folder and go on."""
+
+    async def main() -> int:
+        desk = Desk(picking(UNDER_DOCS))
+        await desk.call("put", path="docs/a.md")
+        await desk.call("put", path=path)
+        return desk.asked
+
+    names = [name for name in path.split("/") if name not in ("", ".")]
+    inside = names[:1] == ["docs"] and len(names) > 1 and ".." not in names and not path.startswith("/")
+    assert run_virtual(main) == (1 if inside else 2)
+
+
+async def test_the_first_scope_is_meant_where_none_is_named():
+    """The narrowest one."""
+    desk = Desk(SCOPE)
+    await desk.call("put", path="docs/de/a.md")
+    (remembered,) = approvals_of(desk.session)
+    assert (remembered.covers, remembered.scope) == ("scope", "fs.write under docs/de/")
+    await desk.call("put", path="docs/b.md")
+    assert desk.asked == 2
+
+
+async def test_a_tool_without_capabilities_has_scopes_of_its_own():
+    """They say its name, and cover no other that says as little of itself."""
+
+    @tool
+    async def mark(path: Annotated[str, PathArg("write")], context: ToolContext) -> str:
+        """Mark something."""
+        return "marked"
+
+    desk = Desk(SCOPE)
+    await desk.call("stamp", path="docs/a.md")
+    await desk.call("stamp", path="docs/b.md")
+    assert desk.asked == 1
+    await open_gate([mark], session=desk.session, **desk.options).invoke("mark", {"path": "docs/a.md"})
+    assert desk.asked == 2
+
+
+async def test_a_permission_is_for_the_kind_and_the_tool():
+    """Whatever the arguments, and for no other tool."""
+    desk = Desk(SCOPE)
+    assert (await desk.call("need", kind="net")).value
+    assert (await desk.call("need", kind="net", again=1)).value
+    assert desk.asked == 1
+    await desk.call("need", kind="disk")
+    await desk.call("need_too", kind="net")
+    assert desk.asked == 3
+
+
+async def test_a_message_is_remembered_as_it_was_put():
+    """The same words from the same call; never other words."""
+    desk = Desk(EXACT)
+    for message in ("sure?", "sure?", "really?"):
+        assert (await desk.call("wonder", message=message)).value[0]
+    assert desk.asked == 2
+    await desk.call("wonder", message="sure?", again=1)
+    assert desk.asked == 3
+
+
+# --- denials -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("remember", ["exact", "scope"])
+async def test_a_denial_is_remembered_and_its_reason_told(remember: str):
+    """Nobody is asked again, and the model hears why and that there is no use in trying."""
+    desk = Desk({"approved": False, "reason": "we are broke", "remember": remember})
+    await desk.call("pay", amount=1)
+    again = await desk.call("pay", amount=1)
+    assert desk.asked == 1
+    what = 'exactly pay {"amount": 1, "to": "bob"}' if remember == "exact" else "pay (any arguments)"
+    assert again.message == (
+        f"pay was not approved (denied): we are broke (remembered in this session: {what}). It did not run. "
+        "It was asked for because pay is irreversible. It is not asked about again: do not repeat it."
+    )
+    await desk.call("pay", amount=2)
+    assert desk.asked == (2 if remember == "exact" else 1)
+    assert ran == []
+
+
+async def test_a_handler_that_asks_gets_what_was_decided():
+    """Who, why and how it came out, as if it had been asked."""
+    desk = Desk({"approved": False, "reason": "no", "remember": "exact"})
+    await desk.call("wonder", message="?")
+    last = await desk.call("wonder", message="?")
+    what = 'exactly "?" from wonder {"message": "?", "again": 0}'
+    assert last.value == [False, "denied", f"no (remembered in this session: {what})"]
+    (_, again) = desk.session[ApprovalDecided].all()
+    assert again.approval.by == "ada"
+
+
+@pytest.mark.parametrize("narrow", [True, False])
+async def test_a_denial_goes_before_an_approval(narrow: bool):
+    """Whichever was given first, and whichever is the narrower."""
+    desk = Desk({"approved": narrow, "remember": "scope"})
+    await desk.call("put", path="docs/de/a.md")
+    desk.person.approve = {"approved": not narrow, "remember": "scope"}
+    await desk.call("put", path="docs/a.md")
+    assert {(each.scope, each.approved) for each in approvals_of(desk.session)} == {
+        ("fs.write under docs/de/", narrow),
+        (UNDER_DOCS, not narrow),
+    }
+    ran.clear()
+    assert not (await desk.call("put", path="docs/de/b.md")).success
+    assert (await desk.call("put", path="docs/b.md")).success is not narrow
+    assert desk.asked == 2
+    assert ran == ([] if narrow else ["put docs/b.md"])
+
+
+@pytest.mark.parametrize(
+    ("name", "denied", "again"),
+    [
+        ("wipe", {"path": "docs/a.md"}, {"path": "./docs//a.md"}),
+        ("edit", {"path": "docs/a.md", "text": "x"}, {"path": "docs/./a.md", "text": "x", "also": ""}),
+    ],
+)
+@pytest.mark.parametrize("mode", [None, "approve_all"])
+async def test_the_same_call_written_otherwise_does_not_pass_a_denial(
+    name: str, denied: dict[str, Any], again: dict[str, Any], mode: Any
+):
+    """Not by another spelling of its path, nor by a default written out; whatever else would let it through."""
+    desk = Desk({"approved": False, "remember": "exact"}, filesystem=MemoryFilesystem({"docs/z.md": "z"}))
+    await desk.call(name, **denied)
+    desk.person.approve = SCOPE
+    assert (await desk.call(name, **{**denied, "path": "docs/z.md"})).success
+    asked = desk.asked
+    desk.options["approvals"] = mode
+    assert not (await desk.call(name, **again)).success
+    assert desk.asked == asked
+
+
+async def test_a_no_without_words_is_not_remembered():
+    """Turning away from a question is no decision for later."""
+    desk = Desk(True)
+    desk.options["approval_seconds"] = 0.01
+    desk.person.after = asyncio.Event()
+    await desk.call("pay", amount=1)
+    assert approvals_of(desk.session).list() == ()
+
+
+# --- modes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "asks", [("pay", {"amount": 1}), ("put", {"path": "docs/a.md"}), ("need", {"kind": "net"})]
+)
+async def test_strict_denies_what_was_approved_before(asks: Any):
+    """What needs asking is denied, remembered or not."""
+    name, arguments = asks
+    desk = Desk(SCOPE)
+    await desk.call(name, **arguments)
+    ran.clear()
+    desk.options["approvals"] = "strict"
+    result = await desk.call(name, **arguments)
+    assert (result.value if name == "need" else result.success) is False
+    assert ran == []
+    assert desk.decided[-1] == ("mode", False)
+
+
+async def test_a_lasting_no_stands_under_approve_all():
+    """A person said no; that everything else is approved does not take it back."""
+    desk = Desk({"approved": False, "remember": "exact"})
+    await desk.call("pay", amount=1)
+    desk.options["approvals"] = "approve_all"
+    assert not (await desk.call("pay", amount=1)).success
+    assert (await desk.call("pay", amount=2)).success
+    assert desk.decided == [("asked", False), ("remembered", False), ("mode", True)]
+
+
+@pytest.mark.parametrize("environment", [None, Agent()])
+async def test_what_a_person_decided_holds_when_nobody_is_there(environment: Any):
+    """And nothing else does; a model in their place is not asked."""
+    desk = Desk(EXACT)
+    await desk.call("pay", amount=1)
+    desk.options["environment"] = environment
+    assert (await desk.call("pay", amount=1)).success
+    other = await desk.call("pay", amount=2)
+    assert "Nobody can be asked here: go on without it" in other.message
+    assert desk.decided == [("asked", True), ("remembered", True), ("nobody", False)]
+
+
+# --- approve what you see ------------------------------------------------------------------------
+
+
+async def test_exactly_this_is_also_this_diff():
+    """The same arguments on other ground are another diff, and are looked at again; a denial is for the call."""
+    files = MemoryFilesystem()
+    desk = Desk(EXACT, filesystem=files)
+    await desk.call("edit", path="a.md", text="new\n")
+    files.delete("a.md")
+    await desk.call("edit", path="a.md", text="new\n")
+    assert desk.asked == 1
+    files.write("a.md", "mine\n")
+    desk.person.approve = {"approved": False, "remember": "exact"}
+    await desk.call("edit", path="a.md", text="new\n")
+    assert desk.asked == 2
+    assert "-mine" in desk.person.questions[-1].payload["diff"]
+    files.write("a.md", "mine again\n")
+    assert not (await desk.call("edit", path="a.md", text="new\n")).success
+    assert desk.asked == 2
+    assert files.read("a.md") == "mine again\n"
+
+
+async def test_an_approval_without_a_diff_is_none_of_a_diff():
+    """What was approved unseen, in a run that shows nothing, is shown where it can be."""
+
+    desk = Desk(EXACT, filesystem=MemoryFilesystem())
+    shown = dict(desk.options)
+    desk.options["approvals"] = Unseen(environment=desk.person)
+    await desk.call("edit", path="a.md", text="new\n")
+    assert "diff" not in desk.person.questions[-1].payload
+    desk.options = shown
+    await desk.call("edit", path="a.md", text="new\n")
+    assert desk.asked == 2
+
+
+async def test_a_scope_covers_what_a_call_did_not_what_it_said():
+    """Run in its fork first, it is held to the files it really changed."""
+    files = MemoryFilesystem()
+    desk = Desk(picking(UNDER_DOCS), filesystem=files)
+    await desk.call("edit", path="docs/a.md", text="new\n")
+    assert (await desk.call("edit", path="docs/b.md", text="new\n")).success
+    assert (await desk.call("edit", path="docs/b.md", text="new\n", also="docs/de/c.md")).success
+    assert desk.asked == 1
+    desk.person.approve = False
+    await desk.call("edit", path="docs/b.md", text="newer\n", also="secret.md")
+    assert desk.asked == 2
+    assert desk.scopes == ["fs.write of docs/b.md, secret.md"]
+    assert not files.exists("secret.md")
+
+
+async def test_a_scope_says_nothing_of_what_can_not_be_shown():
+    """A call that used something else than files is looked at each time."""
+
+    class Ledger:
+        def fork(self, owner: str, /, *, writable: bool = True) -> Any:
+            return self
+
+        def stale(self) -> tuple[str, ...]:
+            return ()
+
+        def prepare(self) -> None: ...
+        def apply(self) -> None: ...
+        def drop(self) -> None: ...
+
+    @tool(effect="staged", capabilities={"fs.write"})
+    async def book(path: Annotated[str, PathArg("write")], context: ToolContext) -> str:
+        """Write a file and a ledger."""
+        context.resources.get(Ledger)
+        return "booked"
+
+    desk = Desk(picking(UNDER_DOCS), filesystem=MemoryFilesystem(), resources=[bound(Ledger, Ledger())])
+    await desk.call("edit", path="docs/a.md", text="new\n")
+    await open_gate([book], session=desk.session, **desk.options).invoke("book", {"path": "docs/a.md"})
+    assert desk.asked == 2
+    assert desk.scopes == []
+
+
+# --- whose, and for how long ---------------------------------------------------------------------
+
+
+def test_it_is_listed_with_all_there_is_to_know():
+    """Who, when, what it covers, from which question; and told in events."""
+
+    async def main() -> None:
+        clock = VirtualClock()
+        desk = Desk({**SCOPE, "reason": "fine"}, clock=clock)
+        await desk.call("put", path="docs/a.md")
+        at = clock.now()
+        await asyncio.sleep(60)
+        await desk.call("put", path="docs/b.md")
+        (question,) = desk.person.questions
+        memory = approvals_of(desk.session)
+        (one,) = memory
+        assert len(memory) == 1
+        assert one.id == f"{question.id}-{question.digest[:8]}"
+        assert (one.tool, one.covers, one.scope) == ("put", "scope", UNDER_DOCS)
+        assert (one.approved, one.reason, one.by, one.asked_by) == (True, "fine", "ada", ("put",))
+        assert one.at == at
+        first, second = desk.session[ApprovalDecided].all()
+        assert (first.how, first.remembered) == ("asked", None)
+        assert (second.how, second.remembered) == ("remembered", one.id)
+        assert second.approval == Approval(
+            True, "fine (remembered in this session: fs.write under docs/)", "ada", "approved"
+        )
+        assert len(desk.session[ApprovalRequested]) == 2
+
+    run_virtual(main)
+
+
+async def test_revoked_it_counts_no_more():
+    """From the next call on; both are in the session's log."""
+    desk = Desk(EXACT)
+    await desk.call("pay", amount=1)
+    memory = approvals_of(desk.session)
+    (one,) = memory
+    memory.revoke(one.id)
+    assert memory.list() == ()
+    await desk.call("pay", amount=1)
+    assert desk.asked == 2
+    (revoked,) = desk.session[ApprovalRevoked].all()
+    assert (revoked.id, revoked.tool, revoked.by) == (one.id, "pay", "ada")
+    with pytest.raises(SessionError, match="remembers no approval with the id"):
+        memory.revoke(one.id)
+
+
+async def test_revoked_it_does_not_stand_for_another_try():
+    """A call that has to run again, since what it read was changed, is decided again."""
+    desk = Desk(EXACT)
+    session = desk.session
+    tries: list[int] = []
+
+    @dataclass(frozen=True)
+    class Noted:
+        text: str
+
+    @tool(effect="staged", capabilities={"notes"})
+    async def note(context: ToolContext) -> str:
+        """Count the notes."""
+        tries.append(len(context.session[Noted]))
+        if len(tries) == 2:
+            approvals_of(session).revoke(approvals_of(session).list()[0].id)
+            session.dispatch(Noted("by somebody else"))
+        return "noted"
+
+    desk.options |= {
+        "policies": [CapabilityPolicy({"notes": "ask"})],
+        "approvals": Unseen(environment=desk.person),
+    }
+    assert (await open_gate([note], session=session, **desk.options).invoke("note")).success
+    desk.options |= {"environment": None, "approvals": None}
+    assert "nobody there" in (await open_gate([note], session=session, **desk.options).invoke("note")).message
+    assert tries == [0, 0]
+
+
+async def test_it_outlives_a_call_that_failed():
+    """The yes was given, whatever came of the call; also where it is rolled back."""
+
+    @tool
+    async def fail(context: ToolContext) -> str:
+        """Fail."""
+        raise OSError("broken")
+
+    desk = Desk(EXACT)
+    for _ in range(2):
+        await open_gate([fail], session=desk.session, **desk.options).invoke("fail")
+    assert desk.asked == 1
+    desk.session.restore(desk.session.snapshot())
+    assert len(approvals_of(desk.session)) == 1
+
+
+async def test_it_holds_in_the_next_evaluation_of_an_adapter():
+    """A conversation goes on and so does what was decided in it, with one broker for all or one for each."""
+    person = Person(SCOPE)
+    session = Session()
+    prompt = Prompt("cashier", "Pay.", tools=[pay], policies=[CapabilityPolicy()])
+    for approvals in (None, "interactive", Broker(environment=person)):
+        model = ScriptedModel([ToolCall("pay", {"amount": 1}), "paid"])
+        adapter = Adapter(model, environment=person, approvals=approvals)  # pyright: ignore[reportArgumentType]
+        await adapter.evaluate(prompt, "Go.", session=session)
+    assert len(person.questions) == 1
+    assert ran == ["pay 1"] * 3
+
+
+async def test_one_broker_serves_many_sessions():
+    """Each has its own memory: what one's person decided says nothing to the other's."""
+    person = Person(EXACT)
+    broker = Broker(environment=person)
+    one, two = (Desk(None, Session(principal="ada"), approvals=broker) for _ in range(2))
+    for desk in (one, one, two):
+        assert (await desk.call("pay", amount=1)).success
+    assert len(person.questions) == 2
+    assert len(approvals_of(two.session)) == 1
+
+
+@pytest.mark.parametrize(("changed", "asked"), [({}, 0), ({"id": "two"}, 1), ({"principal": "bob"}, 1)])
+@pytest.mark.parametrize("remember", ["exact", "scope"])
+async def test_it_is_saved_with_its_session_and_fits_no_other(changed: Any, asked: int, remember: str):
+    """Loaded under its own id and principal it holds; moved into another's, it does not."""
+    desk = Desk({"approved": True, "remember": remember})
+    await desk.call("pay", amount=1)
+    await desk.call("put", path="docs/a.md")
+    saved = json.dumps({**json.loads(save(desk.session)), **changed})
+    later = Desk(True, load(saved))
+    await later.call("pay", amount=1)
+    await later.call("put", path="docs/a.md")
+    assert later.asked == 2 * asked
+    assert ran[2:] == ["pay 1", "put docs/a.md"]
+
+
+async def test_revocations_are_saved_too():
+    """What was taken back stays so."""
+    desk = Desk(EXACT)
+    await desk.call("pay", amount=1)
+    memory = approvals_of(desk.session)
+    memory.revoke(memory.list()[0].id, by="the auditor")
+    later = Desk(True, load(save(desk.session)))
+    await later.call("pay", amount=1)
+    assert later.asked == 1
+    assert [each.by for each in later.session[ApprovalRevoked].all()] == ["the auditor"]
+
+
+# --- tools can't ---------------------------------------------------------------------------------
+
+
+async def test_a_tool_can_look_and_not_decide():
+    """Nothing public of what it is given approves, remembers, revokes, or changes the mode."""
+    seen: list[Any] = []
+
+    @tool(effect="staged")
+    async def forge(context: ToolContext) -> str:
+        """Try every door."""
+        controller: Any = context.approval_controller
+        seen.append({name for name in dir(controller) if not name.startswith("_")})
+        seen.append((controller.mode, [each.tool for each in controller.list()]))
+        for name, value in (("mode", "approve_all"), ("decide", None), ("list", None)):
+            with pytest.raises(AttributeError):
+                setattr(controller, name, value)
+        (known,) = context.session[ApprovalRemembered].all()
+        for attempt in (
+            lambda: context.session.dispatch(known),
+            lambda: context.session.dispatcher.publish(known),
+            lambda: context.event_bus.publish(known),
+            lambda: context.session.dispatch(ApprovalRevoked(known.id, "pay", "exact", "ada", known.at)),
+        ):
+            with pytest.raises(EventRefused):
+                attempt()
+        with pytest.raises(DefinitionError, match="a tool's view of it can't change them"):
+            approvals_of(context.session)  # pyright: ignore[reportArgumentType]
+        context.emit(known)
+        return "tried"
+
+    desk = Desk(EXACT)
+    await desk.call("pay", amount=1)
+    gate = open_gate([forge, pay], session=desk.session, **desk.options)
+    assert (await gate.invoke("forge")).unwrap() == "tried"
+    assert seen == [{"mode", "list"}, (None, ["pay"])]
+    assert len(desk.session[ApprovalRemembered]) == 1
+
+
+async def test_a_policy_can_not_forge_a_decision_either():
+    """Neither before the call nor when it hears of its result."""
+    refused: list[str] = []
+
+    class Sly:
+        name = "sly"
+
+        def check(self, tool: Any, params: Any, *, context: ToolContext) -> Any:
+            return self._try(context)
+
+        def on_result(self, tool: Any, params: Any, result: Any, *, context: ToolContext) -> None:
+            self._try(context)
+
+        def _try(self, context: ToolContext) -> Any:
+            (known,) = context.session[ApprovalRemembered].all()
+            try:
+                context.session.dispatch(known)
+            except EventRefused:
+                refused.append("refused")
+            return PolicyDecision.allow()
+
+    desk = Desk(EXACT)
+    await desk.call("pay", amount=1)
+    desk.options["policies"] = [Sly()]
+    assert (await desk.call("pay", amount=2)).success
+    assert refused == ["refused"] * 2
+    assert len(desk.session[ApprovalRemembered]) == 1
+
+
+# --- several at once -----------------------------------------------------------------------------
+
+
+class Open:
+    """A turn of calls whose questions lie open until they are answered here."""
+
+    def __init__(self, calls: list[ToolCall], **options: Any) -> None:
+        self.clock = VirtualClock()
+        self.journal = MemoryJournal(self.clock)
+        self.session = Session(principal="ada")
+        self.person = Person(after=asyncio.Event())
+        gate = open_gate(
+            TOOLS,
+            session=self.session,
+            policies=[POLICY],
+            environment=self.person,
+            approvals=Broker(self.journal, self.person),
+            clock=self.clock,
+            **options,
+        )
+        self.turn = asyncio.ensure_future(run_turn(gate, calls))
+
+    async def questions(self) -> tuple[Question, ...]:
+        await asyncio.sleep(1)
+        return self.journal.desk.open_questions()
+
+    def answer(self, question: Question, value: Any) -> None:
+        self.journal.answer(
+            Answer(question_id=question.id, digest=question.digest, by=question.principal, value=value)
+        )
+
+    async def ended(self) -> list[bool]:
+        return [result.success for result in (await self.turn).results]
+
+    @property
+    def how(self) -> list[str]:
+        return sorted(each.how for each in self.session[ApprovalDecided].all())
+
+
+@pytest.mark.parametrize("approved", [True, False])
+def test_one_answer_settles_the_open_questions_it_covers(approved: bool):
+    """They are withdrawn and decided by it, each with its own event; the others stay open."""
+
+    async def main() -> None:
+        scene = Open([ToolCall("pay", {"amount": amount}) for amount in (1, 1, 2, 1)])
+        first, *_ = await scene.questions()
+        scene.answer(first, {"approved": approved, "remember": "exact"})
+        (left,) = await scene.questions()
+        assert left.payload["arguments"]["amount"] == 2
+        scene.answer(left, {"approved": True})
+        assert await scene.ended() == [approved, approved, True, approved]
+        assert scene.how == ["asked", "asked", "remembered", "remembered"]
+        assert len(scene.session[ApprovalDecided]) == len(scene.session[ApprovalRequested]) == 4
+
+    run_virtual(main)
+    assert sorted(ran) == (["pay 1", "pay 1", "pay 1", "pay 2"] if approved else ["pay 2"])
+
+
+def test_one_answer_for_once_settles_one():
+    """The others are each asked for."""
+
+    async def main() -> list[bool]:
+        scene = Open([ToolCall("pay", {"amount": 1})] * 3)
+        for question, approved in zip(await scene.questions(), (True, False, True), strict=True):
+            scene.answer(question, {"approved": approved})
+        return await scene.ended()
+
+    assert run_virtual(main) == [True, False, True]
+
+
+def test_what_is_shown_by_its_diff_stays_open():
+    """Somebody is looking at it."""
+
+    async def main() -> None:
+        calls = [ToolCall("edit", {"path": f"docs/{name}.md", "text": "new\n"}) for name in "ab"]
+        scene = Open(calls, filesystem=MemoryFilesystem())
+        first, second = await scene.questions()
+        scene.answer(first, SCOPE)
+        assert await scene.questions() == (second,)
+        scene.answer(second, {"approved": False})
+        assert await scene.ended() == [True, False]
+
+    run_virtual(main)
+
+
+def test_revoked_before_it_was_acted_on_it_is_asked_again():
+    """A call that is not decided yet is not decided by what was taken back."""
+
+    async def main() -> None:
+        scene = Open([ToolCall("pay", {"amount": 1})] * 2)
+        first, second = await scene.questions()
+        scene.session.dispatcher.subscribe(
+            ApprovalRemembered, lambda fact: approvals_of(scene.session).revoke(fact.id)
+        )
+        scene.answer(first, EXACT)
+        assert [each.id for each in await scene.questions()] == [second.id]
+        scene.answer(second, {"approved": False})
+        assert await scene.ended() == [True, False]
+
+    run_virtual(main)
+    assert ran == ["pay 1"]
+
+
+def test_a_cancelled_run_leaves_no_listener_behind():
+    """Whatever ends a question, nobody waits for its memory any more."""
+
+    async def main() -> None:
+        scene = Open([ToolCall("pay", {"amount": 1})])
+        await scene.questions()
+        assert scene.session.dispatcher.listens_for(ApprovalRemembered)
+        scene.turn.cancel()
+        assert await scene.questions() == ()
+        assert not scene.session.dispatcher.listens_for(ApprovalRemembered)
+
+    run_virtual(main)

@@ -1,0 +1,938 @@
+"""Policies, through the real gate: which calls may run, and what policies remember."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+
+from handrail import Effect, PathArg, Tool, ToolContext, ToolResult, TransientError, tool
+from handrail.dispatch import Gate, open_gate
+from handrail.errors import FileError
+from handrail.events import ApprovalRequested, ToolInvoked, ToolRolledBack
+from handrail.guard import (
+    CapabilityPolicy,
+    RateLimitPolicy,
+    ReadBeforeWritePolicy,
+    SequentialDependencyPolicy,
+)
+from handrail.guard.policy import CallCounted, PolicyNote, RateWindow
+from handrail.protocols import PolicyDecision
+from handrail.resources.memory import MemoryFilesystem
+from handrail.session import Session, kept
+from handrail.testing import Person, RecordingSubscriber, VirtualClock, run_virtual
+
+
+@dataclass(frozen=True)
+class Note:
+    text: str
+
+
+@tool(effect="staged")
+async def note(text: str, context: ToolContext) -> str:
+    """Keep a note."""
+    context.session.dispatch(Note(text))
+    return text
+
+
+class Rule:
+    """A policy that does what it is given, and remembers what it saw."""
+
+    def __init__(self, name: str = "rule", check: Any = None, on_result: Any = None) -> None:
+        self.name = name
+        self._check = check
+        self._on_result = on_result
+        self.checked: list[str] = []
+        self.results: list[tuple[str, Any]] = []
+
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> Any:
+        self.checked.append(tool.name)
+        if self._check is None:
+            return PolicyDecision.allow()
+        return self._check(params, context) if callable(self._check) else self._check
+
+    def on_result(
+        self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
+    ) -> Any:
+        self.results.append((tool.name, result.value))
+        return None if self._on_result is None else self._on_result(result, context)
+
+
+def raises(*_: Any) -> Any:
+    raise RuntimeError("the policy is broken")
+
+
+async def raises_later(*_: Any) -> Any:
+    await asyncio.sleep(1)
+    raise RuntimeError("the policy is broken")
+
+
+def later(decision: Any) -> Callable[..., Any]:
+    async def decide(*_: Any) -> Any:
+        await asyncio.sleep(1)
+        return decision
+
+    return decide
+
+
+def one_call(policy: Any, **options: Any) -> tuple[ToolResult[Any], Session, RecordingSubscriber]:
+    """What comes of one call of `note` under these policies."""
+
+    async def main() -> tuple[ToolResult[Any], Session, RecordingSubscriber]:
+        session = Session()
+        seen = RecordingSubscriber(session)
+        policies = policy if isinstance(policy, list) else [policy]
+        gate = open_gate([note], session=session, policies=policies, **options)
+        result = await gate.invoke("note", {"text": "hello"})
+        seen.assert_paired()
+        return result, session, seen
+
+    return run_virtual(main)
+
+
+# --- allow, deny, ask ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("check", "approve", "status", "words"),
+    [
+        (PolicyDecision.allow(), False, "ok", "hello"),
+        (later(PolicyDecision.allow()), False, "ok", "hello"),
+        (PolicyDecision.deny("use memo instead"), True, "denied", "note is not allowed: use memo instead"),
+        (later(PolicyDecision.deny("use memo")), True, "denied", "note is not allowed: use memo"),
+        (PolicyDecision.ask("is it true?"), True, "ok", "hello"),
+        (later(PolicyDecision.ask("is it true?")), True, "ok", "hello"),
+        (PolicyDecision.ask("is it true?"), "it is not", "denied", "not approved (denied): it is not"),
+        (raises, True, "denied", "The policy 'rule' could not decide and so denies note."),
+        (raises_later, True, "denied", "The policy 'rule' could not decide and so denies note."),
+        (later(True), True, "denied", "could not decide"),
+        (lambda *_: None, True, "denied", "could not decide"),
+        (lambda *_: True, True, "denied", "could not decide"),
+        (lambda *_: "allow", True, "denied", "could not decide"),
+        (PolicyDecision("allowed"), True, "denied", "note"),  # pyright: ignore[reportArgumentType]  # wrong on purpose
+        (PolicyDecision("denied", "no"), True, "denied", "note"),  # pyright: ignore[reportArgumentType]  # wrong on purpose
+    ],
+)
+def test_what_a_policy_decides_is_what_happens(check: Any, approve: Any, status: str, words: str):
+    """Allowed runs, denied says why, ask asks, and everything else is denied."""
+    result, session, seen = one_call(Rule(check=check), environment=Person(approve))
+    assert seen.statuses() == [("note", status)]
+    assert words in result.render()
+    assert [each.text for each in session[Note].all()] == (["hello"] if status == "ok" else [])
+
+
+@pytest.mark.parametrize("denies", [0, 1, 2])
+def test_all_must_allow(denies: int):
+    """One that denies is enough, wherever it stands; nobody is asked then."""
+    rules = [Rule(f"rule {index}", PolicyDecision.ask("?")) for index in range(3)]
+    rules[denies] = Rule("denier", PolicyDecision.deny("no"))
+    person = Person(approve=True)
+    result, session, _ = one_call(rules, environment=person)
+    assert (result.success, result.message) == (False, "note is not allowed: no")
+    assert person.questions == []
+    assert len(session[Note]) == 0
+
+
+def test_two_that_ask_are_one_question_with_the_first_reason():
+    """A person is asked once for one call."""
+    person = Person(approve=True)
+    rules = [Rule("one", PolicyDecision.ask("because")), Rule("two", PolicyDecision.ask("also"))]
+    result, _, _ = one_call(rules, environment=person)
+    assert result.success
+    assert [question.message for question in person.questions] == ["because"]
+
+
+def test_policy_that_asks_without_a_reason_is_named():
+    """Whoever is asked sees at least which policy asks."""
+    person = Person(approve=True)
+    one_call(Rule("careful", PolicyDecision.ask()), environment=person)
+    assert [question.message for question in person.questions] == ["careful asks"]
+
+
+@pytest.mark.parametrize("on_result", [raises, raises_later])
+def test_on_result_that_raises_denies_and_rolls_back(on_result: Any):
+    """The handler ran, and nothing of it is left."""
+    result, session, seen = one_call(Rule(on_result=on_result))
+    assert seen.statuses() == [("note", "denied")]
+    assert result.message == "The policy 'rule' refused what note did: the policy is broken"
+    assert len(session[Note]) == 0
+    assert len(seen.of(ToolRolledBack)) == 1
+    assert seen.of(Note) == []
+
+
+def test_on_result_is_for_successes_and_awaited():
+    """An async one has ended before the call commits; a failed call has none."""
+    order: list[str] = []
+
+    async def told(result: ToolResult[Any], context: ToolContext) -> None:
+        await asyncio.sleep(1)
+        order.append(f"told {len(context.session[Note].all())}")
+
+    @tool(effect="staged")
+    async def fail(context: ToolContext) -> str:
+        """Fail."""
+        raise ValueError("no")
+
+    async def main() -> None:
+        session = Session()
+        session.dispatcher.subscribe(Note, lambda _: order.append("committed"))
+        gate = open_gate([note, fail], session=session, policies=[Rule(on_result=told)])
+        await gate.invoke("fail")
+        await gate.invoke("note", {"text": "a"})
+
+    run_virtual(main)
+    assert order == ["told 1", "committed"]
+
+
+def test_policy_sees_the_results_of_every_tool_nested_ones_too():
+    """What a tool calls passes the same policies."""
+
+    @tool
+    async def outer(context: ToolContext) -> str:
+        """Call another."""
+        return (await context.call("note", text="inner")).value
+
+    rule = Rule()
+
+    async def main() -> None:
+        gate = open_gate([note, outer], policies=[rule])
+        assert (await gate.invoke("outer")).success
+        assert (await gate.invoke("note", {"text": "mine"})).success
+
+    run_virtual(main)
+    assert rule.checked == ["outer", "note", "note"]
+    assert rule.results == [("note", "inner"), ("outer", "inner"), ("note", "mine")]
+
+
+@dataclass
+class Transfer:
+    to: str
+    parts: list[int] = field(default_factory=list[int])
+
+
+def test_policy_can_not_change_params():
+    """Neither what the handler gets, nor what the person sees, nor what the record says."""
+    got: list[Transfer] = []
+
+    async def handler(params: Transfer, *, context: ToolContext) -> ToolResult[str]:
+        got.append(params)
+        return ToolResult.ok("sent")
+
+    def meddle(params: Transfer, context: ToolContext) -> PolicyDecision:
+        params.to = "mallory"
+        params.parts.append(1000)
+        return PolicyDecision.ask("may it?")
+
+    person = Person(approve=True)
+
+    async def main() -> RecordingSubscriber:
+        session = Session()
+        seen = RecordingSubscriber(session)
+        pay = Tool("pay", "Pay somebody.", handler)
+        gate = open_gate([pay], session=session, policies=[Rule(check=meddle)], environment=person)
+        assert (await gate.invoke("pay", {"to": "alice", "parts": [1]})).success
+        return seen
+
+    seen = run_virtual(main)
+    assert got == [Transfer("alice", [1])]
+    assert person.questions[0].payload["arguments"] == {"to": "alice", "parts": [1]}
+    assert seen.of(ToolInvoked)[0].params == Transfer("alice", [1])
+
+
+@pytest.mark.parametrize("by", ["model", "tool"])
+def test_arguments_changed_while_a_person_decides_are_not_used(by: str):
+    """What runs is what was checked and approved, whoever still holds the arguments."""
+    sent: list[list[int]] = []
+
+    @tool
+    async def pay(parts: list[int], context: ToolContext) -> str:
+        """Pay."""
+        sent.append(parts)
+        return "paid"
+
+    @tool
+    async def sneak(context: ToolContext) -> str:
+        """Pay, and change one's mind."""
+        parts = [1]
+        paying = asyncio.ensure_future(context.call("pay", parts=parts))
+        await asyncio.sleep(1)
+        parts.append(1000)
+        return (await paying).message
+
+    person = Person(approve=True, after=2)
+    asks = Rule(
+        check=lambda params, context: (
+            PolicyDecision.ask("?") if context.tool.name == "pay" else PolicyDecision.allow()
+        )
+    )
+
+    async def main() -> None:
+        gate = open_gate([pay, sneak], policies=[asks], environment=person)
+        if by == "tool":
+            assert (await gate.invoke("sneak")).success
+            return
+        arguments = {"parts": [1]}
+        paying = asyncio.ensure_future(gate.invoke("pay", arguments))
+        await asyncio.sleep(1)
+        arguments["parts"].append(1000)
+        assert (await paying).success
+
+    run_virtual(main)
+    assert person.questions[0].payload["arguments"] == {"parts": [1]}
+    assert sent == [[1]]
+
+
+@kept(kind="log")
+@dataclass(frozen=True)
+class Seen:
+    policy: str
+
+
+def test_policy_may_only_log_before_the_call():
+    """What `check` writes into state would outlive a failed call, so it is refused: denied."""
+    result, session, _ = one_call(Rule(check=lambda _, context: context.session.dispatch(Note("sneaky"))))
+    assert result.message == "The policy 'rule' could not decide and so denies note."
+    assert len(session[Note]) == 0
+
+
+def test_what_check_logs_stays_although_the_call_fails():
+    """A log is kept, whatever comes of the call."""
+
+    def count(params: Any, context: ToolContext) -> PolicyDecision:
+        context.session.dispatch(Seen("rule"))
+        return PolicyDecision.deny("no")
+
+    _, session, _ = one_call(Rule(check=count))
+    assert session[Seen].all() == (Seen("rule"),)
+
+
+def test_state_is_kept_in_the_session_by_the_policys_name():
+    """Two policies of one class do not mix, and another run of the session goes on where it was."""
+
+    async def main() -> None:
+        session = Session()
+        first = SequentialDependencyPolicy({"a": {"note"}}, name="first")
+        second = SequentialDependencyPolicy({"a": {"a"} - {"a"}}, name="second")
+        await open_gate([note], session=session, policies=[first, second]).invoke("note", {"text": "x"})
+        assert [(each.policy, each.key) for each in session[PolicyNote].all()] == [("first", "note")]
+        again = open_gate(
+            [tool_called("a")],
+            session=session,
+            policies=[SequentialDependencyPolicy({"a": {"note"}}, name="first")],
+        )
+        assert (await again.invoke("a")).success
+        other = open_gate(
+            [tool_called("a")],
+            session=session,
+            policies=[SequentialDependencyPolicy({"a": {"note"}}, name="other")],
+        )
+        assert not (await other.invoke("a")).success
+
+    run_virtual(main)
+
+
+# --- SequentialDependencyPolicy ------------------------------------------------------------------
+
+
+def tool_called(name: str, effect: Effect = "staged", body: Any = None) -> Tool[Any, Any]:
+    @tool(name=name, description=f"Do {name}.", effect=effect)
+    async def called(context: ToolContext) -> Any:
+        return name if body is None else await body(context)
+
+    return called
+
+
+def in_sequence(tools: list[Tool[Any, Any]], calls: list[str], **needs: set[str]) -> list[str]:
+    """How each of these calls ends, one after another."""
+
+    async def main() -> list[str]:
+        session = Session()
+        seen = RecordingSubscriber(session)
+        gate = open_gate(tools, session=session, policies=[SequentialDependencyPolicy(needs)])
+        for name in calls:
+            await gate.invoke(name)
+        seen.assert_paired()
+        return [f"{name} {status}" for name, status in seen.statuses()]
+
+    return run_virtual(main)
+
+
+def fails(context: ToolContext) -> Any:
+    raise ValueError("no")
+
+
+async def says_no(context: ToolContext) -> Any:
+    return ToolResult.error("no")
+
+
+def calls(*names: str, then: Any = None) -> Any:
+    async def body(context: ToolContext) -> str:
+        for name in names:
+            await context.call(name)
+        return "done" if then is None else then(context)
+
+    return body
+
+
+def test_b_needs_a():
+    """Denied before, allowed after, and still allowed later."""
+    done = in_sequence([tool_called("a"), tool_called("b")], ["b", "a", "b", "b"], b={"a"})
+    assert done == ["b denied", "a ok", "b ok", "b ok"]
+
+
+def test_every_one_that_is_missing_is_named():
+    """The model is told what to call first."""
+
+    async def main() -> str:
+        policy = SequentialDependencyPolicy({"deploy": {"test", "build", "lint"}})
+        tools = [tool_called(name) for name in ("deploy", "test", "build", "lint")]
+        gate = open_gate(tools, policies=[policy])
+        await gate.invoke("lint")
+        return (await gate.invoke("deploy")).message
+
+    said = "deploy is not allowed: deploy may only run after build and test succeeded. Call that first."
+    assert run_virtual(main) == said
+
+
+@pytest.mark.parametrize("body", [fails, says_no])
+def test_a_that_failed_does_not_count(body: Any):
+    """It has to have succeeded."""
+    done = in_sequence([tool_called("a", body=body), tool_called("b")], ["a", "b"], b={"a"})
+    assert done == ["a error", "b denied"]
+
+
+def test_a_inside_another_counts_there_and_afterwards():
+    """Nested calls share what their outer call has seen, and leave it behind when it succeeds."""
+    outer = tool_called("outer", body=calls("a", "b"))
+    done = in_sequence([outer, tool_called("a"), tool_called("b")], ["outer", "b"], b={"a"})
+    assert done == ["a ok", "b ok", "outer ok", "b ok"]
+
+
+def test_a_that_was_rolled_back_with_its_outer_call_does_not_count():
+    """What a failed call did did not happen."""
+    outer = tool_called("outer", body=calls("a", "b", then=fails))
+    done = in_sequence([outer, tool_called("a"), tool_called("b")], ["outer", "b"], b={"a"})
+    assert done == ["a ok", "b ok", "outer error", "b denied"]
+
+
+def test_parallel_calls_that_are_watched_are_not_stale_for_it():
+    """A policy's own notes never make a call run again or conflict."""
+    runs: list[int] = []
+
+    async def main() -> list[tuple[str, str]]:
+        session = Session()
+        seen = RecordingSubscriber(session)
+
+        @tool(effect="staged")
+        async def a(number: int, context: ToolContext) -> int:
+            """Take a while, having looked at the session."""
+            runs.append(number)
+            assert context.session[Note].latest() is None
+            await asyncio.sleep(number)
+            return number
+
+        gate = open_gate([a], session=session, policies=[SequentialDependencyPolicy({"b": {"a"}})])
+        await asyncio.gather(*(gate.invoke("a", {"number": number}) for number in range(1, 7)))
+        return list(seen.statuses())
+
+    assert run_virtual(main) == [("a", "ok")] * 6
+    assert runs == [1, 2, 3, 4, 5, 6]
+
+
+# --- ReadBeforeWritePolicy -----------------------------------------------------------------------
+
+
+@tool(effect="read", capabilities={"fs.read"})
+async def read(path: Annotated[str, PathArg("read")], context: ToolContext) -> str:
+    """Read a file."""
+    return context.filesystem.read(path)
+
+
+@tool(effect="staged", capabilities={"fs.write"})
+async def write(path: Annotated[str, PathArg("write")], text: str, context: ToolContext) -> str:
+    """Write a file."""
+    context.filesystem.write(path, text)
+    return "written"
+
+
+@tool(effect="read")
+async def read_and_fail(path: Annotated[str, PathArg("read")], context: ToolContext) -> str:
+    """Read a file and fail."""
+    context.filesystem.read(path)
+    raise ValueError("no")
+
+
+@tool
+async def read_inside(path: str, fail: bool, context: ToolContext) -> str:
+    """Read and write a file by way of others."""
+    await context.call("read", path=path)
+    wrote = await context.call("write", path=path, text="inside")
+    if fail:
+        raise ValueError("no")
+    return wrote.message
+
+
+@tool(effect="staged")
+async def remove(path: Annotated[str, PathArg("write")], context: ToolContext) -> str:
+    """Remove a file."""
+    context.filesystem.delete(path)
+    return "gone"
+
+
+FILE_TOOLS = [read, write, read_and_fail, read_inside, remove]
+
+
+async def over(files: MemoryFilesystem | None) -> tuple[Gate, RecordingSubscriber]:
+    session = Session()
+    gate = open_gate(FILE_TOOLS, session=session, filesystem=files, policies=[ReadBeforeWritePolicy()])
+    return gate, RecordingSubscriber(session)
+
+
+def test_an_existing_file_must_be_read_before_it_is_written():
+    """Unread it is denied, with what to do; read it may be written, again and again."""
+
+    async def main() -> None:
+        files = MemoryFilesystem({"docs/a": "old"})
+        gate, _ = await over(files)
+        denied = await gate.invoke("write", {"path": "docs/a", "text": "new"})
+        assert denied.message == (
+            "write is not allowed: docs/a exists and was not read at its current content. Read it first, then write it."
+        )
+        assert files.read("docs/a") == "old"
+        await gate.invoke("read", {"path": "docs/a"})
+        assert (await gate.invoke("write", {"path": "docs/a", "text": "new"})).success
+        assert (await gate.invoke("write", {"path": "docs/a", "text": "newer"})).success
+        assert files.read("docs/a") == "newer"
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("how_read", "how_written"), [("./a", "a"), ("a", "./a"), ("x/../a", "a"), ("a", "b")]
+)
+def test_one_path_has_many_spellings(how_read: str, how_written: str):
+    """`./a` and `a` are one path; what does not lead there is not."""
+
+    async def main() -> bool:
+        gate, _ = await over(MemoryFilesystem({"a": "old", "b": "old", "x/y": "old"}))
+        await gate.invoke("read", {"path": how_read})
+        return (await gate.invoke("write", {"path": how_written, "text": "new"})).success
+
+    assert run_virtual(main) == (how_read in ("./a", "a") and how_written != "b")
+
+
+def test_a_file_changed_by_somebody_else_must_be_read_again():
+    """Read is read at its current content; the same content again is as good."""
+
+    async def main() -> None:
+        files = MemoryFilesystem({"a": "old"})
+        gate, _ = await over(files)
+        await gate.invoke("read", {"path": "a"})
+        files.write("a", "of somebody else")
+        assert not (await gate.invoke("write", {"path": "a", "text": "new"})).success
+        assert files.read("a") == "of somebody else"
+        files.write("a", "old")
+        assert (await gate.invoke("write", {"path": "a", "text": "new"})).success
+        files.write("a", "of somebody else")
+        assert not (await gate.invoke("write", {"path": "a", "text": "newer"})).success
+
+    run_virtual(main)
+
+
+def test_new_files_and_files_this_session_wrote_are_free():
+    """Nobody's work is lost by them."""
+
+    async def main() -> None:
+        gate, _ = await over(MemoryFilesystem({"there": "x"}))
+        assert (await gate.invoke("write", {"path": "new", "text": "1"})).success
+        assert (await gate.invoke("write", {"path": "./new", "text": "2"})).success
+        assert (await gate.invoke("remove", {"path": "new"})).success
+        assert (await gate.invoke("write", {"path": "new", "text": "3"})).success
+        assert not (await gate.invoke("remove", {"path": "there"})).success
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("how", ["failed call", "outer failed", "missing"])
+def test_a_reading_that_failed_does_not_count(how: str):
+    """Only what a call that succeeded has read was read."""
+
+    async def main() -> bool:
+        files = MemoryFilesystem({"a": "old"})
+        gate, _ = await over(files)
+        if how == "failed call":
+            await gate.invoke("read_and_fail", {"path": "a"})
+        elif how == "outer failed":
+            await gate.invoke("read_inside", {"path": "a", "fail": True})
+        else:
+            files.delete("a")
+            await gate.invoke("read", {"path": "a"})
+            files.write("a", "old")
+        return (await gate.invoke("write", {"path": "a", "text": "new"})).success
+
+    assert run_virtual(main) is False
+
+
+def test_reading_inside_another_call_counts():
+    """An inner write sees what an inner read has read, and so do later calls."""
+
+    async def main() -> None:
+        files = MemoryFilesystem({"a": "old"})
+        gate, seen = await over(files)
+        assert (await gate.invoke("read_inside", {"path": "a", "fail": False})).success
+        assert [status for _, status in seen.statuses()] == ["ok", "ok", "ok"]
+        assert files.read("a") == "inside"
+        assert (await gate.invoke("write", {"path": "a", "text": "later"})).success
+
+    run_virtual(main)
+
+
+def test_no_path_or_no_filesystem_is_denied():
+    """What can't be checked is not done."""
+
+    @tool(effect="staged", capabilities={"fs.write"})
+    async def write_somewhere(text: str, context: ToolContext) -> str:
+        """Write a file, who knows where."""
+        context.filesystem.write("a", text)
+        return text
+
+    async def main() -> None:
+        policy = ReadBeforeWritePolicy()
+        gate = open_gate([write_somewhere], filesystem=MemoryFilesystem(), policies=[policy])
+        denied = await gate.invoke("write_somewhere", {"text": "x"})
+        assert "writes files but does not say which" in denied.message
+        gate, _ = await over(None)
+        denied = await gate.invoke("write", {"path": "a", "text": "x"})
+        assert "this run has no filesystem" in denied.message
+
+    run_virtual(main)
+
+
+def test_a_reader_of_other_things_needs_no_filesystem_and_no_path_of_ours():
+    """A policy about files does not stand in the way of a tool that touches none of them."""
+
+    @tool(effect="read")
+    async def look(path: Annotated[Path, PathArg("read")]) -> str:
+        """Look somewhere else."""
+        return str(path)
+
+    async def main() -> None:
+        for files in (None, MemoryFilesystem()):
+            gate = open_gate([look], filesystem=files, policies=[ReadBeforeWritePolicy()])
+            assert (await gate.invoke("look", {"path": "/etc/hosts"})).value == "/etc/hosts"
+
+    run_virtual(main)
+
+
+def test_the_root_may_be_looked_at():
+    """A tool that reads the folder itself has read no file, and is not refused for it."""
+
+    @tool(effect="read")
+    async def look(path: Annotated[str, PathArg("read")], context: ToolContext) -> int:
+        """Look at a folder."""
+        return len(context.filesystem.list(path))
+
+    gate = open_gate([look], filesystem=MemoryFilesystem(), policies=[ReadBeforeWritePolicy()])
+    assert gate.invoke("look", {"path": "."}).wait().unwrap() == 0
+
+
+def test_a_file_that_can_not_be_read_is_not_free():
+    """That something stands in the way of reading does not make a file a new one."""
+
+    class Unreadable(MemoryFilesystem):
+        def read_bytes(self, path: str, /) -> bytes:
+            raise FileError(path, "it is not yours to read")
+
+    async def main() -> str:
+        gate, _ = await over(Unreadable({"a": "old"}))
+        return (await gate.invoke("write", {"path": "a", "text": "new"})).message
+
+    assert "a exists and was not read" in run_virtual(main)
+
+
+# --- CapabilityPolicy ----------------------------------------------------------------------------
+
+
+def decided(policy: CapabilityPolicy, tool: Tool[Any, Any], arguments: Any = "{}") -> str:
+    """What comes of a call under this policy: allowed, asked or denied."""
+
+    async def main() -> str:
+        session = Session()
+        seen = RecordingSubscriber(session)
+        gate = open_gate([tool], session=session, policies=[policy], filesystem=MemoryFilesystem())
+        await gate.invoke(tool.name, arguments)
+        ((_, status),) = seen.statuses()
+        asked = seen.of(ApprovalRequested)  # nobody is there, so what is asked for is denied
+        if asked:
+            assert status == "denied"
+            return f"ask: {asked[0].reason}"
+        return "allow" if status == "ok" else status
+
+    return run_virtual(main)
+
+
+def undo(params: Any, value: Any, *, context: ToolContext) -> None:
+    pass
+
+
+def doing(effect: Effect, *capabilities: str) -> Tool[Any, Any]:
+    more: dict[str, Any] = {"compensate": undo} if effect == "compensable" else {}
+
+    @tool(name="do", description="Do it.", effect=effect, capabilities=capabilities, **more)
+    async def do(context: ToolContext) -> str:
+        return "done"
+
+    return do
+
+
+@pytest.mark.parametrize(
+    ("effect", "capabilities", "decision"),
+    [
+        ("pure", (), "allow"),
+        ("read", ("fs.read",), "allow"),
+        ("staged", ("fs.write",), "allow"),
+        ("idempotent", ("net",), "ask: no rule says whether do may use net"),
+        ("idempotent", (), "ask: no rule says whether do may run, as it declares no capability"),
+        ("compensable", ("net",), "ask: do is compensable"),
+        ("irreversible", (), "ask: do is irreversible"),
+    ],
+)
+def test_effect_decides_unless_told_otherwise(effect: Effect, capabilities: Any, decision: str):
+    """The last column of the table of effects."""
+    assert decided(CapabilityPolicy(), doing(effect, *capabilities)) == decision
+
+
+EVERY: tuple[Effect, ...] = ("pure", "read", "staged", "idempotent", "compensable", "irreversible")
+
+
+@pytest.mark.parametrize("effect", EVERY)
+@pytest.mark.parametrize("verdict", ["allow", "ask", "deny"])
+def test_a_capabilitys_own_verdict_comes_before_the_effect(effect: Effect, verdict: Any):
+    """It holds for a tool of any effect."""
+    expected = {"allow": "allow", "ask": "ask: do uses 'net'", "deny": "denied"}[verdict]
+    assert decided(CapabilityPolicy({"net": verdict}), doing(effect, "net")) == expected
+
+
+@pytest.mark.parametrize("effect", EVERY)
+@pytest.mark.parametrize("verdict", ["allow", "ask", "deny"])
+def test_a_verdict_on_an_effect_replaces_the_tables(effect: Effect, verdict: Any):
+    """And leaves other effects as they are."""
+    expected = {"allow": "allow", "ask": f"ask: do is {effect}", "deny": "denied"}[verdict]
+    assert decided(CapabilityPolicy(effects={effect: verdict}), doing(effect)) == expected
+    other: Effect = "irreversible" if effect == "pure" else "pure"
+    assert decided(CapabilityPolicy(effects={effect: verdict}), doing(other)) == decided(
+        CapabilityPolicy(), doing(other)
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "capabilities", "decision"),
+    [
+        ({"fs.*": "deny"}, ("fs.write",), "denied"),
+        ({"fs.*": "deny"}, ("fs.deep.down",), "denied"),
+        ({"*": "deny"}, ("net",), "denied"),
+        ({"*": "deny"}, (), "ask: do is irreversible"),
+        ({"fs.*": "deny"}, ("fs",), "ask: do is irreversible"),
+        ({"fs.*": "deny"}, ("fsx.write",), "ask: do is irreversible"),
+        ({"fs.*": "deny", "fs.read": "allow"}, ("fs.read",), "allow"),
+        ({"*": "allow", "fs.*": "ask", "fs.deep.*": "deny"}, ("fs.deep.x",), "denied"),
+        ({"*": "allow", "fs.*": "ask", "fs.deep.*": "deny"}, ("fs.x",), "ask: do uses 'fs.x'"),
+        ({"*": "allow", "fs.*": "ask", "fs.deep.*": "deny"}, ("net",), "allow"),
+        ({"fs.read": "allow"}, ("fs.read", "net"), "ask: do is irreversible"),
+        ({"fs.read": "allow", "net": "deny"}, ("fs.read", "net"), "denied"),
+        ({"a": "ask", "b": "deny"}, ("a", "b"), "denied"),
+        ({"a": "deny", "b": "ask"}, ("a", "b"), "denied"),
+        ({"a": "allow", "b": "ask"}, ("a", "b"), "ask: do uses 'b'"),
+        ({"a": "allow", "b": "allow"}, ("a", "b"), "allow"),
+    ],
+)
+def test_the_nearest_pattern_counts_and_the_strictest_word(verdicts: Any, capabilities: Any, decision: str):
+    """A word before a pattern, a longer pattern before a shorter, deny before ask before allow."""
+    assert decided(CapabilityPolicy(verdicts), doing("irreversible", *capabilities)) == decision
+
+
+@pytest.mark.parametrize(
+    ("path", "inside"),
+    [
+        ("docs/a", True),
+        ("./docs/./a", True),
+        ("docs", True),
+        ("notes/deep/er", True),
+        ("docsx/a", False),
+        ("src/a", False),
+        ("docs/../src/a", False),
+        ("/docs/a", False),
+        ("../docs/a", False),
+    ],
+)
+def test_staged_is_allowed_within_the_scope(path: str, inside: bool):
+    """Outside it asks, and says which path."""
+    policy = CapabilityPolicy(scope=["docs", "./notes/"])
+    expected = "allow" if inside else f"ask: write goes outside its scope: {path}"
+    found = decided(policy, write, {"path": path, "text": "x"})
+    assert found == expected or (inside and path == "docs" and found == "error")
+
+
+@pytest.mark.parametrize("told", [{"verdicts": {"fs.write": "allow"}}, {"effects": {"staged": "allow"}}])
+def test_the_scope_bounds_whatever_allows_a_write(told: Any):
+    """Allowing to write is allowing to write there."""
+    policy = CapabilityPolicy(**told, scope=["docs"])
+    assert decided(policy, write, {"path": "docs/a", "text": "x"}) == "allow"
+    assert decided(policy, write, {"path": "src/a", "text": "x"}).startswith("ask")
+
+
+def test_reading_is_not_bound_by_the_scope():
+    """The scope is for what may change something."""
+
+    @tool(effect="read")
+    async def look(path: Annotated[str, PathArg("read")]) -> str:
+        """Look."""
+        return path
+
+    assert decided(CapabilityPolicy(scope=["docs"]), look, {"path": "src/a"}) == "allow"
+
+
+# --- RateLimitPolicy -----------------------------------------------------------------------------
+
+
+def test_a_rate_slides_and_says_how_long_to_wait():
+    """Each call counts until its own time is over."""
+
+    async def main() -> list[str]:
+        policy = RateLimitPolicy(2, 10, clock=VirtualClock())
+        gate = open_gate([tool_called("a")], policies=[policy])
+        told: list[str] = []
+        for pause in (0, 4, 1, 4.5, 1, 0, 3.4, 0.2):
+            await asyncio.sleep(pause)
+            told.append((await gate.invoke("a")).message)
+        return told
+
+    limit = "a is not allowed: 2 calls in 10 seconds is the limit. Wait"
+    #                    at 0, 4, 5                   9.5                     10.5, 10.5
+    assert run_virtual(main) == [
+        *["", "", f"{limit} 5.0 seconds.", f"{limit} 0.5 seconds.", "", f"{limit} 3.5 seconds."],
+        *[f"{limit} 0.1 seconds.", ""],
+    ]
+
+
+@pytest.mark.parametrize("body", [fails, says_no])
+def test_failures_count_too(body: Any):
+    """A model that tries the same wrong thing again and again is what a rate is for."""
+
+    async def main() -> list[str]:
+        session = Session()
+        seen = RecordingSubscriber(session)
+        policy = RateLimitPolicy(2, 10, clock=VirtualClock())
+        gate = open_gate([tool_called("a", body=body)], session=session, policies=[policy])
+        for _ in range(3):
+            await gate.invoke("a")
+        return [status for _, status in seen.statuses()]
+
+    assert run_virtual(main) == ["error", "error", "denied"]
+
+
+def test_a_failed_outer_call_does_not_give_its_inner_calls_back():
+    """Rates are kept although everything else is undone."""
+    outer = tool_called("outer", body=calls("a", "a", then=fails))
+
+    async def main() -> list[tuple[str, str]]:
+        session = Session()
+        seen = RecordingSubscriber(session)
+        policy = RateLimitPolicy(2, 10, tools={"a"}, clock=VirtualClock())
+        gate = open_gate([outer, tool_called("a")], session=session, policies=[policy])
+        await gate.invoke("outer")
+        await gate.invoke("a")
+        return list(seen.statuses())
+
+    assert run_virtual(main) == [("a", "ok"), ("a", "ok"), ("outer", "error"), ("a", "denied")]
+
+
+def test_a_call_that_is_tried_again_counts_once():
+    """Retries are Handrail's, not the model's."""
+    tries: list[int] = []
+
+    @tool(effect="idempotent")
+    async def flaky(context: ToolContext) -> str:
+        """Fail at first."""
+        tries.append(context.invocation.attempt)
+        if context.invocation.attempt < 3:
+            raise TransientError("not yet", retry_after=1)
+        return "done"
+
+    async def main() -> list[bool]:
+        gate = open_gate([flaky], policies=[RateLimitPolicy(2, 100, clock=VirtualClock())])
+        return [(await gate.invoke("flaky")).success for _ in range(3)]
+
+    assert run_virtual(main) == [True, True, False]
+    assert tries == [1, 2, 3, 1, 2, 3]
+
+
+def test_parallel_calls_do_not_pass_the_rate():
+    """Of eight at once, three run."""
+
+    async def main() -> int:
+        gate = open_gate([tool_called("a")], policies=[RateLimitPolicy(3, 10, clock=VirtualClock())])
+        results = await asyncio.gather(*(gate.invoke("a") for _ in range(8)))
+        return sum(result.success for result in results)
+
+    assert run_virtual(main) == 3
+
+
+def test_the_count_itself_lets_in_no_more_than_may_be():
+    """So that threads which come at the same moment, having all seen room, do not pass the rate."""
+    session = Session()
+    for number in range(5):
+        session.dispatch(CallCounted("rate_limit", f"call {number}", 100.0, 10, 3))
+    (window,) = session[RateWindow].all()
+    assert [call for call, _ in window.times] == ["call 0", "call 1", "call 2"]
+
+
+def test_a_rate_costs_the_same_however_many_calls_there_were():
+    """What is kept is as long as the rate is large, and denied calls add nothing."""
+
+    async def main() -> None:
+        session = Session()
+        policy = RateLimitPolicy(3, 10, clock=VirtualClock())
+        gate = open_gate([tool_called("a")], session=session, policies=[policy])
+        seen = RecordingSubscriber(session)
+        for _ in range(50):
+            await gate.invoke("a")
+            await asyncio.sleep(1)
+        assert len(session[RateWindow]) == 1
+        (window,) = session[RateWindow].all()
+        assert len(window.times) == 3
+        assert len(session[CallCounted]) == 0
+        assert len(seen.of(CallCounted)) == [status for _, status in seen.statuses()].count("ok") == 15
+
+    run_virtual(main)
+
+
+def test_a_window_from_another_machines_clock_does_not_block():
+    """Seconds of another clock mean nothing here; a session that was saved elsewhere goes on."""
+
+    async def main() -> bool:
+        session = Session()
+        session.dispatch(CallCounted("rate_limit", "elsewhere", 9e6, 10, 1))
+        gate = open_gate(
+            [tool_called("a")], session=session, policies=[RateLimitPolicy(1, 10, clock=VirtualClock())]
+        )
+        return (await gate.invoke("a")).success
+
+    assert run_virtual(main)
+
+
+def test_rates_of_two_policies_are_apart():
+    """One for all tools, one for some."""
+
+    async def main() -> list[bool]:
+        clock = VirtualClock()
+        policies = [
+            RateLimitPolicy(3, 10, clock=clock, name="all"),
+            RateLimitPolicy(1, 10, clock=clock, name="few", tools=["b"]),
+        ]
+        gate = open_gate([tool_called("a"), tool_called("b")], policies=policies)
+        return [(await gate.invoke(name)).success for name in ("a", "b", "b", "a")]
+
+    assert run_virtual(main) == [True, True, False, False]

@@ -1,0 +1,268 @@
+"""Feedback providers and completion checkers: when they speak, how often, and what comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from handrail import (
+    Adapter,
+    Budget,
+    Deadline,
+    MemoryFilesystem,
+    Prompt,
+    ScriptedModel,
+    Session,
+    ToolCall,
+    ToolContext,
+    tool,
+)
+from handrail.errors import DefinitionError
+from handrail.events import Advised, Progress
+from handrail.guard import (
+    BudgetFeedback,
+    DeadlineFeedback,
+    FilesThere,
+    OutputFilled,
+    RunState,
+    Trigger,
+    all_of,
+    any_of,
+)
+from handrail.messages import ToolMessage, UserMessage
+from handrail.testing import VirtualClock, run_virtual
+
+
+def wrongly(value: object) -> Any:
+    """A value whose type no checker knows."""
+    return value
+
+
+@tool
+async def step(seconds: int, context: ToolContext) -> str:
+    """Take a step."""
+    await asyncio.sleep(seconds)
+    if seconds == 7:
+        context.report_progress("seven")
+    return "taken"
+
+
+@tool(effect="staged")
+async def write(path: str, text: str, context: ToolContext) -> str:
+    """Write a file."""
+    context.filesystem.write(path, text)
+    return path
+
+
+@dataclass(frozen=True)
+class Says:
+    """A provider that says what it was told to, and how it is asked."""
+
+    trigger: Trigger
+    cap: int = 3
+    name: str = "says"
+    raises: bool = False
+
+    def advise(self, state: RunState, /) -> str | None:
+        if self.raises:
+            raise ValueError("no idea")
+        return f"{state.calls} calls, said {state.given}"
+
+
+def steps(*seconds: int) -> ScriptedModel:
+    """A model that takes steps of so many seconds, then is done."""
+    return ScriptedModel([*(ToolCall("step", {"seconds": each}) for each in seconds), "Done."])
+
+
+def advice(model: ScriptedModel) -> list[str]:
+    """What the model was told between its calls."""
+    return [message.text for message in model.requests[-1].messages if isinstance(message, UserMessage)][1:]
+
+
+def evaluate(model: ScriptedModel, *feedback: Any, **options: Any) -> Session:
+    """A run of steps, in virtual time, with these providers."""
+    session = Session()
+
+    async def scenario() -> None:
+        clock = VirtualClock()
+        late = options.pop("late", None)
+        if late is not None:
+            options["deadline"] = Deadline.after(late, clock=clock)
+        prompt = Prompt("p", "Go.", tools=[step], feedback=feedback)
+        await Adapter(model, clock=clock).evaluate(prompt, "hi", session=session, **options)
+
+    run_virtual(scenario)
+    return session
+
+
+def test_every_so_many_calls_up_to_the_cap() -> None:
+    """Advice comes after every second call, three times, and then no more."""
+    model = steps(*[1] * 9)
+    session = evaluate(model, Says(Trigger(calls=2)))
+    assert advice(model) == ["[says] 2 calls, said 0", "[says] 4 calls, said 1", "[says] 6 calls, said 2"]
+    assert [(each.kind, each.by, each.failed) for each in session[Advised].all()] == [
+        ("feedback", "says", False)
+    ] * 3
+
+
+def test_every_so_many_seconds() -> None:
+    """Advice comes when so much time has passed since the last."""
+    model = steps(4, 4, 4, 4)
+    evaluate(model, Says(Trigger(seconds=7)))
+    assert advice(model) == ["[says] 2 calls, said 0", "[says] 4 calls, said 1"]
+
+
+def test_on_an_event() -> None:
+    """Advice comes after the turn in which the event was published."""
+    model = steps(1, 7, 1)
+    evaluate(model, Says(Trigger(event=Progress)))
+    assert advice(model) == ["[says] 2 calls, said 0"]
+
+
+def test_one_that_raises_is_reported_and_the_run_goes_on() -> None:
+    """The model hears nothing of it; the session does."""
+    model = steps(1, 1)
+    session = evaluate(model, Says(Trigger(calls=1), raises=True))
+    assert advice(model) == []
+    assert [(each.failed, each.text) for each in session[Advised].all()] == [
+        (True, "ValueError: no idea")
+    ] * 2
+
+
+def test_deadline_feedback() -> None:
+    """The model is told once at each mark how much time is left."""
+    model = steps(10, 30, 1, 35, 1)
+    evaluate(model, DeadlineFeedback(at=(60, 30)), late=90)
+    said = advice(model)
+    assert len(said) == 2
+    assert "About 50 seconds are left" in said[0]
+    assert "About 14 seconds are left" in said[1]
+
+
+def test_budget_feedback() -> None:
+    """The model is told once at each mark what is left of the budget."""
+    model = steps(*[1] * 9)
+    evaluate(model, BudgetFeedback(at=(0.5, 0.8)), budget=Budget(tool_calls=10))
+    said = advice(model)
+    assert ["tool calls: 5" in said[0], "tool calls: 2" in said[1]] == [True, True]
+    assert len(said) == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda: Trigger(), "never fires"),
+        (lambda: Trigger(calls=0), "Give a whole number of at least 1"),
+        (lambda: Trigger(seconds=0), "Give a positive number"),
+        (lambda: FilesThere(), "Give at least one"),
+        (lambda: OutputFilled(), "Give at least one"),
+        (lambda: all_of(), "nothing to check"),
+        (lambda: Trigger(seconds=wrongly("5")), "Give a positive number"),
+    ],
+)
+def test_bad_definitions(wrong: Any, words: str) -> None:
+    """What can never speak is refused where it is defined."""
+    with pytest.raises(DefinitionError, match=words):
+        wrong()
+
+
+# --- completion --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Report:
+    title: str
+    notes: str = ""
+
+
+def finish(model: ScriptedModel, *completion: Any, output: Any = None) -> Any:
+    """A run that writes files, with these checkers."""
+    prompt: Any = Prompt("p", "Go.", tools=[write], completion=completion, output=output)
+    return Adapter(model).evaluate(prompt, "hi", filesystem=MemoryFilesystem()).wait()
+
+
+WRITE_A = ToolCall("write", {"path": "a.md", "text": "a"})
+WRITE_B = ToolCall("write", {"path": "b.md", "text": "b"})
+
+
+def test_a_run_that_stops_too_early_is_held() -> None:
+    """The model is told which files are missing, and ends once they are there."""
+    model = ScriptedModel(["Done.", WRITE_A, "Done now."])
+    response = finish(model, FilesThere("a.md"))
+    assert (response.text, response.stop_reason) == ("Done now.", "done")
+    assert "not there: a.md" in model.requests[1].messages[-1].text
+
+
+def test_a_checker_holds_a_run_up_to_its_cap() -> None:
+    """After its cap the run ends as it is, and says that it is incomplete."""
+    model = ScriptedModel(["One.", "Two.", "Three."])
+    response = finish(model, FilesThere("a.md", cap=2))
+    assert (response.text, response.stop_reason) == ("Three.", "incomplete")
+    assert [each.kind for each in response.session[Advised].all()] == ["completion", "completion"]
+
+
+def test_output_fields_must_be_filled() -> None:
+    """An output with an empty field is sent back."""
+    model = ScriptedModel(['{"title": "x"}', '{"title": "x", "notes": "y"}'])
+    response = finish(model, OutputFilled("notes"), output=Report)
+    assert response.output == Report("x", "y")
+    assert "notes" in model.requests[1].messages[-1].text
+
+
+def test_a_field_there_is_not_is_named() -> None:
+    """The run goes on, and whoever looks at the session finds which one was meant."""
+    response = finish(ScriptedModel(['{"title": "x"}']), OutputFilled("titel"), output=Report)
+    (advised,) = response.session[Advised].all()
+    assert advised.failed
+    assert "a Report has no field 'titel'. Name fields of the prompt's output" in advised.text
+
+
+@pytest.mark.parametrize(
+    ("checker", "script", "requests"),
+    [
+        (all_of(FilesThere("a.md"), FilesThere("b.md")), [WRITE_A, "Done.", WRITE_B, "Done."], 4),
+        (any_of(FilesThere("a.md"), FilesThere("b.md")), [WRITE_B, "Done."], 2),
+        (any_of(FilesThere("a.md"), FilesThere("b.md")), ["Done.", WRITE_B, "Done."], 3),
+    ],
+)
+def test_checkers_compose(checker: Any, script: list[Any], requests: int) -> None:
+    """All of them, or any: held until it holds."""
+    model = ScriptedModel(script)
+    assert finish(model, checker).stop_reason == "done"
+    assert len(model.requests) == requests
+
+
+def test_a_checker_that_raises_is_reported_and_does_not_hold() -> None:
+    """Without files to look at there is nothing to hold a run for; it is said so in the session."""
+    prompt = Prompt("p", "Go.", completion=[FilesThere("a.md")])
+    response = Adapter(ScriptedModel(["Done."])).evaluate(prompt, "hi").wait()
+    assert response.stop_reason == "done"
+    (advised,) = response.session[Advised].all()
+    assert advised.failed
+    assert "Give the run a filesystem" in advised.text
+
+
+def test_an_async_checker_is_awaited() -> None:
+    """A checker may take its time."""
+
+    class Slow:
+        name = "slow"
+        cap = 1
+
+        async def missing(self, state: RunState, /) -> str | None:
+            await asyncio.sleep(0)
+            return None if "finally" in state.text else "Say finally."
+
+    model = ScriptedModel(["Done.", "finally"])
+    assert finish(model, Slow()).text == "finally"
+
+
+def test_advice_comes_between_whole_turns() -> None:
+    """A turn's results stand together; advice follows them."""
+    model = ScriptedModel([[ToolCall("step", {"seconds": 0})] * 2, "Done."])
+    evaluate(model, Says(Trigger(calls=1)))
+    kinds = [type(message) for message in model.requests[-1].messages]
+    assert kinds[-2:] == [ToolMessage, UserMessage]

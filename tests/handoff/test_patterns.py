@@ -1,0 +1,206 @@
+"""The seven patterns of handoffs, each in every environment: what comes of it, or who is missing.
+
+PATTERNS are the examples and what is expected of each in ENVIRONMENTS; `REFUSED` stands where a pattern
+requires somebody who is not there, and then the call must say so. The person of `person` answers at once; the
+one of `terminal` sits at a pseudo-terminal, reads the questions there and types. `python
+tests/handoff/test_patterns.py` runs all of it and prints the table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from handrail import (
+    Adapter,
+    AgentEnvironment,
+    Handoff,
+    HeadlessEnvironment,
+    Operation,
+    Prompt,
+    ScriptedModel,
+    Session,
+    ToolCall,
+    open_gate,
+    run_as_agent,
+)
+from handrail.events import Emitted, ToolInvoked
+from handrail.testing import (
+    Person,
+    RecordingSubscriber,
+    agent_context,
+    headless_context,
+    recorded,
+    user_context,
+)
+from support.handoff_patterns import (
+    FOLDER,
+    NEEDS_A_MODEL,
+    NEEDS_A_PERSON,
+    PATTERNS,
+    Pattern,
+    Refused,
+    T,
+    at_terminal,
+    example,
+    replying,
+)
+
+ENVIRONMENTS = ("person", "terminal", "model", "nobody", "mock user", "mock model", "mock nobody")
+
+
+CELLS = [(name, where) for name, pattern in PATTERNS.items() for where in pattern.expected]
+IN_A_RUN = [(name, where) for name, where in CELLS if "mock" not in where]
+WITH_A_MOCK = [(name, where) for name, where in CELLS if "mock" in where]
+
+
+def environment(pattern: Pattern, where: str) -> Any:
+    if where == "person":
+        return Person(answers=pattern.answers)
+    return AgentEnvironment(replying(pattern)) if where == "model" else HeadlessEnvironment()
+
+
+def done(pattern: Pattern, where: str, begin: Callable[[Any], Operation[T]]) -> T:
+    """What comes of what is begun in an environment; at a terminal, with somebody who types."""
+    if where != "terminal":
+        return begin(environment(pattern, where)).wait()
+    return asyncio.run(at_terminal(pattern, begin))
+
+
+def plain(value: Any) -> Any:
+    from pydantic_core import to_jsonable_python
+
+    return to_jsonable_python(value)
+
+
+def run_cell(name: str, where: str) -> Any:
+    """What comes of a pattern in an environment: its value, or whom it said it needs."""
+    pattern, module = PATTERNS[name], example(name)
+    tools = [getattr(module, each) for each in (pattern.handoff, *pattern.tools)]
+    session = Session()
+    with RecordingSubscriber(session) as seen:
+        result = done(
+            pattern,
+            where,
+            lambda there: open_gate(tools, environment=there, session=session).invoke(
+                pattern.handoff, pattern.arguments
+            ),
+        )
+    seen.assert_paired()
+    if result.success:
+        return plain(result.value)
+    needed = [each for each in (NEEDS_A_PERSON, NEEDS_A_MODEL) if f"needs {str(each)!r}" in result.message]
+    assert len(needed) == 1, result.message
+    assert [each.tool for each in seen.of(ToolInvoked)] == [pattern.handoff]  # no act has begun
+    return needed[0]
+
+
+async def run_mocked(name: str, where: str) -> tuple[Any, Any]:
+    """The `client` act alone, with a context whose answers are laid out; and what it did there."""
+    pattern, module = PATTERNS[name], example(name)
+    makers: dict[str, Callable[..., Any]] = {
+        "mock user": lambda **given: user_context(pattern.answers, **given),
+        "mock model": lambda **given: agent_context(pattern.replies, **given),
+        "mock nobody": headless_context,
+    }
+    handoff: Handoff[Any, Any] = getattr(module, pattern.handoff)
+    client: Callable[..., Any] = getattr(module, pattern.client)
+    context = makers[where](results=pattern.results)
+    answer = client(handoff.acts.public.parse_value(pattern.public), context=context)
+    return plain(await answer if inspect.isawaitable(answer) else answer), recorded(context)
+
+
+@pytest.mark.parametrize(("name", "where"), IN_A_RUN)
+def test_pattern_in_its_environments(name: str, where: str) -> None:
+    """All three acts, through the gate; where somebody is missing it says who, before anything is done."""
+    assert run_cell(name, where) == PATTERNS[name].expected[where]
+
+
+@pytest.mark.parametrize(("name", "where"), WITH_A_MOCK)
+async def test_pattern_with_a_mock_context(name: str, where: str) -> None:
+    """The middle act by itself, as a unit test calls it."""
+    pattern = PATTERNS[name]
+    answer, did = await run_mocked(name, where)
+    assert answer == pattern.expected[where]
+    if where == "mock user" and pattern.answers and not pattern.tools:
+        assert [kind for kind, _ in did.questions] == list(pattern.answers)
+    if where == "mock model" and pattern.replies and not pattern.tools:
+        assert len(did.prompts) == (2 if name in ("sequential", "parallel", "streaming") else 1)
+
+
+@pytest.mark.parametrize("name", [name for name, where in CELLS if where == "mock model"])
+def test_pattern_with_a_model_playing_the_middle_act(name: str) -> None:
+    """`run_as_agent` gives the client's answer on given data, and runs no other act."""
+    pattern, module = PATTERNS[name], example(name)
+    session, heard = Session(), list[object]()
+    answer = run_as_agent(
+        getattr(module, pattern.handoff),
+        pattern.public,
+        model=replying(pattern),
+        tools=[getattr(module, each) for each in pattern.tools],
+        on_emit=heard.append,
+        session=session,
+    ).wait()
+    if name != "nested":
+        assert plain(answer) == pattern.expected["mock model"]
+    else:
+        assert answer == pattern.expected["model"]
+    outermost = [each.tool for each in session[ToolInvoked].all() if len(each.path) == 1]
+    assert outermost == [f"{pattern.handoff}.client"]
+    assert plain(heard) == ([{"step": 1, "total": 2}, {"step": 2, "total": 2}] if name == "streaming" else [])
+
+
+@pytest.mark.parametrize(("name", "where"), IN_A_RUN)
+def test_a_model_is_told_of_a_pattern_only_where_it_can_run(name: str, where: str) -> None:
+    """In a prompt, a handoff that requires somebody is offered where they are."""
+    pattern, module = PATTERNS[name], example(name)
+    tools = [getattr(module, each) for each in (pattern.handoff, *pattern.tools)]
+    possible = not isinstance(pattern.expected[where], Refused)
+    model = ScriptedModel([ToolCall(pattern.handoff, pattern.arguments), "Done."] if possible else ["No."])
+    prompt = Prompt("p", "Go.", tools=tools)
+    done(pattern, where, lambda there: Adapter(model, environment=there).evaluate(prompt, "hi"))
+    offered = [each.tool.name for each in model.requests[0].tools]
+    assert (pattern.handoff in offered) is possible
+
+
+def test_events_of_a_nested_act_reach_the_parent_as_they_happen() -> None:
+    """Before the act is over, under the act's own name."""
+    module = example("streaming")
+    session = Session()
+    with RecordingSubscriber(session) as seen:
+        gate = open_gate([module.work_through], session=session)
+        gate.invoke("work_through", {"steps": 3}).wait()
+    emitted = [index for index, event in enumerate(seen.events) if isinstance(event, Emitted)]
+    over = [index for index, event in enumerate(seen.events) if isinstance(event, ToolInvoked)]
+    assert len(emitted) == 3
+    assert over[0] < emitted[0] < emitted[-1] < over[1]  # after `before`, before `client` is over
+
+
+def test_every_example_is_in_the_table() -> None:
+    """There are seven, and none is left out."""
+    assert sorted(path.stem for path in FOLDER.glob("*.py")) == sorted(PATTERNS)
+    assert len(PATTERNS) == 7
+
+
+def print_table() -> None:
+    """Run every cell and print what came of it."""
+    print(f"| pattern | {' | '.join(ENVIRONMENTS)} |")
+    print("| --- " * (len(ENVIRONMENTS) + 1) + "|")
+    for name, pattern in PATTERNS.items():
+        cells: list[str] = []
+        for where in ENVIRONMENTS:
+            if where not in pattern.expected:
+                cells.append("n/a: its type asks for another context")
+                continue
+            got = asyncio.run(run_mocked(name, where))[0] if "mock" in where else run_cell(name, where)
+            right = "" if got == pattern.expected[where] else "WRONG: "
+            cells.append(right + (f"refused: needs `{got}`" if isinstance(got, Refused) else f"`{got}`"))
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    print_table()

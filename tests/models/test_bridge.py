@@ -1,0 +1,281 @@
+"""The bridge, with models of pydantic-ai's that answer in process. test_contract.py has it over HTTP."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from pydantic_ai.exceptions import (
+    ModelConnectionError,
+    ModelHTTPError,
+    ModelQuotaExceededError,
+    UnexpectedModelBehavior,
+)
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ThinkingPart, ToolCallPart
+from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolCall, FunctionModel
+from pydantic_ai.models.test import TestModel
+from pydantic_ai.usage import RequestUsage
+
+from handrail import Adapter, Prompt, Session, tool
+from handrail.errors import (
+    DefinitionError,
+    ModelAnswerBroken,
+    ModelError,
+    ModelRateLimited,
+    ModelRequestRefused,
+    ModelUnavailable,
+)
+from handrail.events import ThinkingDelta, ToolInvoked
+from handrail.messages import (
+    AssistantMessage,
+    CallAnswered,
+    CallAsked,
+    CallPart,
+    ModelPart,
+    ModelRequest,
+    Offered,
+    Sent,
+    StopPart,
+    ToolMessage,
+    Usage,
+    UsagePart,
+    UserMessage,
+)
+from handrail.models import model_named
+from handrail.models.bridge import BridgedModel
+from handrail.schema import Schema
+
+
+@dataclass(frozen=True)
+class City:
+    """What is wanted as structured output."""
+
+    name: str
+
+
+@tool(effect="read")
+async def weather(city: str) -> str:
+    """The weather in a city."""
+    return f"rain in {city}"
+
+
+def asking(*messages: Any, **more: Any) -> ModelRequest:
+    return ModelRequest("Be brief.", Sent(messages or [UserMessage("hi")]), Sent([Offered(weather)]), **more)
+
+
+async def parts_of(model: BridgedModel, request: ModelRequest) -> list[ModelPart]:
+    return [part async for part in model.stream(request)]
+
+
+async def test_a_run_over_the_bridge():
+    """The library's own test model calls the tool with arguments made up by its schema, then answers."""
+    session = Session()
+    invoked: list[ToolInvoked] = []
+    session.dispatcher.subscribe(ToolInvoked, invoked.append)
+    response = await Adapter(BridgedModel(TestModel(custom_output_text="Fine."))).evaluate(
+        Prompt("guide", "Be brief.", tools=[weather]), "hi", session=session
+    )
+    assert (response.text, response.stop_reason, response.usage.requests) == ("Fine.", "done", 2)
+    assert [(each.tool, each.result.success) for each in invoked] == [("weather", True)]
+
+
+async def test_what_is_sent_is_the_conversation_and_the_tools():
+    """System prompt, messages in their order with ids and failures, tools with their schemas, settings."""
+    seen: list[Any] = []
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        seen.append((messages, info))
+        return ModelResponse(
+            [TextPart("ok")], usage=RequestUsage(input_tokens=9, cache_read_tokens=4, output_tokens=2)
+        )
+
+    parts = await parts_of(
+        BridgedModel(FunctionModel(answer), options={"top_p": 0.5}),
+        asking(
+            UserMessage("Weather?"),
+            AssistantMessage("I look.", (CallAsked("c1", "weather", '{"city": "Oslo"}'),)),
+            ToolMessage((CallAnswered("c1", "weather", "no such city", failed=True),)),
+            UserMessage("Again."),
+            temperature=0.25,
+            max_tokens=7,
+            output=Schema(dict[str, int]),
+        ),
+    )
+    [(messages, info)] = seen
+    kinds = [
+        (part.part_kind, getattr(part, "content", None)) for message in messages for part in message.parts
+    ]
+    assert kinds == [
+        ("system-prompt", "Be brief."),
+        ("user-prompt", "Weather?"),
+        ("text", "I look."),
+        ("tool-call", None),
+        ("tool-return", "no such city"),
+        ("user-prompt", "Again."),
+    ]
+    called, returned = messages[2].parts[1], messages[3].parts[0]
+    assert (called.tool_call_id, called.args) == ("c1", '{"city": "Oslo"}')
+    assert (returned.tool_call_id, returned.outcome) == ("c1", "failed")
+    [offered] = info.function_tools
+    assert (offered.name, offered.parameters_json_schema) == ("weather", weather.json_schema)
+    assert {**info.model_settings} == {
+        "timeout": 300.0,
+        "max_retries": 0,
+        "temperature": 0.25,
+        "max_tokens": 7,
+        "top_p": 0.5,
+    }
+    assert info.model_request_parameters.output_mode == "native"
+    assert parts[-2:] == [UsagePart(Usage(9, 2, 4, 0, 1)), StopPart("done")]
+
+
+async def test_thoughts_are_shown_and_go_back_as_they_came():
+    """They are no part of the text; the provider gets them again with their signature, the call with our id."""
+    seen: list[list[ModelMessage]] = []
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        seen.append(messages)
+        if len(seen) > 1:
+            return ModelResponse([TextPart("It rains.")])
+        thought = ThinkingPart("Look outside.", signature="signed", provider_name="function")
+        return ModelResponse([thought, ToolCallPart("weather", {"city": "Oslo"}, "theirs")])
+
+    model = BridgedModel(FunctionModel(answer))
+    response = await Adapter(model).evaluate(Prompt("guide", "Be brief.", tools=[weather]), "hi")
+    assert response.text == "It rains."
+    asked = seen[1][2]
+    assert isinstance(asked, ModelResponse)
+    thought, call = asked.parts
+    assert isinstance(thought, ThinkingPart)
+    assert (thought.content, thought.signature) == ("Look outside.", "signed")
+    assert isinstance(call, ToolCallPart)
+    [result] = seen[1][3].parts
+    assert getattr(result, "tool_call_id", None) == call.tool_call_id
+
+
+async def test_a_stream_comes_in_pieces():
+    """Thoughts and the arguments of two calls, each under its own index."""
+
+    async def answer(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+        if len(messages) > 2:
+            yield "It "
+            yield "rains."
+            return
+        yield {0: DeltaThinkingPart(content="Hm.")}
+        yield {1: DeltaToolCall(name="weather", json_args='{"city": ', tool_call_id="a")}
+        yield {1: DeltaToolCall(json_args='"Oslo"}')}
+        yield {2: DeltaToolCall(name="weather", json_args='{"city": "Rome"}', tool_call_id="b")}
+
+    model = BridgedModel(FunctionModel(stream_function=answer))
+    session = Session()
+    thoughts: list[str] = []
+    session.dispatcher.subscribe(ThinkingDelta, lambda event: thoughts.append(event.text))
+    stream = Adapter(model).stream(Prompt("guide", "Be brief.", tools=[weather]), "hi", session=session)
+    results = [event.result.render() async for event in stream if isinstance(event, ToolInvoked)]
+    assert sorted(results) == ["rain in Oslo", "rain in Rome"]
+    assert thoughts == ["Hm."]
+    assert (await stream.response).text == "It rains."
+
+
+async def test_arguments_that_come_as_an_object_are_written_whole():
+    """The test model gives objects; streamed, they are one piece once the answer is there."""
+    parts = await parts_of(BridgedModel(TestModel()), asking(stream=True))
+    calls = [part for part in parts if isinstance(part, CallPart)]
+    assert [part.name for part in calls] == ["weather", ""]
+    weather.parse(calls[-1].arguments)
+    assert parts[-1] == StopPart("calls")
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "status", "wait"),
+    [
+        (ModelHTTPError(429, "m", headers={"Retry-After": "3"}), ModelRateLimited, 429, 3.0),
+        (
+            ModelHTTPError.for_category(ModelQuotaExceededError, status_code=429, model_name="m"),
+            ModelRequestRefused,
+            429,
+            None,
+        ),
+        (ModelHTTPError(503, "m"), ModelUnavailable, 503, None),
+        (ModelHTTPError(408, "m"), ModelUnavailable, 408, None),
+        (ModelHTTPError(400, "m", {"error": {"message": "no such field"}}), ModelRequestRefused, 400, None),
+        (ModelConnectionError("m", "refused"), ModelUnavailable, None, None),
+        (UnexpectedModelBehavior("half an answer"), ModelAnswerBroken, None, None),
+        (ValueError("not JSON"), ModelAnswerBroken, None, None),
+    ],
+)
+async def test_failures_are_in_our_words(
+    raised: Exception, kind: type[ModelError], status: int | None, wait: float | None
+):
+    """Each kind of failure is one of ours, with its status and how long to wait, and nothing of theirs in it."""
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        raise raised
+
+    with pytest.raises(kind) as caught:
+        await parts_of(BridgedModel(FunctionModel(answer)), asking())
+    assert (caught.value.status, caught.value.retry_after) == (status, wait)
+    assert caught.value.__cause__ is None
+
+
+async def test_a_key_that_is_said_back_is_not_repeated(monkeypatch: pytest.MonkeyPatch):
+    """Whatever variable it came from."""
+    monkeypatch.setenv("SOME_API_KEY", "sk-planted-1234")
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        raise ModelHTTPError(401, "m", {"error": {"message": "wrong key sk-planted-1234"}})
+
+    with pytest.raises(ModelRequestRefused, match=r"wrong key \[the key\]"):
+        await parts_of(BridgedModel(FunctionModel(answer)), asking())
+
+
+async def test_must_call_asks_for_a_call():
+    """Where a provider can't be held to a schema the answer is asked for as a call."""
+    model = BridgedModel(TestModel())
+    assert not model.traits.native_output
+    response = await Adapter(model).evaluate(Prompt("typed", "Be brief.", output=City), "hi")
+    assert isinstance(response.output, City)
+
+
+async def test_a_missing_key_is_said_when_it_is_needed(monkeypatch: pytest.MonkeyPatch):
+    """Making the model needs no key; asking it without one is refused, and not tried again."""
+    monkeypatch.delenv("DEEPSEEK_API_KEY", raising=False)
+    model = model_named("deepseek:deepseek-chat")
+    assert isinstance(model, BridgedModel)
+    with pytest.raises(ModelRequestRefused, match="DEEPSEEK_API_KEY"):
+        await parts_of(model, asking())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere:model", "there is no provider 'nowhere'"),
+        ("nothing", "there is no provider 'nothing'"),
+        ("mistral:small", "needs a package of its provider: .*mistral"),
+        (7, "7 can't be bridged"),
+    ],
+)
+def test_what_cannot_be_bridged_is_refused_at_once(name: Any, message: str):
+    """An unknown provider, one whose package is missing, and what is no model."""
+    with pytest.raises(DefinitionError, match=message):
+        BridgedModel(name)
+
+
+def test_without_the_library_its_extra_is_named():
+    """And importing the bridge does not import it."""
+    script = """
+import sys
+import handrail.models.bridge as bridge
+assert not any(name.startswith("pydantic_ai") for name in sys.modules)
+sys.modules["pydantic_ai.models"] = None
+try:
+    bridge.BridgedModel("google:gemini")
+except ValueError as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=150)
+    assert "pip install 'handrail[bridge]'" in run.stdout, run.stderr

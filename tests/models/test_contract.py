@@ -1,0 +1,593 @@
+"""The contract of a model: one suite, which every model passes against servers written by others.
+
+SUBJECTS are the models and who stands behind them; CASES is every case of the contract. `TABLE` says
+which subject is tried on which case; what a subject is not tried on has its reason in NOT_APPLICABLE or,
+for a server that can't play a case, another server for the same wire. `python tests/models/test_contract.py`
+prints the table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from handrail import (
+    Adapter,
+    Deadline,
+    Prompt,
+    PromptEvaluationError,
+    PromptResponse,
+    Session,
+    ToolContext,
+    tool,
+)
+from handrail.adapter import Retry
+from handrail.errors import ModelAnswerBroken, ModelRateLimited, ModelRequestRefused, ModelUnavailable
+from handrail.events import CallDelta, ModelFailed, ModelResponded, TextDelta, ToolInvoked
+from handrail.messages import AssistantMessage, Model, ToolMessage
+from support.servers import CAN
+from support.stages import EXAMPLES, MESSAGE, SHOWN, WIRES, Call, Fail, Fault, Line, Say, Stage
+
+QUICK = Retry(attempts=3, first_wait=0.01, chance=lambda: 0.0)
+
+
+@tool
+async def get_weather(city: str, days: int, context: ToolContext) -> str:
+    """Say what the weather will be like in a city."""
+    return f"It rains in {city} for {days} days."
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is wanted as structured output."""
+
+    city: str
+    days: int
+
+
+PROMPT = Prompt("contract", "Be brief.", tools=[get_weather])
+TYPED = Prompt("typed", "Be brief.", output=Report)
+
+HTTP = [f"{wire}@{server}" for wire in (*WIRES, "bridge") for server in ("aimock", "llmock")]
+EMBEDDED = [f"{wire}@embedded" for wire in WIRES]
+IN_PROCESS = ["scripted", "local"]
+
+# The case, and how servers.py calls what a server must be able to do for it.
+CASES = {
+    "text": "text",
+    "stream equals non-stream": "stream",
+    "one call": "one call",
+    "parallel calls": "parallel calls",
+    "arguments in pieces": "arguments in pieces",
+    "invalid arguments": "invalid arguments",
+    "malformed arguments": "malformed arguments",
+    "unknown tool": "unknown tool",
+    "structured output": "structured output",
+    "structured output by a call": "one call",
+    "usage": "usage",
+    "stop: done": "stopped at the end",
+    "stop: calls": "stopped for calls",
+    "stop: length": "stopped by length",
+    "cancelled mid-stream": "cancelled mid-stream",
+    "timeout": "timeout",
+    "429 with retry-after": "429 with retry-after",
+    "429 without": "429 without",
+    "500 then fine": "500 then fine",
+    "truncated stream": "truncated stream",
+    "connection cut": "connection cut",
+    "malformed JSON in the stream": "malformed JSON in the stream",
+    "malformed JSON as the body": "malformed JSON as the body",
+    "prompt too long": "prompt too long",
+}
+
+NO_NETWORK = "there is no server that could say so"
+FORCED = "it calls the one tool it is told to, and its arguments are held to the schema as it writes them"
+NOT_APPLICABLE: dict[tuple[str, str], str] = {
+    ("local", "parallel calls"): "it makes one call at a time",
+    ("local", "invalid arguments"): FORCED,
+    ("local", "malformed arguments"): FORCED,
+    ("local", "unknown tool"): FORCED,
+    ("local", "429 with retry-after"): NO_NETWORK,
+    ("local", "429 without"): NO_NETWORK,
+    ("local", "500 then fine"): NO_NETWORK,
+    ("local", "truncated stream"): NO_NETWORK,
+    ("local", "connection cut"): NO_NETWORK,
+    ("local", "malformed JSON in the stream"): NO_NETWORK,
+    ("local", "malformed JSON as the body"): NO_NETWORK,
+    ("local", "structured output by a call"): "its engine holds it to a schema without one",
+    ("scripted", "malformed JSON as the body"): "no JSON is read: its answers are Python values",
+    ("scripted", "prompt too long"): "it has no context to fill",
+}
+
+# The small model has no choice of its own and can't be scripted: it is tried where its wire is the question.
+EMBEDDED_CASES = (
+    "text",
+    "stream equals non-stream",
+    "one call",
+    "arguments in pieces",
+    "structured output",
+    "usage",
+    "stop: done",
+    "stop: length",
+    "cancelled mid-stream",
+    "prompt too long",
+)
+
+
+def can(subject: str, case: str) -> bool:
+    """Is this subject tried on this case?"""
+    if subject in IN_PROCESS:
+        return (subject, case) not in NOT_APPLICABLE
+    wire, _, server = subject.partition("@")
+    if server == "embedded" and case not in EMBEDDED_CASES:
+        return False
+    wire = "chat" if wire == "bridge" else wire
+    return wire in CAN[CASES[case]].get(server, ())
+
+
+TABLE = {
+    case: [subject for subject in (*HTTP, *EMBEDDED, *IN_PROCESS) if can(subject, case)] for case in CASES
+}
+
+
+@pytest.fixture
+def stage(request: pytest.FixtureRequest) -> Stage:
+    """Whoever stands behind the model of this test."""
+    subject: str = request.param
+    wire, _, server = subject.partition("@")
+    if not server:
+        return Stage(subject, None)
+    wire = "chat" if wire == "bridge" else wire
+    return Stage(subject, wire, request.getfixturevalue(f"{server}_server"))  # pyright: ignore[reportArgumentType]  # one of the wires
+
+
+def case(name: str) -> Callable[[Any], Any]:
+    """A test of one case, for every subject that is tried on it."""
+    return pytest.mark.parametrize(
+        "stage", [_param(subject) for subject in TABLE[name]], indirect=True, ids=str
+    )
+
+
+def _param(subject: str) -> Any:
+    """A subject; the embedded model's server is slow, and the same whatever Python asks it."""
+    return pytest.param(subject, marks=pytest.mark.once) if subject in EMBEDDED else subject
+
+
+def adapter(model: Model, **options: Any) -> Adapter:
+    given: dict[str, Any] = {"retry": QUICK, "temperature": 0, **options}
+    return Adapter(model, **given)
+
+
+async def run(
+    stage: Stage, *scene: Line, prompt: Prompt[Any] = PROMPT, stream: bool = False, **options: Any
+) -> Any:
+    """Play the scene to the end of a run."""
+    model = stage.play(*scene)
+    given: dict[str, Any] = {"session": options.pop("session", None)}
+    message = MESSAGE
+    if stage.is_small:
+        given["max_tokens"] = 48
+        message = "What is the capital of France?"
+        if any(isinstance(line, Call) for line in scene):
+            given["history"] = () if stage.name == "local" else EXAMPLES
+            message = "What is the weather in Oslo?"
+            prompt = SHOWN
+    streaming = adapter(model, **options)
+    if not stream:
+        return await streaming.evaluate(prompt, message, **given)
+    run = streaming.stream(prompt, message, **given)
+    run.seen = [event async for event in run]  # pyright: ignore[reportAttributeAccessIssue]  # a test's own note
+    return run
+
+
+async def both(stage: Stage, *scene: Line, prompt: Prompt[Any] = PROMPT) -> list[PromptResponse[Any]]:
+    """The same scene without and with streaming."""
+    whole = await run(stage, *scene, prompt=prompt)
+    streamed = await run(stage, *scene, prompt=prompt, stream=True)
+    return [whole, await streamed.response]
+
+
+# --- answers -----------------------------------------------------------------------------------
+
+
+@case("text")
+async def test_text(stage: Stage) -> None:
+    """Text is the answer."""
+    response = await run(stage, Say("One two."), prompt=Prompt("plain", "You are a helpful assistant."))
+    assert response.text
+    if not stage.is_small:
+        assert response.text == "One two."
+    assert response.session[AssistantMessage].latest() is None  # messages are kept as facts, not as state
+
+
+@case("stream equals non-stream")
+async def test_stream_equals_non_stream(stage: Stage) -> None:
+    """What is streamed amounts to what is sent at once."""
+    plain = Prompt("plain", "You are a helpful assistant.")
+    whole, streamed = await both(stage, Say(), prompt=plain)
+    assert (streamed.text, streamed.stop_reason) == (whole.text, whole.stop_reason)
+    again = await run(stage, Say(), prompt=plain, stream=True)
+    assert "".join(event.text for event in again.seen if isinstance(event, TextDelta)) == whole.text
+    assert sum(isinstance(event, TextDelta) for event in again.seen) > 1
+
+
+@case("one call")
+async def test_one_call(stage: Stage) -> None:
+    """A call is run and its result sent back; the answer follows. Streamed or not."""
+    for response in await both(stage, Call(), Say("It rains.")):
+        invoked = response.session[ToolInvoked].all()
+        assert (invoked[0].tool, invoked[0].status) == ("get_weather", "ok")
+        assert "Oslo" in invoked[0].result.value
+        assert response.text
+
+
+@case("parallel calls")
+async def test_parallel_calls(stage: Stage) -> None:
+    """Two calls of one answer run both, and each gets its own result."""
+    two = Call((("get_weather", {"city": "Oslo", "days": 1}), ("get_weather", {"city": "Rome", "days": 2})))
+    for response in await both(stage, two, Say("Done.")):
+        said = [each.result.value for each in response.session[ToolInvoked].all()]
+        assert sorted(said) == ["It rains in Oslo for 1 days.", "It rains in Rome for 2 days."]
+        assert response.text == "Done."
+        _check_conversation(response.session, calls=2)
+
+
+@case("arguments in pieces")
+async def test_arguments_in_pieces(stage: Stage) -> None:
+    """A call's arguments, streamed in pieces, are put together."""
+    streamed = await run(stage, Call(), Say("Done."), stream=True)
+    pieces = [event for event in streamed.seen if isinstance(event, CallDelta)]
+    assert len(pieces) > 2
+    assert "".join(piece.name for piece in pieces) == "get_weather"
+    assert '"Oslo"' in "".join(piece.arguments for piece in pieces)
+    assert (await streamed.response).session[ToolInvoked].all()[0].status == "ok"
+
+
+@case("invalid arguments")
+async def test_invalid_arguments(stage: Stage) -> None:
+    """Arguments that do not fit come back to the model as what to correct, and the run goes on."""
+    wrong = Call((("get_weather", {"city": 7, "weeks": 1}),))
+    for response in await both(stage, wrong, Say("Sorry.")):
+        (invoked,) = response.session[ToolInvoked].all()
+        assert invoked.status == "invalid"
+        assert "do not fit" in invoked.result.message
+        assert response.text == "Sorry."
+
+
+@case("malformed arguments")
+async def test_malformed_arguments(stage: Stage) -> None:
+    """Arguments that are no JSON at all do not end a run either, and the conversation can go on."""
+    streamed = await run(stage, Fault("malformed arguments"), Say("Sorry."), stream=True)
+    response = await streamed.response
+    (invoked,) = response.session[ToolInvoked].all()
+    assert invoked.status == "invalid"
+    assert response.text == "Sorry."
+
+
+@case("unknown tool")
+async def test_unknown_tool(stage: Stage) -> None:
+    """A tool that is not there is said to be so, with those that are."""
+    unknown = Call((("get_wether", {"city": "Oslo"}),))
+    for response in await both(stage, unknown, Say("Sorry.")):
+        (invoked,) = response.session[ToolInvoked].all()
+        assert invoked.status == "invalid"
+        assert "Did you mean get_weather?" in invoked.result.message
+
+
+@case("structured output")
+async def test_structured_output(stage: Stage) -> None:
+    """The answer is a value of the type that was asked for."""
+    answer = Say('{"city": "Oslo", "days": 2}')
+    for response in await both(stage, answer, prompt=TYPED):
+        assert isinstance(response.output, Report)
+        if stage.name.endswith("@aimock") or stage.name == "scripted":
+            assert response.output == Report("Oslo", 2)
+
+
+@case("structured output by a call")
+async def test_structured_output_by_a_call(stage: Stage) -> None:
+    """Where the provider can't hold a model to a schema, the answer is asked for as a call; one is repaired."""
+    if stage.is_small:
+        raise AssertionError("it is not tried on this")
+    wrong, right = ({"city": "Oslo"}, {"city": "Oslo", "days": 2})
+    model = stage.play(
+        Call((("final_answer", wrong),)),
+        Call((("final_answer", right),)),
+        **({"traits": _by_call()} if stage.wire is None else {"native_output": False}),
+    )
+    response = await adapter(model).evaluate(TYPED, MESSAGE)
+    assert response.output == Report("Oslo", 2)
+    assert [each.status for each in response.session[ToolInvoked].all()] == ["invalid", "ok"]
+
+
+@case("usage")
+async def test_usage(stage: Stage) -> None:
+    """Tokens are counted as the server says, the same streamed or not, and summed over requests."""
+    whole, streamed = await both(stage, Say(), prompt=Prompt("plain", "You are a helpful assistant."))
+    assert whole.usage.output > 0
+    assert whole.usage.input > 0
+    assert whole.usage.output == streamed.usage.output
+    assert whole.usage.input == streamed.usage.input
+    assert whole.usage.requests == 1
+
+
+@case("stop: done")
+async def test_stopped_at_the_end(stage: Stage) -> None:
+    """A model that has said all it wants to is done."""
+    limit: dict[str, Any] = {"max_tokens": 40} if stage.is_small else {}
+    for stream in (False, True):
+        model = stage.play(Say("Paris."))
+        plain = Prompt("plain", "You are a helpful assistant.")
+        message = "What is the capital of France?" if limit else MESSAGE
+        if stream:
+            response = await adapter(model).stream(plain, message, **limit).response
+        else:
+            response = await adapter(model).evaluate(plain, message, **limit)
+        assert response.stop_reason == "done"
+
+
+@case("stop: calls")
+async def test_stopped_for_calls(stage: Stage) -> None:
+    """A model that wants calls run says so, and the run goes on by itself."""
+    response = await run(stage, Call(), Say("Done."))
+    assert [each.stop_reason for each in response.session[ModelResponded].all()] == ["calls", "done"]
+
+
+@case("stop: length")
+async def test_stopped_by_length(stage: Stage) -> None:
+    """An answer that was cut off for its length is given as what it is."""
+    for stream in (False, True):
+        model = stage.play(Say("One two three", length=True))
+        plain = Prompt("plain", "You are a helpful assistant.")
+        message = "Tell me a long story about the sea." if stage.is_small else MESSAGE
+        limit: dict[str, Any] = {"max_tokens": 5}
+        if stream:
+            response = await adapter(model).stream(plain, message, **limit).response
+        else:
+            response = await adapter(model).evaluate(plain, message, **limit)
+        assert response.stop_reason == "length"
+
+
+# --- limits ------------------------------------------------------------------------------------
+
+
+_LONG = "Tell me a very long story about the sea."
+
+
+@case("cancelled mid-stream")
+async def test_cancelled_mid_stream(stage: Stage) -> None:
+    """Cancelling a run in the middle of an answer closes the connection, and the server sees it go."""
+    plain = Prompt("plain", "You are a helpful assistant.")
+    session = Session()
+    most: dict[str, Any] = {"max_tokens": 400} if stage.is_small else {}
+    told = _LONG if most else MESSAGE
+    streaming = adapter(stage.play(Fault("slow"))).stream(plain, told, session=session, **most)
+    began = time.monotonic()
+    if stage.name == "scripted":
+        task = asyncio.ensure_future(streaming.response)
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    else:
+        async for event in streaming:
+            if isinstance(event, TextDelta):
+                break
+        await streaming.aclose()
+    assert time.monotonic() - began < 15
+    await _see_it_go(stage)
+    _check_conversation(session, calls=0)
+
+
+async def _see_it_go(stage: Stage) -> None:
+    server: Any = stage.server
+    if stage.name.endswith("@embedded"):
+        for _ in range(100):
+            if not await asyncio.to_thread(server.busy):
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError("the model still generates for nobody")
+    if stage.name.endswith("@llmock"):
+        (seen,) = await asyncio.to_thread(server.requests)
+        assert seen.raw["completed"] is False
+
+
+@case("timeout")
+async def test_deadline_during_a_request(stage: Stage) -> None:
+    """A deadline ends a request that hangs, and says what did not happen."""
+    model = stage.play(Fault("hang"))
+    began = time.monotonic()
+    told = _LONG if stage.is_small else MESSAGE
+    with pytest.raises(PromptEvaluationError, match="deadline") as raised:
+        await adapter(model).evaluate(PROMPT, told, deadline=Deadline.after(0.3), max_tokens=400)
+    assert raised.value.phase == "deadline"
+    assert 0.25 < time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("stage", [each for each in TABLE["timeout"] if "@" in each], indirect=True, ids=str)
+async def test_a_silent_server_is_unavailable(stage: Stage) -> None:
+    """Without a deadline, a server that says nothing for too long counts as gone, and is tried again."""
+    model = stage.play(Fault("hang"), Fault("hang"), silence=0.3)
+    with pytest.raises(PromptEvaluationError, match=r"nothing came for 0.3 seconds.*tried 2 times") as raised:
+        await adapter(model, retry=Retry(attempts=2, first_wait=0.01)).evaluate(PROMPT, MESSAGE)
+    assert isinstance(raised.value.__cause__, ModelUnavailable)
+
+
+# --- failures ----------------------------------------------------------------------------------
+
+
+@case("429 with retry-after")
+async def test_rate_limit_with_retry_after(stage: Stage) -> None:
+    """A rate limit is waited out as long as the provider says, then the run goes on."""
+    model = stage.play(Fail(429, retry_after=1), Say("Fine."))
+    session = Session()
+    began = time.monotonic()
+    response = await adapter(model).evaluate(PROMPT, MESSAGE, session=session)
+    assert response.text == "Fine."
+    assert 1.0 <= time.monotonic() - began < 4
+    (failed,) = session[ModelFailed].all()
+    assert failed.retry_in == pytest.approx(1.0)
+
+
+@case("429 with retry-after")
+async def test_rate_limit_past_the_deadline(stage: Stage) -> None:
+    """Nothing is tried past the deadline: the run ends at once, and says why."""
+    model = stage.play(Fail(429, retry_after=30), Say("Fine."))
+    began = time.monotonic()
+    with pytest.raises(PromptEvaluationError, match="past the deadline") as raised:
+        await adapter(model).evaluate(PROMPT, MESSAGE, deadline=Deadline.after(5))
+    assert isinstance(raised.value.__cause__, ModelRateLimited)
+    assert time.monotonic() - began < 3
+
+
+@case("429 without")
+async def test_rate_limit_without_retry_after(stage: Stage) -> None:
+    """A rate limit that says nothing more is retried after waits that grow."""
+    model = stage.play(Fail(429), Fail(429), Say("Fine."))
+    session = Session()
+    response = await adapter(model).evaluate(PROMPT, MESSAGE, session=session)
+    assert response.text == "Fine."
+    assert [each.retry_in for each in session[ModelFailed].all()] == [
+        pytest.approx(0.005),
+        pytest.approx(0.01),
+    ]
+
+
+@case("500 then fine")
+async def test_500_then_fine(stage: Stage) -> None:
+    """A failing server is tried again; the answer comes as if nothing had been."""
+    for stream in (False, True):
+        model = stage.play(Fail(500), Say("Fine."))
+        if stream:
+            response = await adapter(model).stream(PROMPT, MESSAGE).response
+        else:
+            response = await adapter(model).evaluate(PROMPT, MESSAGE)
+        assert response.text == "Fine."
+        assert len(response.session[ModelFailed].all()) == 1
+
+
+@case("500 then fine")
+async def test_500_for_good(stage: Stage) -> None:
+    """A server that goes on failing ends the run with what it said and how often it was tried."""
+    model = stage.play(Fail(500), Fail(500), Fail(500), Fail(500))
+    with pytest.raises(PromptEvaluationError, match="tried 3 times") as raised:
+        await adapter(model).evaluate(PROMPT, MESSAGE)
+    assert raised.value.phase == "request"
+    assert isinstance(raised.value.__cause__, ModelUnavailable)
+
+
+@case("truncated stream")
+async def test_truncated_stream(stage: Stage) -> None:
+    """An answer that ends without its end is an error that is retried, never an answer."""
+    await _broken_then_fine(stage, Fault("truncated"))
+
+
+@case("connection cut")
+async def test_connection_cut(stage: Stage) -> None:
+    """The same for a connection that is lost."""
+    await _broken_then_fine(stage, Fault("cut"))
+
+
+@case("malformed JSON in the stream")
+async def test_malformed_event(stage: Stage) -> None:
+    """The same for an event that can't be read."""
+    await _broken_then_fine(stage, Fault("malformed"))
+
+
+@case("malformed JSON as the body")
+async def test_malformed_body(stage: Stage) -> None:
+    """The same for a body that can't be read, streamed or not."""
+    await _broken_then_fine(stage, Fault("malformed"))
+    model = stage.play(Fault("malformed"), Say("Fine."))
+    response = await adapter(model).evaluate(PROMPT, MESSAGE)
+    assert response.text == "Fine."
+
+
+async def _broken_then_fine(stage: Stage, fault: Fault) -> None:
+    model = stage.play(fault, Say("Fine."))
+    session = Session()
+    streaming = adapter(model).stream(PROMPT, MESSAGE, session=session)
+    response = await streaming.response
+    assert response.text == "Fine."
+    (failed,) = session[ModelFailed].all()
+    assert failed.retry_in is not None
+    model = stage.play(*[fault] * 3)
+    with pytest.raises(PromptEvaluationError, match="tried 3 times") as raised:
+        await adapter(model).stream(PROMPT, MESSAGE).response
+    assert isinstance(raised.value.__cause__, ModelAnswerBroken | ModelUnavailable)
+
+
+@case("prompt too long")
+async def test_prompt_too_long(stage: Stage) -> None:
+    """A request the provider refuses is not tried again, and its words reach the caller."""
+    if stage.name.endswith("@llmock"):
+        model = stage.play(Fail(400))
+        message = MESSAGE
+    else:
+        model, message = stage.play(), "word " * 5000
+    session = Session()
+    with pytest.raises(PromptEvaluationError) as raised:
+        await adapter(model).evaluate(Prompt("plain", "Be brief."), message, session=session)
+    cause = raised.value.__cause__
+    assert isinstance(cause, ModelRequestRefused)
+    assert cause.status in (400, None)  # in process there is no status
+    assert [each.retry_in for each in session[ModelFailed].all()] == [None]
+
+
+# --- the table ---------------------------------------------------------------------------------
+
+
+def test_every_http_model_passes_every_case() -> None:
+    """Each wire is tried on each case against at least one server written by others; nothing is left out."""
+    for case_, subjects in TABLE.items():
+        for wire in (*WIRES, "bridge"):
+            assert any(subject.startswith(f"{wire}@") for subject in subjects), (
+                f"{wire} is not tried on {case_}"
+            )
+
+
+def test_what_is_not_applicable_has_its_reason() -> None:
+    """Only models in process are excused, each for a reason."""
+    for subject in IN_PROCESS:
+        missing = {case_ for case_, subjects in TABLE.items() if subject not in subjects}
+        assert missing == {
+            case_ for (each, case_), reason in NOT_APPLICABLE.items() if each == subject and reason
+        }
+
+
+def _check_conversation(session: Session, calls: int) -> None:
+    from handrail.adapter.conversation import check_well_formed, root_conversation
+
+    messages = list(root_conversation(session).messages)
+    check_well_formed(messages)
+    assert sum(len(each.results) for each in messages if isinstance(each, ToolMessage)) == calls
+
+
+def _by_call() -> Any:
+    from handrail.messages import Traits
+
+    return Traits(native_output=False)
+
+
+def print_table() -> None:
+    """The table of model and case, with the servers each ran against."""
+    rows = {wire: f"{'OpenAI' if wire != 'messages' else 'Anthropic'} {wire}" for wire in WIRES}
+    rows["bridge"] = "bridge"
+    print(f"| case | {' | '.join(rows.values())} | {' | '.join(IN_PROCESS)} |")
+    print("| --- " * (len(rows) + len(IN_PROCESS) + 1) + "|")
+    for case_, subjects in TABLE.items():
+        cells = [
+            ", ".join(each.partition("@")[2] for each in subjects if each.startswith(f"{wire}@"))
+            for wire in rows
+        ]
+        cells += ["yes" if own in subjects else f"n/a: {NOT_APPLICABLE[own, case_]}" for own in IN_PROCESS]
+        print(f"| {case_} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    print_table()

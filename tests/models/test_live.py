@@ -1,0 +1,51 @@
+"""`make test-live` itself: there is no key here, so it is tried on the embedded model behind a real server."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from support import ROOT
+from support.servers import Embedded
+
+pytestmark = pytest.mark.once
+
+UNABLE = "not test_what_is_refused and not (test_structured_output and (anthropic or responses))"
+"""That server answers whatever model is named, and holds a model to a schema on one of its wires only."""
+SLOW = "not test_a_call and not test_structured_output"
+"""Seconds of work for that model; test_contract.py has it do both."""
+DEEP = bool(os.environ.get("HANDRAIL_DEEP"))
+
+
+def live(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not re.search("KEY|HANDRAIL|PYTEST", name)}
+    return subprocess.run(
+        [sys.executable, "tests/models/live_providers.py", "-p", "no:cacheprovider", *arguments],
+        cwd=ROOT,
+        env=kept | variables,
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+
+
+def test_every_case_runs_on_a_server(embedded_server: Embedded):
+    """Both wires of OpenAI's, and Anthropic's, each on a model that is nobody's script."""
+    done = live(
+        *("-k", UNABLE if DEEP else f"{UNABLE} and {SLOW}"),
+        HANDRAIL_LIVE="openai:smollm2 anthropic:smollm2",
+        HANDRAIL_LIVE_AT=embedded_server.url,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    assert f"{16 if DEEP else 9} passed" in done.stdout
+
+
+def test_without_a_key_it_fails_and_says_which():
+    """Nothing is passed over in silence."""
+    done = live()
+    assert done.returncode == 1
+    assert done.stderr.startswith("No provider to try: set one of OPENAI_API_KEY")

@@ -1,0 +1,123 @@
+"""A planted key: it reaches the provider, and nothing else ever shows it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from typing import Any
+
+import pytest
+
+from handrail import (
+    Adapter,
+    AnthropicModel,
+    OpenAIModel,
+    Prompt,
+    PromptEvaluationError,
+    Session,
+    ToolContext,
+    tool,
+)
+from handrail.adapter import Retry
+from handrail.errors import HandrailError
+from handrail.messages import Model
+from handrail.session import save
+from handrail.testing import RecordingSubscriber
+from support.planted_secrets import Recording, everything
+from support.servers import Aimock, Llmock
+from support.stages import MESSAGE, WIRES, Call, Fail, Say, Stage, Wire
+
+KEY = "sk-planted-7d1f0c2e9b"
+
+
+def _model(wire: Wire, server: Aimock | Llmock) -> Model:
+    if wire == "messages":
+        return AnthropicModel("gpt-test", base_url=server.anthropic_url, key_variable="PLANTED_KEY")
+    return OpenAIModel(
+        "gpt-test", api=wire, base_url=server.openai_url, key_variable="PLANTED_KEY", headers={"x-team": KEY}
+    )
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_planted_key_is_shown_nowhere(
+    wire: Wire, aimock_server: Aimock, llmock_server: Llmock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in an event, a log line, a journal row, an exception, a context, or a saved session."""
+    monkeypatch.setenv("PLANTED_KEY", KEY)
+    logged = io.StringIO()
+    handler = logging.StreamHandler(logged)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    monkeypatch.setattr(root, "level", logging.DEBUG)
+    found: list[str] = []
+    looked_at: set[str] = set()
+
+    @tool
+    async def get_weather(city: str, days: int, context: ToolContext) -> str:
+        """Say what the weather will be like."""
+        members = [name for name in dir(context) if not name.startswith("_")]
+        for name in members:
+            with contextlib.suppress(HandrailError):  # what is not there in this run
+                found.append(everything(getattr(context, name)))
+                looked_at.add(name)
+        raise ValueError("so that there is a traceback too")
+
+    prompt = Prompt("p", "Go.", tools=[get_weather])
+    try:
+        for server, scene in ((aimock_server, (Call(), Say())), (llmock_server, (Call(), Fail(401)))):
+            stage = Stage("x", wire, server)
+            stage.play(*scene)
+            session, journal = Session(), Recording()
+            model = _model(wire, server)
+            adapter = Adapter(model, retry=Retry(attempts=1), journal=journal)
+            with RecordingSubscriber(session) as seen:
+                try:
+                    response: Any = adapter.evaluate(prompt, MESSAGE, session=session).wait()
+                except PromptEvaluationError as error:
+                    response = error
+            found += [everything(seen.events), everything(journal.rows), everything(response)]
+            found += [save(session).decode(), repr(model), repr(adapter), everything(vars(model))]
+    finally:
+        root.removeHandler(handler)
+    found.append(logged.getvalue())
+    assert {"request", "extras", "session", "adapter", "run_context", "response_accumulator"} <= looked_at
+    for text in found:
+        assert KEY not in text
+    if wire == "messages":
+        return
+    seen_headers = [entry.raw["headers"] for entry in aimock_server.requests()]
+    assert all("x-team" in headers for headers in seen_headers)
+
+
+def test_a_provider_that_says_the_key_back_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that holds the key is shown without it."""
+    from handrail.models.http import Provider
+
+    monkeypatch.setenv("PLANTED_KEY", KEY)
+    provider = Provider(
+        "m", "http://127.0.0.1:1", key_variable="PLANTED_KEY", key_header="x-api-key", key_needed=True
+    )
+    assert (
+        provider._without_key(f"Incorrect API key provided: {KEY}.")
+        == "Incorrect API key provided: [the key]."
+    )
+    with pytest.raises(PromptEvaluationError) as raised:
+        Adapter(
+            OpenAIModel("m", base_url="http://127.0.0.1:1", key_variable="PLANTED_KEY"),
+            retry=Retry(attempts=1),
+        ).evaluate(Prompt("p", "Go."), "hi").wait()
+    assert "can't be reached" in str(raised.value)
+    assert KEY not in everything(raised.value)
+
+
+def test_a_missing_key_is_said_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a key the run ends at once, naming the variable to set."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+    for name, variable in (
+        ("openai:gpt-5", "OPENAI_API_KEY"),
+        ("anthropic:claude-sonnet-5", "ANTHROPIC_API_KEY"),
+    ):
+        with pytest.raises(PromptEvaluationError, match=f"Set {variable} in the environment"):
+            Adapter(name).evaluate(Prompt("p", "Go."), "hi").wait()

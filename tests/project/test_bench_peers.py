@@ -1,0 +1,149 @@
+"""The bench beside other frameworks: it runs from the repo alone, and a peer that did other work has no figure."""
+
+import asyncio
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from support import ROOT
+
+PEERS = ROOT / "bench" / "peers"
+
+
+@pytest.fixture(scope="module")
+def parts() -> Iterator[dict[str, ModuleType]]:
+    """The bench's own modules, which import each other by their bare names."""
+    found: dict[str, ModuleType] = {}
+    for name in ("work", "peer", "report"):
+        spec = importlib.util.spec_from_file_location(name, PEERS / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        found[name] = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(found[name])
+    yield found
+    for name in found:
+        del sys.modules[name]
+
+
+@pytest.mark.once
+@pytest.mark.timeout(200)  # ten processes, one after the other
+def test_floor_and_handrail_run(tmp_path: Path):
+    """The quick look, as a newcomer would take it: both variants, every scenario, the table."""
+    kept = tmp_path / "kept.jsonl"
+    command = [sys.executable, PEERS / "run.py", "--only", "floor,handrail", "--quick", "--out", kept]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    results = [json.loads(line) for line in kept.read_text().splitlines()]
+    assert len(results) == 10
+    assert all(result["figures"] for result in results)
+    assert re.search(
+        r"\| in process: tool loop, µs a call \| [\d,]+ \| [\d,]+ \| [\d.]+× \| ≤ 4×, ", ended.stdout
+    )
+    assert "Tiny counts" in ended.stdout
+
+
+def test_an_unknown_peer_is_named():
+    """With those there are."""
+    command = [sys.executable, PEERS / "run.py", "--only", "floor,flor"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 2
+    assert "no peer is called flor; there are floor, handrail, " in ended.stderr
+
+
+def test_every_peer_has_its_script_and_pins():
+    """Exact versions, no hashes, no addresses; nothing pinned that no peer uses."""
+    table = tomllib.loads((PEERS / "peers.toml").read_text())
+    assert all((PEERS / peer["script"]).is_file() for peer in table.values())
+    used = {peer[key] for peer in table.values() for key in ("venv", "venv_http") if key in peer}
+    assert {file.stem for file in (PEERS / "requirements").iterdir()} == used
+    for file in (PEERS / "requirements").iterdir():
+        for line in file.read_text().splitlines():
+            assert re.fullmatch(r"[\w.-]+==[\w.]+", line), f"{file.name}: {line}"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("skips", "calls and the sum of their indices"),
+        ("repeats", "calls and the sum of their indices"),
+        ("lies", "the answer is"),
+        ("asks again", "the model was asked"),
+    ],
+)
+def test_other_work_has_no_figure(parts: dict[str, ModuleType], wrong: str, said: str):
+    """A call left out or made twice, an answer from nowhere, a turn too many: each is found."""
+    work, peer = parts["work"], parts["peer"]
+
+    class Wrong(peer.Peer):
+        name = "wrong"
+        dists = ()
+
+        def build(self, script: Any) -> Any:
+            return script
+
+        async def run(self, agent: Any, context: Any) -> str:
+            turn = await agent.aturn("")
+            while turn.calls:
+                arguments = turn.calls[0].args
+                result = context.work(**arguments)
+                if wrong == "repeats" and arguments["index"] == 1:
+                    context.work(**arguments)
+                if wrong == "skips" and arguments["index"] == 1:
+                    result = {"tag": "@r2"}
+                if wrong == "asks again" and arguments["index"] == 1:
+                    await agent.aturn(result)
+                turn = await agent.aturn(result)
+            return "done" if wrong == "lies" else turn.text
+
+    options = {
+        "variant": "inproc",
+        "base_url": "",
+        "scenario": "tool_loop",
+        "runs": 1,
+        "calls": 5,
+        "repeat": 1,
+    }
+    namespace = peer.argparse.Namespace(**options)
+    with pytest.raises(peer.WrongWork, match=said):
+        asyncio.run(peer.tool_loop(Wrong(namespace), namespace))
+    assert work.Script(5).answer == "@r4 done"
+
+
+def test_a_script_survives_its_name(parts: dict[str, ModuleType]):
+    """The server knows it by the model's name alone."""
+    kind = parts["work"].Script
+    for script in (kind(50), kind(5, 50), kind(3, 0, "final_answer")):
+        assert kind.named(b'{"model": "' + script.model_name.encode() + b'"}') == script
+
+
+def result(peer: str, value: float, **more: Any) -> dict[str, Any]:
+    figures = {"figures": {"us_per_call": value}}
+    return {"peer": peer, "variant": "inproc", "scenario": "tool_loop", "round": 0} | figures | more
+
+
+def test_the_table_has_ratios_to_the_floor_and_to_the_best_peer(parts: dict[str, ModuleType]):
+    """Medians over rounds; the best peer is named; the limit is said to be kept or missed."""
+    results = [result("floor", 20), result("handrail", 60), result("handrail", 90), result("handrail", 70)]
+    results += [result("slow", 900), result("quick", 140)]
+    first = parts["report"].tables(results).splitlines()[2]
+    assert (
+        first == "| in process: tool loop, µs a call | 20 | 70 | 3.50× | ≤ 4×, kept | 140 (quick) | 0.50× |"
+    )
+    missed = parts["report"].tables([result("floor", 10), result("handrail", 60)]).splitlines()[2]
+    assert "6.00× | ≤ 4×, MISSED | – | – |" in missed
+
+
+def test_what_failed_is_told(parts: dict[str, ModuleType]):
+    """A peer without a figure has a dash, and a line that says why."""
+    failed = {"peer": "slow", "variant": "http", "scenario": "growth", "round": 1, "error": "trace\nboom"}
+    shown = parts["report"].tables([result("floor", 10), failed])
+    assert "- slow, http, growth, round 2: boom" in shown

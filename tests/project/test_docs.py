@@ -1,0 +1,175 @@
+"""The documentation is built as `make docs` builds it; every link in it leads somewhere and nothing comes from elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import handrail
+from handrail import errors
+from support.documents import DOCS, ROOT
+
+pytestmark = pytest.mark.once  # what builds it is installed for one interpreter
+
+LOADS = {"link": "href", "script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src"}
+"""The elements that make a browser fetch something, and where they name it."""
+
+
+@dataclass
+class Page(HTMLParser):
+    """What one built page links to, loads, and can be linked to."""
+
+    path: Path
+    links: list[str] = field(default_factory=list[str])
+    loads: list[str] = field(default_factory=list[str])
+    anchors: set[str] = field(default_factory=set[str])
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.feed(self.path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.anchors |= {given[name] for name in ("id", "name") if name in given}
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        elif tag in LOADS and LOADS[tag] in given:
+            self.loads.append(given[LOADS[tag]])
+
+
+def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    """Build it. Not with `-q`: a warning that is not logged is not counted, and strict mode passes."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(site)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def broken(pages: dict[Path, Page], root: Path) -> list[str]:
+    """The links that lead to no page, no file or no anchor, and what is loaded and not there."""
+    found: list[str] = []
+    for page in pages.values():
+        for link in [*page.links, *page.loads]:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            start = root if parts.path.startswith("/") else page.path.parent
+            target = (start / unquote(parts.path).lstrip("/")).resolve() if parts.path else page.path
+            anchor = unquote(parts.fragment)
+            if not target.is_file() or (
+                anchor and target.suffix == ".html" and anchor not in pages[target].anchors
+            ):
+                found.append(f"{page.path.name}: {link}")
+    return found
+
+
+def foreign(pages: dict[Path, Page]) -> list[str]:
+    """What a browser would fetch from another place than the site."""
+    loads = [load for page in pages.values() for load in page.loads]
+    sheets = {sheet for page in pages.values() for sheet in page.path.parent.rglob("*.css")}
+    imported = [
+        url
+        for sheet in sheets
+        for url in re.findall(r"url\(['\"]?(https?://[^)'\"]*|//[^)'\"]*)", sheet.read_text())
+    ]
+    return [load for load in loads if urlsplit(load).netloc] + imported
+
+
+@pytest.mark.timeout(240)  # building it takes a quarter of a minute, and longer on a busy machine
+def test_the_site_holds_together(tmp_path: Path):
+    """It is built without a warning; every link leads to a page, and an anchor on it; nothing is loaded from
+    elsewhere, so that it opens without a network; every error has its place in the reference.
+    """
+    built = build(ROOT / "mkdocs.yml", tmp_path)
+    assert built.returncode == 0, built.stderr
+    assert "WARNING" not in built.stdout + built.stderr
+    site = {path: Page(path) for path in sorted(tmp_path.rglob("*.html"))}
+    assert len(site) > 25
+    assert sum(len(page.links) for page in site.values()) > 1000
+    assert broken(site, tmp_path) == []
+    assert any(page.loads for page in site.values())
+    assert foreign(site) == []
+    shown = site[tmp_path / "reference/errors.html"].anchors
+    kinds = [
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.HandrailError)
+    ]
+    assert len(kinds) > 40
+    assert [name for name in kinds if f"handrail.errors.{name}" not in shown] == []
+
+
+def test_every_public_name_is_in_the_reference_once():
+    """What can be imported is explained, in one place."""
+    named: list[str] = []
+    for page in (DOCS / "reference").glob("*.md"):
+        named += re.findall(r"^::: handrail\.(\w+)$", page.read_text(), re.MULTILINE)
+    raised = {
+        name
+        for name in handrail.__all__
+        if isinstance(getattr(handrail, name), type) and issubclass(getattr(handrail, name), BaseException)
+    }
+    modules = {"errors", "events", "runs"}
+    assert sorted(set(named) - modules) == sorted(set(handrail.__all__) - raised)
+    assert len(named) == len(set(named))
+
+
+@pytest.mark.parametrize("part", ["runs", "serve", "testing"])
+def test_every_name_of_a_public_part_is_in_the_reference(part: str):
+    """What `__all__` of these packages names is on their page."""
+    page = (DOCS / "reference" / f"{part}.md").read_text()
+    names = importlib.import_module(f"handrail.{part}").__all__
+    assert [name for name in names if not re.search(rf"\b{name}\b", page)] == []
+
+
+def test_a_broken_link_fails_the_build(tmp_path: Path):
+    """Strict mode sees a page and an anchor that are not there."""
+    for link in ("nowhere.md", "index.md#nowhere"):
+        docs = tmp_path / "docs"
+        docs.mkdir(exist_ok=True)
+        (docs / "index.md").write_text(f"# Title\n\n[a link]({link})\n")
+        config = tmp_path / "mkdocs.yml"
+        config.write_text(
+            "site_name: x\ntheme: {name: material, font: false}\nplugins: []\n"
+            "validation: {links: {not_found: warn, anchors: warn}}\n"
+        )
+        built = build(config, tmp_path / "site")
+        assert built.returncode != 0
+        assert "nowhere" in built.stderr
+
+
+def test_broken_links_and_foreign_loads_are_found(tmp_path: Path):
+    """The checks above can fail."""
+    one = tmp_path / "one.html"
+    one.write_text(
+        '<h1 id="here"></h1><a href="#here">ok</a><a href="two.html#there">ok</a><a href="https://x.org">out</a>'
+        '<a href="#gone">1</a><a href="three.html">2</a><a href="two.html#gone">3</a>'
+        '<script src="https://cdn.example/x.js"></script><img src="missing.png">'
+    )
+    (tmp_path / "two.html").write_text(
+        '<a name="there"></a><link href="//fonts.example/f.css" rel="stylesheet">'
+    )
+    pages = {path: Page(path) for path in tmp_path.glob("*.html")}
+    assert broken(pages, tmp_path) == [
+        "one.html: #gone",
+        "one.html: three.html",
+        "one.html: two.html#gone",
+        "one.html: missing.png",
+    ]
+    assert sorted(foreign(pages)) == ["//fonts.example/f.css", "https://cdn.example/x.js"]
+
+
+def test_the_index_names_every_extra():
+    """Whoever installs one finds what it is for."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    told = re.findall(r"^\| `(\w+)` \|", (DOCS / "index.md").read_text(), re.MULTILINE)
+    assert sorted(set(extras) - set(told)) == []

@@ -1,0 +1,230 @@
+"""Every example runs as it stands, in a process of its own, and shows what it says it shows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import ROOT
+from support.raw_server import raw_server, whole
+from support.terminals import window
+
+pytestmark = pytest.mark.timeout(300)  # processes, and a real model is at work in one of them
+
+FOLDER = ROOT / "examples"
+PARTS = {FOLDER / "support", FOLDER / "inbox"}
+"""What is run by another file: a folder of workers, and the inbox, which has its own tests."""
+EXAMPLES = sorted(path for path in FOLDER.rglob("*.py") if path.parent not in PARTS)
+
+ON_ONE_PYTHON = {FOLDER / "local_model.py"}
+"""Those that try what is not Python's: the embedded model takes its time."""
+
+SHOWN = {
+    "hello.py": [
+        "2 x bread added\n   files: list.txt   lines: 1   (kept)",
+        "ValueError: the shop does not sell durians\n   files: list.txt   lines: 1   (as before)",
+        "files: list.txt, milk.txt   lines: 2   (one of two kept)",
+        "- itme: unknown; did you mean item?",
+        "order was not approved (nobody there)",
+        "took longer than 0.2 seconds and was stopped",
+    ],
+    "code_fixer.py": [
+        "- not yet: This must pass: ",
+        "run_command was undone: the folder is as it was\n- run_command: `make tidy`: exit code 2\n",
+        "(done, 5 requests)\nIn the folder: price.py, test_price.py\n",
+        "together * 0.9 if together >= 100 else together\n",
+    ],
+    "research.py": [
+        "- a researcher ended: done\n",
+        "- a researcher ended: failed: prompt 'researcher': this run's share of the budget for requests is spent",
+        "# Why sales fell in May\n\nBergen was closed for repairs. (may.md)\nPrices rose by four percent. (prices.md)\n",
+        "Left open: What did rivals do?\n10 requests of 30\n",
+    ],
+    "cleanup.py": [
+        "(somebody adds a row to the file while this is looked at)\n> yes\n\n? tidy_phones",
+        "+Eve Ode,eve@example.org,+4755667788\n\n> yes\n- tidy_phones: 5 numbers\n",
+        "> no: those are two people; go by the mail\n- drop_repeated: drop_repeated was not approved (denied)",
+        "> yes\n- drop_repeated: 4 of 5 rows kept\n",
+        "taken back, which was kept for that: contacts.csv\n5 rows are there again.\n",
+    ],
+    "support.py": [
+        "bank: 20.00 to ada\n",
+        "mail: a receipt to ada\n",
+        "? billing > settle > refund: 900.00 for bob\n",
+        "refund was not approved (denied): more than 50.00 needs a signature",
+        "bank: 15.00 to eve\n  main > billing > settle > refund: ok",
+        "bank: 15.00 charged to eve again\n  settle failed, so this was taken back: refund\n",
+        "technical: Please use the web page until tonight.\n",
+    ],
+    "form.py": ["Person fills the form in.\n120.00 for Oslo on 2026-03-04 go to account 4711.\n"],
+    "approval_over_restart.py": [
+        "ask, a process of its own:\n  publish was entered\n  the run is parked; it waits for: publish uses 'fs.write'\n  in the folder: []",
+        "  +Open from 10 to 18.\n  answered: yes\n  in the folder: []\n",
+        "  I was told: hours.txt is published\n  in the folder: ['hours.txt']\n",
+        "I was told: publish was not approved (denied): not on a Friday",
+    ],
+    "local_model.py": [
+        "a 135M demo model",
+        "-> 3 desk lamps for Maria Lopez",
+        "record_order failed: ValueError: only 12 coffee mugs are left",
+        "orders.csv:\n      Maria Lopez,desk lamps,3\n      Tom Becker,notebooks,12\n\n",
+        "good  Works like a charm.",
+    ],
+    "handoff/browser_only.py": [
+        'Saved to account 4711.\n{"city":"Oslo"}\n',
+        "get_user_input failed: tool 'get_user_input' needs 'wait_for'",
+        "the person was shown {'fields': ['city']}\n",
+    ],
+    "handoff/agent_only.py": [
+        'Ticket 7: 2 findings.\n["it rains","it pours"]\n',
+        "deep_analysis failed: tool 'deep_analysis' needs 'prompt_model'",
+        "Findings(findings=['it rains', 'it pours'])\n",
+    ],
+    "handoff/flexible.py": [
+        "Person: tea for 3\nAgentEnvironment: coffee for 4\nHeadlessEnvironment: water for 0\n"
+    ],
+    "handoff/sequential.py": ["['rain', 'clouds', 'wind']\n2 calls of the model\n"],
+    "handoff/parallel.py": ["Both(technical='it works', business='it pays')\n"],
+    "handoff/nested.py": [
+        "['wash: done by a model', 'dry: done by a model']\n",
+        "['wash: wash by hand', 'dry: dry by hand']\n",
+        "['wash: left undone', 'dry: left undone']\n",
+        "do_all > do_all.client > do_task > do_task.",
+    ],
+    "handoff/streaming.py": [
+        "heard Step(step=1, total=2)\nheard Step(step=2, total=2)\nCompleted(completed=2)\n",
+        "work_through.client says Step(step=1, total=1)\n1\n",
+    ],
+}
+
+
+FORM = [
+    ("place (text):", "Rome"),
+    ("day (date):", "yesterday"),
+    ("expected: a date", "2026-05-01"),
+    ("add one?", "y"),
+    ("what (choose one):", "1"),
+    ("euros (number):", "450"),
+    ("add another?", "n"),
+    ("note (text", ""),
+    ("s send (Enter)", ""),
+]
+"""What is asked at the terminal, and what is typed."""
+
+WITH_A_MODEL = {
+    "code_fixer.py": [],
+    "research.py": [],
+    "cleanup.py": [],
+    "support.py": [],
+    "form.py": ["--by", "model"],
+    "approval_over_restart.py": ["ask", "here"],
+}
+"""Those that people would use, and how each is told to use a model."""
+
+
+def run(example: str | Path, *arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, FOLDER / example, *arguments]
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env=os.environ | env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+
+@pytest.mark.timeout(300)  # a real model is at work in one of them
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(
+            path, id=str(path.relative_to(FOLDER)), marks=[pytest.mark.once] * (path in ON_ONE_PYTHON)
+        )
+        for path in EXAMPLES
+    ],
+)
+def test_example_runs_and_shows_it(example: Path, tmp_path: Path) -> None:
+    """It ends by itself, without a complaint, and what it promises is on the screen."""
+    ended = run(example, cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    for piece in SHOWN[example.relative_to(FOLDER).as_posix()]:
+        assert piece in ended.stdout
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("example", WITH_A_MODEL)
+def test_an_example_uses_the_model_it_is_given(example: str, tmp_path: Path) -> None:
+    """One that there is not is named; a script is not taken in its place."""
+    ended = run(example, *WITH_A_MODEL[example], "--model", "nosuch", cwd=tmp_path)
+    assert ended.returncode == 1
+    assert "'nosuch' is not the name of a model. Write provider:name" in ended.stderr
+
+
+@pytest.mark.once
+async def test_a_model_over_http_fills_the_form_in(tmp_path: Path) -> None:
+    """With a provider's name, an example speaks to that provider."""
+    filled = {"place": "Rome", "day": "2026-05-01", "expenses": [{"what": "meal", "euros": 12.5}]}
+    message = {"role": "assistant", "content": json.dumps(filled)}
+    completion: dict[str, Any] = {"id": "1", "object": "chat.completion", "created": 1, "model": "any"}
+    completion["choices"] = [{"index": 0, "finish_reason": "stop", "message": message}]
+    async with raw_server(whole(completion)) as server:
+        environment = {"OLLAMA_BASE_URL": f"{server.url}/v1"}
+        ended = await asyncio.to_thread(
+            run, "form.py", "--by", "model", "--model", "ollama:any", cwd=tmp_path, **environment
+        )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "12.50 for Rome on 2026-05-01 go to account 4711." in ended.stdout
+    assert "Went to Bergen on 3 March 2026" in json.dumps(server.bodies[0])
+
+
+@pytest.mark.once
+def test_somebody_fills_the_form_in_at_a_terminal(tmp_path: Path) -> None:
+    """The same tool; a value that does not fit is asked for again; what is over the limit is refused afterwards."""
+    with window() as seen:
+        seen.start([sys.executable, str(FOLDER / "form.py")], env=os.environ, cwd=tmp_path)
+        for asked, typed in FORM:
+            seen.wait_for(asked)
+            seen.type(f"{typed}\n")
+        assert seen.end() == 0
+        assert "TerminalEnvironment fills the form in." in seen.text()
+        assert "450.00 is more than a trip may cost" in seen.text()
+        assert "400" not in seen.text()
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("example", ["code_fixer.py", "research.py", "cleanup.py"])
+def test_a_script_is_not_let_loose_on_a_folder_of_ones_own(example: str, tmp_path: Path) -> None:
+    """It would change files by heart."""
+    ended = run(example, "--folder", str(tmp_path), cwd=tmp_path)
+    assert ended.returncode == 2
+    assert "Name a model: --model provider:name." in ended.stderr
+
+
+@pytest.mark.once
+def test_the_approval_waits_and_is_answered_once(tmp_path: Path) -> None:
+    """One act at a time, as days go by: before the answer nothing goes on, after it the page is there."""
+    example = "approval_over_restart.py"
+    assert "the run is parked" in run(example, "ask", "here", cwd=tmp_path).stdout
+    early = run(example, "resume", "here", cwd=tmp_path)
+    assert early.returncode == 1
+    assert "RunParked" in early.stderr
+    assert "answered: yes" in run(example, "answer", "here", "yes", cwd=tmp_path).stdout
+    assert not (tmp_path / "here/site/hours.txt").exists()
+    assert "hours.txt is published" in run(example, "resume", "here", cwd=tmp_path).stdout
+    assert (tmp_path / "here/site/hours.txt").read_text() == "Open from 10 to 18.\n"
+
+
+def test_every_example_is_in_both_tables() -> None:
+    """The one beside the examples and the one in the documentation name them all."""
+    for table in (FOLDER / "README.md", FOLDER.parent / "docs/examples.md"):
+        text = table.read_text()
+        assert [name for name in SHOWN if f"`{name}`" not in text] == []

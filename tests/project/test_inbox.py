@@ -1,0 +1,151 @@
+"""The inbox of examples/inbox: the job that `make run` runs, and its tools with a person there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail import DirectoryFilesystem, MemoryFilesystem, Session, SqliteJournal, open_gate
+from handrail.events import ToolInvoked
+from handrail.guard import CapabilityPolicy
+from handrail.runs import show
+from handrail.testing import Person
+from support import ROOT
+
+INBOX = ROOT / "examples" / "inbox"
+
+
+@pytest.fixture
+def inbox(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The example's modules, found as they find each other."""
+    monkeypatch.syspath_prepend(str(INBOX))
+    for name in ("app", "rule", "report"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return import_module
+
+
+# --- the job -------------------------------------------------------------------------------------
+
+
+@pytest.mark.once
+@pytest.mark.timeout(600)  # some 45 seconds of a real model at work, on a machine that may be busy
+async def test_the_job_is_killed_resumed_and_ends_with_a_summary(tmp_path: Path) -> None:
+    """Three messages; killed after the first. What it says it did is in the folder and in the journal."""
+    command = [sys.executable, INBOX, "--messages=3", "--kill-after=1"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=580)
+    assert (run.returncode, run.stderr) == (0, "")
+    said, work = run.stdout, tmp_path / ".handrail" / "inbox"
+    assert max(map(len, said.splitlines())) <= 100
+    assert "\x1b" not in said  # colours are for a terminal
+
+    # Each message was sorted once, by the one process or the other.
+    first, _, second = said.partition("kill -9")
+    done = [re.findall(r" s  sorted  (\S+) is filed", part) for part in (first, second)]
+    assert len(done[0]) == 1
+    assert sorted(done[0] + done[1]) == ["01-web-address", "02-flight", "03-cleaning"]
+    tree = await show(SqliteJournal(work / "runs.db"), "sort-the-inbox")
+    assert tree.standing == "done"
+    calls = [call for call in tree.calls if call.tool == "sort_message"]
+    assert [call.status for call in calls] == ["ok"] * 3
+    recorded = re.search(r"(\d+) answers of the model and 1 sorted messages were not done again", said)
+    asked = re.search(r"After the kill (\d+) answers were asked for; there are (\d+) in all", said)
+    assert recorded
+    assert asked
+    assert int(recorded[1]) + int(asked[1]) == int(asked[2]) == tree.usage.requests
+
+    # What failed half-way has left nothing; what the rule approved is there, as its diff said.
+    files = {path.name: path.read_text() for path in (work / "files").rglob("*") if path.is_file()}
+    assert sorted(files) == ["01-web-address.txt", "02-flight.txt", "03-cleaning.txt", "bills.csv"]
+    assert files["bills.csv"] == "Clara Rossi,89 euros\n"
+    assert files["03-cleaning.txt"].startswith("Booked: 89 euros to Clara Rossi\n")
+    assert "Booked" not in files["01-web-address.txt"]
+    assert "+Clara Rossi,89 euros\n" in said
+    assert "approved by the example's rule: a bill of at most 500 euros" in said
+    assert re.search(r"rolled back +book_bill failed: ValueError: '210 dollars' can't be booked", said)
+
+    # The tree has times and tokens, most of them out of the model's cache.
+    assert re.search(r"├── ✓ sort_message +[\d.]+ s +\d+ in, [34]\d\d cached, \d+ out +0[123]-", said)
+    assert re.search(r"✗ book_bill .*book_bill failed", said)
+    assert re.search(r"\d of 3 as a person would", said)
+    assert re.search(r"before +inbox/ +01-web-address, 02-flight, 03-cleaning\n +after +bills.csv", said)
+
+
+@pytest.mark.once
+def test_a_job_that_can_not_be_killed_says_so(tmp_path: Path) -> None:
+    """Without messages it is over before anything can be killed: no summary that would be untrue."""
+    command = [sys.executable, INBOX, "--messages=0"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=55)
+    assert run.returncode == 1
+    assert "was to be killed by -9, and ended with 1" in run.stderr
+    assert "not done again" not in run.stdout
+
+
+# --- the same tools with a person there ----------------------------------------------------------
+
+
+async def test_a_person_plays_the_act_that_the_model_plays(inbox: Any) -> None:
+    """The handoff is the same object; they see the message and nothing else, and it goes where they say."""
+    files = MemoryFilesystem()
+    files.write("inbox/1.txt", "See you in\n\nRome.")
+    person = Person(answers={"slip": {"about": "Rome", "folder": "travel", "sender": "Anna"}})
+    gate = open_gate([inbox("app").sort_message], filesystem=files, environment=person)
+    result = await gate.invoke("sort_message", {"path": "inbox/1.txt"})
+    assert result.message == "1 is filed under travel"
+    assert [question.payload for question in person.questions] == [{"text": "See you in Rome."}]
+    assert list(files.glob("**")) == ["filed/travel/1.txt"]
+    assert files.read("filed/travel/1.txt") == "From: Anna\nAbout: Rome\n\nSee you in\n\nRome."
+
+
+@pytest.mark.parametrize("sum", ["210 dollars", "7 euros"])
+async def test_a_bill_that_fails_half_way_leaves_the_folder_as_it_was(
+    inbox: Any, tmp_path: Path, sum: str
+) -> None:
+    """It has written both files when it raises; byte for byte nothing of that is left."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "bill.txt").write_text("Please pay 210 dollars.\n")
+    (folder / "bills.csv").write_text("Anna,5 euros\n")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    session = Session()
+    ended: list[ToolInvoked] = []
+    session.dispatcher.subscribe(ToolInvoked, ended.append)
+    gate = open_gate([inbox("app").book_bill], filesystem=DirectoryFilesystem(folder), session=session)
+    await gate.invoke("book_bill", {"path": "bill.txt", "payee": "Ben", "sum": sum})
+    assert [event.status for event in ended] == ["error"]
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+# --- the rule ------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 10_000), st.sampled_from(["euros", "dollars"]))
+def test_the_rule_approves_small_bills_in_euros_and_nothing_else(amount: int, currency: str) -> None:
+    """Whatever the sum: what stands in the folder afterwards is what the rule allows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(INBOX))
+        app, rule = import_module("app"), import_module("rule")
+    told: list[tuple[Any, Any]] = []
+    files = MemoryFilesystem()
+    files.write("bill.txt", f"Please pay {amount} {currency}.")
+    gate = open_gate(
+        [app.book_bill],
+        filesystem=files,
+        policies=[CapabilityPolicy({"bills": "ask"})],
+        approvals=rule.SmallBills(lambda *both: told.append(both)),
+    )
+    bill = {"path": "bill.txt", "payee": "Anna", "sum": f"{amount} {currency}"}
+    result = gate.invoke("book_bill", bill).wait()
+    assert result.success == files.exists("bills.csv") == (amount <= 500 and currency == "euros")
+    for request, approval in told:
+        assert f"+Anna,{amount} euros" in request.diff
+        assert approval.approved == (amount <= 500)
+        assert approval.by == "the example's rule"
+    assert len(told) == (currency == "euros")

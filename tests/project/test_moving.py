@@ -1,0 +1,82 @@
+"""The other half of `docs/moving`: what the pages show of other libraries, run on these libraries.
+
+pydantic-ai is installed for the bridge. The others need environments of their own, which `make test-deep` makes
+(`scripts/peers`); without them the tests say so, and in a deep run they fail.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.documents import DOCS, ROOT, chains, compare
+
+pytestmark = pytest.mark.once  # the libraries' code, on the interpreter their environments have
+
+PAGES = sorted((DOCS / "moving").glob("*.md"))
+RUNNER = """
+import contextlib, io, json, sys
+names, said = {"__name__": "__main__"}, []
+for code in json.load(sys.stdin):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, names)
+    said.append(printed.getvalue())
+print(json.dumps(said))
+"""
+# Neither may speak to anybody: both would send what they trace to a service.
+QUIET = {"LANGSMITH_TRACING": "false", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
+
+
+def python_with(library: str) -> str:
+    """The interpreter that has the library."""
+    if library == "pydantic_ai":
+        return sys.executable
+    python = ROOT / ".components/peers" / library / "bin/python"
+    if not python.exists() and not os.environ.get("HANDRAIL_DEEP"):
+        pytest.skip(f"{library} is not installed: `scripts/peers` does, and `make test-deep` runs it")
+    return str(python)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+def test_the_other_half_runs_on_the_other_library(page: Path, tmp_path: Path) -> None:
+    """Each block runs, in order, and prints what the page says it prints."""
+    (blocks,) = chains(page, page.stem)
+    assert len(blocks) == 4
+    assert [block.prints is not None for block in blocks] == [False, True, True, True]
+    python = python_with(page.stem)
+    ended = subprocess.run(
+        [python, "-c", RUNNER],
+        input=json.dumps([block.code for block in blocks]),
+        cwd=tmp_path,
+        env=os.environ | QUIET,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert ended.returncode == 0, ended.stderr
+    for block, printed in zip(blocks, json.loads(ended.stdout), strict=True):
+        compare(page, block, printed)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+def test_our_half_stands_beside_it(page: Path) -> None:
+    """Three times the same thing here, with what it prints."""
+    (blocks,) = chains(page)
+    assert [block.prints is not None for block in blocks] == [True, True, True]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+def test_the_page_names_the_versions_it_was_run_on(page: Path) -> None:
+    """They are those that are installed."""
+    pins = ROOT / "requirements/peers" / f"{page.stem}.txt"
+    installed = (pins if pins.exists() else ROOT / "constraints.txt").read_text()
+    named = re.findall(r"([a-z-]+) (\d+\.\d+\.\d+)", page.read_text())
+    assert named
+    assert [f"{name}=={version}" for name, version in named if f"{name}=={version}\n" not in installed] == []

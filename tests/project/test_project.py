@@ -1,0 +1,352 @@
+"""The project's own rules: layers, lengths, interpreters, dependencies."""
+
+import json
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from support import ROOT
+
+SUPPORTED = ("3.11", "3.12", "3.13")
+# The Python that the venv running the tests was made with.
+BASE: str = getattr(sys, "_base_executable")  # noqa: B009 (typeshed does not know the attribute)
+
+
+def script(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run one of the Python scripts from the root of the project."""
+    command = [sys.executable, str(ROOT / "scripts" / name), *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def layers(folder: Path, files: dict[str, str]) -> list[str]:
+    """Write a package and return the findings, without the folder in front."""
+    for name, text in files.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    result = script("layers.py", folder)
+    assert result.stderr == ""
+    findings = result.stdout.replace(f"{folder}/", "").splitlines()
+    assert result.returncode == (1 if findings else 0)
+    return findings
+
+
+def test_the_package_keeps_to_its_layers():
+    """The real tree has no finding."""
+    result = script("layers.py")
+    assert (result.stdout, result.returncode) == ("", 0)
+
+
+def test_layers_allow_what_is_downward_or_level(tmp_path: Path):
+    """Downward, level, own private, and the front's imports are all in order."""
+    files = {
+        "__init__.py": "from handrail.cli import main\nfrom handrail.session._store import _Store\n",
+        "cli.py": "from handrail import __version__\nfrom handrail.session import Session\n",
+        "session/__init__.py": "from ._store import _Store\nfrom ..errors import Failure\nfrom .. import journal\n",
+        "session/_store.py": "from handrail.session import Session\nimport handrail.tools\n",
+        "journal.py": "from .session import Session\n",
+        "testing.py": "from handrail.adapter import Adapter\nimport time, random, uuid\nprint(time.time())\n",
+        "telemetry.py": "from handrail.durable import Durable\n",
+        "clock.py": "import time\nnow = time.monotonic\n",
+        "ids.py": "from uuid import uuid4\n",
+    }
+    assert layers(tmp_path, files) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from handrail.session import Session",
+        "import handrail.session",
+        "import handrail.session.store as store",
+        "from handrail import session",
+        "from .session import Session",
+        "from . import session",
+        "def late():\n    from handrail.session import Session",
+    ],
+)
+def test_layers_find_an_upward_import(tmp_path: Path, line: str):
+    """However it is spelt and wherever it stands, an upward import is found and its line named."""
+    number = line.count("\n") + 1
+    [finding] = layers(tmp_path, {"tools.py": line})
+    assert finding.startswith(f"tools.py:{number}: tools (layer 0) imports session (layer 1); ")
+
+
+def test_layers_find_an_upward_import_from_a_nested_package(tmp_path: Path):
+    """Relative imports are counted from where the file stands."""
+    [finding] = layers(tmp_path, {"session/store/rows.py": "from ...dispatch import gate\n"})
+    assert finding.startswith("session/store/rows.py:1: session (layer 1) imports dispatch (layer 2); ")
+
+
+@pytest.mark.parametrize("test", ["TYPE_CHECKING", "typing.TYPE_CHECKING"])
+def test_layers_exempt_imports_for_types_only(tmp_path: Path, test: str):
+    """Under TYPE_CHECKING an upward import is fine; in its else branch it is not."""
+    branch = "    from handrail.session import Session\n"
+    assert layers(tmp_path, {"tools.py": f"if {test}:\n{branch}"}) == []
+    [finding] = layers(tmp_path, {"tools.py": f"if {test}:\n    pass\nelse:\n{branch}"})
+    assert finding.startswith("tools.py:4: ")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from handrail.errors import _format",
+        "from handrail.errors._format import write",
+        "import handrail.errors._format",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .errors import _format",
+    ],
+)
+def test_layers_find_private_imports(tmp_path: Path, line: str):
+    """What starts with an underscore stays in its package, also for types."""
+    [finding] = layers(tmp_path, {"tools.py": line})
+    assert "which is private to errors; import a public name of errors" in finding
+
+
+@pytest.mark.parametrize("target", ["testing", "telemetry"])
+@pytest.mark.parametrize("owner", ["tools", "cli", "testing", "telemetry"])
+def test_layers_let_nothing_import_what_stands_beside(tmp_path: Path, owner: str, target: str):
+    """Not even the top layer imports testing or telemetry, nor they each other."""
+    findings = layers(tmp_path, {f"{owner}.py": f"from handrail.{target} import thing\n"})
+    if owner == target:
+        assert findings == []
+    else:
+        [finding] = findings
+        assert finding.startswith(f"{owner}.py:1: {owner} imports {target}, which nothing imports; ")
+
+
+@pytest.mark.parametrize("owner", ["testing", "telemetry"])
+def test_layers_keep_what_stands_beside_below_the_doors(tmp_path: Path, owner: str):
+    """testing and telemetry import anything but layer 5."""
+    [finding] = layers(tmp_path, {f"{owner}.py": "from handrail.serve import page\n"})
+    assert finding.startswith(f"{owner}.py:1: {owner} imports serve (layer 5); ")
+
+
+def test_layers_ask_for_a_place_for_a_new_module(tmp_path: Path):
+    """A module not in the table is reported once, and so is an import of it."""
+    files = {
+        "novel/__init__.py": "",
+        "novel/part.py": "",
+        "tools.py": "from handrail.novel.part import x, y\n",
+    }
+    assert layers(tmp_path, files) == [
+        "novel/__init__.py:1: handrail.novel has no layer; add it to LAYERS in scripts/layers.py",
+        "tools.py:1: handrail.novel has no layer; add it to LAYERS in scripts/layers.py",
+    ]
+
+
+@pytest.mark.parametrize("line", ["import handrail", "from handrail import Tool", "from . import Tool"])
+def test_layers_find_imports_through_the_front(tmp_path: Path, line: str):
+    """The package's own modules do not import from its `__init__`."""
+    [finding] = layers(tmp_path, {"session.py": line})
+    assert "through the package itself; import it from the module that defines it" in finding
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("import time\ntime.time()\n", "2: uses time.time"),
+        ("import time as t\ndelay = t.monotonic\n", "2: uses time.monotonic"),
+        ("from time import monotonic_ns\n", "1: imports time.monotonic_ns"),
+        ("import datetime\ndatetime.datetime.now()\n", "2: uses datetime.datetime.now"),
+        ("from datetime import datetime as dt\ndt.utcnow()\n", "2: uses datetime.datetime.utcnow"),
+        ("from datetime import date\ndate.today()\n", "2: uses datetime.date.today"),
+        ("import random\n", "1: imports random"),
+        ("from random import choice\n", "1: imports random"),
+        ("import uuid\n", "1: imports uuid"),
+        ("from uuid import uuid4\n", "1: imports uuid"),
+    ],
+)
+@pytest.mark.parametrize("file", ["tools.py", "__init__.py", "session/clock.py"])
+def test_layers_find_direct_time_and_chance(tmp_path: Path, file: str, text: str, found: str):
+    """The machine's clock and dice are found under any alias, with the mend."""
+    [finding] = layers(tmp_path, {file: text})
+    assert finding.startswith(f"{file}:{found}; ")
+    assert "handrail.clock" in finding or "handrail.ids" in finding
+
+
+def test_layers_leave_other_uses_of_time_alone(tmp_path: Path):
+    """Types, conversions and names that merely look alike are no finding."""
+    text = "import time\nfrom datetime import datetime\n\ndef f(now: datetime) -> str:\n    return time.strftime('%Y', now.timetuple())\n"
+    look_alikes = "def g(datetime, time):\n    return datetime.now(), time.time()\n"
+    for_types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from uuid import UUID\n"
+    files = {"tools.py": text, "session.py": look_alikes, "events.py": for_types}
+    assert layers(tmp_path, files) == []
+
+
+def test_layers_report_a_file_that_does_not_parse(tmp_path: Path):
+    """A syntax error is a finding with its line, not a crash."""
+    [finding] = layers(tmp_path, {"tools.py": "x = 1\ndef\n"})
+    assert finding.startswith("tools.py:2: does not parse: ")
+
+
+def test_layers_refuse_a_missing_folder(tmp_path: Path):
+    """A wrong path does not pass for a clean package."""
+    assert script("layers.py", tmp_path / "none").returncode == 2
+
+
+def test_the_package_keeps_to_its_lengths():
+    """The real tree has nothing over the limits."""
+    result = script("lengths.py")
+    assert result.returncode == 0, result.stdout
+
+
+def lengths(folder: Path, text: str) -> tuple[str, int]:
+    (folder / "module.py").write_text(text)
+    result = script("lengths.py", folder)
+    return result.stdout.replace(f"{folder}/", ""), result.returncode
+
+
+def function(lines: int) -> str:
+    return "async def act():\n" + "    pass\n" * (lines - 1)
+
+
+def test_lengths_accept_a_file_and_function_at_the_note_marks(tmp_path: Path):
+    """400 lines and 60 lines pass in silence."""
+    assert lengths(tmp_path, function(60) + "\n" * 340) == ("", 0)
+
+
+def test_lengths_note_what_is_nearing_the_limit(tmp_path: Path):
+    """From the mark to the limit itself there is a note and no failure."""
+    output, status = lengths(tmp_path, function(80) + "\n" * 420)
+    assert output.splitlines() == [
+        "module.py:1: the file has 500 lines (note: over 400)",
+        "module.py:1: act has 80 lines (note: over 60)",
+    ]
+    assert status == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "finding"),
+    [
+        ("\n" * 501, "module.py:1: the file has 501 lines, over 500; split it"),
+        ("\n" + function(81), "module.py:2: act has 81 lines, over 80; split it"),
+        (
+            "class A:\n    def act(self):\n" + "        pass\n" * 80,
+            "module.py:2: act has 81 lines, over 80; split it",
+        ),
+    ],
+)
+def test_lengths_find_what_is_over_the_limit(tmp_path: Path, text: str, finding: str):
+    """A file over 500 lines or a function or method over 80 fails."""
+    assert lengths(tmp_path, text) == (finding + "\n", 1)
+
+
+def test_lengths_refuse_a_missing_folder(tmp_path: Path):
+    """A wrong path does not pass for short code."""
+    assert script("lengths.py", tmp_path / "none").returncode == 2
+
+
+# A shim that a version manager leaves for a version that is not switched on.
+BROKEN = "#!/bin/sh\necho 'command not found' >&2\nexit 127\n"
+GOOD = f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'
+# A Python that runs but has no ensurepip, as Debian ships it without its venv package.
+# It drops the first argument, -I, so that the ensurepip put in its way is seen.
+NO_VENV = f'#!/bin/sh\nshift\nPYTHONPATH="$HOME/lacking" exec "{sys.executable}" "$@"\n'
+OLD = "#!/bin/sh\nexit 1\n"
+
+
+def find_python(
+    home: Path, programs: dict[str, str], *arguments: str, modes: dict[str, int] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run find-python where PATH holds nothing but `programs`, named folder/program, in that order."""
+    folders: list[str] = []
+    for name, text in programs.items():
+        file = home / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+        file.chmod((modes or {}).get(name, 0o755))
+        if str(file.parent) not in folders:
+            folders.append(str(file.parent))
+    environment = {"PATH": ":".join(folders), "HOME": str(home)}
+    command = ["/bin/sh", str(ROOT / "scripts" / "find-python"), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def test_find_python_passes_over_a_shim_that_fails(tmp_path: Path):
+    """The first one that runs wins over an earlier one that does not, and its real path is told."""
+    programs = {"a/python3.11": BROKEN, "b/python3.11": OLD, "c/python3.11": GOOD}
+    assert find_python(tmp_path, programs).stdout == f"{BASE}\n"
+
+
+def test_find_python_passes_over_what_cannot_be_run(tmp_path: Path):
+    """A file without leave to run it, or a folder of that name, is not a Python."""
+    (tmp_path / "b" / "python3.11").mkdir(parents=True)
+    programs = {"a/python3.11": GOOD, "b/python3.12": BROKEN, "c/python": GOOD}
+    result = find_python(tmp_path, programs, modes={"a/python3.11": 0o644})
+    assert result.stdout == f"{BASE}\n"
+
+
+def test_find_python_handles_spaces_in_a_path(tmp_path: Path):
+    """Folders with spaces are searched like others."""
+    home = tmp_path / "with space"
+    home.mkdir()
+    assert find_python(home, {"a b/python3": GOOD}).stdout == f"{BASE}\n"
+
+
+def test_find_python_finds_versions_pyenv_keeps(tmp_path: Path):
+    """A version that pyenv has but did not switch on is found behind its failing shim."""
+    kept = tmp_path / ".pyenv" / "versions" / "some" / "bin" / "python3"
+    kept.parent.mkdir(parents=True)
+    kept.write_text(GOOD)
+    kept.chmod(0o755)
+    assert find_python(tmp_path, {"a/python3.11": BROKEN}).stdout == f"{BASE}\n"
+
+
+def test_find_python_names_the_mend_when_venv_is_lacking(tmp_path: Path):
+    """A Python without venv is refused, with the command that completes it."""
+    (tmp_path / "lacking").mkdir()
+    (tmp_path / "lacking" / "ensurepip.py").write_text("raise ImportError")
+    result = find_python(tmp_path, {"a/python3.11": NO_VENV})
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "apt-get install python{}.{}-venv".format(*sys.version_info) in result.stderr
+
+
+def test_find_python_fails_when_there_is_none(tmp_path: Path):
+    """Nothing usable is an error that says so."""
+    result = find_python(tmp_path, {"a/python3": BROKEN})
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "No Python >= 3.11 runs here" in result.stderr
+
+
+def test_find_python_lists_all_and_names_the_missing(tmp_path: Path):
+    """--all has a line for each supported version, found or not."""
+    here = "{}.{}".format(*sys.version_info)
+    result = find_python(tmp_path, {"a/python3.12": BROKEN, "b/python3": GOOD}, "--all")
+    expected = [f"{v} {BASE if v == here else 'missing'}" for v in SUPPORTED]
+    assert result.stdout.splitlines() == expected
+    assert result.returncode == 0
+
+
+def test_the_core_has_exactly_five_dependencies():
+    """A sixth is a decision, so it has to be made here too."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = sorted(re.split(r"[^\w-]", line)[0] for line in project["dependencies"])
+    assert names == ["anyio", "griffelib", "msgspec", "opentelemetry-api", "pydantic"]
+
+
+@pytest.mark.once
+def test_the_package_brings_the_page_with_its_libraries_and_their_licences(tmp_path: Path):
+    """Git ignores the libraries; whoever installs the package has them all the same."""
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    [wheel] = tmp_path.glob("*.whl")
+    [archive] = tmp_path.glob("*.tar.gz")
+    inside = zipfile.ZipFile(wheel).namelist()
+    with tarfile.open(archive) as opened:
+        packed = {name.partition("/src/")[2] for name in opened.getnames()}
+    page = "handrail/serve/page"
+    for name in ("standalone.js", "marked.js", "dompurify.js"):
+        assert f"{page}/vendor/{name}" in inside
+        assert f"{page}/vendor/{name}" in packed
+    for name in json.loads((ROOT / "package.json").read_text())["dependencies"]:
+        assert f"{page}/vendor/LICENSE.{name}" in inside
+    for file in (ROOT / "src" / page).rglob("*"):
+        if file.is_file():
+            assert file.relative_to(ROOT / "src").as_posix() in inside

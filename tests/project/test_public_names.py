@@ -1,0 +1,37 @@
+"""The public surface of the package is pinned: a name comes or goes only on purpose."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import handrail
+from support import ROOT
+
+PINNED = Path(__file__).with_name("public_names.txt")
+UPDATE = r""".venv/bin/python -c "import handrail; print(*sorted(handrail.__all__), sep='\n')" > tests/project/public_names.txt"""
+
+
+def test_public_names_are_the_pinned_ones():
+    """`handrail.__all__` holds what tests/project/public_names.txt lists, no more and no less."""
+    pinned = PINNED.read_text().split()
+    new = sorted(set(handrail.__all__) - set(pinned))
+    gone = sorted(set(pinned) - set(handrail.__all__))
+    if sorted(handrail.__all__) != pinned:
+        pytest.fail(
+            f"The public names differ from tests/project/public_names.txt: new {new}, gone {gone}. "
+            f"If that is meant (and in the changelog), update the list, sorted and without repeats:\n{UPDATE}",
+            pytrace=False,
+        )
+
+
+def test_public_names_can_be_got():
+    """Every name in `__all__` really is there, the lazily imported ones too."""
+    missing = [name for name in handrail.__all__ if not hasattr(handrail, name)]
+    assert missing == []
+
+
+def test_the_version_is_said_once():
+    """What the package says of itself is what it is published as."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert handrail.__version__ == project["project"]["version"]

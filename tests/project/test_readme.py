@@ -1,0 +1,229 @@
+"""Every Python example in the README and the docs runs and prints what it says (`documents.py` says how)."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from handrail import Session
+from support.documents import ROOT, BadDocument, Block, chains, documents, extract, run
+
+
+def examples() -> list[object]:
+    """Return the groups of the README and the docs, named by file and line."""
+    return [
+        pytest.param(document, group, id=f"{document.relative_to(ROOT)}:{group[0].line}")
+        for document in documents()
+        for group in chains(document)
+    ]
+
+
+@pytest.mark.parametrize(("document", "blocks"), examples())
+def test_example_runs(document: Path, blocks: list[Block], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What the documentation shows is true."""
+    run(document, blocks, tmp_path, monkeypatch)
+
+
+def test_hello_world_is_ten_lines_on_either_model():
+    """The two differ in the line that makes the model, and in its name among the imports."""
+    scripted, local = [block.code.splitlines() for block in extract(ROOT / "README.md")[:2]]
+    assert [len([line for line in code if line]) for code in (scripted, local)] == [8, 8]
+    assert len(scripted) == len(local) == 10
+    assert [
+        number for number, (one, other) in enumerate(zip(scripted, local, strict=True)) if one != other
+    ] == [0, 7]
+
+
+def test_hello_world_on_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its call is made, through the gate, and its answer is text: structure, not prose."""
+    from handrail.adapter import adapter as module
+    from handrail.events import ModelResponded, ToolInvoked
+
+    sessions: list[Session] = []
+    monkeypatch.setattr(module, "Session", lambda **given: sessions.append(Session(**given)) or sessions[-1])
+    block = extract(ROOT / "README.md")[1]
+    run(ROOT / "README.md", [block], tmp_path, monkeypatch)
+    (session,) = sessions
+    (invoked,) = session[ToolInvoked].all()
+    assert (invoked.tool, invoked.status) == ("fare", "ok")
+    assert isinstance(invoked.params.city, str)
+    assert session[ModelResponded].all()[0].stop_reason == "calls"
+    assert session[ModelResponded].all()[-1].usage.output > 0
+
+
+DOCUMENT = """\
+# Title
+
+```python
+from dataclasses import dataclass
+
+@dataclass
+class Point:
+    x: int
+```
+
+Words.
+
+<!-- continues -->
+```python
+print(Point(x=1).x)
+```
+
+<!-- prints -->
+```text
+1
+```
+
+```console
+$ rm -rf nothing
+```
+
+1. In a list:
+
+   ````python
+   if __name__ == "__main__":
+       print("```")
+   ````
+
+   <!-- prints -->
+   ````text
+   ```
+   ````
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    document = folder / "document.md"
+    document.write_text(text, encoding="utf-8")
+    return document
+
+
+def test_extract_finds_the_python_blocks(tmp_path: Path):
+    """Blocks come with their line, mark and expected output; other fences are left out."""
+    first, second, third = extract(written(tmp_path, DOCUMENT))
+    assert (first.line, first.continues, first.prints) == (4, False, None)
+    assert second == Block(15, "print(Point(x=1).x)\n", continues=True, prints="1\n")
+    assert third == Block(
+        30, 'if __name__ == "__main__":\n    print("```")\n', continues=False, prints="```\n"
+    )
+
+
+def test_run_accepts_a_true_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Continued blocks share names, others do not, and nothing remains behind."""
+    before = sys.modules["__main__"]
+    document = written(tmp_path, DOCUMENT)
+    groups = chains(document)
+    assert [len(group) for group in groups] == [2, 1]
+    for group in groups:
+        with monkeypatch.context() as patch:
+            run(document, group, tmp_path, patch)
+    assert sys.modules["__main__"] is before
+
+
+def run_all(document: Path, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    for group in chains(document):
+        run(document, group, folder, patch)
+
+
+def failure(folder: Path, text: str, patch: pytest.MonkeyPatch) -> str:
+    document = written(folder, text)
+    with patch.context() as inner, pytest.raises(pytest.fail.Exception) as caught:
+        run_all(document, folder, inner)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "error"),
+    [
+        ("x = 1\nx.nothing\n", 5, "AttributeError"),
+        ("def f():\n    return 1 / 0\n\nf()\n", 5, "ZeroDivisionError"),
+        ("x = 1\ny = = 2\n", 5, "SyntaxError"),
+        ("import sys\nsys.exit(0)\n", 5, "SystemExit"),
+        ("import warnings\nwarnings.warn('old')\n", 5, "UserWarning"),
+    ],
+)
+def test_run_names_the_line_that_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, line: int, error: str
+):
+    """A failing example is named by file and line, with what it raised."""
+    message = failure(tmp_path, f"Words.\n\n```python\n{code}```\n", monkeypatch)
+    assert message.startswith(f"{tmp_path}/document.md:{line}: the example raised {error}")
+
+
+def test_run_keeps_blocks_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A block that is not marked does not see the names of the one before."""
+    message = failure(tmp_path, "```python\nx = 1\n```\n\n```python\nprint(x)\n```\n", monkeypatch)
+    assert message.startswith(f"{tmp_path}/document.md:6: the example raised NameError")
+
+
+@pytest.mark.parametrize("said", ["1\n2\n", "1", "1 \n", ""])
+def test_run_compares_what_is_printed_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str):
+    """More, less or other output than the document shows is a failure."""
+    said = said and said.rstrip("\n") + "\n"
+    code = "print(1)\n" if said != "1\n" else "print(1, end='')\n"
+    text = f"```python\n{code}```\n\n<!-- prints -->\n```text\n{said}```\n"
+    message = failure(tmp_path, text, monkeypatch)
+    assert message.startswith(f"{tmp_path}/document.md:2: the example printed")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("```python\nx = 1\n", "document.md:1: this fence is never closed"),
+        ("<!-- prints -->\n\n```text\n```\n", "document.md:2: a text fence has to follow"),
+        ("<!-- prints -->\n```python\n```\n", "document.md:2: a text fence has to follow"),
+        ("<!-- continues -->\n\n```python\n```\n", "document.md:2: a python fence has to follow"),
+        ("<!-- continues -->\n```python\n```\n", "document.md:2: there is no python block before"),
+        ("<!-- runs on x -->\n\n```python\n```\n", "document.md:2: a python fence has to follow"),
+        ("<!-- anew -->\n```python\n```\n", "document.md:2: <!-- anew --> says what holds here anyway"),
+        ("<!-- prints -->\n```text\n```\n", "document.md:2: there is no python block before"),
+    ],
+)
+def test_extract_refuses_marks_that_do_nothing(tmp_path: Path, text: str, complaint: str):
+    """A mark out of place is an error, or an example would go unchecked in silence."""
+    with pytest.raises(BadDocument, match=re.escape(complaint)):
+        extract(written(tmp_path, text))
+
+
+STORY = """\
+```python
+x = 1
+```
+
+<!-- runs on elsewhere -->
+```python
+import nothing_of_that_name
+```
+
+<!-- prints -->
+```text
+elsewhere
+```
+
+```python
+print(x)
+```
+
+<!-- prints -->
+```text
+1
+```
+
+<!-- anew -->
+```python
+assert "x" not in globals()
+```
+"""
+
+
+def test_a_page_is_one_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its blocks share their names until one begins anew; what runs elsewhere is left to whoever has that."""
+    document = written(tmp_path, STORY)
+    monkeypatch.setattr("documents.DOCS", tmp_path)
+    groups = chains(document)
+    assert [[block.line for block in group] for group in groups] == [[2, 16], [26]]
+    assert groups[0][1].prints == "1\n"
+    run_all(document, tmp_path, monkeypatch)
+    ((other,),) = chains(document, "elsewhere")
+    assert (other.line, other.prints) == (7, "elsewhere\n")

@@ -1,0 +1,107 @@
+"""Types are API: what a checker infers, and what it refuses, is pinned under pyright strict.
+
+Each file of tests/project/types says what it expects: inferences by `assert_type`, errors by a comment on
+their line, `# expect-error: rule, rule`. What is reported must be exactly that.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import ROOT
+
+pytestmark = pytest.mark.once  # processes, kills and programs of others: what they try is not Python's
+FOLDER = Path(__file__).with_name("types")
+FILES = sorted(file.name for file in FOLDER.glob("*.py"))
+EXPECTED = re.compile(r"#\s*expect-error:\s*(.+?)\s*$")
+
+WRONG = """
+from typing_extensions import assert_type
+assert_type(1 + 1, str)
+x: int = "text"
+y: int = 3  # expect-error: reportAssignmentType
+"""
+
+Found = set[tuple[int, str]]
+"""Line and rule of each error."""
+
+
+def checker() -> str:
+    """The Python that has pyright: this one, or else that of the checks."""
+    return sys.executable if importlib.util.find_spec("pyright") else str(ROOT / ".venv/bin/python")
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
+    """What pyright says of every file, from one run, as this interpreter's version would see it."""
+    folder = tmp_path_factory.mktemp("types")
+    for name in FILES:
+        shutil.copy(FOLDER / name, folder / name)
+    (folder / "wrong.py").write_text(WRONG)
+    config = {
+        "include": ["."],
+        "typeCheckingMode": "strict",
+        "pythonVersion": ".".join(map(str, sys.version_info[:2])),
+        "extraPaths": [str(ROOT / "src")],
+    }
+    (folder / "pyrightconfig.json").write_text(json.dumps(config))
+    command = [
+        checker(),
+        "-m",
+        "pyright",
+        "--project",
+        folder,
+        "--pythonpath",
+        sys.executable,
+        "--outputjson",
+    ]
+    environment = {**os.environ, "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    output = json.loads(result.stdout)
+    assert output["summary"]["filesAnalyzed"] == len(FILES) + 1, result.stdout
+    found: dict[str, Found] = {name: set() for name in [*FILES, "wrong.py"]}
+    for each in output["generalDiagnostics"]:
+        line = each["range"]["start"]["line"] + 1
+        found[Path(each["file"]).name].add((line, each.get("rule", each["message"])))
+    return found
+
+
+def expected(text: str) -> Found:
+    """The errors a file says it has."""
+    return {
+        (number, rule)
+        for number, line in enumerate(text.splitlines(), 1)
+        if (match := EXPECTED.search(line))
+        for rule in re.split(r",\s*", match[1])
+    }
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_pyright_says_exactly_what_the_file_expects(name: str, reported: dict[str, Found]):
+    """Every inference holds, every expected error is reported by its rule, and there is no other."""
+    wanted, got = expected((FOLDER / name).read_text()), reported[name]
+    differences = [f"{name}:{line}: {rule} is not expected" for line, rule in sorted(got - wanted)]
+    differences += [f"{name}:{line}: {rule} is not reported" for line, rule in sorted(wanted - got)]
+    assert not differences, "\n".join(differences)
+
+
+def test_a_wrong_expectation_is_noticed(reported: dict[str, Found]):
+    """A false `assert_type`, an error nobody expects, and an expected one that does not come: all differ."""
+    wanted, got = expected(WRONG), reported["wrong.py"]
+    assert got - wanted == {(3, "reportAssertTypeFailure"), (4, "reportAssignmentType")}
+    assert wanted - got == {(5, "reportAssignmentType")}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_expectations_has_both_kinds(name: str):
+    """No file is empty of what it is there for."""
+    text = (FOLDER / name).read_text()
+    assert text.count("assert_type(") >= 10
+    assert len(expected(text)) >= 5

@@ -1,0 +1,67 @@
+"""What scripts/wheel.py finds in a wheel. The build itself, and the environments, are tried by scripts/wheel."""
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from support import ROOT
+
+PACKAGE = ROOT / "src" / "handrail"
+VENDOR = "handrail/serve/page/vendor"
+
+
+def wheel(folder: Path, *, without: str = "", adding: str = "") -> Path:
+    """A wheel of the package as it lies here, less what matches `without`."""
+    made = folder / "handrail-0-py3-none-any.whl"
+    with zipfile.ZipFile(made, "w") as opened:
+        for path in PACKAGE.rglob("*"):
+            name = path.relative_to(PACKAGE.parent).as_posix()
+            if path.is_file() and "__pycache__" not in name and not (without and re.search(without, name)):
+                opened.write(path, name)
+        opened.writestr("handrail-0.dist-info/licenses/LICENSE", "MIT")
+        if adding:
+            opened.writestr(adding, "")
+    return made
+
+
+def look(made: Path) -> tuple[int, list[str]]:
+    command = [sys.executable, ROOT / "scripts" / "wheel.py", "--look", made]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert ended.stderr == ""
+    return ended.returncode, ended.stdout.splitlines()
+
+
+def test_the_package_as_it_lies_here_is_whole(tmp_path: Path):
+    """Its page has its libraries: scripts/venv has run scripts/page."""
+    assert look(wheel(tmp_path)) == (0, [])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["handrail/py.typed", "handrail/workers/worker.schema.json", "handrail/cli/starter/tools.py.txt"],
+)
+def test_a_file_that_was_left_out_is_found(tmp_path: Path, name: str):
+    """The package has it, so the wheel has to."""
+    assert look(wheel(tmp_path, without=re.escape(name))) == (
+        1,
+        [f"{name} is missing: the package has it, the wheel does not"],
+    )
+
+
+@pytest.mark.parametrize("name", ["tests/rig.py", "handrail/notes.txt", "scripts/wheel.py"])
+def test_what_does_not_belong_in_it_is_found(tmp_path: Path, name: str):
+    """Nothing else of the repo is published."""
+    assert look(wheel(tmp_path, adding=name)) == (1, [f"{name} is too much: the package has no such file"])
+
+
+def test_a_page_without_its_libraries_is_refused_with_the_mend(tmp_path: Path):
+    """Also by what the page itself imports, and not only by comparing folders."""
+    status, findings = look(wheel(tmp_path, without=re.escape(VENDOR)))
+    assert status == 1
+    mend = ": run scripts/page, then build again"
+    assert f"{VENDOR}/standalone.js is missing, and a script of the page imports it{mend}" in findings
+    assert f"the licence of marked is missing, and with it the page's library{mend}" in findings

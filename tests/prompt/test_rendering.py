@@ -1,0 +1,558 @@
+"""Rendering: what a model is shown of a prompt, and what it depends on."""
+
+import enum
+import operator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from handrail import (
+    Deadline,
+    MarkdownSection,
+    Prompt,
+    PromptValidationError,
+    RateLimitPolicy,
+    RenderedPrompt,
+    Section,
+    SequentialDependencyPolicy,
+    Session,
+    Tool,
+    ToolContext,
+    ToolExample,
+    tool,
+)
+from handrail.errors import PromptDefinitionError, PromptRenderError
+from handrail.prompt import ScopedPolicy
+from handrail.prompt.template import template_of
+from handrail.protocols import PromptView, RenderedPromptView
+from support.prompt_trees import Drawn, enabled, in_full, made, tool_names, trees, walk
+
+T = TypeVar("T")
+
+
+@dataclass
+class Trip:
+    city: str
+    days: int = 2
+    careful: bool = False
+
+
+class Stay(BaseModel):
+    hotel: str
+    nights: int
+
+
+@tool(examples=[ToolExample("Rain", {"city": "Oslo"}, 12.5), ToolExample("Sun", {"city": "Rome"}, 0.0)])
+def weather(city: str) -> float:
+    """Tell the rain in a city."""
+    return 0.0
+
+
+@tool
+def trains(city: str) -> list[str]:
+    """List the trains to a city."""
+    return []
+
+
+@tool
+def hotels(city: str) -> list[str]:
+    """List the hotels of a city."""
+    return []
+
+
+UNCALLABLE = Tool[Any, Any]("later", "Not there yet.", examples=(ToolExample("One", {}, None),))
+
+
+def sections_of_a_trip() -> list[Section[Any]]:
+    return [
+        MarkdownSection[Trip](
+            "Task",
+            "task",
+            """
+            Plan $days days in ${city}s.
+
+                indented $$5
+            """,
+            tools=[weather],
+            children=[MarkdownSection("Trains", "trains", "Prefer trains.", tools=[trains])],
+        ),
+        MarkdownSection[Trip](
+            "Care", "care", "Be careful.", tools=[hotels], enabled=lambda params: params.careful
+        ),
+    ]
+
+
+TRIP = Prompt("trip", sections_of_a_trip())
+
+
+# --- text ----------------------------------------------------------------------------------------
+
+
+def test_the_text_is_markdown_in_the_order_of_the_tree():
+    """Headings by depth, bodies with their placeholders filled, examples under the section of their tool."""
+    assert TRIP.render(Trip("Rome", 3)).text == (
+        "## Task\n\nPlan 3 days in Romes.\n\n    indented $5\n\n"
+        "Examples:\n\n"
+        '- weather: Rain\n  input: {"city":"Oslo"}\n  output: 12.5\n'
+        '- weather: Sun\n  input: {"city":"Rome"}\n  output: 0.0\n\n'
+        "### Trains\n\nPrefer trains."
+    )
+
+
+def test_a_prompt_given_as_a_text_has_no_heading():
+    """The short way in: one section whose text is the whole text; examples of its tools follow."""
+    prompt = Prompt("guide", "Answer briefly.", tools=[trains])
+    assert prompt.render().text == "Answer briefly."
+    assert [section.key for section in prompt.sections] == ["instructions"]
+    text = Prompt("guide", "Answer briefly.", tools=[weather]).render().text
+    assert text.startswith("Answer briefly.\n\n## Examples\n\n- weather: Rain\n")
+
+
+def test_headings_stop_at_the_sixth_level():
+    """Markdown has no seventh."""
+    inner = MarkdownSection("Deepest", "k", "Body")
+    for _ in range(7):
+        inner = MarkdownSection("Outer", "k", "", children=[inner])
+    assert Prompt("deep", [inner]).render().text.endswith("\n\n###### Outer\n\n###### Deepest\n\nBody")
+
+
+def test_a_section_can_be_of_another_kind():
+    """A subclass of `Section` says how its heading looks."""
+
+    @dataclass(frozen=True)
+    class Tagged(Section[T]):
+        def heading(self, depth: int) -> str:
+            return f"<{self.key} depth={depth}>"
+
+    prompt = Prompt(
+        "tags", [Tagged("A", "a", "Body", children=[Tagged[Trip]("B", "b", "$city $days $careful")])]
+    )
+    assert prompt.render(Trip("Rome")).text == "<a depth=0>\n\nBody\n\n<b depth=1>\n\nRome 2 False"
+
+
+def test_examples_are_written_as_the_model_would_send_them():
+    """An instance as input is written by its type's rules, no input as {}."""
+
+    @dataclass
+    class Query:
+        text: str
+
+    def search(params: Query, *, context: ToolContext) -> Any: ...
+    def ping(params: None, *, context: ToolContext) -> Any: ...
+
+    searching = Tool("search", "Search.", search, examples=(ToolExample("One", Query("x"), {"a": None}),))
+    pinging = Tool("ping", "Ping.", ping, examples=(ToolExample("Two", None, "pong"),))
+    text = Prompt("p", "Text.", tools=[searching, pinging]).render().text
+    assert '- search: One\n  input: {"text":"x"}\n  output: {"a":null}\n' in text
+    assert text.endswith('- ping: Two\n  input: {}\n  output: "pong"')
+
+
+# --- templates -----------------------------------------------------------------------------------
+
+names = st.sampled_from(["a", "b_2", "größe", "_x"])
+pieces = st.lists(st.tuples(names, st.sampled_from(["bare", "braced"]), st.text()), max_size=5)
+
+
+@given(st.text(), pieces, st.dictionaries(names, st.text(), min_size=4))
+def test_values_are_put_in_as_they_are(start: str, rest: list[tuple[str, str, str]], values: dict[str, str]):
+    """Text keeps its characters, `$$` is a dollar, and a value full of dollars is not looked into."""
+    template, wanted = "x" + start.replace("$", "$$"), "x" + start
+    for name, form, after in rest:
+        # A letter right after a bare name would belong to it.
+        after = f" {after}" if form == "bare" else after
+        template += (f"${name}" if form == "bare" else f"${{{name}}}") + after.replace("$", "$$")
+        wanted += values[name] + after
+    template, wanted = template + "|", wanted + "|"
+    assert template_of(template).fill(values) == wanted
+    assert template_of(template).names == {name for name, _, _ in rest}
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(3, "3"), (None, "None"), (["$x"], "['$x']"), (enum.Enum("Colour", "RED").RED, "Colour.RED")],
+)
+def test_values_are_made_text_by_str(value: Any, shown: str):
+    """Whatever it is, `str()` says how it reads."""
+
+    @dataclass
+    class Any1:
+        x: Any
+
+    prompt = Prompt("p", [MarkdownSection[Any1]("T", "t", "<$x>")])
+    assert prompt.render(Any1(value)).text == f"## T\n\n<{shown}>"
+
+
+# --- params --------------------------------------------------------------------------------------
+
+
+def test_params_can_be_a_mapping():
+    """It is checked like the arguments of a tool, and conditions get an instance."""
+    assert TRIP.render({"city": "Rome", "careful": True}).text == TRIP.render(Trip("Rome", 2, True)).text
+
+
+def test_params_can_be_a_pydantic_model():
+    """As an instance and as a mapping."""
+    prompt = Prompt("stay", [MarkdownSection[Stay]("Stay", "stay", "$nights nights at $hotel")])
+    assert prompt.params_type is Stay
+    assert (
+        prompt.render(Stay(hotel="Ritz", nights=2)).text == prompt.render({"hotel": "Ritz", "nights": 2}).text
+    )
+    assert "2 nights at Ritz" in prompt.render({"hotel": "Ritz", "nights": 2}).text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        (TRIP, None, "prompt 'trip': it has no params. Give `Trip(...)`, or a mapping with its fields."),
+        (
+            TRIP,
+            "Rome",
+            "prompt 'trip': its params are a str. Give `Trip(...)`, or a mapping with its fields.",
+        ),
+        (
+            TRIP,
+            Stay(hotel="a", nights=1),
+            "prompt 'trip': its params are a Stay. Give `Trip(...)`, or a mapping with its fields.",
+        ),
+        (
+            TRIP,
+            {"days": "3", "town": 1},
+            "prompt 'trip': its params do not fit Trip: city: required, and missing; days: must be a whole number, "
+            'got the text "3"; town: unknown; remove it. Known here: careful, city, days. Correct the mapping.',
+        ),
+        (
+            Prompt("plain", "Text."),
+            Trip("Rome"),
+            "prompt 'plain': params are given (a Trip) and its sections use none. "
+            "Leave them out, or write MarkdownSection[Params](...).",
+        ),
+    ],
+    ids=["missing", "text", "other-type", "mapping", "none-wanted"],
+)
+def test_wrong_params_are_refused(prompt: Prompt[None], params: Any, message: str):
+    """By the prompt's name, with what is wrong and what to give."""
+    with pytest.raises(PromptRenderError) as caught:
+        prompt.render(params)
+    assert str(caught.value) == message
+    assert caught.value.prompt == prompt.name
+    assert isinstance(caught.value, ValueError)
+
+
+def test_a_params_type_that_no_schema_describes_takes_instances():
+    """A mapping can't be checked then, and that is what is said."""
+
+    @dataclass
+    class Opaque:
+        part: "operator.itemgetter[Any]"
+
+    prompt = Prompt("p", [MarkdownSection[Opaque]("T", "t", "$part")])
+    assert "itemgetter" in prompt.render(Opaque(operator.itemgetter(1))).text
+    with pytest.raises(
+        PromptRenderError, match=r"a mapping can't be checked: .*\. Give `.*Opaque\(\.\.\.\)` itself\."
+    ):
+        prompt.render({"part": 1})
+
+
+# --- conditions ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mode:
+    name: str
+
+
+def test_conditions_are_asked_at_every_rendering():
+    """By params, by session, by both in any order, and by neither."""
+    on = [True]
+
+    def by_both(session: Any, params: Trip) -> bool:
+        return params.careful and session[Mode].latest() is not None
+
+    prompt = Prompt(
+        "p",
+        [
+            MarkdownSection[Trip]("A", "a", "$city $days", enabled=lambda params: params.days > 1),
+            MarkdownSection("B", "b", "", enabled=lambda session: session[Mode].latest() is not None),
+            MarkdownSection[Trip]("C", "c", "", enabled=by_both),
+            MarkdownSection("D", "d", "", enabled=lambda: on[0]),
+        ],
+    )
+    session = Session()
+
+    def shown(params: Trip) -> str:
+        return prompt.render(params, session=session).text
+
+    assert shown(Trip("Rome", 2)) == "## A\n\nRome 2\n\n## D"
+    assert shown(Trip("Rome", 1, True)) == "## D"
+    session.dispatch(Mode("fast"))
+    assert shown(Trip("Rome", 1, True)) == "## B\n\n## C\n\n## D"
+    on[0] = False
+    assert shown(Trip("Rome", 1)) == "## B"
+
+
+def failing(params: Any) -> bool:
+    raise KeyError("nothing there.")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"enabled": lambda session: True},
+            "prompt 'p': `enabled` of section 'a.b' asks for the session, and there is none. Give `session=`.",
+        ),
+        (
+            {"enabled": failing},
+            "prompt 'p': `enabled` of section 'a.b' raised KeyError: 'nothing there.'. Correct the function.",
+        ),
+        (
+            {"enabled": lambda params: params.city},
+            "prompt 'p': `enabled` of section 'a.b' returned 'Rome'. It must return True or False.",
+        ),
+        (
+            {"enabled": lambda: 1},
+            "prompt 'p': `enabled` of section 'a.b' returned 1. It must return True or False.",
+        ),
+        (
+            {"visibility": lambda: "ful", "summary": "S"},
+            "prompt 'p': `visibility` of section 'a.b' returned 'ful'. It must return 'full' or 'summary'.",
+        ),
+        (
+            {"visibility": lambda: ["full"], "summary": "S"},
+            "prompt 'p': `visibility` of section 'a.b' returned ['full']. It must return 'full' or 'summary'.",
+        ),
+    ],
+    ids=["no-session", "raises", "text", "one", "misspelt", "list"],
+)
+def test_a_condition_that_fails_is_named(changed: dict[str, Any], message: str):
+    """The prompt, the section, what went wrong; the function's own error is the cause."""
+    inner = MarkdownSection[Trip]("B", "b", "$city $days $careful", **changed)
+    prompt = Prompt("p", [MarkdownSection("A", "a", "", children=[inner])])
+    with pytest.raises(PromptRenderError) as caught:
+        prompt.render(Trip("Rome"))
+    assert str(caught.value) == message
+    assert isinstance(caught.value.__cause__, KeyError | None)
+
+
+def test_a_condition_below_a_disabled_section_is_not_asked():
+    """What is disabled takes its subtree with it, functions and all."""
+    inner = MarkdownSection[Trip]("B", "b", "$city $days $careful", enabled=failing)
+    prompt = Prompt(
+        "p", [MarkdownSection("A", "a", "", children=[inner], enabled=False), MarkdownSection("C", "c", "")]
+    )
+    assert prompt.render(Trip("Rome")).text == "## C"
+
+
+@given(trees)
+def test_a_disabled_subtree_never_appears(tree: list[Drawn]):
+    """No text, tool or summary of it, neither at first nor when everything is opened."""
+    prompt, alive = made(tree), enabled(tree)
+    everything = prompt.render(opened=list(alive))
+    assert everything.closed == ()
+    for rendered in (prompt.render(), everything):
+        for path, drawn in walk(tree):
+            if path in alive:
+                continue
+            assert f"Body {path}." not in rendered.text
+            assert f"Summary {path}." not in rendered.text
+            assert not {tool.name for tool in rendered.tools} & set(tool_names(drawn, path))
+            assert path not in {closed.path for closed in rendered.closed}
+
+
+@given(trees)
+def test_rendering_is_deterministic_and_shows_what_it_must(tree: list[Drawn]):
+    """Two prompts of one shape, and one prompt twice, give the same; and exactly what is enabled and open."""
+    first, second = made(tree), made(tree)
+    rendered = first.render()
+    assert (rendered.text, rendered.closed) == (second.render().text, second.render().closed)
+    assert [tool.name for tool in rendered.tools] == [tool.name for tool in second.render().tools]
+    again = first.render()
+    assert (again.text, again.tools, again.closed) == (rendered.text, rendered.tools, rendered.closed)
+    shown = in_full(tree)
+    assert [tool.name for tool in rendered.tools] == [
+        name for path, one in shown for name in tool_names(one, path)
+    ]
+    bodies = [line for line in rendered.text.splitlines() if line.startswith("Body ")]
+    assert bodies == [f"Body {path}." for path, _ in shown]
+
+
+# --- tools ---------------------------------------------------------------------------------------
+
+
+def test_tools_come_in_the_order_of_declaration():
+    """The prompt's first, then down the tree; only those of enabled sections."""
+    prompt = Prompt("trip", sections_of_a_trip(), tools=[UNCALLABLE])
+    careful = prompt.render(Trip("Rome", careful=True))
+    assert [tool.name for tool in careful.tools] == ["weather", "trains", "hotels"]
+    assert [tool.name for tool in prompt.render(Trip("Rome")).tools] == ["weather", "trains"]
+
+
+def test_a_tool_without_a_handler_is_declared_but_not_offered():
+    """Neither it nor its examples are shown, and its name is taken all the same."""
+    rendered = Prompt("p", "Text.", tools=[UNCALLABLE]).render()
+    assert (rendered.tools, rendered.text) == ((), "Text.")
+    with pytest.raises(PromptValidationError):
+        Prompt("p", "Text.", tools=[UNCALLABLE, UNCALLABLE])
+
+
+def test_two_tools_of_one_name_are_refused_where_both_are_enabled():
+    """At rendering where that depends on it, naming both places; one at a time is fine."""
+
+    def one(name: str, condition: Any) -> Section[Any]:
+        return MarkdownSection[Trip](name, name, "$city $days $careful", tools=[weather], enabled=condition)
+
+    inner = one("b", lambda params: params.days > 1)
+    prompt = Prompt(
+        "p", [one("a", lambda params: params.careful), MarkdownSection("C", "c", "", children=[inner])]
+    )
+    assert [tool.name for tool in prompt.render(Trip("Rome")).tools] == ["weather"]
+    with pytest.raises(PromptValidationError) as caught:
+        prompt.render(Trip("Rome", 2, True))
+    assert str(caught.value) == (
+        "prompt 'p': two tools are called 'weather', in section 'a' and in section 'c.b'. "
+        "Rename one, drop one, or let only one of the two be enabled at a time."
+    )
+    assert (caught.value.tool, caught.value.places) == ("weather", ("section 'a'", "section 'c.b'"))
+
+
+def test_two_tools_of_one_name_are_refused_though_one_is_not_shown_yet():
+    """Otherwise opening a section in the middle of a run could fail."""
+    hidden = MarkdownSection(
+        "B", "b", "", tools=[weather], enabled=lambda: True, summary="S", visibility="summary"
+    )
+    prompt = Prompt("p", [MarkdownSection("A", "a", "", tools=[weather]), hidden])
+    with pytest.raises(PromptValidationError, match="section 'a' and in section 'b'"):
+        prompt.render()
+
+
+# --- policies ------------------------------------------------------------------------------------
+
+
+def test_a_policy_decides_on_the_tools_of_its_section_and_those_below():
+    """The prompt's decide on every tool."""
+    every, outer, inner = (RateLimitPolicy(5, 60, name=name) for name in ("every", "outer", "inner"))
+    below = MarkdownSection("B", "b", "", tools=[trains], policies=[inner])
+    prompt = Prompt(
+        "p",
+        [MarkdownSection("A", "a", "", tools=[weather], policies=[outer], children=[below])],
+        tools=[hotels],
+        policies=[every],
+    )
+    policies = prompt.render().policies
+    assert policies == (
+        ScopedPolicy(every, None),
+        ScopedPolicy(outer, frozenset({"weather", "trains"})),
+        ScopedPolicy(inner, frozenset({"trains"})),
+    )
+    assert [policy.decides_on("weather") for policy in policies] == [True, True, False]
+
+
+def test_a_policy_declared_twice_is_one_policy():
+    """The same one in two sections decides on the tools of both; on the prompt too, on all."""
+    shared = RateLimitPolicy(5, 60)
+    sections = [
+        MarkdownSection("A", "a", "", tools=[weather], policies=[shared]),
+        MarkdownSection("B", "b", "", tools=[trains], policies=[shared]),
+    ]
+    assert Prompt("p", sections).render().policies == (
+        ScopedPolicy(shared, frozenset({"weather", "trains"})),
+    )
+    assert Prompt("p", sections, policies=[shared]).render().policies == (ScopedPolicy(shared, None),)
+
+
+def test_two_policies_of_one_name_are_refused():
+    """Their state in the session is kept by name."""
+    sections = [
+        MarkdownSection("A", "a", "", policies=[RateLimitPolicy(5, 60)]),
+        MarkdownSection[Trip](
+            "B", "b", "", policies=[RateLimitPolicy(6, 60)], enabled=lambda params: params.careful
+        ),
+        MarkdownSection[Trip]("C", "c", "$city $days"),
+    ]
+    prompt = Prompt("p", sections)
+    prompt.render(Trip("Rome"))
+    with pytest.raises(PromptDefinitionError, match="two policies are called 'rate_limit'"):
+        prompt.render(Trip("Rome", careful=True))
+
+
+def test_a_disabled_section_takes_its_policies_with_it():
+    """Those of the sections below it, too."""
+    policy = SequentialDependencyPolicy({"trains": {"weather"}})
+    inner = MarkdownSection("B", "b", "", policies=[policy])
+    prompt = Prompt("p", [MarkdownSection("A", "a", "", children=[inner], enabled=False)])
+    assert prompt.render().policies == ()
+
+
+# --- what a rendering is -------------------------------------------------------------------------
+
+
+def test_a_prompt_that_depends_on_nothing_is_rendered_once():
+    """The second time it is the same object; a deadline is put beside it."""
+    prompt = Prompt("p", [MarkdownSection("A", "a", "Text", summary="S", visibility="summary")])
+    assert prompt.render() is prompt.render()
+    assert prompt.render(session=Session()) is prompt.render()
+    assert prompt.render(opened=["a"]) is prompt.render(opened="a")
+    assert prompt.render(opened=["a"]) is not prompt.render()
+    deadline = Deadline.after(60)
+    assert prompt.render(deadline=deadline).deadline is deadline
+    assert prompt.render(deadline=deadline).text is prompt.render().text
+    assert prompt.render().deadline is None
+
+
+def test_a_prompt_that_depends_on_something_is_rendered_anew():
+    """Also on a function that asks for nothing."""
+    words = ["one"]
+
+    @dataclass
+    class Word:
+        text: str = field(default_factory=lambda: words[0])
+
+    prompt = Prompt("p", [MarkdownSection[Word]("A", "a", "$text")])
+    first = prompt.render(Word()).text
+    words[0] = "two"
+    assert (first, prompt.render(Word()).text) == ("## A\n\none", "## A\n\ntwo")
+
+
+def test_not_every_set_of_opened_sections_is_kept():
+    """What is kept of one prompt is bounded, however a model opens its sections."""
+    count = 8
+    sections = [MarkdownSection("A", f"s{i}", "", summary="S", visibility="summary") for i in range(count)]
+    prompt = Prompt("p", sections)
+    for bits in range(2**count):
+        prompt.render(opened=[f"s{i}" for i in range(count) if bits >> i & 1])
+    assert len(prompt._cached) <= 64
+
+
+def test_a_section_that_is_not_there_can_not_be_opened():
+    """A misspelt path is refused; one that is disabled or in full makes no difference."""
+    prompt = Prompt(
+        "p", [MarkdownSection("A", "a", "Text"), MarkdownSection("B", "b", "", enabled=lambda: False)]
+    )
+    assert prompt.render(opened=["a", "b"]).opened == frozenset()
+    with pytest.raises(PromptRenderError) as caught:
+        prompt.render(opened=["c"])
+    assert str(caught.value) == "prompt 'p': 'c' in `opened` is not a section. Its sections are 'a', 'b'."
+
+
+def test_structured_output_has_a_schema():
+    """Of the declared type, made once."""
+    prompt = Prompt("p", "Text.", output=Stay)
+    schema = prompt.render().output_schema
+    assert schema is not None
+    assert schema.parse('{"hotel": "Ritz", "nights": 2}') == Stay(hotel="Ritz", nights=2)
+    assert Prompt("p", "Text.").render().output_schema is None
+
+
+def test_prompts_are_what_contexts_show():
+    """Both satisfy the protocols under which a tool meets them."""
+    prompt: PromptView = TRIP
+    rendered: RenderedPromptView = TRIP.render(Trip("Rome"))
+    assert prompt.name == "trip"
+    assert [section.key for section in prompt.sections] == ["task", "care"]
+    assert rendered.text.startswith("## Task")
+    assert [tool.name for tool in rendered.tools] == ["weather", "trains"]
+    assert isinstance(rendered, RenderedPrompt)

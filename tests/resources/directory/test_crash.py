@@ -1,0 +1,196 @@
+"""A process killed at every step of a commit: afterwards folder and journal agree, on before or after."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import DirectoryFilesystem, SqliteJournal
+from handrail.resources.directory import Recovered
+from support import SUPPORT, TESTS
+from support.crashing import FILES, RUN, snapshot
+from support.filesystems import fill
+
+pytestmark = pytest.mark.once  # processes, kills and programs of others: what they try is not Python's
+DEEP = bool(os.environ.get("HANDRAIL_DEEP"))
+KILLED = -9
+
+
+class Crashes:
+    """Runs commits in a process that can be killed."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.kills = 0
+        self._server = subprocess.Popen(
+            [sys.executable, str(SUPPORT / "crashing.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
+        )
+
+    def fresh(self) -> None:
+        """The folder as it was before any call, and no journal."""
+        for name in ("root", ".root.handrail"):
+            shutil.rmtree(self.base / name, ignore_errors=True)
+        for path in self.base.glob("journal.db*"):
+            path.unlink()
+        (self.base / "root").mkdir()
+        fill(self.base / "root", FILES)
+        (self.base / "root" / "tool.sh").chmod(0o755)
+
+    def run(self, at: int = 0, **order: Any) -> int:
+        """Let it be killed at this point; 0 is never. Gives the exit status."""
+        order = {"base": str(self.base), "at": at, "seed": 0, "edited": "", "durability": "process", **order}
+        stdin, stdout = self._server.stdin, self._server.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(json.dumps(order) + "\n")
+        stdin.flush()
+        status = json.loads(stdout.readline())
+        self.kills += status == KILLED
+        return status
+
+    def said(self) -> dict[str, Any]:
+        return json.loads((self.base / "said").read_text())
+
+    def recover(self) -> tuple[Recovered, list[Any]]:
+        """What a process does that starts afterwards: what was recovered, and what the journal has."""
+
+        async def main() -> tuple[Recovered, list[Any]]:
+            journal = SqliteJournal(self.base / "journal.db")
+            files = DirectoryFilesystem(self.base / "root")
+            try:
+                recovered = await files.recover(journal)
+                assert await journal.unapplied() == ()
+                return recovered, list(await journal.load(RUN))
+            finally:
+                journal.close()
+                files.close()
+
+        return asyncio.run(main())
+
+    def close(self) -> None:
+        assert self._server.stdin is not None
+        self._server.stdin.close()
+        self._server.wait()
+        assert self._server.stdout is not None
+        self._server.stdout.close()
+
+
+@pytest.fixture
+def crashes(tmp_path: Path) -> Iterator[Crashes]:
+    """A place for a folder and a journal, and a process to be killed."""
+    made = Crashes(tmp_path)
+    yield made
+    made.close()
+
+
+def before_and_after(crashes: Crashes, **order: Any) -> tuple[Any, Any, int]:
+    """The folder before the call, after it, and how many points there are to be killed at."""
+    crashes.fresh()
+    before = snapshot(crashes.base / "root")
+    assert crashes.run(**order) == 0
+    return before, snapshot(crashes.base / "root"), crashes.said()["points"]
+
+
+def picked(points: int, kills: int) -> range:
+    """Every point in a deep run; else so many of them, spread evenly."""
+    return range(1, points + 1, 1 if DEEP else max(1, points // kills))
+
+
+@pytest.mark.parametrize("durability", ["process", "power"])
+@pytest.mark.parametrize("seed", range(8 if DEEP else 2))
+def test_killed_at_any_step_it_is_before_or_after(crashes: Crashes, seed: int, durability: str):
+    """Never between; with `power` also when everything is lost that was not synced."""
+    order = {"seed": seed, "durability": durability}
+    before, after, points = before_and_after(crashes, **order)
+    assert crashes.said()["said"] == "ok"
+    assert before != after
+    outcomes: set[str] = set()
+    for at in picked(points, 12):
+        crashes.fresh()
+        assert crashes.run(at, **order) == KILLED
+        torn = snapshot(crashes.base / "root")
+        recovered, units = crashes.recover()
+        expected = after if units else before
+        assert snapshot(crashes.base / "root") == expected, f"killed at {at}"
+        assert recovered.left == ()
+        outcomes.add("torn" if torn not in (before, after) else "after" if units else "before")
+    assert {"before", "after"} <= outcomes
+    assert not DEEP or "torn" in outcomes
+
+
+@pytest.mark.parametrize("seed", range(3 if DEEP else 1))
+def test_what_somebody_edits_in_the_last_moment_is_never_lost(crashes: Crashes, seed: int):
+    """The call is undone and void, or, killed on the way, finished around their file."""
+    order = {"seed": seed + 20, "edited": "a.txt"}
+    before, after, points = before_and_after(crashes, **order)
+    assert crashes.said()["said"] != "ok"
+    theirs = ("edited by somebody\n", before["a.txt"][1])
+    assert after == {**before, "a.txt": theirs}
+    crashes.fresh()
+    assert crashes.run(seed=seed + 20) == 0
+    applied = snapshot(crashes.base / "root")
+    for at in picked(points, 12):
+        crashes.fresh()
+        assert crashes.run(at, **order) == KILLED
+        recovered, units = crashes.recover()
+        now = snapshot(crashes.base / "root")
+        if units and "a.txt" not in recovered.left and now["a.txt"] != theirs:
+            assert now == applied  # killed before they came
+        elif units:
+            assert now == {**applied, "a.txt": theirs}
+        else:
+            assert now in (before, {**before, "a.txt": theirs})
+
+
+def test_what_somebody_edits_after_the_crash_stays_theirs(crashes: Crashes):
+    """Recovery compares before it goes on: it keeps their file, says so, and finishes the rest."""
+    order = {"seed": 20}
+    _, after, points = before_and_after(crashes, **order)
+    seen: set[tuple[str, ...]] = set()
+    for at in picked(points, 12):
+        crashes.fresh()
+        assert crashes.run(at, **order) == KILLED
+        (crashes.base / "root" / "a.txt").write_text("edited by somebody\n")
+        recovered, units = crashes.recover()
+        now = snapshot(crashes.base / "root")
+        assert now["a.txt"][0] == "edited by somebody\n"
+        if units:
+            assert {**now, "a.txt": after["a.txt"]} == after
+        seen.add(recovered.left)
+    assert seen == {(), ("a.txt",)}
+
+
+def test_a_recovery_that_is_killed_is_gone_on_with(crashes: Crashes):
+    """Killed in the middle of a commit, and again at every step of the recovery from that."""
+    order = {"seed": 3}
+    before, after, points = before_and_after(crashes, **order)
+    for at in picked(points, 4):
+        for again in range(1, 200, 1 if DEEP else 7):
+            crashes.fresh()
+            assert crashes.run(at, **order) == KILLED
+            status = crashes.run(again, recover=True)
+            _, units = crashes.recover()
+            assert snapshot(crashes.base / "root") == (after if units else before), (at, again)
+            if status == 0:
+                break
+
+
+def test_enough_were_killed(crashes: Crashes):
+    """A deep run kills five hundred times in the first test alone."""
+    total = 0
+    for seed in range(8 if DEEP else 2):
+        for durability in ("process", "power"):
+            points = before_and_after(crashes, seed=seed, durability=durability)[2]
+            total += len(picked(points, 12))
+    assert total >= (500 if DEEP else 48)

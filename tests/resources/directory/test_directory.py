@@ -1,0 +1,648 @@
+"""A real folder as a filesystem: what only a disk has, what commits touch, and what can be undone."""
+
+import fcntl
+import os
+import struct
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import DirectoryFilesystem
+from handrail.errors import (
+    Conflict,
+    ContextError,
+    DefinitionError,
+    FileError,
+    FileLimitReached,
+    PathRefused,
+    UndoRefused,
+)
+from handrail.protocols import Filesystem, Forkable
+from handrail.resources.directory import DirectoryFork
+from handrail.resources.directory.area import Area
+from handrail.resources.directory.disk import Disk
+from handrail.resources.memory import FileLimits
+from support.filesystems import Folders, aside, commit, fill, marks, tree
+
+
+def committed(files: DirectoryFilesystem, call_id: str, *deeds: Callable[[DirectoryFork], Any]) -> None:
+    """What the gate does with a call that did this."""
+    fork = files.fork("call")
+    for deed in deeds:
+        deed(fork)
+    fork.prepare()
+    fork.stage(call_id)
+    fork.apply()
+    fork.applied()
+
+
+# --- what only a disk has --------------------------------------------------------------------------
+
+
+def test_it_is_a_filesystem_that_can_be_forked(folders: Folders):
+    """The folder and its forks satisfy the protocols."""
+    files = folders()
+    assert isinstance(files, Filesystem)
+    assert isinstance(files, Forkable)
+    assert isinstance(files.fork("call"), Filesystem)
+
+
+def test_reading_makes_nothing_beside_the_folder(folders: Folders):
+    """Whoever only reads, or writes and drops it, leaves no trace; the first write makes the staging folder."""
+    files = folders({"a": "1"})
+    fork = files.fork("call")
+    assert (fork.read("a"), fork.list()[0].path, fork.glob("**")) == ("1", "a", ("a",))
+    commit(fork)
+    assert os.listdir(files.root.parent) == ["root0"]
+    fork = files.fork("call")
+    fork.write("a", "2")
+    fork.drop()
+    assert sorted(os.listdir(files.root.parent)) == [".root0.handrail", "root0"]
+    assert files.staging.stat().st_mode & 0o777 == 0o700
+    assert (files.read("a"), aside(files)) == ("1", [])
+
+
+def test_a_read_walks_nothing(folders: Folders, monkeypatch: pytest.MonkeyPatch):
+    """A call that reads one file opens that file, however many others there are."""
+    files = folders({f"f{number}": "" for number in range(50)})
+
+    def refuse(*args: Any) -> None:
+        raise AssertionError("a folder was listed")
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    monkeypatch.setattr(os, "listdir", refuse)
+    fork = files.fork("call")
+    fork.read("f7")
+    fork.exists("f8/x")
+    fork.stat("f9")
+    assert fork.stale() == ()
+    commit(fork)
+
+
+def test_modes_and_times_keep(folders: Folders):
+    """A file keeps its mode when it is rewritten, and mode and time when it is moved; so does a folder."""
+    files = folders({"run.sh": "a", "secret": "b", "shut/x": "c"})
+    for name, mode in (("run.sh", 0o755), ("secret", 0o600), ("shut", 0o700), ("shut/x", 0o640)):
+        (files.root / name).chmod(mode)
+    os.utime(files.root / "shut" / "x", ns=(10**18, 10**18))
+    fork = files.fork("call")
+    fork.append("run.sh", "more")
+    fork.edit("secret", "b", "c")
+    fork.move("run.sh", "bin/run.sh")
+    fork.move("shut", "opened")
+    fork.write("new", "")
+    commit(fork)
+    modes = {str(p.relative_to(files.root)): p.stat().st_mode & 0o777 for p in files.root.rglob("*")}
+    umask = os.umask(0)
+    os.umask(umask)
+    assert modes == {
+        "bin": 0o777 & ~umask, "bin/run.sh": 0o755, "new": 0o666 & ~umask, "opened": 0o700,
+        "opened/x": 0o640, "secret": 0o600,
+    }  # fmt: skip
+    assert (files.root / "opened" / "x").stat().st_mtime_ns == 10**18
+
+
+def test_a_file_that_is_moved_is_not_copied(folders: Folders):
+    """However large: it is the same file at another path, through forks in between too."""
+    files = folders({"big": "x"})
+    os.truncate(files.root / "big", 1 << 33)
+    inode = (files.root / "big").stat().st_ino
+    outer = files.fork("outer")
+    inner = outer.fork("inner")
+    inner.move("big", "d/large")
+    commit(inner)
+    commit(outer)
+    assert (files.root / "d" / "large").stat().st_ino == inode
+    with pytest.raises(FileLimitReached, match="the limit for reading a file is 16777216"):
+        files.read("d/large")
+    assert files.grep("x") == ()
+
+
+def test_only_what_was_touched_is_touched(folders: Folders):
+    """Every other path keeps its inode and its time; what was rewritten is another file."""
+    files = folders({"a": "1", "b": "1", "d/x": "1", ".venv/lib/y": "1"})
+    before = marks(files.root)
+    fork = files.fork("call")
+    fork.write("a", "2")
+    fork.read("b")
+    fork.write("d/new", "2")
+    commit(fork)
+    after = marks(files.root)
+    assert {path for path in after if after[path] != before.get(path)} == {"a", "d/new"}
+
+
+def test_a_delete_takes_only_what_was_seen(folders: Folders):
+    """What somebody puts into the folder before the commit makes it a conflict, and it is all still there."""
+    files = folders({"d/x": "1", "d/e/y": "1"})
+    for late in ("d/new", "d/e/new"):
+        fork = files.fork("call")
+        fork.delete("d", recursive=True)
+        fill(files.root, {late: "theirs"})
+        with pytest.raises(Conflict, match=late):
+            fork.prepare()
+        assert (files.root / late).read_text() == "theirs"
+        (files.root / late).unlink()
+
+
+class MeddlingDisk(Disk):
+    """Somebody changes a file right before a rename, when everything has been checked."""
+
+    def __init__(self, meddle: Callable[[str], None]) -> None:
+        self._meddle = meddle
+
+    def exchange(self, source: int, name: str, target: int, other: str) -> None:
+        self._meddle(other)
+        super().exchange(source, name, target, other)
+
+    def place(self, source: int, name: str, target: int, new_name: str) -> None:
+        self._meddle(new_name)
+        self._meddle(name)
+        super().place(source, name, target, new_name)
+
+
+MEDDLING: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "edited": ("rewritten", lambda root: (root / "rewritten").write_text("theirs")),
+    "replaced": ("rewritten", lambda root: ((root / "t").write_text("t"), (root / "t").rename(root / "rewritten"))),
+    "deleted": ("rewritten", lambda root: (root / "rewritten").unlink()),
+    "new mode": ("rewritten", lambda root: (root / "rewritten").chmod(0o700)),
+    "made": ("made", lambda root: (root / "made").write_text("theirs")),
+    "edited, to be deleted": ("deleted", lambda root: (root / "deleted").write_text("theirs")),
+    "put into a folder that goes": ("tree", lambda root: (root / "tree" / "new").write_text("theirs")),
+    "edited in a folder that goes": ("tree", lambda root: (root / "tree" / "e" / "x").write_text("theirs")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MEDDLING)
+def test_what_somebody_changes_in_the_last_moment_stays(folders: Folders, case: str):
+    """It is a conflict, everything else is swapped back, and their change is all that is left."""
+    name, change = MEDDLING[case]
+    meddled: list[str] = []
+
+    def meddle(at: str) -> None:
+        if at == name and not meddled:
+            meddled.append(at)
+            change(files.root)
+
+    was = {"rewritten": "1", "deleted": "1", "tree/e/x": "1", "tree/y": "1", "needed/z": "1", "last": "1"}
+    files = folders(was, disk=MeddlingDisk(meddle))
+    beside = folders(was)
+    change(beside.root) if case != "made" else fill(beside.root, {"made": "theirs"})
+    fork = files.fork("call")
+    fork.write("rewritten", "ours")
+    fork.write("made", "ours")
+    fork.delete("deleted")
+    fork.delete("tree", recursive=True)
+    fork.write("needed/in", "ours")
+    fork.mkdir("new/folder")
+    fork.write("last", "ours")
+    untouched = marks(files.root)
+    fork.prepare()
+    with pytest.raises(Conflict):
+        fork.apply()
+    assert tree(files) == tree(beside)
+    now = marks(files.root)
+    assert {path for path, mark in untouched.items() if now.get(path, mark) != mark} <= {
+        *([name] if name != "tree" else ["tree/e/x"])
+    }
+    assert (files.root / "rewritten").exists() == (beside.root / "rewritten").exists()
+    assert aside(files) == []
+
+
+def test_a_disk_that_refuses_half_way_changes_nothing(folders: Folders):
+    """An error of the disk in the middle of the renames is told in words, and everything goes back."""
+
+    class FullDisk(Disk):
+        def exchange(self, source: int, name: str, target: int, other: str) -> None:
+            if other == "b":
+                raise OSError(28, "No space left on device")
+            super().exchange(source, name, target, other)
+
+    files = folders({"a": "1", "b": "1", "gone": "1"}, disk=FullDisk())
+    before = marks(files.root)
+    fork = files.fork("call")
+    for name in ("a", "b"):
+        fork.write(name, "2")
+    fork.delete("gone")
+    fork.prepare()
+    with pytest.raises(FileLimitReached, match="'b': the disk is full"):
+        fork.apply()
+    assert marks(files.root) == before
+    assert aside(files) == []
+
+
+def test_where_nothing_can_be_exchanged_it_is_linked_and_replaced(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+):
+    """On disks without that rename commits and undo work, and a foreign edit is seen all the same."""
+    from handrail.resources.directory import disk, syscalls
+
+    def refuse(*args: Any) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(disk, "exchange", refuse)
+    monkeypatch.setattr(syscalls, "_renameat2", None)
+    files = folders({"a": "1", "d/x": "1"})
+    committed(
+        files, "call", lambda f: f.write("a", "2"), lambda f: f.write("n", "2"), lambda f: f.move("d", "e")
+    )
+    assert tree(files) == {"a": "2", "e": None, "e/x": "1", "n": "2"}
+    files.undo("call")
+    assert tree(files) == {"a": "1", "d": None, "d/x": "1"}
+
+
+def test_what_was_read_can_be_read_again(folders: Folders):
+    """The bytes of a file that was read stay; of one that was only looked at, a later read says it is gone."""
+    files = folders({"read": "1", "seen": "1"})
+    fork = files.fork("call")
+    assert (fork.read("read"), fork.stat("seen").size) == ("1", 1)
+    fill(files.root, {"read": "22", "seen": "22"})
+    assert fork.read("read") == "1"
+    with pytest.raises(Conflict, match="seen"):
+        fork.read("seen")
+    assert fork.stale() == ("read", "seen")
+
+
+def test_a_listing_depends_on_names_alone(folders: Folders):
+    """What is in the files may change; a name that comes or goes, or becomes a folder, makes it stale."""
+    files = folders({"d/a": "1", "d/b": "1"})
+    fork = files.fork("call")
+    assert fork.glob("d/*") == ("d/a", "d/b")
+    files.write("d/a", "2")
+    assert (fork.read("d/a"), fork.stale()) == ("2", ())
+    (files.root / "d" / "b").unlink()
+    (files.root / "d" / "b").mkdir()
+    assert fork.stale() == ("d/",)
+
+
+def test_limits_hold_for_what_one_call_changes(folders: Folders):
+    """What lies there already does not count, since nobody counts it."""
+    files = folders({f"f{n}": "x" * 10 for n in range(5)}, limits=FileLimits(20, 2, 30))
+    fork = files.fork("call")
+    with pytest.raises(FileLimitReached, match="would be 21 bytes and the limit for a file is 20"):
+        fork.write("a", "x" * 21)
+    fork.write("a", "x" * 20)
+    fork.write("b", "")
+    with pytest.raises(FileLimitReached, match="more than 2 files and folders"):
+        fork.write("c", "")
+    commit(fork)
+    files.write("c", "")
+
+
+# --- undo -------------------------------------------------------------------------------------------
+
+FILES = {"a": "1", "gone": "1", "moved": "1", "tree/e/x": "1", "swap": "1", "pack/y": "1"}
+DEEDS: list[Callable[[Any], Any]] = [
+    lambda f: f.write("a", "2"),
+    lambda f: f.delete("gone"),
+    lambda f: f.move("moved", "n/m"),
+    lambda f: f.delete("tree", recursive=True),
+    lambda f: (f.delete("swap"), f.write("swap/in", "2")),
+    lambda f: (f.delete("pack", recursive=True), f.write("pack", "2")),
+    lambda f: f.mkdir("empty"),
+]
+
+
+def test_undo_gives_everything_back(folders: Folders):
+    """The very same files: their inodes, times and modes; and a second undo is refused."""
+    files = folders(FILES)
+    (files.root / "a").chmod(0o750)
+    before, was = marks(files.root), tree(files)
+    committed(files, "call", *DEEDS)
+    assert tree(files)["a"] == "2"
+    paths = ("a", "empty", "gone", "moved", "n", "n/m", "pack", "swap", "swap/in", "tree")
+    assert files.undo("call") == paths
+    assert (tree(files), marks(files.root)) == (was, before)
+    assert (files.root / "a").stat().st_mode & 0o777 == 0o750
+    assert aside(files) == []
+    with pytest.raises(UndoRefused, match="'call' can't be undone: nothing is kept of it"):
+        files.undo("call")
+
+
+@pytest.mark.parametrize(
+    ("change", "places"),
+    [
+        (lambda root: (root / "a").write_text("theirs"), ("a",)),
+        (lambda root: (root / "gone").write_text("theirs"), ("gone",)),
+        (lambda root: (root / "n" / "m").unlink(), ("n/m",)),
+        (lambda root: (root / "pack").chmod(0o600), ("pack",)),
+        (lambda root: ((root / "tree").mkdir(), (root / "swap" / "in").write_text("t")), ("swap/in", "tree")),
+    ],
+)
+def test_undo_is_refused_where_something_newer_was_done(folders: Folders, change: Any, places: Any):
+    """The paths are named, and nothing is touched."""
+    files = folders(FILES)
+    committed(files, "call", *DEEDS)
+    change(files.root)
+    before = marks(files.root)
+    with pytest.raises(UndoRefused, match=f"somebody else: {', '.join(places)}") as caught:
+        files.undo("call")
+    assert caught.value.places == places
+    assert marks(files.root) == before
+
+
+def test_undo_goes_back_call_by_call(folders: Folders):
+    """The later call first; then the earlier one's files are as it left them, and it can be undone too."""
+    files = folders({"a": "1"})
+    committed(files, "one", lambda f: f.write("a", "2"))
+    committed(files, "two", lambda f: f.write("a", "3"))
+    with pytest.raises(UndoRefused, match="a"):
+        files.undo("one")
+    files.undo("two")
+    assert files.read("a") == "2"
+    files.undo("one")
+    assert files.read("a") == "1"
+
+
+def test_a_folder_that_others_use_stays_when_it_is_undone(folders: Folders):
+    """What the call put there goes, what somebody else put there keeps its folder."""
+    files = folders()
+    committed(files, "call", lambda f: f.write("n/mine", ""))
+    fill(files.root, {"n/theirs": "t"})
+    files.undo("call")
+    assert tree(files) == {"n": None, "n/theirs": "t"}
+
+
+def test_undo_waits_for_nobody(folders: Folders):
+    """A path that a prepared call is about to change is refused."""
+    files = folders({"a": "1"})
+    committed(files, "call", lambda f: f.write("a", "2"))
+    fork = files.fork("other")
+    fork.write("a", "3")
+    fork.prepare()
+    with pytest.raises(Conflict, match="a"):
+        files.undo("call")
+    fork.apply()
+
+
+def test_undo_outlives_the_process(folders: Folders):
+    """What was kept is found again by whoever opens the folder later."""
+    files = folders({"a": "1"})
+    committed(files, "call", lambda f: f.write("a", "2"))
+    files.close()
+    again = DirectoryFilesystem(files.root)
+    assert again.undo("call") == ("a",)
+    assert again.read("a") == "1"
+    again.close()
+
+
+def test_what_is_kept_is_bounded(folders: Folders):
+    """By the number of calls and by bytes, the oldest first; the folder itself never notices."""
+    files = folders({"a": "x" * 1000}, keep_calls=3, keep_bytes=5000)
+    for number in range(6):
+        committed(files, f"call{number}", lambda f, number=number: f.write("a", str(number) * 1000))
+    assert len(list(files.staging.glob("done/*"))) == 3
+    with pytest.raises(UndoRefused, match="too old"):
+        files.undo("call2")
+    committed(files, "large", lambda f: f.write("b", "x" * 5000))
+    committed(files, "larger", lambda f: f.delete("b"))
+    assert len(list(files.staging.glob("done/*"))) == 0
+    assert files.read("a") == "5" * 1000
+
+
+# --- where it is ------------------------------------------------------------------------------------
+
+
+def test_the_staging_folder_can_lie_elsewhere(folders: Folders, tmp_path: Path):
+    """Also in the folder itself, where it is not to be seen and nothing can be written."""
+    files = folders({"a": "1"}, staging=tmp_path / "aside")
+    files.write("a", "2")
+    assert (tmp_path / "aside" / "done").is_dir()
+    inside = tmp_path / "inside"
+    fill(inside, {"a": "1"})
+    files = DirectoryFilesystem(inside, staging=inside / ".changes")
+    files.write("a", "2")
+    assert (inside / ".changes" / "done").is_dir()
+    fork = files.fork("call")
+    assert [info.path for info in fork.list()] == ["a"]
+    assert (fork.glob("**"), files.glob("**/")) == (("a",), ())
+    for path in (".changes", ".changes/done", "./.changes/x"):
+        for verb in ("read", "mkdir", "exists", "delete"):
+            with pytest.raises(PathRefused, match="uncommitted changes are staged there"):
+                getattr(fork, verb)(path)
+    (inside / "link").symlink_to(".changes/done")
+    with pytest.raises(PathRefused):
+        files.fork("call").list("link")
+    files.close()
+
+
+@pytest.mark.parametrize(
+    ("root", "staging", "words"),
+    [
+        ("missing", None, "can't be opened: No such file or directory"),
+        ("file", None, "is not a folder"),
+        ("root", "root", "is the folder itself or contains it"),
+        ("root", ".", "is the folder itself or contains it"),
+        ("root", "root/a/b", "lies deep inside the folder"),
+    ],
+)
+def test_a_folder_that_can_not_be_used_is_said_so(tmp_path: Path, root: str, staging: str | None, words: str):
+    """When it is opened, with the mend."""
+    fill(tmp_path, {"file": "", "root/a/x": ""})
+    with pytest.raises(DefinitionError, match=words):
+        DirectoryFilesystem(tmp_path / root, staging=None if staging is None else tmp_path / staging)
+
+
+def test_a_staging_folder_on_another_disk_is_refused(folders: Folders):
+    """At the first write, which names the mend; reading goes on."""
+    shm = Path("/dev/shm")
+    if not shm.is_dir() or shm.stat().st_dev == Path("/tmp").stat().st_dev:
+        pytest.skip("no second disk")
+    files = folders({"a": "1"}, staging=shm / f"handrail-test-{os.getpid()}")
+    try:
+        with pytest.raises(FileError, match=r"is on another disk than .* Pass staging="):
+            files.fork("call").write("a", "2")
+        assert files.read("a") == "1"
+    finally:
+        Disk().forget(files.staging)
+
+
+def test_a_read_only_folder_is_said_so(tmp_path: Path):
+    """Reading works; the first write says that nothing can be written there."""
+    fill(tmp_path, {"root/a": "1"})
+    script = textwrap.dedent("""
+        import sys
+        from handrail import DirectoryFilesystem
+        files = DirectoryFilesystem(sys.argv[1])
+        print(files.fork("call").read("a"))
+        try:
+            files.fork("call").write("a", "2")
+        except OSError as error:
+            print(error)
+    """)
+    mount = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && exec "$2" -c "$3" "$1"'
+    unshare = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-r", "-m"]
+    ran = subprocess.run(
+        [*unshare, "sh", "-ec", mount, "sh", str(tmp_path / "root"), sys.executable, script],
+        capture_output=True,
+        text=True,
+    )
+    if ran.returncode:
+        pytest.skip(f"nothing can be mounted here: {ran.stderr}")
+    assert ran.stdout == f"1\n'.': '{tmp_path}/root' is read-only. Nothing can be written there\n"
+
+
+def test_a_folder_that_ignores_case_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """By its own flag when it is opened, or by a probe at the first write; two links are not two spellings."""
+    fill(tmp_path, {"root/a": "1"})
+    os.link(tmp_path / "root" / "a", tmp_path / "root" / "A")
+    files = DirectoryFilesystem(tmp_path / "root")
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: path.name == "pROBE" or exists(path))  # pyright: ignore[reportUnknownArgumentType]
+    with pytest.raises(DefinitionError, match="does not distinguish 'a' from 'A'"):
+        files.write("a", "2")
+    files.close()
+    monkeypatch.setattr(fcntl, "ioctl", lambda *args: struct.pack("l", 0x40000000))
+    with pytest.raises(DefinitionError, match="Use a folder on a case-sensitive disk"):
+        DirectoryFilesystem(tmp_path / "root")
+
+
+def test_a_folder_nobody_may_write_in_is_said_so(folders: Folders):
+    """Before anything is renamed, by name, where the user is not root."""
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    files = folders({"shut/a": "1", "b": "1"})
+    (files.root / "shut").chmod(0o555)
+    fork = files.fork("call")
+    fork.write("b", "2")
+    fork.write("shut/a", "2")
+    fork.prepare()
+    with pytest.raises(FileError, match="'shut': the user this runs as may not write"):
+        fork.apply()
+    assert files.read("b") == "1"
+    (files.root / "shut").chmod(0o755)
+
+
+def test_what_a_dead_process_left_is_cleared_away(folders: Folders):
+    """The forks of one that ended go; those of one that lives stay; a commit it had begun is finished."""
+    files = folders({"a": "1", "b": "1"})
+    script = textwrap.dedent("""
+        import os, sys
+        from handrail import DirectoryFilesystem
+        from handrail.resources.directory.disk import Disk
+        class Dying(Disk):
+            def exchange(self, source, name, target, other):
+                super().exchange(source, name, target, other)
+                os._exit(1)
+        files = DirectoryFilesystem(sys.argv[1], disk=Dying())
+        fork = files.fork("call")
+        fork.write("a", "2")
+        fork.write("b", "2")
+        fork.layers()
+        fork.prepare()
+        fork.stage("call")
+        fork.apply()
+    """)
+    files.fork("alive").write("x", "")
+    subprocess.run([sys.executable, "-c", script, str(files.root)], check=False)
+    assert sorted(tree(files).values(), key=str) == ["1", "2"]
+    other = DirectoryFilesystem(files.root)
+    other.write("c", "1")
+    assert tree(other) == {"a": "2", "b": "2", "c": "1"}
+    assert len(list(files.staging.glob("at-work/*"))) == 2
+    assert other.undo("call") == ("a", "b")
+    other.close()
+
+
+def test_a_fork_is_staged_only_when_prepared(folders: Folders):
+    """Staging is part of committing, and of nothing else."""
+    fork = folders({"a": "1"}).fork("call")
+    fork.write("a", "2")
+    with pytest.raises(ContextError, match="is not prepared, so it can't be staged"):
+        fork.stage("call")
+
+
+def test_areas_are_numbered_apart(folders: Folders):
+    """Two filesystems on one folder, as of two processes, never use one another's part."""
+    files = folders({"a": "1"})
+    other = DirectoryFilesystem(files.root)
+    parts: list[Area] = [files._ground.area, other._ground.area]
+    assert parts[0].mine != parts[1].mine
+    one, two = files.fork("one"), other.fork("two")
+    one.write("a", "one")
+    two.write("a", "two")
+    commit(one)
+    with pytest.raises(Conflict, match="a"):
+        two.prepare()
+    other.close()
+
+
+# --- diff -------------------------------------------------------------------------------------------
+
+
+def test_diff_says_what_a_commit_changes(folders: Folders):
+    """Text as unified lines, the rest by name: binary, modes, moves, links, folders, what comes and goes."""
+    files = folders({"a.py": "one\ntwo\nthree\n", "bin": b"\0", "old": "moved\n", "gone": "bye\n", "d/x": ""})
+    (files.root / "link").symlink_to("a.py")
+    fork = files.fork("call")
+    fork.edit("a.py", "two", "2")
+    fork.write("bin", b"\0\1")
+    fork.move("old", "n/new")
+    fork.delete("gone")
+    fork.write("end", "no newline")
+    fork.mkdir("empty")
+    fork.delete("link")
+    fork.delete("d", recursive=True)
+    expected = """\
+        diff --git a/a.py b/a.py
+        --- a/a.py
+        +++ b/a.py
+        @@ -1,3 +1,3 @@
+         one
+        -two
+        +2
+         three
+        diff --git a/bin b/bin
+        Binary files a/bin and b/bin differ
+        diff --git a/d/x b/d/x
+        deleted file mode 644
+        diff --git a/empty b/empty
+        new folder
+        diff --git a/end b/end
+        new file
+        --- /dev/null
+        +++ b/end
+        @@ -0,0 +1 @@
+        +no newline
+        \\ No newline at end of file
+        diff --git a/gone b/gone
+        deleted file mode 644
+        --- a/gone
+        +++ /dev/null
+        @@ -1 +0,0 @@
+        -bye
+        diff --git a/link b/link
+        deleted link
+        --- a/link
+        +++ /dev/null
+        @@ -1 +0,0 @@
+        -a.py
+        \\ No newline at end of file
+        diff --git a/old b/n/new
+        rename from old
+        rename to n/new
+    """
+    assert fork.diff() == textwrap.dedent(expected)
+    fork.prepare()
+    assert fork.diff() == textwrap.dedent(expected)
+
+
+def test_diff_in_memory_is_the_same_words(new_files: Any):
+    """Either kind of files says a change of text alike; what is too large to read is only named."""
+    fork = new_files({"a": "1\n", "b": "1\n"}).fork("call")
+    fork.write("a", "2\n")
+    fork.delete("b")
+    fork.write("large", "x\n" * 600_000)
+    lines = [
+        line for line in fork.diff().splitlines() if "mode" not in line and not line.startswith("deleted")
+    ]
+    assert lines == [
+        "diff --git a/a b/a", "--- a/a", "+++ b/a", "@@ -1 +1 @@", "-1", "+2",
+        "diff --git a/b b/b", "--- a/b", "+++ /dev/null", "@@ -1 +0,0 @@", "-1",
+        "diff --git a/large b/large", "new file",
+        "Large files /dev/null and b/large differ: 0 bytes before, 1200000 after",
+    ]  # fmt: skip

@@ -1,0 +1,328 @@
+"""Calls on a real folder through the gate: what fails leaves no trace, what commits is recorded first."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import DirectoryFilesystem, SqliteJournal, ToolContext, tool
+from handrail.events import ToolInvoked
+from handrail.journal import MemoryJournal
+from handrail.records import CommitUnit, Journal
+from handrail.resources import given
+from handrail.resources.directory.disk import Disk
+from support.filesystems import Folders, aside, marks, tree
+from support.rig import Note, Rig
+
+FILES = {"a": "1", "d/x": "1", ".venv/lib/y": "ignored"}
+
+
+@tool(effect="staged", description="Change files and state.")
+async def change(text: str, context: ToolContext) -> str:
+    files = context.filesystem
+    files.write("a", text)
+    files.write("new/b", text)
+    files.delete("d", recursive=True)
+    context.session.dispatch(Note(text))
+    return text
+
+
+@tool(effect="staged", description="Change files, then fail.")
+async def fail(how: str, context: ToolContext) -> str:
+    context.filesystem.write("a", "changed")
+    context.filesystem.delete("d", recursive=True)
+    if how == "cancel":
+        raise asyncio.CancelledError
+    raise RuntimeError(how)
+
+
+class Meddling(Disk):
+    """Somebody edits `a` in the last moment."""
+
+    def __init__(self, root: Callable[[], Path]) -> None:
+        self._root = root
+        self.times = 1
+
+    def exchange(self, source: int, name: str, target: int, other: str) -> None:
+        if other == "a" and self.times:
+            self.times -= 1
+            (self._root() / "a").write_text("theirs")
+        super().exchange(source, name, target, other)
+
+
+class Watching(MemoryJournal):
+    """Keeps what happened, and how the folder was then."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self._root = root
+        self.seen: list[tuple[str, str]] = []
+
+    async def commit(self, unit: CommitUnit, /) -> None:
+        self.seen.append(("commit", (self._root / "a").read_text()))
+        await super().commit(unit)
+
+    async def applied(self, unit: CommitUnit, /) -> None:
+        self.seen.append(("applied", (self._root / "a").read_text()))
+        await super().applied(unit)
+
+    async def void(self, unit: CommitUnit, /) -> None:
+        self.seen.append(("void", (self._root / "a").read_text()))
+        await super().void(unit)
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("how", ["raise", "cancel"])
+def test_a_call_that_fails_leaves_the_folder_as_it_was(folders: Folders, how: str, recorded: bool):
+    """Byte for byte, inode for inode, and nothing beside it."""
+
+    async def main() -> None:
+        files = folders(FILES)
+        before = marks(files.root)
+        rig = Rig([fail], files=files, journal=MemoryJournal() if recorded else None)
+        assert not (await rig.call("fail", how=how)).success
+        assert marks(files.root) == before
+        assert aside(files) == []
+
+    run(main)
+
+
+def test_files_are_renamed_between_the_record_and_its_mark(folders: Folders):
+    """Recorded while the folder is as it was; noted as applied once it is not; state comes with it."""
+
+    async def main() -> None:
+        files = folders(FILES)
+        journal = Watching(files.root)
+        rig = Rig([change], files=files, journal=journal)
+        assert (await rig.call("change", text="2")).success
+        assert journal.seen == [("commit", "1"), ("applied", "2")]
+        assert tree(files) == {
+            "a": "2", "new": None, "new/b": "2", ".venv": None, ".venv/lib": None, ".venv/lib/y": "ignored",
+        }  # fmt: skip
+        assert rig.notes == ["2"]
+        (unit,) = await journal.load(rig.gate.frame.run_context.run_id)
+        (manifest,) = unit.files
+        assert sorted(step["path"] for step in manifest["steps"]) == ["a", "d", "new", "new/b"]
+        assert manifest["call_id"] == unit.call_id
+        assert manifest["journal"] == journal.id
+        assert files.undo(unit.call_id) == ("a", "d", "new", "new/b")
+        assert tree(files)["a"] == "1"
+        assert aside(files) == []
+
+    run(main)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_an_edit_in_the_last_moment_makes_it_void(folders: Folders, recorded: bool):
+    """The result is a conflict that names the path; nothing of the call is left, in files, state or record."""
+
+    async def main() -> None:
+        files: DirectoryFilesystem = folders(FILES, disk=Meddling(lambda: files.root))
+        journal = Watching(files.root) if recorded else None
+        rig = Rig([change], files=files, journal=journal)
+        result = await rig.call("change", text="2")
+        assert rig.status("change") == "conflict"
+        assert "somebody else meanwhile: a." in result.message
+        assert tree(files) == {
+            "a": "theirs", "d": None, "d/x": "1", ".venv": None, ".venv/lib": None, ".venv/lib/y": "ignored",
+        }  # fmt: skip
+        assert rig.notes == []
+        assert aside(files) == []
+        if journal is not None:
+            assert journal.seen == [("commit", "1"), ("void", "theirs")]
+            assert await journal.load(rig.gate.frame.run_context.run_id) == ()
+            assert await journal.unapplied() == ()
+
+    run(main)
+
+
+def test_a_record_that_can_not_be_written_stops_the_call(folders: Folders):
+    """Nothing was renamed yet, so nothing is left."""
+
+    class Full(MemoryJournal):
+        async def commit(self, unit: CommitUnit, /) -> None:
+            raise OSError("no space")
+
+    async def main() -> None:
+        files = folders(FILES)
+        before = marks(files.root)
+        rig = Rig([change], files=files, journal=Full())
+        assert not (await rig.call("change", text="2")).success
+        assert (marks(files.root), rig.notes, aside(files)) == (before, [], [])
+
+    run(main)
+
+
+def test_a_mark_that_can_not_be_written_does_not_fail_the_call(folders: Folders):
+    """It is committed and applied; whoever recovers finds that out."""
+
+    class Full(MemoryJournal):
+        async def applied(self, unit: CommitUnit, /) -> None:
+            raise OSError("no space")
+
+    async def main() -> None:
+        files, journal = folders(FILES), Full()
+        rig = Rig([change], files=files, journal=journal)
+        assert (await rig.call("change", text="2")).success
+        assert (files.read("a"), rig.notes) == ("2", ["2"])
+        assert len(await journal.unapplied()) == 1
+
+    run(main)
+
+
+class Second(DirectoryFilesystem):
+    """Another folder, asked for by its own name."""
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_two_folders_commit_together_or_not_at_all(folders: Folders, tmp_path: Path, recorded: bool):
+    """The first was renamed already when the second refuses: it is swapped back."""
+
+    @tool(effect="staged", description="Change two folders.")
+    async def both(context: ToolContext) -> None:
+        context.filesystem.write("a", "2")
+        context.resources.get(Second).write("a", "2")
+        context.session.dispatch(Note("both"))
+
+    async def main() -> None:
+        files = folders(FILES)
+        (tmp_path / "second").mkdir()
+        (tmp_path / "second" / "a").write_text("1")
+        disk = Meddling(lambda: tmp_path / "second")
+        second = Second(tmp_path / "second", disk=disk)
+        journal = MemoryJournal() if recorded else None
+        rig = Rig([both], files=files, journal=journal, resources=[given(Second, second)])
+        before = marks(files.root)
+        assert "a" in (await rig.call("both")).message
+        assert (marks(files.root), second.read("a"), rig.notes) == (before, "theirs", [])
+        assert (await rig.call("both")).success
+        assert (files.read("a"), second.read("a"), rig.notes) == ("2", "2", ["both"])
+        assert aside(files) == aside(second) == []
+        second.close()
+
+    run(main)
+
+
+def test_state_that_can_not_be_applied_takes_the_files_back(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+):
+    """A reducer that refuses in the very end, after the files were renamed: all of it is undone."""
+    from handrail.session import SessionFork
+
+    def refuse(fork: SessionFork) -> None:
+        raise RuntimeError("a reducer refused")
+
+    async def main() -> None:
+        files, journal = folders(FILES), MemoryJournal()
+        before = marks(files.root)
+        rig = Rig([change], files=files, journal=journal)
+        with monkeypatch.context() as patch:
+            patch.setattr(SessionFork, "apply", refuse)
+            assert not (await rig.call("change", text="2")).success
+        assert marks(files.root) == before
+        assert await journal.load(rig.gate.frame.run_context.run_id) == ()
+        assert aside(files) == []
+
+    run(main)
+
+
+def test_inner_calls_are_part_of_the_outer_ones_commit(folders: Folders):
+    """One unit, one manifest; an inner one that fails leaves nothing in it."""
+
+    @tool(effect="staged", description="Call others.")
+    async def outer(context: ToolContext) -> None:
+        await context.call("change", text="inner")
+        await context.call("fail", how="raise")
+        context.filesystem.append("a", " and outer")
+
+    async def main() -> None:
+        files = folders(FILES)
+        journal = Watching(files.root)
+        rig = Rig([outer, change, fail], files=files, journal=journal)
+        assert (await rig.call("outer")).success
+        assert journal.seen == [("commit", "1"), ("applied", "inner and outer")]
+        assert (files.read("new/b"), rig.notes) == ("inner", ["inner"])
+
+    run(main)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_calls_in_parallel_lose_no_update(folders: Folders, tmp_path: Path, recorded: bool):
+    """Each counts a file up; whoever read a number that is no longer there is run again."""
+
+    @tool(effect="staged", description="Count up.")
+    async def count(context: ToolContext) -> int:
+        number = int(context.filesystem.read("n")) + 1
+        await asyncio.sleep(0)
+        context.filesystem.write("n", str(number))
+        return number
+
+    async def main() -> None:
+        files = folders({"n": "0"})
+        journal: Journal | None = SqliteJournal(tmp_path / "journal.db") if recorded else None
+        rig = Rig([count], files=files, journal=journal)
+        for _ in range(5):
+            await asyncio.gather(*[rig.call("count") for _ in range(3)])
+        ended = [event.status for event in rig.of(ToolInvoked)]
+        assert int(files.read("n")) == ended.count("ok") == 15
+        if isinstance(journal, SqliteJournal):
+            assert len(await journal.load(rig.gate.frame.run_context.run_id)) == 15
+            journal.close()
+
+    run(main)
+
+
+def test_a_call_that_only_reads_writes_nothing_down(folders: Folders):
+    """Neither beside the folder nor as a manifest."""
+
+    @tool(effect="read", description="Look.")
+    async def look(context: ToolContext) -> str:
+        return context.filesystem.read("a")
+
+    async def main() -> None:
+        files = folders(FILES)
+        journal = Watching(files.root)
+        rig = Rig([look], files=files, journal=journal)
+        assert (await rig.call("look")).value == "1"
+        assert not files.staging.exists()
+        assert journal.seen == [("commit", "1")]
+        (unit,) = await journal.load(rig.gate.frame.run_context.run_id)
+        assert unit.files == []
+
+    run(main)
+
+
+def test_somebody_at_the_same_file_is_a_conflict_or_a_rerun(folders: Folders):
+    """A staged call that read what a person then edited sees the edit; one that only wrote is told."""
+
+    @tool(effect="staged", description="Extend what is there.")
+    async def extend(context: ToolContext) -> str:
+        text = context.filesystem.read("a") + "+"
+        if not seen:
+            (files.root / "a").write_text("theirs")
+        seen.append(text)
+        context.filesystem.write("a", text)
+        return text
+
+    @tool(effect="staged", description="Write without looking.")
+    async def blind(context: ToolContext) -> None:
+        context.filesystem.write("d/x", "ours")
+        (files.root / "d" / "x").write_text("theirs")
+
+    seen: list[str] = []
+
+    async def main() -> None:
+        rig = Rig([extend, blind], files=files)
+        assert (await rig.call("extend")).value == "theirs+"
+        assert seen == ["1+", "theirs+"]
+        assert "d/x" in (await rig.call("blind")).message
+        assert (files.root / "d" / "x").read_text() == "theirs"
+
+    files = folders(FILES)
+    run(main)

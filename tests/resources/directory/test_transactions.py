@@ -1,0 +1,109 @@
+"""Any interleaving of calls and people on a real folder: what commits could have run one after another.
+
+The machine is that of the files in memory, on a real folder: calls side by side and inside each other,
+and now also somebody who edits the folder past everything of ours. Beside the model, every path that
+nobody touched keeps its inode and its time, and what lies ignored beside survives.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hypothesis import settings
+from hypothesis.stateful import invariant, rule
+
+from handrail.resources.directory import DirectoryFilesystem
+from support.file_transactions import Plain, Transactions, deeds, plainly
+from support.filesystems import fill, marks, outcome, tree
+
+
+def by_hand(folder: Path, verb: str, *args: str) -> None:
+    """What a person does with an editor and a shell; only what is possible."""
+    at = folder / args[0]
+    if verb == "write":
+        at.write_text(args[1])
+    elif verb == "append":
+        with at.open("a") as file:
+            file.write(args[1])
+    elif verb == "mkdir":
+        at.mkdir(parents=True, exist_ok=True)
+    elif verb == "delete":
+        at.rmdir() if at.is_dir() else at.unlink()
+    elif verb == "prune":
+        shutil.rmtree(at) if at.is_dir() else at.unlink()
+    elif verb == "move":
+        (folder / args[1]).parent.mkdir(parents=True, exist_ok=True)
+        at.rename(folder / args[1])
+
+
+class DirectoryTransactions(Transactions):
+    """The same on a real folder, with a person at it too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model.update(dict.fromkeys([".venv", ".venv/lib", ".venv/bin"]))
+        self.model.update(self.beside)
+
+    def new_root(self, files: Mapping[str, str]) -> Any:
+        self.base = Path(tempfile.mkdtemp(prefix="handrail-test-"))
+        self.folder = self.base / "root"
+        self.folder.mkdir()
+        fill(self.folder, files)
+        self.beside = {".venv/lib/x.py": "ignored", ".venv/bin/python": "ignored"}
+        fill(self.folder, self.beside)
+        self.last = marks(self.folder)
+        self.done: set[str] = set()
+        return DirectoryFilesystem(self.folder)
+
+    def teardown(self) -> None:
+        for call in self.calls:
+            call.fork.drop()
+        assert list(self.base.glob(".root.handrail/at-work/*/*")) == []
+        self.root.close()
+        shutil.rmtree(self.base)
+
+    def note(self, deed: tuple[str, ...], call: Any) -> None:
+        super().note(deed, call)
+        self.done.update(deed[1 : 3 if deed[0] == "move" else 2])
+
+    @rule(deed=deeds)
+    def person(self, deed: tuple[str, ...]) -> None:
+        """Somebody else at the same folder, who knows nothing of calls."""
+        if deed[0] not in ("write", "append", "mkdir", "delete", "prune", "move"):
+            return
+        deed = self.filled(deed)
+        trial: Plain = dict(self.model)
+        if not isinstance(outcome(lambda: plainly(trial, *deed)), type):
+            for parent in [str(each) for each in Path(deed[1]).parents][::-1]:
+                if parent != "." and deed[0] in ("write", "append"):
+                    (self.folder / parent).mkdir(exist_ok=True)
+            by_hand(self.folder, *deed)
+            plainly(self.model, *deed)
+            self.note(deed, None)
+
+    @invariant()
+    def the_root_is_the_model(self) -> None:
+        assert tree(self.root) == self.model
+        assert self.root._claimed == {}
+
+    @invariant()
+    def what_nobody_touched_is_untouched(self) -> None:
+        """Inode and time of every path that no deed since the last look named, or lies in what one named."""
+        now = marks(self.folder)
+        for path, mark in self.last.items():
+            if path not in self.done and not any(path.startswith(f"{each}/") for each in self.done):
+                assert now.get(path) == mark, path
+        self.last = now
+        if not self.calls:
+            self.done.clear()
+
+    @invariant()
+    def what_is_ignored_is_there(self) -> None:
+        for path, text in self.beside.items():
+            assert (self.folder / path).read_text() == text
+
+
+TestDirectoryTransactions = DirectoryTransactions.TestCase
+TestDirectoryTransactions.settings = settings(stateful_step_count=30)

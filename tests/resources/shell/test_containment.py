@@ -1,0 +1,522 @@
+"""What a command can't reach: other files, other processes, the network, secrets, the kernel."""
+
+import ctypes
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from handrail.resources.shell import Support, probe
+from handrail.resources.shell import shell as shell_module
+from support import ROOT
+from support.folders import PYTHON, Folder, anything, is_seen, outside_tmp
+
+WALLS = ["user", "root"] if os.geteuid() == 0 else ["user"]
+
+
+@pytest.fixture(params=["overlay", "copy"])
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    support = probe(tmp_path)
+    if not support.contained or (request.param == "overlay" and not support.overlay):
+        pytest.skip(f"not to be had here: {'; '.join(support.missing)}")
+    return request.param
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    made = Folder(tmp_path)
+    made.add("kept.txt", "kept\n")
+    before = made.real()
+    yield made
+    assert made.real() == before
+
+
+@pytest.fixture(params=WALLS)
+def walls(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both kinds of walls, whichever this machine would choose."""
+    found = probe(tmp_path)
+    if not found.contained:
+        pytest.skip("; ".join(found.missing))
+    monkeypatch.setattr(shell_module, "probe", lambda folder: Support(request.param, found.overlay))
+    return request.param
+
+
+# --- files ------------------------------------------------------------------------------------------
+
+OUTSIDE = [
+    "/",
+    "/etc",
+    "/home",
+    "/root",
+    "/usr",
+    "/usr/bin",
+    "/var",
+    "/var/lib",
+    "/opt",
+    "/mnt",
+    "/proc",
+    "/sys",
+    "/dev",
+]
+
+
+@pytest.mark.usefixtures("walls")
+def test_nothing_outside_the_folder_can_be_written(folder: Folder, backend: str):
+    """Not a file in any folder that is there, nor a change to one."""
+    places = [place for place in OUTSIDE if os.path.isdir(place)]
+    script = "".join(f"touch {place}/handrail-escape 2>/dev/null && echo {place}\n" for place in places)
+    finished = folder.sh(anything(backend), script + "echo x >> /etc/passwd; chmod 777 /etc; true")
+    refused = ("Read-only file system", "Permission denied")  # the second where not even we may
+    assert sum(finished.output.count(words) for words in refused) == 2
+    assert not [line for line in finished.output.splitlines() if line.startswith("/")]
+    assert not [place for place in places if os.path.exists(f"{place}/handrail-escape")]
+
+
+@pytest.mark.parametrize("place", ["/tmp", "/dev/shm", "/var/tmp", "/run"])
+def test_its_temporary_folders_are_its_own(folder: Folder, backend: str, place: str):
+    """Written inside, not seen outside; what is outside is not seen inside; gone with the command."""
+    if not os.access(place, os.W_OK):
+        pytest.skip(f"only root may write in {place}")
+    shell = anything(backend)
+    with tempfile.NamedTemporaryFile(dir=place, prefix="handrail-outside-") as outside:
+        script = f"ls -A {place}; echo x > {place}/handrail-inside && echo written"
+        finished = folder.sh(shell, script)
+        assert finished.output.endswith("written\n")
+        assert os.path.basename(outside.name) not in finished.output
+    assert not os.path.exists(f"{place}/handrail-inside")
+    assert "handrail-inside" not in folder.run(shell, "ls", "-A", place).output
+
+
+def test_layers_themselves_can_not_be_written(folder: Folder, backend: str):
+    """The upper layer's own path is as read only as the rest, or not there at all."""
+    folder.sh(anything(backend), f"touch {folder.upper}/x {folder.base}/x {folder.base}/work/x")
+    assert folder.caught() == []
+    assert sorted(os.listdir(folder.base)) == ["root", "upper", "work"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a device")
+@pytest.mark.usefixtures("walls")
+def test_a_device_that_lies_about_is_none(backend: str):
+    """Device files outside /dev can't be opened, in the folder or out of it."""
+    with tempfile.TemporaryDirectory(dir=outside_tmp(), prefix=".shell-") as place:
+        folder = Folder(Path(place))
+        for path in (folder.root / "zero", folder.base / "zero"):
+            os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5))
+        finished = folder.sh(
+            anything(backend), "head -c 1 zero; head -c 1 ../zero; head -c 1 /dev/zero | wc -c"
+        )
+        assert finished.output.count("cannot open") == 2
+        assert finished.output.endswith("\n1\n")
+
+
+def test_a_folder_outside_tmp_is_held_the_same(backend: str):
+    """The folder need not lie below one of those that are its own."""
+    with tempfile.TemporaryDirectory(dir=outside_tmp(), prefix=".shell-") as place:
+        folder = Folder(Path(place))
+        folder.add("kept.txt", "kept\n")
+        before = folder.real()
+        finished = folder.sh(anything(backend), f"echo x >> kept.txt; touch {place}/out; pwd; ls /tmp")
+        assert (
+            finished.output
+            == f"touch: cannot touch '{place}/out': Read-only file system\n{folder.root}\nhome\n"
+        )
+        assert folder.caught() == [("written", "kept.txt")]
+        assert folder.real() == before
+
+
+# --- secrets ----------------------------------------------------------------------------------------
+
+
+def test_the_environment_is_clean(folder: Folder, backend: str, monkeypatch: pytest.MonkeyPatch):
+    """Only harmless names and what is passed on purpose; not in any process it can see either."""
+    for name in (
+        "OPENAI_API_KEY",
+        "GITHUB_TOKEN",
+        "LC_SECRET_token",
+        "SSH_AUTH_SOCK",
+        "LD_PRELOAD_",
+        "MY_VAR",
+        "USER",
+    ):
+        monkeypatch.setenv(name, "hunter2")
+    shell = anything(backend, environment={"GIVEN_TOKEN": "on purpose", "LANG": "C"})
+    finished = folder.sh(shell, "env; cat /proc/*/environ | tr '\\0' '\\n'")
+    assert "hunter2" not in finished.output
+    names = {line.split("=")[0] for line in folder.run(shell, "env").output.splitlines()}
+    assert names - {name for name in names if name.startswith("LC_")} <= {
+        *("PATH", "LANG", "LANGUAGE", "TZ", "TERM", "HOME", "TMPDIR", "PWD", "GIVEN_TOKEN")
+    }
+    assert folder.run(shell, "printenv", "GIVEN_TOKEN", "LANG", "HOME").output == "on purpose\nC\n/tmp/home\n"
+
+
+def test_the_usual_places_of_secrets_are_empty(folder: Folder, backend: str, monkeypatch: pytest.MonkeyPatch):
+    """Keys and credentials of the home folder, what is named, and a link to one."""
+    for path in ("home/.ssh/id", "home/.netrc", "home/.config/gh/hosts.yml", "home/plain", "mine/.env"):
+        folder.add(path, "hunter2")
+    before = folder.real()
+    monkeypatch.setenv("HOME", str(folder.root / "home"))
+    shell = anything(backend, hidden=[folder.root / "mine/.env", folder.root / "missing"])
+    finished = folder.sh(
+        shell,
+        "cat home/.ssh/id home/.netrc home/.config/gh/hosts.yml mine/.env; cat home/plain; ls home/.ssh",
+    )
+    assert finished.output.count("hunter2") == 1
+    if os.geteuid() == 0:
+        assert folder.run(shell, "cat", "/etc/shadow").output == ""
+    assert folder.real() == before
+    assert folder.caught() == []
+    for path in ("home", "mine"):
+        subprocess.run(["rm", "-r", str(folder.root / path)], check=True)
+
+
+# --- processes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("walls")
+def test_it_sees_no_processes_but_its_own(folder: Folder, backend: str):
+    """And can't signal any other."""
+    finished = folder.sh(anything(backend), f"ls -d /proc/[0-9]* | wc -l; kill -0 {os.getpid()} || echo none")
+    assert int(finished.output.split()[0]) <= 5
+    assert finished.output.splitlines()[-1] == "none"
+
+
+@pytest.mark.usefixtures("walls")
+def test_it_sees_no_shared_memory_but_its_own(folder: Folder, backend: str):
+    """Queues and segments of System V belong to nobody inside."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    queue = libc.msgget(0, 0o1666)
+    assert queue >= 0
+    try:
+        assert len(Path("/proc/sysvipc/msg").read_text().splitlines()) > 1
+        assert len(folder.run(anything(backend), "cat", "/proc/sysvipc/msg").output.splitlines()) == 1
+    finally:
+        libc.msgctl(queue, 0, None)
+
+
+def test_it_has_no_descriptors_but_three(folder: Folder, backend: str):
+    """Nothing of ours or of the keeper's is left open in it."""
+    code = "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd'))[:-1], os.getsid(0) == os.getpid())"
+    assert folder.run(anything(backend), PYTHON, "-c", code).output == "[0, 1, 2] True\n"
+
+
+def test_processes_are_bounded(folder: Folder):
+    """A command that forks and forks runs into a limit, not into the machine's."""
+    release = tuple(int(part) for part in os.uname().release.split(".")[:2])
+    if release < (6, 14) and os.geteuid() == 0:
+        pytest.skip("this kernel does not count root's processes by namespace")
+    code = """
+        import os, signal
+        n = 0
+        try:
+            while n < 2000:
+                if os.fork() == 0:
+                    signal.pause()
+                n += 1
+        except OSError as error:
+            print(error.strerror)
+        print(n)
+    """
+    finished = folder.run(anything(processes=100), PYTHON, "-c", textwrap.dedent(code))
+    assert finished.output.startswith("Resource temporarily unavailable\n")
+    assert int(finished.output.split()[-1]) <= 400
+
+
+# --- the network ------------------------------------------------------------------------------------
+
+
+class Listener:
+    """A server on the machine's loopback, on a path, and on an abstract name."""
+
+    def __init__(self, path: Path) -> None:
+        self.inet = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self.inet.getsockname()[1]
+        self.abstract = socket.socket(socket.AF_UNIX)
+        self.abstract.bind(f"\0handrail-{os.getpid()}")
+        self.abstract.listen()
+        self.path = socket.socket(socket.AF_UNIX)
+        self.path.bind(str(path))
+        self.path.listen()
+
+    def close(self) -> None:
+        for server in (self.inet, self.abstract, self.path):
+            server.close()
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    with tempfile.TemporaryDirectory(dir="/run" if os.geteuid() == 0 else "/tmp") as place:
+        made = Listener(Path(place) / "s")
+        yield made
+        made.close()
+
+
+CONNECT = """
+import socket, sys
+port, name, path = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+for kind, address in ((socket.AF_INET, ("127.0.0.1", port)), (socket.AF_UNIX, "\\0" + name), (socket.AF_UNIX, path)):
+    try:
+        socket.socket(kind).connect(address); print("connected")
+    except OSError as error:
+        print(type(error).__name__)
+server = socket.create_server(("127.0.0.1", 0))
+socket.create_connection(server.getsockname()); print("own loopback")
+"""
+
+
+@pytest.mark.usefixtures("walls")
+def test_the_network_is_off(folder: Folder, backend: str, listener: Listener):
+    """Not even the machine's loopback, abstract sockets or those in /run; its own loopback works."""
+    arguments = [str(listener.port), f"handrail-{os.getpid()}", listener.path.getsockname()]
+    finished = folder.run(anything(backend), PYTHON, "-c", CONNECT, *arguments)
+    assert (
+        finished.output == "ConnectionRefusedError\nConnectionRefusedError\nFileNotFoundError\nown loopback\n"
+    )
+
+
+def test_the_network_can_be_switched_on(folder: Folder, backend: str, listener: Listener):
+    """Then it is the machine's, abstract sockets with it; sockets in /run stay hidden."""
+    arguments = [str(listener.port), f"handrail-{os.getpid()}", listener.path.getsockname()]
+    finished = folder.run(anything(backend, network=True), PYTHON, "-c", CONNECT, *arguments)
+    assert finished.output == "connected\nconnected\nFileNotFoundError\nown loopback\n"
+
+
+# --- getting out ------------------------------------------------------------------------------------
+
+SYSCALL = "import ctypes, os, sys; libc = ctypes.CDLL(None, use_errno=True); "
+
+# Each succeeds (exit code 0) only if it got out, or got a right that would let it.
+ESCAPES = {
+    "remount the root": "mount -o remount,rw / && touch /etc/handrail-escape",
+    "remount a folder": "mount -o remount,bind,rw /etc && touch /etc/handrail-escape",
+    "remount the folder's lower": 'mount -o remount,bind,rw "$PWD"',
+    "unmount the folder": 'cd / && umount "$OLDPWD"',
+    "unmount the folder lazily": 'cd / && umount -l "$OLDPWD"',
+    "unmount /tmp": "umount -l /tmp",
+    "unmount /proc": "umount -l /proc",
+    "bind over": "mount --bind /etc /mnt",
+    "bind into the folder": "mkdir e && mount --bind /etc e",
+    "mount a tmpfs": "mkdir t && mount -t tmpfs none t",
+    "mount the disk": 'mkdir d && mount -t ext4 "$(awk \'$5 == "/" {print $3; exit}\' /proc/self/mountinfo)" d',
+    "mount a proc": "mkdir p && mount -t proc none p",
+    "mount an overlay": "mkdir o u w && mount -t overlay none -o lowerdir=/etc,upperdir=u,workdir=w o",
+    "user namespace, then remount": "unshare -Urm sh -c 'mount -o remount,bind,rw / && touch /etc/handrail-escape'",
+    "user namespace, then unmount": 'cd / && unshare -Urm umount -l "$OLDPWD"',
+    "mount namespace": "unshare -m true",
+    "enter the first process": "nsenter -t 1 -m -p true",
+    "enter through its own": "nsenter --mount=/proc/1/ns/mnt true",
+    "the first process's root": "touch /proc/1/root/etc/handrail-escape",
+    "look at the first process's root": "ls /proc/1/root/ /proc/1/cwd/",
+    "the first process's descriptors": "for f in /proc/1/fd/*; do readlink $f && exit 0; done; exit 1",
+    "open the first process's descriptors": "for f in 0 1 2 4 5; do : <> /proc/1/fd/$f && exit 0; done; exit 1",
+    "the first process's memory": "head -c 1 /proc/1/mem",
+    "kill the first process": "kill -9 1; sleep 0; test ! -d /proc/1",
+    "a block device": "mknod d b $(stat -c '%Hd %Ld' /) && head -c 1 d",
+    "the memory device": "mknod m c 1 1 && head -c 1 m",
+    "a device that is there": "for d in /dev/vd* /dev/sd* /dev/nvme* /dev/mem /dev/kmsg; do test -e $d && exit 0; done; exit 1",
+    "change the root": "chroot /proc/1/root true",
+    "change the root and climb": "mkdir c && chroot c true || chroot . true",
+    "move the root": SYSCALL + "sys.exit(libc.pivot_root(b'.', b'.') != 0)",
+    "mount by new calls": SYSCALL + "sys.exit(libc.syscall(430, b'tmpfs', 0) < 0)",
+    "clone a mount": SYSCALL + "sys.exit(libc.syscall(428, -100, b'/etc', 1) < 0)",
+    "change mount attributes": SYSCALL
+    + "a = (ctypes.c_uint64 * 4)(0, 1, 0, 0); sys.exit(libc.syscall(442, -100, b'/', 0, a, 32) != 0)",
+    "trace the first process": SYSCALL + "sys.exit(libc.ptrace(16, 1, 0, 0) != 0)",
+    "open by handle": SYSCALL
+    + "h = (ctypes.c_uint32 * 40)(128, 0); m = ctypes.c_int();"
+    + "libc.name_to_handle_at(-100, b'/etc/hostname', h, ctypes.byref(m), 0);"
+    + "f = os.open('/etc', os.O_RDONLY); sys.exit(libc.open_by_handle_at(f, h, os.O_RDWR) < 0)",
+    "load a module": SYSCALL
+    + "libc.syscall(105 if os.uname().machine == 'aarch64' else 175, 0, 0, b''); sys.exit(ctypes.get_errno() not in (0, 14))",
+    "load a program into the kernel": SYSCALL
+    + "a = (ctypes.c_uint64 * 16)(2, 4, 4, 8); sys.exit(libc.syscall(280 if os.uname().machine == 'aarch64' else 321, 0, a, 128) < 0)",
+    "set the clock": "date -s '1999-01-01' >/dev/null",
+    "set the host name": "hostname escaped",
+    "write through a descriptor": "exec 3</etc/hostname && echo x > /proc/self/fd/3",
+    "write through a link": "ln -s /etc/handrail-escape l && echo x > l",
+    "write through a hard link": "ln /etc/hostname h",
+    "make the folder a link": 'mv "$PWD" "$PWD.old"',
+    "core pattern": "echo '|/tmp/x' > /proc/sys/kernel/core_pattern",
+    "sysrq": "echo h > /proc/sysrq-trigger",
+    "make /proc writable": "mount -o remount,rw /proc && echo h > /proc/sysrq-trigger",
+    "drop caches": "echo 1 > /proc/sys/vm/drop_caches",
+    "panic on oom": "echo 1 > /proc/sys/vm/panic_on_oom",
+    "a cgroup": "for d in /sys/fs/cgroup /sys/fs/cgroup/*/; do mkdir $d/handrail-escape && exit 0; done; exit 1",
+    "kernel settings": "for f in /sys/kernel/*; do test -f $f && : >> $f && exit 0; done; exit 1",
+    "set-user-id": "grep -q 'NoNewPrivs:.0' /proc/self/status",
+    "capabilities": f"test $((0x$(awk '/CapBnd/ {{print $2}}' /proc/self/status) & ~0x4fb)) -ne 0 {'#' if os.geteuid() else ''}",
+    "immutable files": "chattr +i /etc/hostname",
+    "the terminal": SYSCALL
+    + "import fcntl, termios; fcntl.ioctl(os.open('/dev/tty', os.O_RDWR), termios.TIOCSTI, b'x')",
+    "nice": "nice -n -5 sh -c 'test $(nice) -lt 0'",
+    "raise limits": "ulimit -Hc 1000 || exit 1",
+    "a socket to the host of the machine": SYSCALL + "import socket; socket.socket(40, socket.SOCK_STREAM)",
+    "a socket to the kernel's ciphers": SYSCALL + "import socket; socket.socket(38, socket.SOCK_SEQPACKET)",
+    "io_uring": SYSCALL + "sys.exit(libc.syscall(425, 8, (ctypes.c_uint32 * 40)()) < 0)",
+    "keys": SYSCALL + "sys.exit(libc.syscall(219 if os.uname().machine == 'aarch64' else 250, 0, -3, 1) < 0)",
+    "raw sockets": SYSCALL + "import socket; socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)",
+}
+
+
+@pytest.mark.usefixtures("walls")
+@pytest.mark.parametrize("escape", ESCAPES)
+def test_there_is_no_way_out(folder: Folder, escape: str):
+    """Each of these gets out of a weaker wall; none of them gets out of this one, and nothing real changes."""
+    text = ESCAPES[escape]
+    before = {place: sorted(os.listdir(place)) for place in ("/etc", "/mnt")}
+    hostname = Path("/etc/hostname").read_bytes()
+    argv = (
+        [PYTHON, "-c", text]
+        if text.startswith(SYSCALL)
+        else ["sh", "-c", f"PATH=$PATH:/usr/sbin:/sbin; {text}"]
+    )
+    finished = folder.run(anything(), *argv)
+    assert finished.exit_code not in (0, 127), finished.output
+    assert "SyntaxError" not in finished.output
+    assert "not found" not in finished.output
+    assert {place: sorted(os.listdir(place)) for place in before} == before
+    assert Path("/etc/hostname").read_bytes() == hostname
+
+
+# --- as somebody else -------------------------------------------------------------------------------
+
+AS_NOBODY = """
+import asyncio, sys, tempfile
+from pathlib import Path
+from handrail.resources.shell import Allow, Layers, Shell, probe
+
+place = Path(tempfile.mkdtemp())
+for name in ("root/docs", "upper", "work"):
+    (place / name).mkdir(parents=True)
+(place / "root/docs/kept").write_text("kept")
+(place / "root/locked").mkdir(0o000)
+support = probe(place)
+if not support.contained:
+    sys.exit("MISSING " + "; ".join(support.missing))
+layers = Layers((place / "root",), place / "upper", place / "work")
+shell = Shell([Allow(...)], backend=sys.argv[1])
+script = "id -u; echo x > new; rm -r docs; mkdir docs; touch /var/tmp/x /etc/x; grep CapEff /proc/self/status; unshare -Ur true"
+finished = asyncio.run(shell.run(["sh", "-c", script], layers))
+print(finished.output, finished.backend, (place / "root/docs/kept").read_text(), sorted(p.name for p in (place / "upper").iterdir()))
+print(list((place / "work").iterdir()))
+"""
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not os.path.exists("/usr/bin/python3"), reason="needs root and a common Python"
+)
+def test_an_ordinary_user_is_held_the_same(backend: str, tmp_path: Path):
+    """Under its own id, without any capability, where the kernel lets it."""
+    packages = [path for path in sys.path if path.endswith("site-packages")]
+    version = subprocess.run(
+        ["/usr/bin/python3", "-c", "import sys; print(*sys.version_info[:2])"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    if version.stdout.split() != [str(part) for part in sys.version_info[:2]]:
+        pytest.skip("the Python that others may use is of another version")
+    source = ROOT / "src"
+    done = subprocess.run(
+        [
+            "setpriv",
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+            "/usr/bin/python3",
+            "-c",
+            AS_NOBODY,
+            backend,
+        ],
+        env={
+            "PYTHONPATH": ":".join([str(source), *packages]),
+            "PATH": os.environ["PATH"],
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "MISSING" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert lines[0] == "65534"
+    assert lines[1] == "touch: cannot touch '/etc/x': Read-only file system"
+    assert lines[2].split() == ["CapEff:", "0000000000000000"]
+    assert lines[3].startswith("unshare: ")
+    assert lines[-2:] == [f" {backend} kept ['docs', 'new']", "[]"]
+
+
+def test_the_probe_finds_what_the_machine_has(tmp_path: Path):
+    """What util-linux can do here, so can we: otherwise these tests would all be skipped, and show nothing."""
+    folder = Folder(tmp_path)
+    options = f"lowerdir={folder.root},upperdir={folder.upper},workdir={folder.layers.work},userxattr"
+    command = [
+        "unshare",
+        "-r",
+        "-m",
+        "-p",
+        "-f",
+        "-n",
+        "--mount-proc",
+        "mount",
+        "-t",
+        "overlay",
+        "none",
+        "-o",
+        options,
+    ]
+    if subprocess.run([*command, str(folder.root)], capture_output=True, check=False).returncode:
+        pytest.skip("no overlay in a user namespace here")
+    assert probe(tmp_path) == Support("user", True, ())
+
+
+def test_the_probe_says_what_is_missing(tmp_path: Path):
+    """Where user namespaces are forbidden to an ordinary user, nothing is promised and the reason is given."""
+    if os.geteuid() != 0 or probe(tmp_path).isolation != "user":
+        pytest.skip("needs root and user namespaces, to forbid them")
+    if not is_seen(Path(sys.prefix)):
+        pytest.skip("this checkout lies below /tmp, where commands have another one")
+    folder = Folder(tmp_path)
+    # Inside the walls there are none to be had: the probe finds that out by itself.
+    code = (
+        "import sys; from pathlib import Path; from handrail.resources.shell import probe; "
+        "found = probe(Path('.')); print(found.isolation, found.overlay, found.contained); print(*found.missing, sep='\\n')"
+    )
+    source = ROOT / "src"
+    finished = folder.run(
+        anything(environment={"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}),
+        sys.executable,
+        "-c",
+        code,
+    )
+    assert finished.ok, finished.output
+    first, *missing = finished.output.splitlines()
+    assert first == "none False False"
+    assert len(missing) == 2
+    assert all(line.startswith("namespaces (kernel") and "clone3" in line for line in missing)
+
+
+def test_shells_in_many_threads_share_one_keeper(folder: Folder):
+    """Loops of different threads run commands at the same time."""
+    said: list[str] = []
+
+    def work(number: int) -> None:
+        mine = Folder(folder.base / f"thread{number}")
+        said.append(mine.run(anything(), "echo", str(number)).output)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(said) == [f"{number}\n" for number in range(6)]

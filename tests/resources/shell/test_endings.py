@@ -1,0 +1,406 @@
+"""How commands end: in time, out of time, cancelled, with us, with the keeper; and never halfway."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from handrail.errors import CommandMissing, CommandRefused, ShellError
+from handrail.resources.shell import Allow, CommandResult, Layers, Support, launcher, probe
+from handrail.resources.shell import shell as shell_module
+from handrail.testing import FakeShell, run_virtual
+from support.folders import PYTHON, Folder, anything, processes_with
+
+pytestmark = pytest.mark.once  # processes, kills and programs of others: what they try is not Python's
+
+# Says it is there on a connection, then does all it can to stay.
+STUBBORN = """
+import os, signal, socket, sys, time
+for number in range(1, 65):
+    try: signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError): pass
+line = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+os.write(1, b"begun\\n")
+for generation in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.setsid()
+            break
+        os._exit(0)
+line.sendall(b"x")
+while True: time.sleep(1000)
+"""
+
+
+class Line:
+    """Where commands call in. The end of a connection is the end of everybody who has it."""
+
+    def __init__(self) -> None:
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.server.settimeout(30)
+        self.connections: list[socket.socket] = []
+        self.port = str(self.server.getsockname()[1])
+
+    def accept(self) -> socket.socket:
+        connection, _ = self.server.accept()
+        self.connections.append(connection)
+        connection.settimeout(30)
+        return connection
+
+    def close(self) -> None:
+        for each in (self.server, *self.connections):
+            each.close()
+
+
+@pytest.fixture
+def line() -> Iterator[Line]:
+    made = Line()
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["overlay", "copy", "no walls"])
+def shells(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    support = probe(tmp_path)
+    if request.param == "no walls":
+        monkeypatch.setattr(shell_module, "probe", lambda folder: Support("none", False, ("walls",)))
+        return "auto"
+    if not support.contained or (request.param == "overlay" and not support.overlay):
+        pytest.skip("; ".join(support.missing))
+    return request.param
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    made = Folder(tmp_path)
+    made.add("kept.txt", "kept\n")
+    return made
+
+
+def read_until(connection: socket.socket, size: int) -> None:
+    while size:
+        got = connection.recv(size)
+        assert got
+        size -= len(got)
+
+
+def assert_gone(line: Line, connection: socket.socket) -> None:
+    """Everybody who had the connection is dead already, not just dying."""
+    connection.setblocking(False)
+    while connection.recv(1000):
+        pass
+    assert processes_with(f" {line.port} stubborn") == []
+
+
+def test_a_command_out_of_time_is_gone_with_all_it_started(folder: Folder, shells: str, line: Line):
+    """Daemons in sessions of their own that ignore every signal are dead when it returns; what it said is kept."""
+    shell = anything(shells, network=True, contained=False, timeout=3)
+    finished = folder.run(shell, PYTHON, "-c", STUBBORN, line.port, "stubborn")
+    assert (finished.timed_out, finished.exit_code, finished.signal) == (True, None, 9)
+    assert finished.output == "begun\n"
+    assert finished.ending.startswith("stopped after 3")
+    assert_gone(line, line.accept())
+
+
+def test_daemons_end_with_their_command(folder: Folder, shells: str, line: Line):
+    """A command that has ended leaves nothing behind, and is not waited for longer because of it."""
+    code = """
+        import os, sys
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            os.dup2(writer, 1)
+            exec(sys.argv[3])
+        os.read(reader, 1)  # it is there
+    """
+    shell = anything(shells, network=True, contained=False, timeout=50)
+    finished = folder.run(shell, PYTHON, "-c", textwrap.dedent(code), line.port, "stubborn", STUBBORN)
+    assert (finished.exit_code, finished.timed_out) == (0, False)
+    assert_gone(line, line.accept())
+
+
+def test_a_timeout_of_one_run_counts_for_it(folder: Folder):
+    """The shell's own is only the default."""
+    assert folder.run(anything(timeout=50), "sleep", "40", timeout=0.1).timed_out
+    assert not folder.run(anything(timeout=0.1), "sleep", "0.2", timeout=50).timed_out
+
+
+def test_cancelling_ends_the_command_first(folder: Folder, shells: str, line: Line):
+    """When the cancellation comes through, nothing of it is left, and the folder is as it was."""
+    shell = anything(shells, network=True, contained=False)
+    before = folder.real()
+
+    async def main() -> None:
+        argv = [PYTHON, "-c", STUBBORN, line.port, "stubborn"]
+        task = asyncio.create_task(shell.run(argv, folder.layers))
+        connection = await asyncio.to_thread(line.accept)
+        await asyncio.to_thread(read_until, connection, 4)
+        task.cancel()
+        await asyncio.sleep(0)
+        task.cancel()  # impatience changes nothing
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert_gone(line, connection)
+
+    asyncio.run(main())
+    assert folder.real() == before
+    assert list((folder.base / "work").iterdir()) == []
+    assert folder.run(anything(shells, contained=False), "echo", "next").output == "next\n"
+
+
+def test_a_cancelled_copy_is_not_made_to_its_end(folder: Folder, monkeypatch: pytest.MonkeyPatch):
+    """A large folder is not copied for nobody."""
+    for number in range(50):
+        folder.add(f"{number}/file", "x")
+    copied: list[str] = []
+    shell = anything("copy")
+    real = shell_module.Copy._copy_folder  # pyright: ignore[reportPrivateUsage]
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        reached = asyncio.Event()
+
+        def slow(self: object, stack: list[str], target: str, path: str) -> None:
+            copied.append(path)
+            if len(copied) == 5:
+                loop.call_soon_threadsafe(reached.set)
+                run_stops.wait(30)
+            real(self, stack, target, path)  # pyright: ignore[reportArgumentType]
+
+        run_stops = threading.Event()
+        monkeypatch.setattr(shell_module.Copy, "_copy_folder", slow)
+        task = asyncio.create_task(shell.run(["true"], folder.layers))
+        await reached.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        loop.call_later(0, run_stops.set)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert len(copied) < 10
+    assert list((folder.base / "work").iterdir()) == []
+
+
+WAIT = "import socket, sys; c = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); c.sendall(sys.argv[2].encode()); sys.exit(c.recv(1) != b'.')"
+
+
+def test_shells_on_different_layers_run_at_the_same_time(tmp_path: Path, line: Line):
+    """Both have begun before either may end."""
+    shell = anything(network=True)
+    one, two = Folder(tmp_path / "one"), Folder(tmp_path / "two")
+
+    async def main() -> None:
+        tasks = [
+            asyncio.create_task(shell.run([PYTHON, "-c", WAIT, line.port, "x"], f.layers)) for f in (one, two)
+        ]
+        connections = [await asyncio.to_thread(line.accept) for _ in tasks]
+        for connection in connections:
+            connection.sendall(b".")
+        assert [(await task).exit_code for task in tasks] == [0, 0]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_a_command_ends_while_others_go_on(tmp_path: Path, line: Line, first: int):
+    """Whichever of three that run at the same time ends first is known to have ended at once."""
+    shell = anything(network=True)
+    folders = [Folder(tmp_path / str(number)) for number in range(3)]
+
+    async def main() -> None:
+        tasks: list[asyncio.Task[CommandResult]] = []
+        connections: list[socket.socket] = []
+        for folder in folders:
+            tasks.append(asyncio.create_task(shell.run([PYTHON, "-c", WAIT, line.port, "x"], folder.layers)))
+            connections.append(await asyncio.to_thread(line.accept))
+        connections[first].sendall(b".")
+        assert (await tasks[first]).ok
+        for number, task in enumerate(tasks):
+            if number != first:
+                assert not task.done()
+                connections[number].sendall(b".")
+                assert (await task).ok
+
+    asyncio.run(main())
+
+
+def test_shells_on_one_layer_take_turns(tmp_path: Path, line: Line):
+    """The second begins when the first has ended, and sees what it wrote; one cancelled while it waits never runs."""
+    shell = anything(network=True)
+    folder, other = Folder(tmp_path / "one"), Folder(tmp_path / "two")
+    said: list[bytes] = []
+
+    async def main() -> None:
+        async def begin(name: str) -> asyncio.Task[CommandResult]:
+            script = f'{PYTHON} -c "{WAIT}" {line.port} {name} && cat trace; echo {name} >> trace'
+            return asyncio.create_task(shell.run(["sh", "-c", script], folder.layers, timeout=40))
+
+        first = await begin("a")
+        connection = await asyncio.to_thread(line.accept)
+        said.append(await asyncio.to_thread(connection.recv, 1))
+        second, third = await begin("b"), await begin("c")
+        assert (await shell.run(["true"], other.layers)).ok  # time enough for them to begin, if they would
+        third.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await third
+        assert not second.done()
+        line.server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            line.server.accept()
+        line.server.settimeout(30)
+        connection.sendall(b".")
+        assert (await first).ok
+        connection = await asyncio.to_thread(line.accept)
+        said.append(await asyncio.to_thread(connection.recv, 1))
+        connection.sendall(b".")
+        assert (await second).output == "a\n"
+
+    asyncio.run(main())
+    assert said == [b"a", b"b"]
+    assert (folder.upper / "trace").read_text() == "a\nb\n"
+
+
+US = """
+import asyncio, signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell began us in the background
+from pathlib import Path
+from handrail.resources.shell import Allow, Layers, Shell, Support, shell as module
+base = Path(sys.argv[1])
+layers = Layers((base / "root",), base / "upper", base / "work")
+shell = Shell([Allow(...)], network=True, contained=False)
+if sys.argv[5] == "no walls":
+    module.probe = lambda folder: Support("none", False, ("walls",))
+def work():
+    asyncio.run(shell.run([sys.argv[2], "-c", sys.argv[3], sys.argv[4], "stubborn"], layers))
+first = threading.Thread(target=lambda: asyncio.run(shell.run(["true"], layers)))
+first.start(); first.join()  # the thread that started the keeper is gone: only the process counts
+work()
+"""
+
+
+@pytest.mark.parametrize("walls", ["walls", "no walls"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_command_ends_with_us(folder: Folder, line: Line, how: signal.Signals, walls: str):
+    """`kill -9` of the process that runs it, and the command and its daemons are gone."""
+    argv = [sys.executable, "-c", US, str(folder.base), PYTHON, STUBBORN, line.port, walls]
+    us = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
+    try:
+        connection = line.accept()
+        read_until(connection, 4)
+        us.send_signal(how)
+        us.wait(30)
+        # The end of everybody who has it is the end of the connection; there is nothing else to wait for.
+        assert connection.recv(1000) == b""
+    finally:
+        us.kill()
+        us.wait()
+
+
+def test_a_dead_keeper_is_said_and_replaced(folder: Folder, line: Line, shells: str):
+    """Its commands die with it; the next command has a new one."""
+    shell = anything(shells, network=True, contained=False)
+
+    async def main() -> None:
+        task = asyncio.create_task(shell.run([PYTHON, "-c", STUBBORN, line.port, "stubborn"], folder.layers))
+        connection = await asyncio.to_thread(line.accept)
+        await asyncio.to_thread(read_until, connection, 4)
+        keeper = launcher._keeper
+        assert keeper is not None
+        os.kill(keeper._process, signal.SIGKILL)
+        if shells == "auto":  # without walls there is somebody left to tell how it ended
+            assert (await task).signal == signal.SIGKILL
+        else:
+            with pytest.raises(ShellError, match="its sandbox process died"):
+                await task
+        assert connection.recv(1000) == b""
+        assert (await shell.run(["echo", "again"], folder.layers)).output == "again\n"
+
+    asyncio.run(main())
+
+
+def test_a_forked_process_has_a_keeper_of_its_own(folder: Folder):
+    """A child made by fork does not talk to its parent's."""
+    code = """
+        import asyncio, os, sys
+        from pathlib import Path
+        from handrail.resources.shell import Allow, Layers, Shell, launcher
+        base = Path(sys.argv[1])
+        layers = Layers((base / "root",), base / "upper", base / "work")
+        def say(word):
+            print(asyncio.run(Shell([Allow(...)]).run(["echo", word], layers)).output, end="", flush=True)
+        say("parent")
+        child = os.fork()
+        if child == 0:
+            assert launcher._keeper is None
+            say("child")
+            sys.exit()
+        os.waitpid(child, 0)
+        say("parent again")
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code), str(folder.base)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=50,
+    )
+    assert done.stdout == "parent\nchild\nparent again\n"
+
+
+def test_commands_run_in_virtual_time_too(folder: Folder):
+    """A command lives in real time, whatever the loop's clock says."""
+    shell = anything()
+
+    async def main() -> CommandResult:
+        return await shell.run(["sh", "-c", "sleep 0.3; echo done"], folder.layers, timeout=20)
+
+    assert run_virtual(main).output == "done\n"
+
+
+def test_descriptors_are_given_back(folder: Folder):
+    """Many commands, also failing ones, leave no descriptor open here."""
+    shell = anything()
+    folder.run(shell, "true", stdin="x")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        folder.run(shell, "true", stdin="x")
+        folder.run(shell, "sleep", "9", timeout=0.05)
+        with pytest.raises(CommandMissing):
+            folder.run(shell, "no-such-program")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# --- the fake ------------------------------------------------------------------------------------
+
+
+def test_a_fake_shell_says_what_it_was_told(tmp_path: Path):
+    """By the longest beginning that fits; rules hold; the rest is missing."""
+    folder = Folder(tmp_path)
+
+    def write(argv: tuple[str, ...], layers: Layers) -> str:
+        (layers.upper / "made").write_text(" ".join(argv))
+        return "wrote"
+
+    fake = FakeShell(
+        {"git": 1, "git status": "clean\n", "make": write, "slow": CommandResult(argv=(), timed_out=True)},
+        [Allow("git", "*"), Allow("make", ...), Allow("slow"), Allow("other")],
+    )
+    assert folder.run(fake, "git", "status").output == "clean\n"
+    assert folder.run(fake, "git", "log").exit_code == 1
+    assert folder.run(fake, "make", "all").output == "wrote"
+    assert folder.caught() == [("written", "made")]
+    assert folder.run(fake, "slow").timed_out
+    with pytest.raises(CommandMissing):
+        folder.run(fake, "other")
+    with pytest.raises(CommandRefused):
+        folder.run(fake, "rm")
+    assert fake.ran == [("git", "status"), ("git", "log"), ("make", "all"), ("slow",), ("other",)]

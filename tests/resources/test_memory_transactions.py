@@ -1,0 +1,184 @@
+"""The end of a fork: threads that outlive it, what it costs, and any interleaving of many."""
+
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from handrail.errors import (
+    Conflict,
+    ContextExpired,
+)
+from handrail.resources.memory import MemoryFilesystem, MemoryFork
+from support.file_transactions import Transactions
+from support.filesystems import commit, tree
+
+# --- the end, and threads ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["prepare", "apply", "drop", "conflict", "parent"])
+def test_nothing_works_after_the_end(end: str):
+    """Every verb raises `ContextExpired` with the name of the call, and nothing lands."""
+    root = MemoryFilesystem({"a": "1", "x": "1"})
+    outer = root.fork("ended")
+    fork = outer.fork("inner") if end == "parent" else outer
+    fork.write("x", "2")
+    if end == "conflict":
+        root.write("x", "3")
+        with pytest.raises(Conflict):
+            fork.prepare()
+    elif end == "apply":
+        commit(fork)
+    else:
+        {"prepare": outer.prepare, "drop": outer.drop, "parent": outer.drop}[end]()
+    before = tree(root)
+    calls: list[Callable[[MemoryFork], Any]] = [
+        lambda f: f.read("a"),
+        lambda f: f.read_bytes("a"),
+        lambda f: f.exists("a"),
+        lambda f: f.stat("a"),
+        lambda f: f.list(),
+        lambda f: f.glob("*"),
+        lambda f: f.grep("1"),
+        lambda f: f.write("a", "2"),
+        lambda f: f.append("a", "2"),
+        lambda f: f.edit("a", "1", "2"),
+        lambda f: f.mkdir("m"),
+        lambda f: f.move("a", "b"),
+        lambda f: f.delete("a"),
+        lambda f: f.fork("late"),
+        lambda f: f.prepare(),
+    ]
+    for call in calls:
+        with pytest.raises(ContextExpired, match="the call 'ended' has ended"):
+            call(fork)
+    assert tree(root) == before
+
+
+@pytest.mark.parametrize("end", [MemoryFork.prepare, MemoryFork.drop])
+def test_an_inner_fork_can_not_be_applied_into_one_that_is_over(end: Callable[[MemoryFork], None]):
+    """Prepared in time and applied too late, it lands nowhere, and says nothing: applying can't fail."""
+    root = MemoryFilesystem({"a": "1"})
+    outer = root.fork("outer")
+    outer.write("b", "outer")
+    inner = outer.fork("inner")
+    inner.write("a", "late")
+    inner.prepare()
+    end(outer)
+    inner.apply()
+    if end is MemoryFork.prepare:
+        outer.apply()
+    assert root.read("a") == "1"
+
+
+@pytest.fixture
+def eager_threads():
+    """Threads take turns as often as they can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def hammer(fork: MemoryFork, mine: int, busy: threading.Barrier, ends: list[BaseException]) -> None:
+    """Use a fork until it refuses."""
+    try:
+        for number in count():
+            if number == 3:
+                busy.wait()
+            fork.write(f"d/{mine}/{number}", "x")
+            fork.glob("**")
+            fork.move(f"d/{mine}/{number}", f"e/{mine}/{number}")
+            fork.list(f"e/{mine}")
+    except BaseException as error:
+        ends.append(error)
+        if not isinstance(error, ContextExpired):
+            busy.abort()  # so that nobody waits for it
+
+
+@pytest.mark.usefixtures("eager_threads")
+@pytest.mark.parametrize("end", ["commit", "drop"])
+def test_a_thread_that_outlives_its_call_writes_nowhere(end: str):
+    """Threads use a fork while it ends: exactly what was there at its end lands, and they are told."""
+    for _ in range(15):
+        root = MemoryFilesystem({"d/start": "1"})
+        fork = root.fork("call")
+        ends: list[BaseException] = []
+        busy = threading.Barrier(5)
+        threads = [threading.Thread(target=hammer, args=(fork, mine, busy, ends)) for mine in range(4)]
+        for thread in threads:
+            thread.start()
+        expected = {"d/start": "1"}
+        try:
+            busy.wait()
+            if end == "commit":
+                fork.prepare()
+                expected |= {path: new.decode() for path, _, new in fork.changes() if new is not None}
+                fork.apply()
+        finally:
+            fork.drop()
+            for thread in threads:
+                thread.join()
+        assert [type(error) for error in ends] == [ContextExpired] * 4
+        assert {path: text for path, text in tree(root).items() if text is not None} == expected
+
+
+@pytest.mark.usefixtures("eager_threads")
+def test_no_update_is_lost_between_threads():
+    """Forks in four threads count up one file: every commit counts, a conflict is tried again."""
+    root = MemoryFilesystem({"n": "0"})
+
+    def count_up() -> None:
+        for _ in range(50):
+            while True:
+                fork = root.fork("call")
+                fork.write("n", str(int(fork.read("n")) + 1))
+                try:
+                    commit(fork)
+                except Conflict:
+                    continue
+                break
+
+    threads = [threading.Thread(target=count_up) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert root.read("n") == "200"
+
+
+def test_a_fork_and_a_commit_cost_the_same_at_any_size():
+    """Ten files or a hundred thousand: within a factor of two, and nothing is copied."""
+
+    def median_cost(files: int) -> float:
+        root = MemoryFilesystem({f"d{number % 7}/f{number}": "" for number in range(files)})
+        times: list[float] = []
+        for _ in range(15):
+            start = time.process_time()
+            for _ in range(200):
+                fork = root.fork("call")
+                fork.write("d1/f1", "x")
+                fork.read("d2/f2")
+                commit(fork)
+            times.append(time.process_time() - start)
+        return statistics.median(times)
+
+    assert median_cost(100_000) <= 2 * median_cost(10)
+    fork = MemoryFilesystem({f"f{number}": "" for number in range(1000)}).fork("call")
+    fork.write("f1", "x")
+    fork.read("f2")
+    held = [fork._over, fork._seen, fork._listed]
+    assert [sum(map(len, by_folder.values())) if by_folder else 0 for by_folder in held] == [1, 1, 0]
+
+
+# --- any interleaving ----------------------------------------------------------------------------
+
+
+TestTransactions = Transactions.TestCase
+TestTransactions.settings = settings(stateful_step_count=40)

@@ -1,0 +1,162 @@
+"""A journal's file between versions and processes: brought up, refused, owned by one at a time."""
+
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from handrail import Prompt, tool
+from handrail.errors import JournalError, RunBusy, RunParked
+from handrail.journal.schema import MIGRATIONS, SCHEMA
+from handrail.journal.sqlite import SqliteJournal
+from handrail.runs import list_runs, show
+from support import TESTS
+from support.recorded import PROMPT, Recorder, call
+
+FIRST = """
+CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE steps (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE questions (id TEXT PRIMARY KEY, question BLOB NOT NULL, answer BLOB) WITHOUT ROWID;
+CREATE TABLE units (
+    number INTEGER PRIMARY KEY, run_id TEXT NOT NULL, call_id TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('committed', 'applied', 'void')), unit BLOB NOT NULL
+);
+CREATE INDEX units_of_a_run ON units (run_id);
+CREATE INDEX units_to_apply ON units (number) WHERE state = 'committed';
+INSERT INTO about VALUES ('schema', '1'), ('id', 'old');
+"""
+
+
+async def test_a_file_of_the_first_shape_is_brought_up(tmp_path: Path):
+    """What was in it is there, and it takes runs like a new one."""
+    path = tmp_path / "runs.db"
+    connection = sqlite3.connect(path)
+    connection.executescript(FIRST)
+    unit = {"run_id": "old", "call_id": "c", "events": [], "result": b"{}", "effects": [], "files": []}
+    connection.execute("INSERT INTO steps VALUES ('paid', ?)", (msgspec.msgpack.encode("receipt"),))
+    connection.execute(
+        "INSERT INTO units (run_id, call_id, state, unit) VALUES ('old', 'c', 'applied', ?)",
+        (msgspec.msgpack.encode(unit),),
+    )
+    connection.commit()
+    connection.close()
+    recorder = Recorder(tmp_path)
+    assert recorder.journal.id == "old"
+
+    async def never() -> str:
+        raise AssertionError
+
+    assert await recorder.journal.step("paid", never) == "receipt"
+    assert [(unit.call_id, unit.result) for unit in await recorder.journal.load("old")] == [("c", b"{}")]
+    await recorder.run("new", call("note", text="x"), "end")
+    assert [line.id for line in await list_runs(recorder.journal)] == ["new"]
+    recorder.close()
+    again = SqliteJournal(path)  # a second time there is nothing to bring up
+    assert (await show(again, "new")).steps == 2
+    again.close()
+
+
+def test_a_new_file_and_one_brought_up_have_the_same_shape(tmp_path: Path):
+    """Whichever way it came to be."""
+
+    def shape(path: Path) -> set[str]:
+        with sqlite3.connect(path) as connection:
+            rows = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+        connection.close()
+        return {"".join(" ".join(map(str, row)).split()) for row in rows}
+
+    connection = sqlite3.connect(tmp_path / "old.db")
+    connection.executescript(FIRST)
+    connection.close()
+    for name in ("old", "new"):
+        SqliteJournal(tmp_path / f"{name}.db").close()
+    assert shape(tmp_path / "old.db") == shape(tmp_path / "new.db")
+    assert len(MIGRATIONS) == SCHEMA
+
+
+def test_a_newer_file_is_refused(tmp_path: Path):
+    """With words, and it is left as it is."""
+    path = tmp_path / "runs.db"
+    SqliteJournal(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE about SET value = ? WHERE key = 'schema'", (str(SCHEMA + 1),))
+    connection.close()
+    with pytest.raises(
+        JournalError, match=f"its schema is {SCHEMA + 1}, and this version of Handrail has {SCHEMA}"
+    ):
+        SqliteJournal(path)
+
+
+HOLDER = """
+import asyncio, sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from support.recorded import Recorder, call
+from handrail import Prompt, tool
+
+@tool(effect="pure")
+async def wait() -> str:
+    \"\"\"Wait.\"\"\"
+    print("holding", flush=True)
+    await asyncio.sleep(600)
+    return "waited"
+
+async def main():
+    recorder = Recorder(Path(sys.argv[2]))
+    await recorder.run("r", call("wait"), "end", prompt=Prompt("p", "Do.", tools=[wait]))
+
+asyncio.run(main())
+"""
+
+
+async def test_one_process_has_a_run_and_a_dead_one_has_none(tmp_path: Path):
+    """While it lives the other is told who; killed, its run can be taken at once, its lease not waited for."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(HOLDER), str(TESTS), str(tmp_path)],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "holding\n"
+        recorder = Recorder(tmp_path)
+        with pytest.raises(RunBusy) as busy:
+            await recorder.adapter("end").resume("r", Prompt("p", "Do."))
+        assert f"/{holder.pid}/" in busy.value.owner
+        (line,) = await list_runs(recorder.journal)
+        assert line.standing == "running"
+    finally:
+        holder.kill()
+        holder.wait()
+        if holder.stdout is not None:
+            holder.stdout.close()
+    (line,) = await list_runs(recorder.journal)
+    assert line.standing == "interrupted"
+    assert line.row.leased_until > recorder.journal._now()  # pyright: ignore[reportPrivateUsage]  # not over yet
+
+    @tool(effect="pure")
+    async def wait() -> str:
+        """Wait."""
+        return "waited"
+
+    response = await recorder.adapter("end").resume("r", Prompt("p", "Do.", tools=[wait]))
+    assert response.text == "end"
+    recorder.close()
+
+
+async def test_an_answer_given_by_another_process_is_taken(tmp_path: Path):
+    """Two journals on one file: one parks, the other answers, the first resumes."""
+    recorder = Recorder(tmp_path)
+    with pytest.raises(RunParked):
+        await recorder.run("r", call("choose"), "end")
+    other = SqliteJournal(tmp_path / "runs.db", watch=None)
+    (question,) = await other.questions("r")
+    Recorder.answer(type("Other", (), {"journal": other})(), question, {"n": 4})  # pyright: ignore[reportArgumentType]
+    other.close()
+    response = await recorder.adapter("end").resume("r", PROMPT)
+    assert response.text == "end"
+    assert (await show(recorder.journal, "r")).turns[0].calls[0].message == "got 4"
+    recorder.close()

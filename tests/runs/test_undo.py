@@ -1,0 +1,254 @@
+"""Undoing a recorded call: files and state as if it had not been, refused where something was built on it."""
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from handrail import Prompt, Session, ToolContext, tool
+from handrail.errors import RunBusy, RunError, RunParked, UndoRefused
+from handrail.events import MessageAdded
+from handrail.messages import UserMessage
+from handrail.runs import fork, show, undo
+from support.recorded import PROMPT, TOOLS, Counted, Noted, Recorder, call
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[Recorder]:
+    made = Recorder(tmp_path)
+    yield made
+    made.close()
+
+
+@tool(effect="read")
+async def look(folder: str, context: ToolContext) -> str:
+    """List a folder."""
+    return ", ".join(sorted(each.path for each in context.filesystem.list(folder)))
+
+
+LAW = Prompt("law", "Do.", tools=[*TOOLS, look])
+
+paths = st.sampled_from(["a", "b", "d/a"])
+operations = st.one_of(
+    st.builds(lambda n: call("note", text=str(n)), st.integers(0, 9)),
+    st.just(call("notes")),
+    st.builds(lambda n: call("count", number=n), st.integers(0, 9)),
+    st.builds(lambda path, n: call("write", path=path, text=str(n)), paths, st.integers(0, 9)),
+    st.builds(lambda path: call("read", path=path), paths),
+    st.builds(lambda folder: call("look", folder=folder), st.sampled_from(["", "d"])),
+)
+
+
+def state_of(recorder: Recorder, session: Session) -> Any:
+    files = {
+        str(path.relative_to(recorder.folder)): path.read_text()
+        for path in recorder.folder.rglob("*")
+        if path.is_file()
+    }
+    return files, session[Noted].all(), session[Counted].all()
+
+
+async def carry_out(base: Path, script: list[Any], split: int, target: int | None) -> Any:
+    """Run the calls in two runs of one session; undo one. What there is then, or what was refused."""
+    recorder = Recorder(base)
+    session = Session(id="s")
+    try:
+        await recorder.run("one", *script[:split], "end", prompt=LAW, session=session)
+        await recorder.run("two", *script[split:], "end", prompt=LAW, session=session)
+        units = [*await recorder.journal.load("one"), *await recorder.journal.load("two")]
+        refused: UndoRefused | None = None
+        if target is not None:
+            unit = units[target]
+            before = state_of(recorder, session)
+            try:
+                await undo(recorder.journal, unit.run_id, unit.call_id, recorder.files, session=session)
+            except UndoRefused as error:
+                refused = error
+                assert state_of(recorder, session) == before
+        return state_of(recorder, session), units, refused
+    finally:
+        recorder.close()
+
+
+def overlap(written: str, touched: str) -> bool:
+    """By hand: the same slice; the same path, a folder around it or in it; a listing of the folder it is in."""
+    if written.startswith("slice ") or touched.startswith("slice "):
+        return written == touched
+    one, other = written.removeprefix("file "), touched.removeprefix("file ")
+    if other.endswith("/") and Path(one).parent == Path(other or "."):
+        return True
+    a, b = Path(one), Path(other)
+    return a == b or a in b.parents or (b in a.parents and not other.endswith("/"))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_undo_is_refused_exactly_where_something_was_built_on_it(data: st.DataObject):
+    """Else files and state are what the same calls without it leave."""
+    script = data.draw(st.lists(operations, min_size=1, max_size=6))
+    split = data.draw(st.integers(0, len(script)))
+    target = data.draw(st.integers(0, len(script) - 1))
+    with tempfile.TemporaryDirectory() as base:
+        for name in ("with", "without"):
+            (Path(base) / name).mkdir()
+        state, units, refused = asyncio.run(carry_out(Path(base) / "with", script, split, target))
+        unit = units[target]
+        touched = [place for later in units[target + 1 :] for place in (*later.reads, *later.writes)]
+        built_on = any(overlap(place, other) for place in unit.writes for other in touched)
+        if unit.status != "ok":
+            assert "changed nothing" in str(refused)
+            return
+        assert (refused is not None) == built_on
+        if refused is None:
+            rest = script[:target] + script[target + 1 :]
+            at = split - (target < split)
+            expected, _, _ = asyncio.run(carry_out(Path(base) / "without", rest, at, None))
+            assert state == expected
+
+
+async def test_the_places_in_the_way_are_named(recorder: Recorder):
+    """Those of other sessions too, where they are paths of the same folder; not slices, which are a session's own."""
+    await recorder.run("r", [call("note", text="x"), call("write", path="a", text="x")], "end")
+    await recorder.run("other", [call("notes"), call("read", path="a")], "end")
+    noted, written = await recorder.ids("r")
+    with pytest.raises(UndoRefused, match="has read or changed what it wrote: file a") as refused:
+        await undo(recorder.journal, "r", written, recorder.files)
+    assert refused.value.places == ("file a",)
+    done = await undo(recorder.journal, "r", noted)
+    assert (done.slices, done.paths) == (["slice Noted"], ())
+
+
+async def test_later_calls_that_were_undone_are_not_in_the_way(recorder: Recorder):
+    """The last first, then the one before it."""
+    await recorder.run("r", call("write", path="a", text="1"), call("write", path="a", text="2"), "end")
+    first, second = await recorder.ids("r")
+    with pytest.raises(UndoRefused):
+        await undo(recorder.journal, "r", first, recorder.files)
+    await undo(recorder.journal, "r", second, recorder.files)
+    assert (recorder.folder / "a").read_text() == "1"
+    await undo(recorder.journal, "r", first, recorder.files)
+    assert not (recorder.folder / "a").exists()
+    with pytest.raises(UndoRefused, match="undone already"):
+        await undo(recorder.journal, "r", first, recorder.files)
+    assert [node.undone for node in (await show(recorder.journal, "r")).calls] == [True, True]
+
+
+async def test_the_model_is_told_in_its_next_turn(recorder: Recorder):
+    """Once, in the next run of the session, before it is asked; also when that run is gone through again."""
+    session = Session(id="s")
+    await recorder.run("one", call("note", text="x"), "end", session=session)
+    (noted,) = await recorder.ids("one")
+    await undo(recorder.journal, "one", noted)
+    with pytest.raises(RunParked):
+        await recorder.run("two", call("choose"), "end", session=session)
+    assert session[Noted].all() == ()  # it forgot the call when it was evaluated
+    (question,) = await recorder.journal.questions("two")
+    recorder.answer(question, {"n": 1})
+    response = await recorder.adapter("end").resume("two", PROMPT)
+    said = [
+        each.message for each in response.session[MessageAdded].all() if isinstance(each.message, UserMessage)
+    ]
+    assert [message.by_run for message in said] == [False, False, True]
+    assert f"The call note ({noted}) was undone" in said[-1].text
+    assert response.session[Noted].all() == ()
+    await recorder.run("three", "end", session=response.session)
+    said = [each for each in response.session[MessageAdded].all() if isinstance(each.message, UserMessage)]
+    assert len(said) == 4
+
+
+async def test_a_parked_run_goes_on_without_the_call(recorder: Recorder):
+    """It is not run again, its state is gone, and the model hears of it before its next answer."""
+    with pytest.raises(RunParked):
+        await recorder.run("r", call("note", text="x"), call("choose"), "end")
+    (noted,) = await recorder.ids("r")
+    await undo(recorder.journal, "r", noted)
+    (question,) = await recorder.journal.questions("r")
+    recorder.answer(question, {"n": 1})
+    response = await recorder.adapter("end").resume("r", PROMPT)
+    assert response.session[Noted].all() == ()
+    last_said = [each.message for each in response.session[MessageAdded].all()][-2]
+    assert isinstance(last_said, UserMessage)
+    assert "was undone" in last_said.text
+
+
+async def test_what_can_not_be_undone_is_said(recorder: Recorder):
+    """A call that failed, one that is not there, one without its files, one whose files are another run's."""
+    await recorder.run(
+        "r", [call("read", path="none"), call("write", path="a", text="x"), call("send", text="y")], "end"
+    )
+    failed, written, sent = await recorder.ids("r")
+    for id, said, options in (
+        (failed, "it failed", {}),
+        (written, "which were not given", {}),
+    ):
+        with pytest.raises(UndoRefused, match=said):
+            await undo(recorder.journal, "r", id, **options)
+    with pytest.raises(RunError, match="has no finished call 'nobody'"):
+        await undo(recorder.journal, "r", "nobody")
+    with pytest.raises(RunError, match=f"Its id is '{written}'"):
+        await undo(recorder.journal, "r", ".2")
+    await fork(recorder.journal, "r", 1, "f")
+    with pytest.raises(UndoRefused, match="undo it there"):
+        await undo(recorder.journal, "f", written, recorder.files)
+    await undo(recorder.journal, "r", written, recorder.files)  # the fork's copy is not in its way
+    assert (await undo(recorder.journal, "r", sent)).paths == ()
+
+
+async def test_a_person_s_edit_is_kept(recorder: Recorder):
+    """Somebody changed the file since: refused, and the record says the call stands."""
+    await recorder.run("r", call("write", path="a", text="x"), "end")
+    (written,) = await recorder.ids("r")
+    (recorder.folder / "a").write_text("mine")
+    with pytest.raises(UndoRefused, match="changed since"):
+        await undo(recorder.journal, "r", written, recorder.files)
+    assert (recorder.folder / "a").read_text() == "mine"
+    assert not (await show(recorder.journal, "r")).calls[0].undone
+
+
+async def test_an_undo_that_was_cut_is_finished_by_the_next(recorder: Recorder):
+    """The process ended after the files were put back and before that was recorded."""
+    await recorder.run("r", [call("write", path="a", text="x")], "end")
+    (written,) = await recorder.ids("r")
+    note = recorder.journal.note
+
+    async def cut(run_id: str, entry: Any, /, **options: Any) -> None:
+        if entry.kind == "undone":
+            raise KeyboardInterrupt
+        await note(run_id, entry, **options)
+
+    recorder.journal.note = cut
+    with pytest.raises(KeyboardInterrupt):
+        await undo(recorder.journal, "r", written, recorder.files)
+    recorder.journal.note = note
+    assert not (recorder.folder / "a").exists()
+    done = await undo(recorder.journal, "r", written, recorder.files)
+    assert done.paths == ["a"]
+
+
+async def test_a_session_at_work_is_left_alone(recorder: Recorder):
+    """A run that is going on holds what would be changed."""
+    began, go = asyncio.Event(), asyncio.Event()
+
+    @tool(effect="pure")
+    async def wait() -> str:
+        """Wait."""
+        began.set()
+        await go.wait()
+        return "waited"
+
+    session = Session(id="s")
+    await recorder.run("one", call("note", text="x"), "end", session=session)
+    (noted,) = await recorder.ids("one")
+    prompt = Prompt("p", "Do.", tools=[wait])
+    task = asyncio.ensure_future(recorder.run("two", call("wait"), "end", prompt=prompt, session=session))
+    await began.wait()
+    with pytest.raises(RunBusy):
+        await undo(recorder.journal, "one", noted)
+    go.set()
+    await task
+    await undo(recorder.journal, "one", noted)

@@ -1,0 +1,63 @@
+"""What is plainly wrong with plain data is found from its schema; what fits is never refused."""
+
+import json
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from handrail.schema import Schema
+from handrail.schema.problems import misfits
+
+
+class Inner(BaseModel):
+    kind: Literal["a", "b"]
+    next: "Inner | None" = None
+
+
+class Order(BaseModel):
+    seats: int
+    name: str | None = None
+    tags: list[str] = []
+    inner: Inner | None = None
+    price: float = 0.0
+
+
+SCHEMA: Schema[Order] = Schema(Order)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"seats": "many"}, ["seats is 'many'; a whole number is wanted"]),
+        ({"seats": True}, ["seats is true; a whole number is wanted"]),
+        ({}, ["seats is missing"]),
+        (True, ["the answer is true; an object is wanted"]),
+        ({"seats": 1, "extra": 2}, ["extra is unknown; known are seats, name, tags, inner, price"]),
+        ({"seats": 1, "tags": ["a", 2]}, ["tags[1] is 2; a text is wanted"]),
+        ({"seats": 1, "inner": {"kind": "c"}}, ["inner.kind is 'c'; one of 'a', 'b' is wanted"]),
+        ({"seats": 1, "inner": {"kind": "a", "next": {"kind": 1}}}, ["inner.next.kind is 1"]),
+    ],
+)
+def test_what_is_plainly_wrong_is_named(value: Any, words: list[str]):
+    found = misfits(SCHEMA.json_schema, value)
+    assert len(found) >= len(words)
+    for word in words:
+        assert any(word in str(each) for each in found)
+
+
+ORDERS = st.builds(
+    Order,
+    seats=st.integers(),
+    name=st.none() | st.text(),
+    tags=st.lists(st.text(), max_size=3),
+    inner=st.none() | st.builds(Inner, kind=st.sampled_from(["a", "b"])),
+    price=st.floats(allow_nan=False, allow_infinity=False),
+)
+
+
+@given(ORDERS)
+def test_what_fits_is_never_refused(order: Order):
+    assert misfits(SCHEMA.json_schema, json.loads(SCHEMA.dump(order))) == []

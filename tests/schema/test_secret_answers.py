@@ -1,0 +1,662 @@
+"""Secrets that a person answers with: whoever asked hears them, and nothing else ever has them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field, SecretStr
+
+from handrail import (
+    Adapter,
+    Handoff,
+    Parked,
+    Prompt,
+    ScriptedModel,
+    Session,
+    SqliteJournal,
+    Tool,
+    ToolCall,
+    ToolContext,
+    ToolResult,
+    tool,
+)
+from handrail.cli import runs_commands
+from handrail.cli.outcome import Failure
+from handrail.cli.views import PlainView
+from handrail.clock import SYSTEM_CLOCK
+from handrail.environment import LaterEnvironment
+from handrail.errors import AnswerRefused, QuestionCancelled, RunParked
+from handrail.guard import CapabilityPolicy
+from handrail.journal import MemoryJournal
+from handrail.messages import ToolMessage
+from handrail.question import Answer, Question
+from handrail.runs import export, show
+from handrail.schema import Schema
+from handrail.schema.secrets import MASK
+from handrail.serve import snapshots
+from handrail.serve.agui.wire_events import plain_json
+from handrail.session import save
+from handrail.testing import Person
+from support.planted_secrets import (
+    MARK,
+    WIDER,
+    Cut,
+    Drawn,
+    Key,
+    everything,
+    logged,
+    login_with,
+    recorded_in,
+    revealed,
+    written,
+)
+from support.resting import answer_to
+from support.served_threads import give, over, plan, served, settle
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> tuple[Any, Any]:
+    """A type that can have secrets in it, and an answer of that type as plain JSON."""
+    drawn: Drawn = draw(WIDER.filter(lambda each: Schema(each.kind).secret))
+    return drawn.kind, json.loads(json.dumps(draw(drawn.values)))
+
+
+def asking(kind: Any, got: list[Any], effect: Any = "read") -> Tool[Any, Any]:
+    """A tool that asks for a value of this kind."""
+
+    async def handler(params: None, *, context: ToolContext) -> ToolResult[str]:
+        assert context.wait_for is not None
+        got.append(await context.wait_for("login", {"site": "example"}, kind))
+        return ToolResult.ok("in", "Logged in.")
+
+    return Tool("login", "Log in.", handler, params=None, result=str, effect=effect)
+
+
+def handing_over(kind: Any, got: list[Any]) -> Tool[Any, Any]:
+    """A handoff whose answer is a value of this kind."""
+    made: Any = Handoff("login", "Let somebody log in.", params=None, answer=kind, effect="idempotent")
+
+    @made.before
+    async def before(params: None, *, context: ToolContext) -> Parked[int, str]:
+        return Parked(1, "example")
+
+    @made.after
+    async def after(private: int, answer: Any, *, context: ToolContext) -> ToolResult[str]:
+        got.append(answer)
+        return ToolResult.ok("in", "Logged in.")
+
+    return made
+
+
+async def _run_and_look(login: Tool[Any, Any], value: Any, folder: Path) -> dict[str, Any]:
+    """Run it, streamed and recorded, with somebody who answers, and gather all that can be seen of it anywhere."""
+    journal = SqliteJournal(folder / "runs.db")
+    model = ScriptedModel([ToolCall("login"), "done"])
+    adapter = Adapter(model, journal=journal, environment=Person(answers={"login": value}))
+    session = Session(id="session")
+    heard: list[object] = []
+    session.dispatcher.subscribe(object, heard.append)
+    lines = io.StringIO()
+    with logged() as log, contextlib.redirect_stderr(lines), contextlib.redirect_stdout(lines):
+        view = PlainView(SYSTEM_CLOCK, verbose=True)
+        with view.begin():
+            stream = adapter.stream(Prompt("p", "Do.", tools=[login]), "go", session=session, run_id="run")
+            async for event in stream:
+                view.show(event)
+            await stream.response
+    await export(journal, "run", folder / "run.jsonl")
+    tree = await show(journal, "run")
+    found = {
+        "events": heard,
+        "shown events": plain_json(heard),
+        "session": save(session),
+        "tree": tree,
+        "shown tree": snapshots.tree(tree),
+        "asked": await journal.asked("run"),
+        "export": written(folder / "run.jsonl"),
+        "terminal": lines.getvalue(),
+        "log": log.getvalue(),
+        "told": list(model.requests[-1].messages),
+        "journal": recorded_in(folder),
+    }
+    journal.close()
+    found["closed journal"] = recorded_in(folder)
+    return found
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(answers(), st.booleans())
+def test_nothing_but_whoever_asked_has_what_was_answered(drawn: tuple[Any, Any], hands_over: bool) -> None:
+    """Events, the session, the journal, exports, trees, lines and logs, of `wait_for` and of a handoff."""
+    (kind, value), got = drawn, list[Any]()
+    login = (handing_over if hands_over else asking)(kind, got)
+    with tempfile.TemporaryDirectory() as folder:
+        found = asyncio.run(_run_and_look(login, value, Path(folder)))
+    assert [revealed(each) for each in got] == [value], found["told"]
+    for where, each in found.items():
+        assert MARK not in everything(each), where
+    (asked,) = found["asked"]
+    assert asked.question.secret
+    assert asked.answer.value == Schema(kind).hide(value)
+    assert bool(asked.answer.seal) == (MARK in json.dumps(value))
+
+
+# --- which answer counts -----------------------------------------------------------------------
+
+
+class _Taking:
+    """A journal with one question, whose asker waits in this process."""
+
+    def __init__(self, journal: Any, kind: Any) -> None:
+        self.journal, self.schema = journal, Schema[Any](kind)
+
+    async def __aenter__(self) -> _Taking:
+        waiting = asyncio.Event()
+
+        class There:
+            run_mode = "user"
+
+            async def ask(self, question: Question, /) -> Answer:
+                waiting.set()
+                await asyncio.Event().wait()
+                raise QuestionCancelled(question.name)
+
+        self.question = Question(
+            id="q",
+            kind="input",
+            name="login",
+            message="Log in.",
+            payload=None,
+            schema=self.schema.json_schema,
+            digest="d",
+            principal="ann",
+            asked_by=("login",),
+            call_id="c",
+            asked_at=SYSTEM_CLOCK.now(),
+            secret=True,
+        )
+        there: Any = There()
+        ask = self.journal.ask(self.question, there, self.schema.parse_given, self.schema.hide)
+        self.heard = asyncio.ensure_future(ask)
+        await waiting.wait()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.heard.cancel()
+
+    def give(self, value: Any, **more: Any) -> str:
+        """ "" where it was taken, or why it was not."""
+        try:
+            self.journal.answer(Answer(question_id="q", digest="d", by="ann", value=value, **more))
+        except AnswerRefused as refused:
+            return str(refused)
+        return ""
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(answers(), st.data(), st.booleans())
+def test_the_first_answer_counts_by_its_seal(drawn: tuple[Any, Any], data: st.DataObject, file: bool) -> None:
+    """The same again is harmless, and another is refused, although both are masked to the same."""
+    kind, value = drawn
+    other = json.loads(json.dumps(data.draw(_others(kind, value))))
+
+    async def trial(folder: str) -> None:
+        journal = SqliteJournal(Path(folder) / "runs.db") if file else MemoryJournal()
+        async with _Taking(journal, kind) as taking:
+            assert taking.give(value, seal="made up") == ""
+            assert (await taking.heard).value == value
+            assert taking.give(value) == ""
+            refused = taking.give(other)
+            assert (refused == "") == (other == value)
+            assert MARK not in refused
+            (asked,) = await journal.asked("")
+            assert MARK not in everything(asked)
+        if isinstance(journal, SqliteJournal):
+            journal.close()
+            assert MARK.encode() not in recorded_in(Path(folder))
+            again = SqliteJournal(Path(folder) / "runs.db")  # the seal is the journal's, not the process's
+            taking.journal = again
+            assert taking.give(value) == ""
+            assert (taking.give(other) == "") == (other == value)
+            again.close()
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(trial(folder))
+
+
+def _others(kind: Any, value: Any) -> st.SearchStrategy[Any]:
+    """Something of the same shape with another secret in it, or the same."""
+
+    def changed(each: Any) -> Any:
+        if isinstance(each, str):
+            return each.replace(MARK, f"{MARK}x")
+        if isinstance(each, dict):
+            return {key: changed(one) for key, one in each.items()}  # pyright: ignore
+        return [changed(one) for one in each] if isinstance(each, list) else each  # pyright: ignore
+
+    return st.sampled_from([value, changed(value)])
+
+
+async def test_a_mask_is_no_answer() -> None:
+    """Somebody who sends back what they were shown is told so; and what does not fit is not said back."""
+    async with _Taking(MemoryJournal(), Key) as taking:
+        assert "is masked" in taking.give({"key": MASK})
+        for wrong in ({"key": {"x": MARK}}, {"key": [MARK]}, MARK):
+            refused = taking.give(wrong)
+            assert "does not fit" in refused
+            assert MARK not in refused
+        assert taking.give({"key": MARK}) == ""
+        assert (await taking.heard).value == {"key": MARK}
+
+
+async def test_a_seal_is_keyed() -> None:
+    """Two journals seal the same answer each in its own way: a digest of a password alone can be guessed."""
+    seals: list[str] = []
+    for journal in (MemoryJournal(), MemoryJournal()):
+        async with _Taking(journal, Key) as taking:
+            taking.give({"key": MARK})
+            (asked,) = await journal.asked("")
+            assert asked.answer is not None
+            seals.append(asked.answer.seal)
+    assert seals[0]
+    assert seals[0] != seals[1]
+
+
+# --- somebody who answers elsewhere ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kept", ["memory", "file"])
+async def test_an_answer_that_nobody_hears_is_refused_and_asked_for_again(kept: str, tmp_path: Path) -> None:
+    """A parked run waits for it: nothing could keep the secret until it goes on."""
+    got: list[Any] = []
+    journal: Any = MemoryJournal() if kept == "memory" else SqliteJournal(tmp_path / "runs.db")
+    prompt = Prompt("p", "Do.", tools=[asking(Key, got)])
+    model = ScriptedModel([ToolCall("login"), "done"])
+    with pytest.raises(RunParked) as parked:
+        await Adapter(model, journal=journal, environment=LaterEnvironment()).evaluate(
+            prompt, "go", run_id="run"
+        )
+    (question,) = parked.value.questions
+    with pytest.raises(AnswerRefused, match="runs resume") as refused:
+        journal.answer(answer_to(question, {"key": MARK}))
+    assert MARK not in str(refused.value)
+    person = Person(answers={"login": {"key": MARK}})
+    adapter = Adapter(model, journal=journal, environment=person)
+    assert (await adapter.resume("run", prompt)).text == "done"
+    assert [each.id for each in person.questions] == [question.id]
+    assert [each.key.get_secret_value() for each in got] == [MARK]
+
+
+async def test_a_question_with_secrets_can_be_declined_from_elsewhere(tmp_path: Path) -> None:
+    journal = SqliteJournal(tmp_path / "runs.db")
+    prompt = Prompt("p", "Do.", tools=[asking(Key, [])])
+    model = ScriptedModel([ToolCall("login"), "done"])
+    adapter = Adapter(model, journal=journal, environment=LaterEnvironment())
+    with pytest.raises(RunParked) as parked:
+        await adapter.evaluate(prompt, "go", run_id="run")
+    (question,) = parked.value.questions
+    journal.answer(msgspec.structs.replace(answer_to(question, None), outcome="declined", reason="not now"))
+    assert (await adapter.resume("run", prompt)).text == "done"
+    assert "not now" in _told(model)
+    journal.close()
+
+
+def _told(model: ScriptedModel) -> str:
+    last = model.requests[-1].messages[-1]
+    assert isinstance(last, ToolMessage)
+    return last.results[0].text
+
+
+async def test_a_call_with_a_secret_does_not_wait_until_later() -> None:
+    """Its run can't be left to the record, so it would wait for somebody who is not there: the model is told."""
+    login, journal = login_with("irreversible"), MemoryJournal()
+    model = ScriptedModel([ToolCall("login", login.arguments), "done"])
+    adapter = Adapter(model, journal=journal, environment=LaterEnvironment())
+    prompt = Prompt("p", "Do.", tools=[login.tool], policies=[CapabilityPolicy()])
+    async with asyncio.timeout(10):
+        await adapter.evaluate(prompt, "go", run_id="run")
+    assert "can't wait until later" in _told(model)
+    assert "Run it where somebody is there" in _told(model)
+    assert login.got == []
+
+
+async def test_what_is_nested_in_a_call_with_a_secret_does_not_wait_until_later() -> None:
+    @tool(effect="staged")
+    async def inner(context: ToolContext) -> str:
+        """Ask."""
+        assert context.wait_for is not None
+        return str(await context.wait_for("ok", {}, bool))
+
+    @tool(effect="staged")
+    async def outer(key: SecretStr, context: ToolContext) -> str:
+        """Have somebody asked."""
+        return (await context.call("inner")).message
+
+    model = ScriptedModel([ToolCall("outer", {"key": MARK}), "done"])
+    adapter = Adapter(model, journal=MemoryJournal(), environment=LaterEnvironment())
+    async with asyncio.timeout(10):
+        await adapter.evaluate(Prompt("p", "Do.", tools=[inner, outer]), "go", run_id="run")
+    assert "can't wait until later" in _told(model)
+
+
+# --- when the process ends ----------------------------------------------------------------------
+
+
+async def _answered(run: Cut, value: Any, reached: asyncio.Event, *, asks_more: bool = False) -> None:
+    """Begin the run, answer what it asks, and cut it once it has come to `reached`, or asks more after that."""
+    going = asyncio.ensure_future(run.adapter.evaluate(run.prompt, "go", run_id="run"))
+    await run.there.until_rest()
+    (question,) = await run.journal.questions("run")
+    run.journal.answer(answer_to(question, value))
+    await reached.wait()
+    parking = await run.there.until_rest() if asks_more else run.there.parking
+    assert parking is not None
+    assert parking.quiet == asks_more
+    assert not parking.may_park
+    assert parking.park(by_force=True)
+    with pytest.raises(RunParked):
+        await going
+
+
+@pytest.mark.parametrize(
+    ("effect", "told"),
+    [
+        ("read", "nothing of it stands"),
+        ("staged", "nothing of it stands"),
+        ("idempotent", "it is not known whether it happened"),
+        ("irreversible", "it is not known whether it happened"),
+    ],
+)
+async def test_a_call_that_was_answered_with_a_secret_is_not_run_again(effect: Any, told: str) -> None:
+    """It has heard it, and nobody knows what it did with it; a mask it never hears."""
+    reached, got = asyncio.Event(), list[Any]()
+
+    @tool(effect=effect)
+    async def login(context: ToolContext) -> str:
+        """Log in."""
+        assert context.wait_for is not None
+        got.append((await context.wait_for("login", {}, Key)).key.get_secret_value())
+        reached.set()
+        await context.wait_for("sure", {}, bool)
+        return "in"
+
+    run = Cut([login], ToolCall("login"))
+    await _answered(run, {"key": MARK}, reached, asks_more=True)
+    said = await run.told()
+    assert told in said
+    assert "given a secret" in said
+    assert got == [MARK]
+    assert not await run.journal.questions("run")
+
+
+async def test_a_call_that_was_answered_without_one_is_run_again() -> None:
+    """The type could have had a secret, and this answer has none: it is in the record."""
+    reached, got = asyncio.Event(), list[Any]()
+
+    class Login(BaseModel):
+        user: str
+        key: SecretStr | None = None
+
+    @tool(effect="read")
+    async def login(context: ToolContext) -> str:
+        """Log in."""
+        assert context.wait_for is not None
+        got.append((await context.wait_for("login", {}, Login)).user)
+        if not reached.is_set():
+            reached.set()
+            await asyncio.Event().wait()
+        return "in"
+
+    run = Cut([login], ToolCall("login"))
+    going = asyncio.ensure_future(run.adapter.evaluate(run.prompt, "go", run_id="run"))
+    await run.there.until_rest()
+    run.journal.answer(answer_to((await run.journal.questions("run"))[0], {"user": "ann"}))
+    await reached.wait()
+    assert run.there.parking is not None
+    assert run.there.parking.park(by_force=True)
+    with pytest.raises(RunParked):
+        await going
+    assert "in" in await run.told()
+    assert got == ["ann", "ann"]
+
+
+async def test_a_secret_that_was_taken_and_not_heard_is_asked_for_again(tmp_path: Path) -> None:
+    """The process ended in between: the answer is recorded, and nothing was marked."""
+    got: list[Any] = []
+    prompt = Prompt("p", "Do.", tools=[asking(Key, got)])
+    journal = _Ending(tmp_path / "runs.db")
+    person = Person(answers={"login": {"key": MARK}})
+    script = [ToolCall("login"), "done"]
+    adapter = Adapter(ScriptedModel(script), journal=journal, environment=person)
+    with pytest.raises(RuntimeError, match="ended here"):
+        await adapter.evaluate(prompt, "go", run_id="run")
+    (asked,) = await journal.asked("run")
+    assert asked.answer is not None
+    assert asked.answer.seal
+    journal.ends = False
+    assert (await adapter.resume("run", prompt)).text == "done"
+    assert len(person.questions) == 2
+    assert [each.key.get_secret_value() for each in got] == [MARK]
+    journal.close()
+
+
+class _Ending(SqliteJournal):
+    """Fails like a process that ends, before it notes that a call has begun."""
+
+    ends = True
+
+    async def note(self, run_id: str, entry: Any, /, *, from_outside: bool = False) -> None:
+        if self.ends and entry.kind == "call begun":
+            raise _Ended("ended here")
+        await super().note(run_id, entry, from_outside=from_outside)
+
+    async def commit(self, unit: Any, /) -> None:
+        if self.ends:
+            raise _Ended("ended here")
+        await super().commit(unit)
+
+    async def leave(self, run_id: str, status: Any, outcome: bytes = b"", /) -> None:
+        await super().leave(run_id, "parked" if self.ends else status, b"" if self.ends else outcome)
+
+
+class _Ended(RuntimeError):
+    pass
+
+
+# --- handoffs ---------------------------------------------------------------------------------
+
+
+class _Signing:
+    """A handoff that is answered with a secret, and stops in `after` when told to."""
+
+    def __init__(self, effect: Any, *, own_client: bool = False, stops_after: bool = True) -> None:
+        self.acts: list[str] = []
+        self.reached = asyncio.Event()
+        made: Any = Handoff("sign", "Let somebody sign.", params=None, answer=Key, effect=effect)
+
+        @made.before
+        async def before(params: None, *, context: ToolContext) -> Parked[int, str]:
+            self.acts.append("before")
+            return Parked(1, "sign this")
+
+        if own_client:
+
+            @made.client
+            async def client(public: str, *, context: ToolContext) -> Key:
+                assert context.wait_for is not None
+                answer = await context.wait_for("sign", public, Key)
+                self.acts.append("client")
+                if not stops_after:
+                    await self._stop()
+                return answer
+
+        @made.after
+        async def after(private: int, answer: Key, *, context: ToolContext) -> ToolResult[str]:
+            self.acts.append(f"after {answer.key.get_secret_value()}")
+            await self._stop()
+            return ToolResult.ok("signed")
+
+        self.tool: Any = made
+
+    async def _stop(self) -> None:
+        if not self.reached.is_set():
+            self.reached.set()
+            await asyncio.Event().wait()
+
+
+async def _gone_on_with(run: Cut, value: Any) -> str:
+    """Go on with the run, answer what it asks again, and give what the model is told."""
+    going = asyncio.ensure_future(run.told())
+    resting = asyncio.ensure_future(run.there.until_rest())
+    await asyncio.wait({going, resting}, return_when=asyncio.FIRST_COMPLETED)
+    for question in await run.journal.questions("run"):
+        run.journal.answer(answer_to(question, value))
+    resting.cancel()
+    return await going
+
+
+@pytest.mark.parametrize("own_client", [False, True])
+@pytest.mark.parametrize("effect", ["staged", "idempotent", "irreversible"])
+async def test_a_handoff_whose_after_had_begun_with_a_secret(effect: Any, own_client: bool) -> None:
+    """Where all of it can be undone it is asked again; elsewhere its outcome is unknown, and nobody is asked."""
+    signing = _Signing(effect, own_client=own_client)
+    run = Cut([signing.tool], ToolCall("sign"))
+    await _answered(run, {"key": MARK}, signing.reached)
+    said = await _gone_on_with(run, {"key": f"{MARK}2"})
+    if effect == "staged":
+        assert "signed" in said
+        assert [each for each in signing.acts if each != "client"] == [
+            "before",
+            f"after {MARK}",
+            f"after {MARK}2",
+        ]
+    else:
+        assert "it is not known whether it happened" in said
+        assert "given a secret" in said
+        assert [each for each in signing.acts if each != "client"] == ["before", f"after {MARK}"]
+
+
+@pytest.mark.parametrize("effect", ["staged", "idempotent", "irreversible"])
+async def test_a_handoff_whose_after_had_not_begun_asks_again(effect: Any) -> None:
+    """What `before` came to is in the record, and the question stands again."""
+    signing = _Signing(effect, own_client=True, stops_after=False)
+    run = Cut([signing.tool], ToolCall("sign"))
+    await _answered(run, {"key": MARK}, signing.reached)
+    said = await _gone_on_with(run, {"key": f"{MARK}2"})
+    assert "signed" in said
+    assert signing.acts == ["before", "client", "client", f"after {MARK}2"]
+
+
+async def test_an_act_that_was_lost_is_seen_masked() -> None:
+    """The tree of a run shows the acts of a handoff, and nothing of the answer."""
+    signing = _Signing("idempotent")
+    signing.reached.set()
+    run = Cut([signing.tool], ToolCall("sign"))
+    person = Person(answers={"sign": {"key": MARK}})
+    await Adapter(run.model, journal=run.journal, environment=person).evaluate(run.prompt, "go", run_id="run")
+    assert signing.acts == ["before", f"after {MARK}"]
+    assert MARK not in everything([await show(run.journal, "run"), await run.journal.entries("run")])
+
+
+SAID = Annotated[str, Field(json_schema_extra={"writeOnly": True})]
+
+
+async def test_an_answer_that_only_the_schema_calls_secret_is_masked_too() -> None:
+    """To Python it is a text like any other, in the events of a handoff's acts too."""
+    got: list[Any] = []
+    login, journal, session = handing_over(SAID, got), MemoryJournal(), Session(id="s")
+    heard: list[object] = []
+    session.dispatcher.subscribe(object, heard.append)
+    person = Person(answers={"login": MARK})
+    model = ScriptedModel([ToolCall("login"), "done"])
+    await Adapter(model, journal=journal, environment=person).evaluate(
+        Prompt("p", "Do.", tools=[login]), "go", session=session, run_id="run"
+    )
+    assert got == [MARK], _told(model)
+    assert MARK not in everything(
+        [heard, save(session), await journal.entries("run"), await journal.asked("run")]
+    )
+
+
+# --- a server -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["live", "parked", "restarted"])
+async def test_somebody_answers_a_server_with_a_secret(how: str, tmp_path: Path) -> None:
+    """Also to a run that was parked, or whose server was stopped: it is brought back to hear it."""
+    got: list[Any] = []
+    async with served(tmp_path, tools=[asking(Key, got)], park_after=0.0 if how == "parked" else None) as app:
+        thread = app.thread()
+        await thread.say(plan([["login", {}]], "ok"))
+        await (over(thread) if how == "parked" else settle(thread))
+        if how == "restarted":
+            await app.restart()
+            thread = app.thread()
+        [question] = await thread.questions()
+        with pytest.raises(AnswerRefused, match="does not fit") as refused:
+            await give(thread, question, {"key": {"x": MARK}})
+        assert MARK not in str(refused.value)
+        await give(thread, question, {"key": MARK})
+        await over(thread)
+        assert [each.key.get_secret_value() for each in got] == [MARK]
+        assert await give(thread, question, {"key": MARK}) == ""  # a repeat is harmless
+        with pytest.raises(AnswerRefused, match="answered already"):
+            await give(thread, question, {"key": f"{MARK}2"})
+        [row] = await thread.rows()
+        found = {
+            "feed": [item.data for item in thread.feed.since(0)],
+            "snapshot": await snapshots.thread(app.journal, thread),
+            "messages": await thread.messages(),
+            "tree": snapshots.tree(await show(app.journal, row.record.id)),
+            "journal": recorded_in(tmp_path),
+        }
+        for where, each in found.items():
+            assert MARK not in everything(each), where
+
+
+async def test_an_answer_to_a_run_that_another_process_has_is_refused(tmp_path: Path) -> None:
+    """It can be given there: a secret does not go through the journal."""
+    got: list[Any] = []
+    async with served(tmp_path, tools=[asking(Key, got)]) as app:
+        thread = app.thread()
+        await thread.say(plan([["login", {}]], "ok"))
+        await settle(thread)
+        [question] = await thread.questions()
+        other = SqliteJournal(tmp_path / "runs.db")
+        with pytest.raises(AnswerRefused, match="not recorded"):
+            other.answer(answer_to(question, {"key": MARK}))
+        other.close()
+        assert MARK.encode() not in recorded_in(tmp_path)
+        await give(thread, question, {"key": MARK})
+        await over(thread)
+        assert len(got) == 1
+
+
+# --- the command line ---------------------------------------------------------------------------
+
+
+async def test_the_command_line_refuses_before_a_secret_is_typed(tmp_path: Path) -> None:
+    """`runs answer` is never the process that asked."""
+    journal = SqliteJournal(tmp_path / "runs.db")
+    adapter = Adapter(
+        ScriptedModel([ToolCall("login"), "done"]), journal=journal, environment=LaterEnvironment()
+    )
+    with pytest.raises(RunParked) as parked:
+        await adapter.evaluate(Prompt("p", "Do.", tools=[asking(Key, [])]), "go", run_id="run")
+    advice = Failure.of(parked.value).message
+    assert "`handrail runs resume run` at a terminal" in advice
+    assert "runs answer" not in advice
+    for value in (None, json.dumps({"key": MARK})):
+        with pytest.raises(AnswerRefused, match="handrail runs resume"):
+            await runs_commands.answer(journal, "run", None, value, None, "")
+    journal.close()

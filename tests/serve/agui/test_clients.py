@@ -1,0 +1,583 @@
+"""The server and AG-UI's own clients, the newest and the one most pages stand on: every scenario with both.
+
+What a client accepts is not enough: its warnings fail a test, and what it was sent is held to our own grammar
+(agui_grammar.py). `python tests/serve/agui/test_clients.py` runs all of it and prints the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import ROOT, SUPPORT, importing_support
+from support.agui_app import source_of
+from support.agui_grammar import Checker
+from support.served import GATES, serving
+
+pytestmark = pytest.mark.once
+
+VERSIONS = ("1.0.0", "0.0.59")
+DRIVER = Path(__file__).with_name("drive.mjs")
+MAP = {
+    "name": "showMap",
+    "description": "Show a map to whoever is there.",
+    "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+}
+
+
+@dataclass
+class Came:
+    """What a client has after one request, and what it was sent."""
+
+    messages: list[dict[str, Any]]
+    state: Any
+    interrupts: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    warnings: list[str]
+    error: str | None
+
+    @property
+    def types(self) -> list[str]:
+        return [event["type"] for event in self.events]
+
+    @property
+    def text(self) -> str:
+        """What the client shows last."""
+        return self.messages[-1].get("content", "")
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["type"] == kind]
+
+    @property
+    def outcome(self) -> str:
+        (end,) = [event for event in self.events if event["type"] in ("RUN_FINISHED", "RUN_ERROR")]
+        return end.get("outcome", {"type": "success"})["type"] if end["type"] == "RUN_FINISHED" else "error"
+
+    def results(self) -> dict[str, str]:
+        return {
+            message["toolCallId"]: message["content"]
+            for message in self.messages
+            if message["role"] == "tool"
+        }
+
+
+@dataclass
+class Client:
+    """A client of one version, in a node process, on one thread."""
+
+    version: str
+    url: str
+    thread: str
+    checker: Checker = field(init=False)
+    checked: bool = True
+
+    def __post_init__(self) -> None:
+        folder = ROOT / ".components" / f"agui-{self.version}"
+        if not (folder / "node").exists():
+            raise AssertionError("AG-UI's client is not installed: run scripts/components")
+        self.checker = Checker(older=self.version != "1.0.0")
+        self._process = subprocess.Popen(
+            [folder / "node", DRIVER, folder, self.url, self.thread],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OLDER": "1" if self.older else "0", "NO_PROXY": "*"},
+        )
+
+    @property
+    def older(self) -> bool:
+        return self.version != "1.0.0"
+
+    def do(
+        self, what: str, *, left: bool = False, joined: Callable[[], object] | None = None, **told: Any
+    ) -> Came:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"do": what, "joined": joined is not None, **told}) + "\n")
+        self._process.stdin.flush()
+        if joined is not None:
+            assert json.loads(self._process.stdout.readline()) == {"joined": True}
+            joined()
+        came = Came(**json.loads(self._process.stdout.readline()))
+        assert came.warnings == [], came.warnings
+        if what == "connect":
+            self.checker = Checker(older=self.older)
+        if not left and came.events:
+            self.checker.feed(came.events)
+            assert self.checker.leg is None, "the stream ended before its leg"
+        return came
+
+    def say(self, text: str, **told: Any) -> Came:
+        return self.do("say", text=text, **told)
+
+    def resume(self, *answers: tuple[dict[str, Any], Any], **told: Any) -> Came:
+        """Answer interrupts; None abandons one."""
+        entries = [
+            {"interruptId": interrupt["id"], "status": "cancelled"}
+            if value is None
+            else {"interruptId": interrupt["id"], "status": "resolved", "payload": value}
+            for interrupt, value in answers
+        ]
+        return self.do("run", resume=entries, **told)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait(10)
+
+
+@dataclass
+class Place:
+    """A server, and clients of one version that come to it."""
+
+    version: str
+    folder: Path
+    url: str
+    clients: list[Client] = field(default_factory=list[Client])
+
+    def client(self, thread: str = "thread-1") -> Client:
+        client = Client(self.version, self.url, thread)
+        self.clients.append(client)
+        return client
+
+    @property
+    def older(self) -> bool:
+        return self.version != "1.0.0"
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(f"{self.url}{path}", timeout=10) as answer:
+            return json.loads(answer.read())
+
+    def post(self, path: str, body: Any) -> Any:
+        made = urllib.request.Request(
+            f"{self.url}{path}", json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(made, timeout=10) as answer:
+            return json.loads(answer.read() or b"null")
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+
+
+@contextlib.contextmanager
+def place(version: str, folder: Path) -> Generator[Place]:
+    with serving(folder, source=source_of(folder)) as server:
+        found = Place(version, folder, server.url)
+        try:
+            yield found
+        finally:
+            found.close()
+
+
+# --- scenarios --------------------------------------------------------------------------------------------
+
+
+def text(place: Place) -> None:
+    """Words come as they are written, and the next message goes on in the same conversation."""
+    client = place.client()
+    came = client.say("hello")
+    assert came.outcome == "success"
+    assert came.text == "Hello to you."
+    assert len(came.of("TEXT_MESSAGE_CONTENT")) > 1
+    came = client.say("show")
+    assert [message["role"] for message in came.messages] == ["user", "assistant"] * 2
+    assert came.of("RUN_FINISHED")[0]["usage"][0]["inputTokens"] == 1200
+
+
+def thinking(place: Place) -> None:
+    """What a model thinks is a message of its own kind."""
+    came = place.client().say("think")
+    assert [(each["role"], each["content"]) for each in came.messages[1:]] == [
+        ("reasoning", "Let me think about it."),
+        ("assistant", "So it is."),
+    ]
+
+
+def streamed_arguments(place: Place) -> None:
+    """Arguments come in pieces and amount to what the model wrote; the result is what it was told."""
+    came = place.client().say("map", tools=[MAP])
+    assert len(came.of("TOOL_CALL_ARGS")) > 1
+    (call,) = came.messages[1]["toolCalls"]
+    assert json.loads(call["function"]["arguments"]) == {"place": "Oslo"}
+
+
+def taken_back(place: Place) -> None:
+    """What a model wrote before its connection was lost does not stand, neither words nor calls."""
+    came = place.client().say("flaky")
+    assert came.outcome == "success"
+    assert "This is not to " in [event["delta"] for event in came.of("TEXT_MESSAGE_CONTENT")]
+    assert [(each["role"], each["content"]) for each in came.messages] == [
+        ("user", "flaky"),
+        ("assistant", "Now it is whole."),
+    ]
+
+
+def progress(place: Place) -> None:
+    """How far a call is: shown once, then changed."""
+    GATES["sheep"].set()
+    came = place.client().say("sheep")
+    (shown,) = [message for message in came.messages if message["role"] == "activity"]
+    assert shown["activityType"] == "progress"
+    assert shown["content"]["done"] == shown["content"]["total"] == 8
+    assert (len(came.of("ACTIVITY_SNAPSHOT")), len(came.of("ACTIVITY_DELTA"))) == (1, 7)
+    assert came.outcome == "success"
+
+
+def state(place: Place) -> None:
+    """The state is there from the start, and changes when a call commits."""
+    client = place.client()
+    came = client.say("book")
+    assert came.state == {"Booking": []}
+    came = client.resume((came.interrupts[0], {"seats": 4, "day": "2026-05-30"}))
+    assert came.state == {"Booking": [{"seats": 4, "day": "2026-05-30"}]}
+    assert "STATE_DELTA" in came.types
+
+
+def approve(place: Place) -> None:
+    """An approval is an interrupt of the plain shape; the call's result comes with the next leg, and the call does not."""
+    client = place.client()
+    came = client.say("pay")
+    assert came.outcome == "interrupt"
+    (asked,) = came.interrupts
+    (call,) = came.messages[-1]["toolCalls"]
+    assert (asked["reason"], asked["toolCallId"]) == ("tool_call", call["id"])
+    assert asked["responseSchema"] == {
+        "type": "object",
+        "properties": {"approved": {"type": "boolean"}, "reason": {"type": "string"}},
+        "required": ["approved"],
+    }
+    came = client.resume((asked, {"approved": True}))
+    assert "TOOL_CALL_START" not in came.types
+    assert "paid 30" in came.results()[call["id"]]
+    assert came.text == "Paid."
+
+
+def deny(place: Place) -> None:
+    """A no is an answer too: the model is told, with the reason, and the run goes on."""
+    client = place.client()
+    came = client.say("pay")
+    came = client.resume((came.interrupts[0], {"approved": False, "reason": "too dear"}))
+    (told,) = came.results().values()
+    assert "too dear" in told
+    assert "paid" not in told
+    assert came.outcome == "success"
+
+
+def abandoned(place: Place) -> None:
+    """An interrupt that is abandoned is not approved."""
+    client = place.client()
+    came = client.say("pay")
+    came = client.resume((came.interrupts[0], None))
+    (told,) = came.results().values()
+    assert "paid" not in told
+    assert came.outcome == "success"
+
+
+def cancel(place: Place) -> None:
+    """A run that waits is cancelled from outside, and the thread can be talked in again."""
+    client = place.client()
+    client.say("pay")
+    place.post("/threads/thread-1/cancel", {})
+    assert place.get("/threads/thread-1")["status"] == "cancelled"
+    client = place.client()
+    came = client.do("connect")
+    assert came.interrupts == []
+    assert client.say("hello").text == "Hello to you."
+
+
+def cancelled_at_work(place: Place) -> None:
+    """A run that is cancelled while somebody follows it ends for them too, as cancelled."""
+    GATES["wait"].clear()
+    client = place.client()
+    client.do("leave", text="wait", after=6, left=True)
+    came = place.client().do("connect", joined=lambda: place.post("/threads/thread-1/cancel", {}))
+    assert came.outcome == ("error" if place.older else "cancelled")
+    assert place.get("/threads/thread-1")["status"] == "cancelled"
+
+
+def wait_for(place: Place) -> None:
+    """A question of a tool brings its schema, and an answer that does not fit is refused and can be given again."""
+    client = place.client()
+    came = client.say("book")
+    (asked,) = came.interrupts
+    assert asked["reason"] == "input_required"
+    assert asked["responseSchema"]["required"] == ["seats", "day"]
+    assert asked["metadata"]["handrail"]["payload"] == {"for": "Anna"}
+    wrong = client.resume((asked, {"seats": 40, "day": "2026-05-30"}))
+    assert wrong.outcome == "error"
+    assert "seats" in wrong.of("RUN_ERROR")[0]["message"]
+    came = client.resume((asked, {"seats": 4, "day": "2026-05-30"}))
+    assert "booked for 4" in next(iter(came.results().values()))
+
+
+def frontend_tool(place: Place) -> None:
+    """A tool of the client's own: its call is left to the client, whose tool message goes on with the run."""
+    client = place.client()
+    came = client.say("map", tools=[MAP])
+    assert came.outcome == "success"
+    if not place.older:
+        assert came.of("RUN_FINISHED")[0]["outcome"]["pendingToolCallIds"] == ["map-1"]
+    came = client.do("answer", call="map-1", content="Oslo is in the north.")
+    assert came.text == "You have seen it."
+    assert "TOOL_CALL_START" not in came.types
+    assert client.say("hello").text == "Hello to you."
+
+
+def frontend_tool_and_approval(place: Place) -> None:
+    """Beside a call of the client's own something has to be approved: each is answered in its own way."""
+    client = place.client()
+    came = client.say("map and pay", tools=[MAP])
+    assert came.outcome == "interrupt"
+    (asked,) = came.interrupts
+    assert asked["toolCallId"] == "pay-2"
+    came = client.do(
+        "answer",
+        call="map-2",
+        content="seen",
+        resume=[{"interruptId": asked["id"], "status": "resolved", "payload": {"approved": True}}],
+    )
+    assert came.text == "Seen and paid."
+
+
+def nested_agent(place: Place) -> None:
+    """A question of a nested agent reaches whoever is there, and the agent goes on in the next leg."""
+    client = place.client()
+    came = client.say("research")
+    (asked,) = came.interrupts
+    outer = came.messages[1]["toolCalls"][0]["id"]
+    if place.older:
+        assert asked["toolCallId"] == outer
+        assert "SUBAGENT_STARTED" not in came.types
+    else:
+        started = {event["subagentRunId"]: event for event in came.of("SUBAGENT_STARTED")}
+        assert sorted(event["name"] for event in started.values()) == ["reader", "reader", "researcher"]
+        assert asked["toolCallId"] != outer
+        assert started[asked["subagentRunId"]]["parentToolCallId"] == outer
+        ended = {
+            each["subagentRunId"]: each.get("outcome", {}).get("type")
+            for each in came.of("SUBAGENT_FINISHED")
+        }
+        assert ended[asked["subagentRunId"]] == "suspended"
+    came = client.resume((asked, {"approved": True}))
+    assert came.text == "It is known now."
+    assert came.results()[outer] == "Umbrellas help against rain."
+    if not place.older:
+        assert "paid 12" in came.results()[asked["toolCallId"]]
+
+
+def error(place: Place) -> None:
+    """A run that fails says why, and the thread can be talked in again."""
+    client = place.client()
+    came = client.say("fail")
+    assert came.outcome == "error"
+    assert client.say("hello").text == "Hello to you."
+
+
+def reconnect(place: Place) -> None:
+    """A client that hangs up ends nothing; one that joins in the middle follows to the end."""
+    GATES["wait"].clear()
+    client = place.client()
+    client.do("leave", text="wait", after=6, left=True)
+    came = place.client().do("connect", joined=GATES["wait"].set)
+    assert came.of("MESSAGES_SNAPSHOT")
+    assert [message["role"] for message in came.messages if message["role"] != "activity"] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    assert came.text == "I waited."
+    assert came.outcome == "success"
+
+
+def reconnect_to_question(place: Place) -> None:
+    """Somebody who comes later finds the question, and can answer it."""
+    place.client().say("pay")
+    later = place.client()
+    came = later.do("connect")
+    (asked,) = came.interrupts
+    came = later.resume((asked, {"approved": True}))
+    assert came.text == "Paid."
+
+
+def two_questions(place: Place) -> None:
+    """Two questions at once are answered by one resume."""
+    client = place.client()
+    came = client.say("pay two")
+    one, two = came.interrupts
+    came = client.resume((one, {"approved": True}), (two, {"approved": False, "reason": "no"}))
+    assert "paid 1" in came.results()["pay-a"]
+    assert "paid" not in came.results()["pay-b"]
+    assert came.text == "Both paid."
+
+
+def partial_resume(place: Place) -> None:
+    """One answer of two is against the protocol: the server says so, and takes neither."""
+    client = place.client()
+    came = client.say("pay two")
+    one, two = came.interrupts
+    wrong = client.resume((one, {"approved": True}), forget=True)
+    assert wrong.outcome == "error"
+    assert two["id"] in wrong.of("RUN_ERROR")[0]["message"]
+    came = client.resume((one, {"approved": True}), (two, {"approved": True}))
+    assert came.text == "Both paid."
+
+
+def said_meanwhile(place: Place) -> None:
+    """While something is asked nothing else can be said."""
+    client = place.client()
+    came = client.say("pay")
+    wrong = client.say("hello", forget=True)
+    assert wrong.outcome == "error"
+    assert wrong.of("RUN_ERROR")[0]["code"] == "QuestionsOpen"
+    assert client.resume((came.interrupts[0], {"approved": True})).text == "Paid."
+
+
+def answered_again(place: Place) -> None:
+    """The same answer again does nothing twice: the client is told how things stand."""
+    client = place.client()
+    came = client.say("pay")
+    asked = came.interrupts[0]
+    client.resume((asked, {"approved": True}))
+    client.checker = Checker(older=place.older)
+    again = client.resume((asked, {"approved": True}))
+    assert again.text == "Paid."
+    assert [result for result in again.results().values() if "paid" in result] == ["paid 30"]
+    other = client.resume((asked, {"approved": False}))
+    assert other.outcome == "error"
+
+
+SCENARIOS: Mapping[str, Callable[[Place], None]] = {
+    scenario.__name__.replace("_", " "): scenario
+    for scenario in (
+        text,
+        thinking,
+        streamed_arguments,
+        taken_back,
+        progress,
+        state,
+        approve,
+        deny,
+        abandoned,
+        cancel,
+        cancelled_at_work,
+        wait_for,
+        frontend_tool,
+        frontend_tool_and_approval,
+        nested_agent,
+        error,
+        reconnect,
+        reconnect_to_question,
+        two_questions,
+        partial_resume,
+        said_meanwhile,
+        answered_again,
+    )
+}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_client_of_either_version_plays_every_scenario(scenario: str, version: str, tmp_path: Path) -> None:
+    """Each scenario comes out the same with both clients, and neither warns."""
+    with place(version, tmp_path) as found:
+        SCENARIOS[scenario](found)
+
+
+# --- a server that is killed ---------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def process(folder: Path, port: int) -> Generator[subprocess.Popen[bytes]]:
+    started = subprocess.Popen(
+        [sys.executable, SUPPORT / "agui_app.py", folder, str(port)], env=importing_support()
+    )
+    try:
+        while True:
+            assert started.poll() is None, "the server ended"
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            time.sleep(0.05)
+        yield started
+    finally:
+        started.kill()
+        started.wait()
+
+
+def restart(version: str, folder: Path) -> None:
+    """A question outlives its server: killed and started again on the same journal, it is answered there."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for says, answers in (("research", {"approved": True}), ("map", None)):
+        found = Place(version, folder, f"http://127.0.0.1:{port}")
+        thread = f"thread-{says}"
+        try:
+            with process(folder, port) as server:
+                client = found.client(thread)
+                came = client.say(says, tools=[MAP])
+                server.send_signal(signal.SIGKILL)
+                server.wait()
+            with process(folder, port):
+                if answers is None:
+                    came = client.do("answer", call="map-1", content="seen")
+                    assert came.text == "You have seen it."
+                else:
+                    joined = found.client(thread).do("connect")
+                    assert [each["id"] for each in joined.interrupts] == [
+                        each["id"] for each in came.interrupts
+                    ]
+                    came = client.resume((came.interrupts[0], answers))
+                    assert came.text == "It is known now."
+        finally:
+            found.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_question_outlives_a_server_that_is_killed(version: str, tmp_path: Path) -> None:
+    """The client that asked, and one that comes anew, go on with the server that comes after."""
+    restart(version, tmp_path)
+
+
+def main() -> int:
+    """Run everything, and print what comes of it."""
+    print(f"{'':34}" + "".join(f"{version:>10}" for version in VERSIONS))
+    wrong: list[str] = []
+    for name in (*SCENARIOS, "restart"):
+        cells: list[str] = []
+        for version in VERSIONS:
+            with tempfile.TemporaryDirectory() as folder:
+                try:
+                    if name == "restart":
+                        restart(version, Path(folder))
+                    else:
+                        with place(version, Path(folder)) as found:
+                            SCENARIOS[name](found)
+                    cells.append("ok")
+                except Exception as raised:
+                    cells.append("FAILS")
+                    wrong.append(f"{name} with {version}: {type(raised).__name__}: {str(raised)[:600]}")
+        print(f"{name:34}" + "".join(f"{cell:>10}" for cell in cells), flush=True)
+    print(*wrong, sep="\n")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

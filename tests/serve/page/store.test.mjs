@@ -1,0 +1,205 @@
+// The page's view of a thread, without a page: node --test tests/serve/page/
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+const PAGE = new URL("../../../src/handrail/serve/page/", import.meta.url);
+const store = await import(new URL("store.js", PAGE));
+const { partial } = await import(new URL("partial.js", PAGE));
+const { patched } = await import(new URL("patch.js", PAGE));
+const { message } = await import(new URL("server.js", PAGE));
+const words = await import(new URL("words.js", PAGE));
+
+const played = (events, view = store.blank("t")) => events.reduce(store.reduce, view);
+const RUN = { type: "RUN_STARTED", runId: "leg", metadata: { handrail: { run_id: "r1" } } };
+const CALL = [
+  { type: "TOOL_CALL_START", toolCallId: "c1", toolCallName: "read_file" },
+  { type: "TOOL_CALL_ARGS", toolCallId: "c1", delta: '{"path": "pl' },
+  { type: "TOOL_CALL_ARGS", toolCallId: "c1", delta: 'an.md"}' },
+  { type: "TOOL_CALL_END", toolCallId: "c1" },
+];
+const QUESTION = { id: "q1", kind: "approval", name: "approval", call_id: "c1", digest: "d", payload: {} };
+
+test("text grows piece by piece, and ends", () => {
+  const view = played([
+    RUN,
+    { type: "TEXT_MESSAGE_START", messageId: "m1", role: "assistant" },
+    { type: "TEXT_MESSAGE_CONTENT", messageId: "m1", delta: "Hel" },
+    { type: "TEXT_MESSAGE_CONTENT", messageId: "m1", delta: "lo" },
+  ]);
+  assert.deepEqual(view.entries[""], [{ kind: "text", id: "m1" }]);
+  assert.deepEqual(view.messages.m1, { text: "Hello", open: true });
+  assert.equal(played([{ type: "TEXT_MESSAGE_END", messageId: "m1" }], view).messages.m1.open, false);
+  assert.equal(view.status, "running");
+});
+
+test("what did not change keeps its identity", () => {
+  const before = played([RUN, ...CALL, { type: "TEXT_MESSAGE_START", messageId: "m1", role: "assistant" }]);
+  const after = played([{ type: "TEXT_MESSAGE_CONTENT", messageId: "m1", delta: "x" }], before);
+  assert.equal(after.calls, before.calls);
+  assert.equal(after.entries, before.entries);
+  assert.notEqual(after.messages, before.messages);
+  assert.equal(before.messages.m1.text, "");
+});
+
+test("a call fills while its arguments are written, and has its facts and its result", () => {
+  const view = played([
+    RUN,
+    ...CALL,
+    { type: "CUSTOM", name: "handrail.call", value: { call_id: "c1", status: "ok", seconds: 0.2 } },
+    { type: "TOOL_CALL_RESULT", toolCallId: "c1", content: "the plan" },
+  ]);
+  assert.equal(view.calls.c1.arguments, '{"path": "plan.md"}');
+  assert.equal(view.calls.c1.writing, false);
+  assert.equal(view.calls.c1.result, "the plan");
+  assert.equal(view.calls.c1.facts.seconds, 0.2);
+  assert.equal(view.changes, 1);
+});
+
+test("on resume a call is not shown twice", () => {
+  const view = played([RUN, ...CALL, RUN, { type: "TOOL_CALL_RESULT", toolCallId: "c1", content: "x" }]);
+  assert.equal(view.entries[""].length, 1);
+  assert.equal(view.runs.length, 1);
+});
+
+test("a question opens in its call, is closed with a word, and does not come back", () => {
+  const asked = played([RUN, ...CALL, { type: "CUSTOM", name: "handrail.question", value: QUESTION }]);
+  assert.deepEqual(store.questionsOf(asked, "c1"), [QUESTION]);
+  assert.equal(store.isAsked(asked, "c1"), true);
+  assert.deepEqual(store.questionsOf(asked, null), []);
+  const interrupt = { type: "RUN_FINISHED", outcome: { type: "interrupt", interrupts: [{ metadata: { handrail: QUESTION } }] } };
+  const waiting = played([interrupt], asked);
+  assert.equal(waiting.status, "waiting");
+  assert.equal(Object.keys(waiting.questions).length, 1);
+  const closing = { type: "CUSTOM", name: "handrail.question.closed", value: { question_id: "q1", outcome: "answered", by: "ann" } };
+  const closed = played([closing, interrupt], waiting);
+  assert.deepEqual(closed.questions, {});
+  assert.equal(closed.closed.q1.by, "ann");
+});
+
+test("a question of a call nobody shows stands in the thread", () => {
+  const view = played([RUN, { type: "CUSTOM", name: "handrail.question", value: QUESTION }]);
+  assert.deepEqual(store.questionsOf(view, null), [QUESTION]);
+});
+
+test("nested agents have entries of their own, and their questions are found from outside", () => {
+  const view = played([
+    RUN,
+    ...CALL,
+    { type: "SUBAGENT_STARTED", subagentRunId: "a1", name: "reader", parentToolCallId: "c1" },
+    { type: "TEXT_MESSAGE_START", messageId: "m2", role: "assistant", subagentRunId: "a1" },
+    { type: "TEXT_MESSAGE_CONTENT", messageId: "m2", delta: "I read", subagentRunId: "a1" },
+    { type: "TOOL_CALL_START", toolCallId: "c2", toolCallName: "pay", subagentRunId: "a1" },
+    { type: "CUSTOM", name: "handrail.question", value: { ...QUESTION, call_id: "c2" } },
+    { type: "SUBAGENT_FINISHED", subagentRunId: "a1", outcome: { type: "suspended" } },
+  ]);
+  assert.deepEqual(view.entries[""].map((entry) => entry.id), ["c1"]);
+  assert.deepEqual(view.entries.a1.map((entry) => entry.id), ["m2", "c2"]);
+  assert.equal(view.agents.a1.status, "waiting");
+  assert.equal(store.isAsked(view, "c1"), true);
+  const again = played([{ type: "SUBAGENT_STARTED", subagentRunId: "a1", name: "reader", parentToolCallId: "c1" }], view);
+  assert.deepEqual(again.entries.a1, view.entries.a1);
+  assert.equal(again.agents.a1.status, "running");
+});
+
+test("when a run is over nothing in it goes on", () => {
+  const going = played([RUN, ...CALL.slice(0, 2), { type: "CUSTOM", name: "handrail.question", value: QUESTION }]);
+  const failed = played([{ type: "RUN_ERROR", message: "no more" }], going);
+  assert.equal(failed.status, "failed");
+  assert.equal(failed.calls.c1.writing, false);
+  assert.equal(failed.calls.c1.facts.status, "cancelled");
+  assert.deepEqual(failed.questions, {});
+  assert.equal(failed.notes["end-r1"].text, "no more");
+  const cancelled = played([{ type: "RUN_FINISHED", outcome: { type: "cancelled" } }], going);
+  assert.equal(cancelled.status, "cancelled");
+});
+
+test("what is said here is shown once, also after the server's word of it", () => {
+  const said = store.withSaid(store.blank("t"), "said-1", "hello");
+  const told = { type: "CUSTOM", name: "handrail.message", value: { id: "u1", role: "user", content: "hello" } };
+  const view = played([RUN, told], said);
+  assert.deepEqual(view.entries[""], [{ kind: "user", id: "u1" }]);
+  assert.deepEqual(played([RUN, told]).messages.u1, { text: "hello", open: false });
+});
+
+test("a snapshot gives the view that its events would have given", () => {
+  const facts = { status: "ok", seconds: 1 };
+  const live = played([
+    RUN,
+    { type: "TEXT_MESSAGE_START", messageId: "u", role: "user" },
+    { type: "TEXT_MESSAGE_CONTENT", messageId: "u", delta: "go" },
+    { type: "TEXT_MESSAGE_END", messageId: "u" },
+    ...CALL,
+    { type: "CUSTOM", name: "handrail.call", value: { call_id: "c1", ...facts } },
+    { type: "TOOL_CALL_RESULT", toolCallId: "c1", content: "the plan" },
+    { type: "CUSTOM", name: "handrail.usage", value: { usage: { input: 3, output: 2 }, cost: "0.1" } },
+    { type: "RUN_FINISHED", outcome: { type: "success" } },
+  ]);
+  const shown = store.fromSnapshot({
+    id: "t",
+    title: "go",
+    status: "idle",
+    messages: [
+      { id: "u", role: "user", content: "go" },
+      { id: "a", role: "assistant", content: "", toolCalls: [{ id: "c1", type: "function", function: { name: "read_file", arguments: '{"path": "plan.md"}' } }] },
+      { id: "x", role: "tool", toolCallId: "c1", content: "the plan" },
+    ],
+    calls: { c1: facts },
+    runs: [{ id: "r1", status: "done", usage: { input: 3, output: 2 }, cost: "0.1" }],
+    last_event_id: "b-9",
+  });
+  for (const part of ["entries", "messages", "calls", "status", "agents"]) assert.deepEqual(shown[part], live[part], part);
+  assert.deepEqual(store.spent(shown), { input: 3, output: 2, cost: 0.1 });
+  assert.deepEqual(store.spent(live), store.spent(shown));
+});
+
+test("progress is a call's own; its deltas change it", () => {
+  const view = played([
+    RUN,
+    ...CALL,
+    { type: "ACTIVITY_SNAPSHOT", messageId: "progress-c1", activityType: "progress", content: { done: 1, total: 4 } },
+    { type: "ACTIVITY_DELTA", messageId: "progress-c1", patch: [{ op: "replace", path: "/done", value: 3 }] },
+  ]);
+  assert.deepEqual(view.activities["progress-c1"].content, { done: 3, total: 4 });
+  assert.equal(view.entries[""].length, 1);
+});
+
+test("patches do what RFC 6902 says, and leave the old value alone", () => {
+  const value = { a: [1, 2], "b/c": { d: 1 } };
+  const patch = [
+    { op: "add", path: "/a/-", value: 3 },
+    { op: "add", path: "/a/0", value: 0 },
+    { op: "replace", path: "/b~1c/d", value: 2 },
+    { op: "remove", path: "/a/1" },
+    { op: "move", from: "/b~1c", path: "/e" },
+    { op: "copy", from: "/a/0", path: "/f" },
+  ];
+  assert.deepEqual(patched(value, patch), { a: [0, 2, 3], e: { d: 2 }, f: 0 });
+  assert.deepEqual(value, { a: [1, 2], "b/c": { d: 1 } });
+});
+
+test("every beginning of a JSON text can be read, and none says what is not in it", () => {
+  const value = { path: "a \"q\" \\ \u00e9\n", lines: [1, 20, { deep: [true, null, "x,y{"] }], last: -1.5e3 };
+  const text = JSON.stringify(value);
+  for (let end = 1; end <= text.length; end++) {
+    const read = partial(text.slice(0, end));
+    assert.equal(typeof read, "object", text.slice(0, end));
+    for (const key of Object.keys(read)) assert.ok(key in value, text.slice(0, end));
+    if (read.path !== undefined) assert.ok(value.path.startsWith(read.path));
+  }
+  assert.deepEqual(partial(text), value);
+  assert.equal(partial("no json"), undefined);
+});
+
+test("a block of an event stream is read with its id; a ping says nothing", () => {
+  assert.deepEqual(message('id: b-3\ndata: {"type":\ndata: "X"}'), { id: "b-3", event: { type: "X" } });
+  assert.deepEqual(message(": ping"), {});
+});
+
+test("times, counts and prices are said in few words", () => {
+  assert.deepEqual([0.0123, 3.14159, 42.9, 192, 7500].map(words.duration), ["12 ms", "3.1 s", "42 s", "3 min 12 s", "2 h 5 min"]);
+  assert.deepEqual([999, 1000, 12_345, 2_500_000].map(words.count), ["999", "1k", "12.3k", "2.5M"]);
+  assert.deepEqual(["0", "0.00001", "0.0042", "3.456"].map(words.dollars), ["$0", "<$0.0001", "$0.0042", "$3.46"]);
+  const now = Date.parse("2026-05-31T12:00:00Z");
+  assert.deepEqual(["11:59:50", "11:30:00", "09:00:00"].map((time) => words.ago(`2026-05-31T${time}Z`, now)), ["now", "30 min", "3 h"]);
+});

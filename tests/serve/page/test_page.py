@@ -1,0 +1,655 @@
+"""The page in a real browser, against a real server: found by role and label, as somebody would who can't see it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
+
+from support.browsers import PATIENCE, browser
+from support.served import GATES, Served, serving, source_in
+
+pytestmark = pytest.mark.once
+__all__ = ["browser"]
+
+
+class Desk:
+    """A server and the windows that look at it. What goes wrong in a window fails the test."""
+
+    def __init__(self, browser: Browser, folder: Path) -> None:
+        self._browser = browser
+        self.folder = folder
+        self.wrong: list[str] = []
+        self.server: Served | None = None
+        self._contexts: list[BrowserContext] = []
+
+    @contextmanager
+    def served(self, *, pace: float = 0.0, **options: Any) -> Generator[Served]:
+        with serving(self.folder, source=source_in(self.folder, pace=pace), **options) as self.server:
+            yield self.server
+
+    def window(self, at: str = "", *, size: tuple[int, int] = (1100, 760), **options: Any) -> Page:
+        """A window on the page, with storage of its own."""
+        assert self.server is not None
+        context = self._browser.new_context(
+            viewport={"width": size[0], "height": size[1]}, reduced_motion="reduce", **options
+        )
+        context.set_default_timeout(PATIENCE)
+        self._contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: self.wrong.append(str(error.stack)))
+        page.on("console", lambda said: self._hear(said.type, said.text))
+        page.goto(f"{self.server.url}/{at}")
+        return page
+
+    def close(self) -> None:
+        for context in self._contexts:
+            context.close()
+
+    def _hear(self, kind: str, text: str) -> None:
+        # The browser reports each refused request by itself; what the page made of it is what the tests look at.
+        if kind in ("error", "warning") and not text.startswith("Failed to load resource"):
+            self.wrong.append(text)
+
+
+@pytest.fixture
+def desk(browser: Browser, tmp_path: Path) -> Iterator[Desk]:
+    for gate in ("sheep", "wait"):
+        GATES[gate].clear()
+    made = Desk(browser, tmp_path)
+    yield made
+    made.close()
+    assert made.wrong == []
+
+
+@pytest.fixture
+def page(desk: Desk) -> Iterator[Page]:
+    """A window on a server of its own."""
+    with desk.served():
+        yield desk.window()
+        for gate in ("sheep", "wait"):
+            GATES[gate].set()
+        desk.close()
+
+
+def say(page: Page, text: str) -> None:
+    """Type it and send it, once it can be sent: what is shown may be there before its run has ended."""
+    page.get_by_label("Message", exact=True).fill(text)
+    expect(page.locator(".composer").get_by_role("button", name="Send")).to_be_enabled()
+    page.keyboard.press("Enter")
+
+
+def begin(page: Page) -> None:
+    """Have a thread that is followed already, so that what comes next is seen as it happens."""
+    say(page, "hello")
+    expect(log(page)).to_contain_text("Hello to you.")
+
+
+def log(page: Page) -> Locator:
+    return page.get_by_role("log", name="Conversation")
+
+
+def to_be_at_the_end(page: Page) -> None:
+    page.wait_for_function(
+        "box => box.scrollHeight - box.scrollTop - box.clientHeight < 60", arg=log(page).element_handle()
+    )
+
+
+def card(page: Page, tool: str) -> Locator:
+    return page.get_by_role("group", name=re.compile(rf"^{tool}, "))
+
+
+def question(page: Page, name: str) -> Locator:
+    return page.get_by_role("group", name=name)
+
+
+def revoke_the_one(page: Page) -> Locator:
+    """Take back the only decision that is remembered, of `pay`, in the panel, which stays open."""
+    page.get_by_role("button", name="Remembered approvals").click()
+    panel = page.get_by_role("dialog", name="Remembered approvals")
+    expect(panel.get_by_role("listitem")).to_have_count(1)
+    panel.get_by_role("button", name="Revoke pay").click()
+    expect(panel).to_contain_text("Nothing is remembered")
+    return panel
+
+
+def plan(desk: Desk) -> str:
+    return (desk.folder / "work" / "plan.md").read_text()
+
+
+# --- the chat -----------------------------------------------------------------------------------------
+
+
+def test_what_is_said_is_answered(page: Page):
+    """Enter sends, Shift+Enter begins a line; what was said and what came stand in the log."""
+    field = page.get_by_label("Message", exact=True)
+    expect(field).to_be_focused()
+    expect(page.get_by_role("heading", name="assistant", level=1)).to_be_visible()
+    field.press_sequentially("hello")
+    field.press("Shift+Enter")
+    expect(field).to_have_value("hello\n")
+    field.press("Enter")
+    expect(log(page)).to_contain_text("Hello to you.")
+    expect(log(page).get_by_text("hello", exact=True)).to_have_count(1)
+    expect(field).to_have_value("")
+
+
+def test_markdown_is_shown_and_nothing_in_it_is_obeyed(page: Page, desk: Desk):
+    """Headings, lists, tables and code; no script, image, form or script address comes through."""
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    say(page, "show")
+    expect(log(page)).to_contain_text("That is all.")
+    expect(log(page).get_by_role("heading", name="What Markdown can do")).to_be_visible()
+    expect(log(page).get_by_role("cell", name="Anna")).to_be_visible()
+    expect(log(page).get_by_role("button", name="Copy")).to_be_visible()
+    link = log(page).get_by_role("link", name="links")
+    expect(link).to_have_attribute("rel", re.compile("noopener"))
+    expect(link).to_have_attribute("target", "_blank")
+    expect(log(page).get_by_role("link", name="bad link")).to_have_count(0)
+    assert log(page).locator("img, script, form, input, style, iframe").count() == 0
+    expect(log(page)).to_contain_text("<script>window.attacked")  # said, not done
+    assert page.evaluate("window.attacked") is None
+    assert [url for url in asked if "example.org" in url] == []
+
+
+def test_it_stays_at_the_end_only_while_the_reader_is_there(desk: Desk):
+    """While text streams in, a reader who scrolled up is not moved, and can go to the newest."""
+    with desk.served(pace=0.01):
+        page = desk.window()
+        say(page, "long")
+        expect(log(page)).to_contain_text("Paragraph 30 of")
+        box = log(page)
+        to_be_at_the_end(page)
+        expect(page.get_by_role("button", name="Newest")).to_have_count(0)
+        box.evaluate("box => { box.scrollTop = 40 }")
+        expect(page.get_by_role("button", name="Newest")).to_be_visible()
+        shown = page.get_by_text("Paragraph 3 of a long story.")
+        before = shown.bounding_box()
+        height = box.evaluate("box => box.scrollHeight")
+        page.wait_for_function(
+            "([box, height]) => box.scrollHeight > height + 400", arg=[box.element_handle(), height]
+        )
+        assert shown.bounding_box() == before
+        page.get_by_role("button", name="Newest").click()
+        expect(page.get_by_role("button", name="Newest")).to_have_count(0)
+        expect(log(page)).to_contain_text("Paragraph 119 of")
+        to_be_at_the_end(page)
+        desk.close()
+
+
+def test_a_failed_run_says_so(page: Page):
+    """The error stands in the log, and the thread can go on."""
+    say(page, "fail")
+    expect(log(page).get_by_role("alert")).to_contain_text("The run failed.")
+    say(page, "hello")
+    expect(log(page)).to_contain_text("Hello to you.")
+
+
+def test_a_run_is_stopped(page: Page):
+    """The button stops it, and so does Escape; what was under way is marked."""
+    say(page, "wait")
+    expect(card(page, "wait_at")).to_contain_text("running")
+    page.get_by_role("button", name="Stop").click()
+    expect(log(page)).to_contain_text("Stopped.")
+    expect(card(page, "wait_at")).to_contain_text("cancelled")
+    say(page, "wait")
+    expect(card(page, "wait_at").nth(1)).to_contain_text("running")
+    page.keyboard.press("Escape")
+    expect(log(page).get_by_text("Stopped.")).to_have_count(2)
+
+
+# --- cards --------------------------------------------------------------------------------------------
+
+
+def test_a_call_is_a_card_with_what_it_was_given_and_what_came(page: Page):
+    """Arguments, state and time, result."""
+    begin(page)
+    say(page, "sheep")
+    sheep = card(page, "count_sheep")
+    expect(sheep.get_by_role("progressbar")).to_have_attribute("value", "4")
+    expect(sheep).to_contain_text("4 of 8")
+    expect(sheep).to_contain_text("running")
+    GATES["sheep"].set()
+    expect(sheep).to_contain_text("8 sheep")
+    expect(sheep).to_contain_text("done")
+    expect(sheep.get_by_role("progressbar")).to_have_count(0)
+    expect(sheep.get_by_role("definition").first).to_have_text("8")
+    expect(sheep.locator("time")).to_have_text(re.compile(r"\d"))
+    expect(page.get_by_role("banner")).to_contain_text("$0.0060")
+
+
+def test_progress_without_an_end_is_shown_too(page: Page):
+    """A bar that has no value, and the words."""
+    begin(page)
+    say(page, "wait")
+    bar = card(page, "wait_at").get_by_role("progressbar", name="Progress of wait_at")
+    expect(bar).to_be_visible()
+    assert bar.get_attribute("value") is None
+    expect(card(page, "wait_at")).to_contain_text("waiting at the gate")
+
+
+def test_what_was_rolled_back_is_told(page: Page, desk: Desk):
+    """A call that failed half-way says what was undone."""
+    begin(page)
+    say(page, "break")
+    expect(log(page)).to_contain_text("It failed.")
+    broken = card(page, "break_off")
+    expect(broken).to_contain_text("failed")
+    expect(broken).to_contain_text("Rolled back")
+    assert not (desk.folder / "work" / "half.txt").exists()
+
+
+def test_nested_agents_are_a_tree_that_opens(page: Page):
+    """What an agent in a call says and calls stands in the card; a question inside opens the way to it."""
+    begin(page)
+    say(page, "research")
+    outer = card(page, "research")
+    did = outer.get_by_role("group", name="What researcher did")
+    expect(did).to_contain_text("I begin with the literature.")
+    expect(question(page, "Approval of pay")).to_be_visible()
+    expect(question(page, "Approval of pay")).to_contain_text("asked by")
+    readers = did.get_by_text("reader", exact=True)
+    expect(readers).to_have_count(2)
+    question(page, "Approval of pay").get_by_role("button", name="Allow once").click()
+    expect(log(page)).to_contain_text("It is known now.")
+    expect(outer).to_contain_text("Umbrellas help against rain.")
+    if not did.get_by_text("I read.", exact=True).is_visible():
+        readers.first.click()
+    expect(did.get_by_text("I read.", exact=True)).to_be_visible()
+    expect(outer).to_contain_text("$0.01")
+
+
+def test_whoever_comes_later_sees_the_same(page: Page):
+    """Loaded anew in the middle of a run: its progress, its agents and what they ask are there."""
+    begin(page)
+    say(page, "sheep")
+    expect(card(page, "count_sheep")).to_contain_text("4 of 8")
+    page.reload()
+    expect(card(page, "count_sheep")).to_contain_text("4 of 8")
+    expect(card(page, "count_sheep")).to_contain_text("running")
+    GATES["sheep"].set()
+    expect(log(page)).to_contain_text("All counted.")
+    expect(log(page).get_by_text("All counted.")).to_have_count(1)
+    say(page, "research")
+    expect(question(page, "Approval of pay")).to_be_visible()
+    page.reload()
+    did = card(page, "research").get_by_role("group", name="What researcher did")
+    expect(did).to_contain_text("I begin with the literature.")
+    did.get_by_role("button", name="Allow once").click()
+    expect(log(page)).to_contain_text("It is known now.")
+    expect(card(page, "research")).to_have_count(1)
+    expect(log(page).get_by_text("research", exact=True).first).to_be_visible()
+
+
+# --- approvals ----------------------------------------------------------------------------------------
+
+
+def test_a_change_is_approved_after_its_diff_was_seen_and_undone_from_its_card(page: Page, desk: Desk):
+    """Diff, allow once, the file changes; undo, and it is as it was."""
+    say(page, "edit")
+    asked = question(page, "Approval of edit_file")
+    expect(asked).to_contain_text("see Anna on Monday")
+    expect(page).to_have_title(re.compile(r"^\(1\) "))
+    expect(page.get_by_role("navigation", name="Threads")).to_contain_text("1 question")
+    asked.get_by_role("button", name="Allow once").click()
+    expect(log(page)).to_contain_text("It says Monday now.")
+    assert "Monday" in plan(desk)
+    expect(page).to_have_title("edit")
+    edited = card(page, "edit_file")
+    edited.get_by_text("plan.md").last.click()
+    expect(edited).to_contain_text("see Anna on monday")
+    edited.get_by_role("button", name="Undo").click()
+    edited.get_by_role("button", name="Yes, undo").click()
+    expect(edited).to_contain_text("undone")
+    assert "monday" in plan(desk)
+
+
+def test_a_change_is_denied_by_keys_with_a_reason(page: Page, desk: Desk):
+    """Alt+Q goes to the question, R asks for a reason, Enter sends it; the model is told."""
+    say(page, "edit")
+    expect(question(page, "Approval of edit_file")).to_be_visible()
+    page.keyboard.press("a")  # in the message field, where it is a letter
+    expect(page.get_by_label("Message", exact=True)).to_have_value("a")
+    page.keyboard.press("Enter")  # can't be sent now: kept, and said so
+    expect(page.get_by_label("Message", exact=True)).to_have_value("a")
+    expect(page.get_by_label("Message", exact=True)).to_have_accessible_description(
+        re.compile("answer what is asked first")
+    )
+    page.keyboard.press("Alt+q")
+    expect(question(page, "Approval of edit_file")).to_be_focused()
+    page.keyboard.press("r")
+    page.get_by_label("Reason, told to the model").fill("days are written small here")
+    page.keyboard.press("Enter")
+    expect(card(page, "edit_file")).to_contain_text("days are written small here")
+    expect(card(page, "edit_file")).to_contain_text("denied")
+    assert "monday" in plan(desk)
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
+
+
+def test_what_was_allowed_for_the_session_is_not_asked_again_until_it_is_revoked(page: Page):
+    """Allow this exact call: the next one runs; revoked in the panel, it is asked for again."""
+    say(page, "pay")
+    question(page, "Approval of pay").get_by_role("button", name="Allow this exact call").click()
+    expect(log(page)).to_contain_text("Paid.")
+    say(page, "pay")
+    expect(card(page, "pay").nth(1)).to_contain_text("paid 30")
+    panel = revoke_the_one(page)
+    page.keyboard.press("Escape")
+    expect(panel).to_have_count(0)
+    say(page, "pay")
+    expect(question(page, "Approval of pay")).to_be_visible()
+
+
+def test_what_was_decided_for_the_session_outlives_the_server(desk: Desk):
+    """The next server on the journal does not ask for it either, lists it, and takes it back."""
+    with desk.served():
+        page = desk.window()
+        say(page, "pay")
+        question(page, "Approval of pay").get_by_role("button", name="Allow this exact call").click()
+        expect(log(page)).to_contain_text("Paid.")
+        thread = page.url.rpartition("/")[2]
+    with desk.served():
+        page = desk.window(f"#/t/{thread}")
+        expect(log(page)).to_contain_text("Paid.")
+        say(page, "pay")
+        expect(card(page, "pay").nth(1)).to_contain_text("paid 30")
+        revoke_the_one(page)
+    with desk.served():
+        page = desk.window(f"#/t/{thread}")
+        say(page, "pay")
+        expect(question(page, "Approval of pay")).to_be_visible()
+
+
+def test_a_scope_is_allowed(page: Page):
+    """One button for each scope that is offered."""
+    say(page, "edit")
+    asked = question(page, "Approval of edit_file")
+    asked.get_by_role("button", name="fs.write of plan.md").click()
+    expect(log(page)).to_contain_text("It says Monday now.")
+    page.get_by_role("button", name="Remembered approvals").click()
+    expect(page.get_by_role("dialog").get_by_role("listitem")).to_contain_text("fs.write of plan.md")
+
+
+# --- questions ----------------------------------------------------------------------------------------
+
+
+def test_a_form_is_filled_and_its_errors_stand_beside_its_fields(page: Page):
+    """What the schema says is checked here, what only the server knows comes from there."""
+    say(page, "book")
+    asked = page.locator("[data-question]")
+    asked.get_by_label("Seats").fill("40")
+    asked.get_by_label("Day").fill("2027-03-01")
+    asked.get_by_role("button", name="Send").click()
+    expect(asked.get_by_label("Seats")).to_have_attribute("aria-invalid", "true")
+    asked.get_by_label("Seats").fill("4")
+    asked.get_by_role("button", name="Send").click()
+    expect(asked).to_contain_text("we are closed on Mondays")
+    expect(asked.get_by_label("Day")).to_have_attribute("aria-invalid", "true")
+    expect(asked.get_by_label("Seats")).to_have_value("4")
+    asked.get_by_label("Day").fill("2027-03-02")
+    asked.get_by_label("terrace").check()
+    asked.get_by_role("button", name="Send").click()
+    expect(card(page, "book_table")).to_contain_text("booked for 4 on 2027-03-02, terrace")
+
+
+def test_a_question_is_declined(page: Page):
+    """With a reason, where one likes to give it."""
+    say(page, "book")
+    asked = page.locator("[data-question]")
+    asked.get_by_role("button", name=re.compile("Decline")).click()
+    asked.get_by_label(re.compile("Reason")).fill("not today")
+    page.keyboard.press("Enter")
+    expect(page.locator("[data-question]")).to_have_count(0)
+    expect(log(page)).to_contain_text("It is booked.")  # the script goes on whatever came
+    expect(card(page, "book_table")).to_contain_text("not today")
+
+
+def test_two_questions_are_answered_one_by_one(page: Page):
+    """Answering one leaves the other as it is, with what is typed in it."""
+    say(page, "book two")
+    asked = page.locator("[data-question]")
+    expect(asked).to_have_count(2)
+    expect(page).to_have_title(re.compile(r"^\(2\) "))
+    ben = card(page, "book_table").filter(has_text="Ben")
+    anna = card(page, "book_table").filter(has_text="Anna")
+    ben.get_by_label("Seats").fill("7")
+    anna.get_by_label("Seats").fill("2")
+    anna.get_by_label("Day").fill("2027-03-02")
+    anna.get_by_role("button", name="Send").click()
+    expect(asked).to_have_count(1)
+    expect(ben.get_by_label("Seats")).to_have_value("7")
+    expect(page).to_have_title(re.compile(r"^\(1\) "))
+    ben.get_by_label("Day").fill("2027-03-03")
+    ben.get_by_role("button", name="Send").click()
+    expect(log(page)).to_contain_text("Both are booked.")
+    expect(ben).to_contain_text("booked for 7")
+
+
+def test_a_question_answered_elsewhere_closes_with_a_word(page: Page, desk: Desk):
+    """Two windows on one thread: both show the question, and what was said; one answers."""
+    say(page, "pay")
+    expect(question(page, "Approval of pay")).to_be_visible()
+    other = desk.window(page.url.partition("/#")[2] and "#" + page.url.partition("#")[2])
+    expect(log(other).get_by_text("pay", exact=True).first).to_be_visible()
+    question(other, "Approval of pay").get_by_role("button", name="Deny", exact=False).first.click()
+    expect(question(page, "Approval of pay")).to_have_count(0)
+    expect(card(page, "pay")).to_contain_text(re.compile("Denied|Answered"))
+    say(other, "hello")
+    expect(log(page)).to_contain_text("Hello to you.")
+    expect(log(page).get_by_text("hello", exact=True)).to_have_count(1)
+
+
+def test_an_app_brings_its_own_renderer(desk: Desk):
+    """The renderer registered for a question's kind shows it; one that fails gives way to the form."""
+    own = desk.folder / "renderers.js"
+    own.write_text(
+        'import { html, register } from "/assets/renderers.js";\n'
+        'register("colour", ({ question, submit }) =>'
+        ' html`<button onClick=${() => submit("green")}>Green, for ${question.payload.question}</button>`);\n'
+        'register("table", () => { throw new Error("broken on purpose"); });\n'
+    )
+    with desk.served(renderers=own):
+        page = desk.window()
+        say(page, "colour")
+        page.get_by_role("button", name="Green, for Which colour?").click()
+        expect(card(page, "choose")).to_contain_text("green")
+        say(page, "book")
+        expect(page.get_by_label("Seats")).to_be_visible()
+        assert any("broken on purpose" in text for text in desk.wrong)
+        desk.wrong.clear()
+        desk.close()
+
+
+# --- threads ------------------------------------------------------------------------------------------
+
+
+def test_threads_are_listed_opened_and_forgotten(page: Page):
+    """A thread has an address; its history survives a reload; a deleted one is gone."""
+    say(page, "hello")
+    expect(log(page)).to_contain_text("Hello to you.")
+    threads = page.get_by_role("navigation", name="Threads")
+    expect(threads.get_by_role("link", name=re.compile("^hello"))).to_be_visible()
+    first = page.url
+    assert "#/t/" in first
+    threads.get_by_role("link", name="New thread").click()
+    expect(log(page)).to_contain_text("It plans, books and counts sheep.")
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
+    say(page, "show")
+    expect(log(page)).to_contain_text("That is all.")
+    assert page.url != first
+    threads.get_by_role("link", name=re.compile("^hello")).click()
+    expect(log(page)).to_contain_text("Hello to you.")
+    assert page.url == first
+    page.reload()
+    expect(log(page)).to_contain_text("Hello to you.")
+    expect(threads.get_by_role("listitem")).to_have_count(2)
+    threads.get_by_role("button", name="Delete hello").click()
+    threads.get_by_role("button", name="Delete", exact=True).click()
+    expect(threads.get_by_role("listitem")).to_have_count(1)
+    expect(log(page)).to_contain_text("It plans, books and counts sheep.")
+
+
+def test_files_and_timeline_are_tabs(page: Page, desk: Desk):
+    """The arrow keys walk the tabs; what changed is undone under Files; the run is a picture."""
+    say(page, "edit")
+    question(page, "Approval of edit_file").get_by_role("button", name="Allow once").click()
+    expect(log(page)).to_contain_text("It says Monday now.")
+    page.get_by_role("tab", name="Chat").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("tab", name="Files")).to_have_attribute("aria-selected", "true")
+    expect(page.get_by_role("tab", name="Files")).to_be_focused()
+    panel = page.get_by_role("tabpanel")
+    panel.get_by_role("button", name=re.compile("Undo")).first.click()
+    panel.get_by_role("button", name=re.compile("Undo|Yes")).first.click()
+    expect(panel).to_contain_text(re.compile("undone", re.IGNORECASE))
+    assert "monday" in plan(desk)
+    page.keyboard.press("Escape")
+    page.get_by_role("tab", name="Timeline").click()
+    expect(page.get_by_role("tabpanel")).to_contain_text("edit_file")
+    page.reload()
+    expect(page.get_by_role("tab", name="Timeline")).to_have_attribute("aria-selected", "true")
+
+
+# --- the connection -----------------------------------------------------------------------------------
+
+
+def test_a_server_that_comes_back_is_followed_again_and_its_question_still_stands(desk: Desk):
+    """What is read stays while the connection is gone; after a restart the open question can be answered."""
+    with desk.served() as server:
+        page = desk.window()
+        say(page, "pay")
+        expect(question(page, "Approval of pay")).to_be_visible()
+        port = server.port
+    expect(page.get_by_text("Reconnecting…")).to_be_visible()
+    expect(log(page)).to_contain_text("pay is irreversible")
+    with desk.served(port=port):
+        expect(page.get_by_text("Reconnecting…")).to_have_count(0, timeout=20_000)
+        question(page, "Approval of pay").get_by_role("button", name="Allow once").click()
+        expect(log(page)).to_contain_text("Paid.")
+        expect(log(page).get_by_text("pay", exact=True).first).to_be_visible()
+        expect(card(page, "pay")).to_have_count(1)
+        desk.close()
+
+
+def test_a_token_is_asked_for_and_taken_from_the_address(desk: Desk):
+    """Signed out there is a field for it; a wrong one is refused with a word; one in the address is not left there."""
+    with desk.served(token="a-long-enough-token-for-this"):
+        page = desk.window()
+        page.get_by_label("Token").fill("wrong")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert")).to_be_visible()
+        page.get_by_label("Token").fill("a-long-enough-token-for-this")
+        page.keyboard.press("Enter")
+        say(page, "hello")
+        expect(log(page)).to_contain_text("Hello to you.")
+        linked = desk.window("#token=a-long-enough-token-for-this")
+        expect(linked.get_by_label("Message", exact=True)).to_be_visible()
+        assert "token" not in linked.url
+        expect(linked.get_by_role("navigation", name="Threads")).to_contain_text("hello")
+        linked.context.clear_cookies()
+        say(linked, "hello")
+        expect(linked.get_by_label("Token")).to_be_visible()
+        desk.close()
+
+
+def test_a_server_that_does_not_answer_is_said_and_tried_again(page: Page):
+    """The page says what is wrong, and goes on when it is mended."""
+    page.route("**/about", lambda route: route.abort())
+    page.reload()
+    expect(page.get_by_role("alert")).to_contain_text("The server does not answer")
+    page.unroute("**/about")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.get_by_label("Message", exact=True)).to_be_visible()
+
+
+# --- whoever looks ------------------------------------------------------------------------------------
+
+
+def test_the_theme_is_chosen_and_kept(desk: Desk):
+    """It follows the system until one is chosen; the choice survives a reload."""
+    with desk.served():
+        page = desk.window(color_scheme="dark")
+        shade = "getComputedStyle(document.body).backgroundColor"
+        button = page.get_by_role("button", name=re.compile("^Theme"))
+        expect(button).to_have_accessible_name("Theme: as the system")
+        dark = page.evaluate(shade)
+        button.click()
+        expect(button).to_have_accessible_name("Theme: light")
+        light = page.evaluate(shade)
+        assert light != dark
+        page.reload()
+        expect(button).to_have_accessible_name("Theme: light")
+        assert page.evaluate(shade) == light
+        desk.close()
+
+
+def test_at_phone_width_threads_are_a_sheet_and_nothing_is_wider_than_the_screen(desk: Desk):
+    """The sheet has the keyboard, Escape closes it, and the page never scrolls sideways."""
+    with desk.served():
+        page = desk.window(size=(360, 740))
+        say(page, "edit")
+        expect(question(page, "Approval of edit_file")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        assert log(page).evaluate("box => box.scrollWidth <= box.clientWidth")
+        page.get_by_role("button", name=re.compile("^Threads")).click()
+        sheet = page.get_by_role("dialog", name="Threads")
+        expect(sheet.get_by_role("link", name=re.compile("^edit"))).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(sheet).to_have_count(0)
+        page.get_by_role("button", name=re.compile("^Threads")).click()
+        sheet.get_by_role("link", name="New thread").click()
+        expect(sheet).to_have_count(0)
+        expect(log(page)).to_contain_text("It plans, books and counts sheep.")
+        desk.close()
+
+
+def to_the_top(page: Page) -> None:
+    """Have the keyboard where it is when a page was just opened."""
+    page.evaluate(
+        "document.body.tabIndex = -1; document.body.focus(); document.body.removeAttribute('tabindex')"
+    )
+
+
+def test_what_is_only_read_aloud_does_not_lengthen_the_page(desk: Desk):
+    """Only the conversation scrolls: past the end of the page there is nothing to scroll to."""
+    with desk.served():
+        page = desk.window(size=(1100, 420))
+        say(page, "book two")
+        expect(page.get_by_role("button", name="Send")).to_have_count(2)
+        assert page.evaluate("document.documentElement.scrollHeight - innerHeight") == 0
+        desk.close()
+
+
+def test_an_address_that_can_not_be_read_is_a_new_thread(desk: Desk):
+    """A model may have written the link."""
+    with desk.served():
+        for address in ("#/t/%E0%A4", "#token=%E0%A4"):
+            page = desk.window(address)
+            begin(page)
+        desk.close()
+
+
+def test_the_keyboard_reaches_everything_in_order(page: Page):
+    """A skip link comes first; what is focused shows it."""
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
+    to_the_top(page)
+    page.keyboard.press("Tab")
+    skip = page.get_by_role("link", name="Skip to the message field")
+    expect(skip).to_be_focused()
+    expect(skip).to_be_in_viewport()
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
+    reached: list[str] = []
+    to_the_top(page)
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        now = "document.activeElement"
+        reached.append(page.evaluate(f"{now}.getAttribute('aria-label') || {now}.innerText || {now}.id"))
+    for name in ("New thread", "Remembered approvals", "Theme: as the system", "Chat", "Conversation"):
+        assert any(name in each for each in reached), (name, reached)

@@ -1,0 +1,187 @@
+"""The page's timeline in a real browser, by role and label, under the real policy."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, expect
+
+from support.browsers import browser
+from support.widgets import Widgets, opened, shown
+
+__all__ = ["browser", "opened", "shown"]
+
+pytestmark = pytest.mark.once
+
+BEGAN = 1_760_000_000.0
+DAY = 86_400.0
+
+
+def call(tool: str, at: float, seconds: float | None, **more: Any) -> dict[str, Any]:
+    found = {"calls": [], "runs": [], "questions": [], "status": "ok", "message": "", **more}
+    return {"id": tool, "tool": tool, "at": BEGAN + at, "seconds": seconds, **found}
+
+
+def turn(number: int, at: float, seconds: float, *calls: dict[str, Any]) -> dict[str, Any]:
+    usage = {"input": 1200, "output": 80}
+    return {
+        "number": number, "at": BEGAN + at, "seconds": seconds, "model": "test:model", "usage": usage,
+        "cost": "0.0012", "calls": list(calls),
+    }  # fmt: skip
+
+
+def tree(*turns: dict[str, Any], status: str = "done") -> dict[str, Any]:
+    return {"id": "r", "status": status, "cost": "0.0123", "turns": list(turns)}
+
+
+HELPER = {
+    "name": "helper",
+    "turns": [turn(1, 3.2, 0.5, call("fetch", 3.8, 0.4, status="timed out"))],
+    "calls": [],
+}
+APPROVAL = {
+    "name": "approval",
+    "kind": "approval",
+    "asked_at": BEGAN + 7,
+    "answered": True,
+    "answered_at": BEGAN + 7 + 2 * DAY,
+}
+RUN = tree(
+    turn(1, 0, 2, call("read", 2, 1), call("search", 2, 3), call("ask", 3, 2, runs=[HELPER])),
+    turn(2, 5.2, 1, call("write", 6.5, 2 * DAY + 1, questions=[APPROVAL])),
+    turn(3, 2 * DAY + 8, 1),
+)
+
+
+def bars(shown: Widgets) -> list[dict[str, float]]:
+    """Where each call and turn is drawn."""
+    return shown.page.locator("svg .bar .body").evaluate_all(
+        "all => all.map(one => Object.fromEntries(['x', 'y', 'width'].map(name => [name, Number(one.getAttribute(name))])))"
+    )
+
+
+def items(shown: Widgets) -> Locator:
+    return shown.page.get_by_role("tree", name="What happened").get_by_role("treeitem")
+
+
+def test_spans_on_an_axis(shown: Widgets):
+    """Calls of one turn that ran beside each other are drawn over the same stretch, in rows of their own."""
+    shown.show("timeline", tree=RUN)
+    expect(items(shown)).to_have_count(10)
+    first, read, search, *_ = bars(shown)
+    assert first["x"] + first["width"] == pytest.approx(read["x"], abs=1)
+    assert read["x"] == search["x"]
+    assert read["y"] < search["y"]
+    assert search["width"] == pytest.approx(3 * read["width"], abs=2)
+    picture = shown.page.get_by_role("img")
+    expect(picture).to_have_accessible_name(
+        "Spans of the run on a time axis: 2 d · 4 model turns · 5 calls · $0.0123. The longest call is write, 2 d."
+    )
+
+
+def test_days_of_waiting_do_not_hide_seconds_of_work(shown: Widgets):
+    """The wait is hatched and shortened, with its length in words."""
+    shown.show("timeline", tree=RUN)
+    expect(shown.page.locator("svg .break text")).to_have_text("2 d")
+    assert shown.page.locator("svg .wait").count() == 1
+    assert bars(shown)[0]["width"] > 50
+    expect(shown.page.get_by_role("list", name="Legend")).to_contain_text("waiting for a person")
+
+
+def test_the_keyboard_walks_the_spans(shown: Widgets):
+    """Down, up, to the ends; left and right fold, open, and go to what holds a span. The line says each in full."""
+    shown.show("timeline", tree=RUN)
+    page = shown.page
+    page.get_by_role("button", name="Zoom in").focus()
+    page.keyboard.press("Tab")
+    expect(items(shown).first).to_be_focused()
+    expect(page.locator(".timeline-detail")).to_have_text(
+        "Turn 1 (test:model) · 2 s · 1,200 tokens in, 80 out · $0.0012 · from the start"
+    )
+    page.keyboard.press("End")
+    expect(items(shown).last).to_be_focused()
+    page.keyboard.press("Home")
+    for _ in range(3):
+        page.keyboard.press("ArrowDown")
+    ask = items(shown).nth(3)
+    expect(ask).to_be_focused()
+    expect(ask).to_have_accessible_name("ask · ok · 2 s · after 3 s")
+    expect(ask).to_have_attribute("aria-expanded", "true")
+    page.keyboard.press("ArrowLeft")
+    expect(ask).to_have_attribute("aria-expanded", "false")
+    expect(items(shown)).to_have_count(7)
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(items(shown).nth(4)).to_be_focused()
+    expect(items(shown).nth(4)).to_have_attribute("aria-level", "2")
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowUp")
+    expect(page.locator(".timeline-detail")).to_contain_text("write · ok · 2 d · waited 2 d for approval")
+
+
+def test_status_is_not_colour_alone(shown: Widgets):
+    """What failed has a mark at its name, a cross at its bar, and the word."""
+    shown.show("timeline", tree=RUN)
+    expect(items(shown).nth(6)).to_have_accessible_name("fetch · timed out · 400 ms · after 3.8 s")
+    expect(items(shown).nth(6)).to_contain_text("◔")
+    assert shown.page.locator("svg .cross").count() == 1
+
+
+def test_the_pointer_shows_a_span(shown: Widgets):
+    """Whatever row it is over."""
+    shown.show("timeline", tree=RUN)
+    shown.page.locator("svg .bar").nth(2).locator(".body").hover()
+    expect(shown.page.locator(".timeline-detail")).to_have_text("search · ok · 3 s · after 2 s")
+
+
+def test_zoom_and_fit(shown: Widgets):
+    """Twice as wide each time; Fit shows all of it again."""
+    shown.show("timeline", tree=RUN)
+    page = shown.page
+    expect(page.get_by_role("img")).to_have_attribute("width", re.compile(r"\d{3}"))  # it is laid out
+    before = bars(shown)[0]["width"]
+    page.get_by_role("button", name="Zoom in").click()
+    page.get_by_role("button", name="Zoom in").click()
+    expect(page.get_by_role("button", name="Fit")).to_be_enabled()
+    assert bars(shown)[0]["width"] == pytest.approx(4 * before, rel=0.1)
+    page.get_by_role("button", name="Fit").click()
+    expect(page.get_by_role("button", name="Zoom out")).to_be_disabled()
+    assert bars(shown)[0]["width"] == pytest.approx(before, abs=1)
+
+
+def test_a_run_that_waits_now(shown: Widgets):
+    """What is open is said so, and drawn up to now."""
+    asked = {**APPROVAL, "answered": False, "answered_at": None}
+    write = call("write", 2, None, status="waiting", questions=[{**asked, "asked_at": BEGAN + 2.1}])
+    shown.show("timeline", tree=tree(turn(1, 0, 2, write), status="waiting"))
+    expect(items(shown).nth(1)).to_have_accessible_name(re.compile("so far · waiting .* for approval"))
+    assert shown.page.locator("svg .going").count() == 1
+
+
+def test_nothing_yet_one_span_and_five_hundred(shown: Widgets):
+    """Each can be read; many are drawn soon enough."""
+    shown.show("timeline", tree=tree(status="running"))
+    expect(shown.page.get_by_text("Nothing has happened in this run yet.")).to_be_visible()
+    shown.show("timeline", tree=tree(turn(1, 0, 0)))
+    expect(items(shown)).to_have_count(1)
+    calls = [call(f"call_{at}", at / 10, 0.3) for at in range(499)]
+    took = shown.page.evaluate(
+        "tree => { const began = performance.now(); window.show('timeline', {tree}); return performance.now() - began }",
+        tree(turn(1, 0, 0.1, *calls)),
+    )
+    expect(items(shown)).to_have_count(500)
+    assert took < 3000
+    assert len(bars(shown)) == 500
+    items(shown).first.focus()
+    shown.page.keyboard.press("End")
+    expect(items(shown).last).to_be_focused()
+
+
+def test_no_timeline_is_wider_than_a_phone(shown: Widgets):
+    """At 390 pixels the picture scrolls in itself."""
+    shown.page.set_viewport_size({"width": 390, "height": 800})
+    shown.show("timeline", tree=RUN)
+    shown.page.get_by_role("button", name="Zoom in").click()
+    assert shown.overflow() == 0

@@ -1,0 +1,7 @@
+// Reads a JSON list of {schema, value} and writes, for each, what validate.js says of it.
+
+import { validate } from "../../../src/handrail/serve/page/validate.js";
+
+let text = "";
+for await (const part of process.stdin) text += part;
+console.log(JSON.stringify(JSON.parse(text).map(({ schema, value }) => validate(schema, value))));

@@ -1,0 +1,130 @@
+"""One handoff, the same object: answered in the page, at a terminal, and by a model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import uvicorn
+from playwright.async_api import async_playwright
+
+from handrail import Adapter, AgentEnvironment, Handoff, Prompt, ScriptedModel, SqliteJournal
+from handrail.messages import ModelRequest, ToolMessage
+from handrail.serve import PromptSource, asgi
+from support.browsers import CHROMIUM, arguments
+from support.handoff_patterns import PATTERNS, at_terminal, example, replying
+from support.served_threads import plan
+
+PATTERN = PATTERNS["flexible"]
+SAID = plan([[PATTERN.handoff, dict(PATTERN.arguments)]])
+
+Page = Callable[[str, str, dict[str, Any]], Awaitable[str]]
+"""Somebody in front of the page: given its address, what to say, and what to fill into the form, it says so,
+answers, and returns what the model said last."""
+
+
+async def in_the_page(address: str, said: str, filled: dict[str, Any]) -> str:
+    """By the requests that the page makes; a browser can take this one's place."""
+    async with aiohttp.ClientSession(address) as page:
+        await post(page, "/threads/t/messages", {"text": said})
+        while not (shown := await get(page, "/threads/t"))["questions"]:
+            await asyncio.sleep(0.005)
+        [question] = shown["questions"]
+        assert (question["kind"], question["name"]) == ("input", "pick")
+        assert question["payload"] == PATTERN.public
+        given = {"question_id": question["id"], "digest": question["digest"]}
+        await post(page, "/threads/t/answers", {**given, "outcome": "answered", "value": filled})
+        while (shown := await get(page, "/threads/t"))["status"] in ("running", "waiting"):
+            await asyncio.sleep(0.005)
+        return shown["messages"][-1]["content"]
+
+
+async def in_a_browser(address: str, said: str, filled: dict[str, Any]) -> str:
+    """As a person does: types into the page, fills its form in, and reads the answer."""
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=arguments())
+        page = await browser.new_page()
+        await page.goto(address)
+        await page.get_by_label("Message", exact=True).fill(said)
+        await page.keyboard.press("Enter")
+        for label, value in filled.items():
+            await page.get_by_label(label.capitalize()).fill(value)
+        await page.get_by_role("button", name="Send", exact=True).last.click()
+        await page.get_by_placeholder(
+            "Write a message"
+        ).wait_for()  # it is over, and something else may be said
+        said_last = await page.get_by_role("log").locator(".assistant").last.inner_text()
+        await browser.close()
+        return said_last
+
+
+async def get(page: aiohttp.ClientSession, path: str) -> Any:
+    async with page.get(path) as response:
+        return await response.json() if response.status == 200 else {"questions": [], "status": "running"}
+
+
+async def post(page: aiohttp.ClientSession, path: str, body: Any) -> None:
+    async with page.post(path, json=body) as response:
+        assert response.status in (200, 202), await response.text()
+
+
+@asynccontextmanager
+async def running(app: Any) -> AsyncGenerator[str]:
+    """The server on a port of its own; its address."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
+        serving = asyncio.ensure_future(server.serve(sockets=[listening]))
+        while not server.started:
+            assert not serving.done(), "it did not start"
+            await asyncio.sleep(0.005)
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await serving
+
+
+def charged(request: ModelRequest) -> Any:
+    """A model that calls the handoff, and then says what it came to."""
+    last = request.messages[-1]
+    if isinstance(last, ToolMessage):
+        return last.results[0].text
+    assert isinstance(last.text, str)
+    [[[name, arguments]]] = json.loads(last.text)
+    from support.recorded import call
+
+    return call(name, **arguments)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("page", [in_the_page, in_a_browser])
+async def test_one_handoff_in_the_page_at_a_terminal_and_by_a_model(tmp_path: Path, page: Page) -> None:
+    handoff: Handoff[Any, Any] = getattr(example("flexible"), PATTERN.handoff)
+    prompt: Prompt[None] = Prompt("waiter", "Serve.", tools=[handoff])
+    adapter = Adapter(ScriptedModel(charged))
+
+    journal = SqliteJournal(tmp_path / "runs.db")
+    async with running(asgi(PromptSource(prompt, adapter), journal=journal)) as address:
+        by_page = await page(address, SAID, {"selected": "tea"})
+    journal.close()
+
+    at_the_terminal = await at_terminal(
+        PATTERN, lambda there: adapter.evaluate(prompt, SAID, environment=there)
+    )
+    by_model = await adapter.evaluate(prompt, SAID, environment=AgentEnvironment(replying(PATTERN)))
+
+    told = {"page": by_page, "terminal": at_the_terminal.text, "model": by_model.text}
+    assert {where: said.split()[0] for where, said in told.items()} == {
+        "page": "tea",
+        "terminal": "tea",
+        "model": "coffee",
+    }
+    assert [tool for tool in prompt.tools if tool is handoff] == [handoff], "one object in all of them"

@@ -1,0 +1,476 @@
+"""From one server to the next on the same journal: stopped, killed, or answered by somebody else meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import SqliteJournal, ToolContext, tool
+from handrail.clock import SystemClock
+from handrail.errors import ServerStopping
+from handrail.resources.directory import DirectoryFilesystem
+from handrail.runs import show
+from handrail.serve import snapshots
+from handrail.serve.agui.frontend_tools import frontend_tool
+from support import SUPPORT, importing_support
+from support.programs import HANDRAIL
+from support.recorded import Pick
+from support.served_threads import (
+    App,
+    Held,
+    answer_to,
+    by,
+    events,
+    give,
+    kinds,
+    over,
+    plan,
+    served,
+    settle,
+    texts,
+)
+
+WRITE = ["write", {"path": "a.txt", "text": "a"}]
+
+
+def answered_elsewhere(app: App, question: Any, value: Any) -> None:
+    """Another program takes an answer."""
+    journal = SqliteJournal(app.base / "runs.db")
+    journal.answer(by(question, question.principal, value))
+    journal.close()
+
+
+# --- stopped ------------------------------------------------------------------------------------------
+
+
+async def test_a_run_at_rest_is_parked_and_its_question_stands(tmp_path: Path) -> None:
+    async with served(tmp_path) as app:
+        run_id = await app.thread().say(plan([WRITE], [["choose", {}]], "ok"))
+        await settle(app.thread())
+        await app.restart(grace=30)  # which is not waited for
+        assert (await app.journal.run(run_id)).status == "parked"
+        assert (app.threads.running(), app.threads.parked) == ([], 1)
+        thread = app.thread()
+        [question] = await thread.questions()
+        await give(thread, question, {"n": 4})
+        await over(thread)
+        assert texts(await thread.messages())[1:] == [
+            "write()",
+            "write: wrote a.txt",
+            "choose()",
+            "choose: got 4",
+            "ok",
+        ]
+        assert kinds(thread.feed) == ["started", "success"]
+        told = [each for each in events(thread.feed) if each["type"] == "TEXT_MESSAGE_START"]
+        assert [each["messageId"] for each in told] == [f"{run_id}/3"], "as it is called in what was said"
+        assert [unit.tool for unit in await app.journal.load(run_id)] == ["write", "choose"]
+
+
+async def test_a_run_at_work_is_cut_after_the_grace_and_goes_on_by_itself(tmp_path: Path) -> None:
+    held = Held()
+    async with served(tmp_path, tools=[held.tool]) as app:
+        thread = app.thread()
+        run_id = await thread.say(plan([WRITE], [["hold", {}]], "ok"))
+        await held.has_begun.wait()
+        held.may_end.clear()
+        await app.threads.stop(0.05)
+        assert kinds(thread.feed) == ["started", "error ServerStopping"]
+        with pytest.raises(ServerStopping, match="Try again"):
+            await thread.say(plan("more"))
+        held.may_end.set()
+        await app.restart()
+        await over(app.thread())
+        assert (held.began, held.cut, held.ended) == (2, 1, 1)
+        assert (await app.journal.run(run_id)).status == "done"
+        assert texts(await app.thread().messages())[-1] == "ok"
+        assert [unit.tool for unit in await app.journal.load(run_id)] == ["write", "hold"]
+
+
+async def test_a_run_that_comes_to_rest_within_the_grace_is_parked_then(tmp_path: Path) -> None:
+    held = Held()
+    async with served(tmp_path, tools=[held.tool]) as app:
+        thread = app.thread()
+        run_id = await thread.say(plan([["hold", {}]], [["choose", {}]], "ok"))
+        await held.has_begun.wait()
+        stopping = asyncio.ensure_future(app.threads.stop(30))
+        await asyncio.sleep(0)
+        held.may_end.set()
+        await asyncio.wait_for(stopping, 10)
+        assert (held.ended, held.cut) == (1, 0)
+        assert (await app.journal.run(run_id)).status == "parked"
+        assert kinds(thread.feed) == ["started", "interrupt"]
+
+
+async def test_a_run_cut_with_a_question_open_goes_on_and_the_question_stands(tmp_path: Path) -> None:
+    held = Held()
+    async with served(tmp_path, tools=[held.tool]) as app:
+        await app.thread().say(plan([["choose", {}], ["hold", {}]], "ok"))
+        await held.has_begun.wait()
+        while not (await app.thread().questions()):
+            await asyncio.sleep(0)
+        [before] = await app.thread().questions()
+        await app.threads.stop(0.01)
+        held.may_end.set()
+        await app.restart()
+        thread = app.thread()
+        await settle(thread)
+        [question] = await thread.questions()
+        assert (question.id, question.digest) == (before.id, before.digest)
+        assert (held.began, held.ended) == (2, 1)
+        await give(thread, before, {"n": 9})
+        await over(thread)
+        assert texts(await thread.messages())[2:] == ["choose: got 9", "hold: held", "ok"]
+
+
+async def test_what_an_irreversible_call_asked_closes_as_unknown(tmp_path: Path) -> None:
+    """It can't be entered again: the server cuts it at once, and the model is told."""
+
+    @tool
+    async def pay(context: ToolContext) -> str:
+        """Pay, once somebody has said how much."""
+        assert context.wait_for
+        return f"paid {(await context.wait_for('amount', {}, Pick)).n}"
+
+    async with served(tmp_path, tools=[pay], park_after=0.0) as app:
+        thread = app.thread()
+        await thread.say(plan([["pay", {}]], "I will ask"))
+        await settle(thread)
+        [approval] = await thread.questions()
+        await over(thread)  # an approval may be parked
+        await give(thread, approval, {"approved": True})
+        await settle(thread)
+        [amount] = await thread.questions()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert thread.live is not None, "and this may not"
+        await app.restart(grace=30)
+        thread = app.thread()
+        await over(thread)
+        said = texts(await thread.messages())
+        assert "not known" in said[2]
+        assert said[-1] == "I will ask"
+        assert amount.id not in [each.id for each in await thread.questions()]
+
+
+async def test_runs_of_other_apps_are_left_alone(tmp_path: Path) -> None:
+    """Another prompt, another app of the same prompt, and runs that are no thread's."""
+    held = Held()
+    async with served(tmp_path, tools=[held.tool], app_name="recorded:PROMPT") as app:
+        run_id = await app.thread().say(plan([["hold", {}]], "ok"))
+        await held.has_begun.wait()
+        await app.threads.stop(0.01)
+        held.may_end.set()
+        for prompt_name, app_name in (("other", "recorded:PROMPT"), ("work", "rig:PROMPT")):
+            app.prompt_name, app.app_name = prompt_name, app_name
+            await app.restart()
+            assert list(app.threads.running()) == []
+            assert (await app.journal.run(run_id)).status == "running"
+        app.prompt_name, app.app_name = "work", "recorded:PROMPT"
+        await app.restart()
+        await over(app.thread())
+        assert (await app.journal.run(run_id)).status == "done"
+
+
+async def test_an_answer_to_another_apps_question_is_left_to_that_app(tmp_path: Path) -> None:
+    async with served(tmp_path, app_name="recorded:PROMPT") as app:
+        run_id = await app.thread().say(plan([["choose", {}]], "ok"))
+        await settle(app.thread())
+        app.app_name = "rig:PROMPT"
+        await app.restart()
+        assert app.threads.parked == 0
+        [question] = await app.thread().questions()
+        assert await give(app.thread(), question, {"n": 1}) == ""
+        assert (await app.journal.run(run_id)).status == "parked"
+        app.app_name = "recorded:PROMPT"
+        await app.restart()
+        await over(app.thread())
+        assert texts(await app.thread().messages())[2:] == ["choose: got 1", "ok"]
+
+
+async def test_files_are_finished_before_runs_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held()
+    async with served(tmp_path, tools=[held.tool]) as app:
+        await app.thread().say(plan([["hold", {}]]))
+        await held.has_begun.wait()
+        await app.threads.stop(0.01)
+        held.may_end.set()
+        order: list[str] = []
+
+        async def recorded(files: Any, journal: Any) -> Any:
+            order.append(f"files, with {held.began} begun and {len(app.threads.running())} running")
+            return await recover(files, journal)
+
+        recover = DirectoryFilesystem.recover
+        monkeypatch.setattr(DirectoryFilesystem, "recover", recorded)
+        await app.restart()
+        await over(app.thread())
+        assert order[0] == "files, with 1 begun and 0 running"
+
+
+async def test_a_run_that_can_not_go_on_is_named_and_can_be_cancelled(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The tool is gone from the app: the thread says so, and somebody ends the run."""
+    held = Held()
+    async with served(tmp_path, tools=[held.tool]) as app:
+        run_id = await app.thread().say(plan([["hold", {}]], "ok"))
+        await held.has_begun.wait()
+        await app.threads.stop(0.01)
+
+        def broken(*_: Any, **__: Any) -> Any:
+            raise RuntimeError("this app is broken")
+
+        make = app.make
+
+        def make_broken() -> Any:
+            threads = make()
+            threads.source.resume = broken  # pyright: ignore[reportAttributeAccessIssue]
+            return threads
+
+        app.make = make_broken  # pyright: ignore[reportAttributeAccessIssue]
+        await app.restart()
+        assert "could not be gone on with" in caplog.text
+        assert app.thread().live is None
+        await app.thread().cancel()
+        assert (await app.journal.run(run_id)).status == "cancelled"
+
+
+async def test_a_clients_own_tools_are_made_again_from_the_record(tmp_path: Path) -> None:
+    """The run goes on without the client that brought them, under the schema that the model was shown."""
+    schema = {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]}
+    async with served(tmp_path) as app:
+        await app.thread().say(
+            plan([["paint", {"colour": 1}]], [["paint", {"colour": "red"}]], "ok"),
+            tools=[frontend_tool("paint", "Paint it.", schema)],
+        )
+        await settle(app.thread())
+        await app.restart()
+        thread = app.thread()
+        [question] = await thread.questions()
+        assert (question.name, question.payload["arguments"]) == ("frontend_tool", {"colour": "red"})
+        await give(thread, question, {"content": "painted"})
+        await over(thread)
+        said = texts(await thread.messages())
+        assert "colour" in said[2], "what does not fit the client's schema is refused"
+        assert said[4:] == ["paint: painted", "ok"]
+
+
+# --- answered from elsewhere ---------------------------------------------------------------------------
+
+
+async def test_an_answer_from_elsewhere_wakes_a_run_in_memory(tmp_path: Path) -> None:
+    async with served(tmp_path) as app:
+        thread = app.thread()
+        await thread.say(plan([["choose", {}]], "ok"))
+        await settle(thread)
+        [question] = await thread.questions()
+        answered_elsewhere(app, question, {"n": 8})
+        await over(thread)
+        assert texts(await thread.messages())[2:] == ["choose: got 8", "ok"]
+        assert kinds(thread.feed) == ["started", "interrupt", "started", "success"]
+
+
+async def test_an_answer_from_elsewhere_in_the_moment_of_parking(tmp_path: Path) -> None:
+    """It is recorded and nobody is told: the run is gone on with."""
+    async with served(tmp_path) as app:
+        thread = app.thread()
+        await thread.say(plan([["choose", {}]], "ok"))
+        await settle(thread)
+        [question] = await thread.questions()
+        answered_elsewhere(app, question, {"n": 8})
+        assert thread.live is not None
+        parking = thread.live.environment.parking
+        assert parking is not None
+        assert parking.park()
+        await over(thread)
+        while (await thread.newest()).status != "done":  # pyright: ignore[reportOptionalMemberAccess]
+            await asyncio.sleep(0.001)
+        assert texts(await thread.messages())[2:] == ["choose: got 8", "ok"]
+
+
+async def test_an_answer_from_elsewhere_brings_a_parked_run_back(tmp_path: Path) -> None:
+    """The command line takes the answer; the server's next look finds it."""
+    async with served(tmp_path, park_after=0.0) as app:
+        thread = app.thread()
+        run_id = await thread.say(plan([["choose", {}], ["choose", {}]], "ok"))
+        await over(thread)
+        assert app.threads.parked == 1
+        await app.threads.look()
+        assert thread.live is None, "there is nothing to do yet"
+        first, second = await thread.questions()
+        answering = ["runs", "answer", run_id, first.id, "--value", '{"n": 8}']
+        done = subprocess.run(
+            [*HANDRAIL, *answering, "--journal", str(tmp_path / "runs.db")],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        await app.threads.look()
+        await over(thread)
+        assert [each.id for each in await thread.questions()] == [second.id]
+        answered_elsewhere(app, second, {"n": 9})
+        await app.threads.look()
+        await over(thread)
+        assert texts(await thread.messages())[2:] == ["choose: got 8", "choose: got 9", "ok"]
+
+
+async def test_the_server_looks_by_itself(tmp_path: Path) -> None:
+    async with served(tmp_path, park_after=0.0, look_every=0.01) as app:
+        thread = app.thread()
+        await thread.say(plan([["choose", {}]], "ok"))
+        await over(thread)
+        [question] = await thread.questions()
+        answered_elsewhere(app, question, {"n": 8})
+        while (await thread.newest()).status != "done":  # pyright: ignore[reportOptionalMemberAccess]
+            await asyncio.sleep(0.005)
+        assert texts(await thread.messages())[2:] == ["choose: got 8", "ok"]
+
+
+async def test_one_of_two_answered_while_the_server_was_down(tmp_path: Path) -> None:
+    async with served(tmp_path) as app:
+        await app.thread().say(plan([["choose", {}], ["choose", {}]], "ok"))
+        await settle(app.thread())
+        first, second = await app.thread().questions()
+        await app.threads.stop(0.05)
+        answered_elsewhere(app, first, {"n": 1})
+        await app.restart()
+        thread = app.thread()
+        await settle(thread)
+        row = await thread.newest()
+        assert row is not None
+        assert [unit.tool for unit in await app.journal.load(row.record.id)] == ["choose"]
+        await give(thread, second, {"n": 2})
+        await over(thread)
+        assert texts(await thread.messages())[2:] == ["choose: got 1", "choose: got 2", "ok"]
+
+
+async def test_a_question_that_expires_while_its_run_is_parked(tmp_path: Path) -> None:
+    class Later(SystemClock):
+        by = timedelta()
+
+        def now(self) -> datetime:
+            return datetime.now(UTC) + self.by
+
+    @tool(effect="staged")
+    async def hurry(context: ToolContext) -> str:
+        """Ask, and do not wait for ever."""
+        assert context.wait_for
+        return f"got {(await context.wait_for('pick', {}, Pick, timeout=3600)).n}"
+
+    clock = Later()
+    async with served(tmp_path, tools=[hurry], park_after=0.0, clock=clock) as app:
+        thread = app.thread()
+        await thread.say(plan([["hurry", {}]], "too late"))
+        await over(thread)
+        await app.threads.look()
+        assert thread.live is None
+        clock.by = timedelta(hours=2)
+        await app.threads.look()
+        await over(thread)
+        assert list(await thread.questions()) == []
+        assert texts(await thread.messages())[-1] == "too late"
+
+
+# --- what it is seen as -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_run_says_how_long_it_waited_for_whom(tmp_path: Path, restarted: bool) -> None:
+    """A call that was entered again is one call still: it lasted from before its question to after its answer."""
+    async with served(tmp_path) as app:
+        run_id = await app.thread().say(plan([["choose", {}]], "ok"))
+        await settle(app.thread())
+        [question] = await app.thread().questions()
+        [waiting] = (await show(app.journal, run_id)).calls
+        assert waiting.at == question.asked_at.timestamp()
+        [asked] = waiting.questions
+        assert asked.answered_at is None
+        if restarted:
+            await app.restart()
+        before = time.time()
+        await give(app.thread(), question, {"n": 4})
+        after = time.time()
+        await over(app.thread())
+        tree = await show(app.journal, run_id)
+        [call] = tree.calls
+        [asked] = call.questions
+        assert asked.answered_at is not None
+        assert before <= asked.answered_at <= after
+        assert call.at is not None
+        assert call.seconds is not None
+        assert call.at <= question.asked_at.timestamp() < asked.answered_at
+        assert call.at + call.seconds > asked.answered_at - 0.02  # measured by another clock
+        [shown] = snapshots.tree(tree)["turns"][0]["calls"][0]["questions"]
+        assert datetime.fromisoformat(shown["answered_at"]).timestamp() == pytest.approx(asked.answered_at)
+
+
+# --- killed ---------------------------------------------------------------------------------------------
+
+
+def killed(folder: Path, said: str) -> str:
+    """Run a server in a process of its own until its run works or waits, and kill that."""
+    program = [sys.executable, str(SUPPORT / "serve_app.py"), str(folder), said]
+    process = subprocess.Popen(program, env=importing_support(), stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        return process.stdout.readline().strip()
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(10)
+        process.stdout.close()
+
+
+@pytest.mark.once
+async def test_killed_while_a_question_is_open(tmp_path: Path) -> None:
+    assert await asyncio.to_thread(killed, tmp_path, plan([WRITE], [["choose", {}]], "ok")) == "asked"
+    async with served(tmp_path, tools=[Held().tool]) as app:
+        thread = app.thread()
+        await settle(thread)  # its process did not park it: it is gone on with, and rests
+        [question] = await thread.questions()
+        await give(thread, question, {"n": 6})
+        await over(thread)
+        assert texts(await thread.messages())[1:] == [
+            "write()",
+            "write: wrote a.txt",
+            "choose()",
+            "choose: got 6",
+            "ok",
+        ]
+        assert len(app.model.requests) == 1, "the model's answers were recorded"
+
+
+@pytest.mark.once
+async def test_killed_in_the_middle_of_its_work(tmp_path: Path) -> None:
+    said = plan([WRITE], [["choose", {}], ["hold", {}], ["note", {"text": "n"}]], "ok")
+    assert await asyncio.to_thread(killed, tmp_path, said) == "working"
+    held = Held()
+    held.may_end.set()
+    async with served(tmp_path, tools=[held.tool]) as app:
+        thread = app.thread()
+        await settle(thread)
+        [question] = await thread.questions()
+        await thread.answer([answer_to(question, "ada", "answered", {"n": 1})])
+        await over(thread)
+        assert held.ended == 1
+        assert texts(await thread.messages())[-4:] == ["choose: got 1", "hold: held", "note: noted n", "ok"]
+        assert (tmp_path / "files/a.txt").read_text() == "a"
+        assert sorted(unit.tool for unit in await app.journal.load_session(thread.session_id)) == [
+            "choose",
+            "hold",
+            "note",
+            "write",
+        ]
+        noted = thread.state()["Noted"]
+        assert sorted(each["text"] for each in noted) == ["held", "n"]

@@ -1,0 +1,161 @@
+"""A server that stops while somebody looks: at once, with every stream whole, and nothing to read in its log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from handrail import SqliteJournal
+from handrail.serve import Limits, asgi
+from handrail.serve.event_streams import EventStream, Streams, lines
+from handrail.serve.feed import Feed
+from handrail.serve.metrics import Metrics
+from handrail.serve.stopping import told_first
+from support.serving import Client, serving, source
+
+APP = """
+from handrail import Adapter, Prompt, ScriptedModel, SqliteJournal
+from handrail.serve import PromptSource, asgi
+
+adapter = Adapter(ScriptedModel(lambda request: "hello"))
+app = asgi(PromptSource(Prompt("desk", "Help."), adapter), journal=SqliteJournal("runs.db"))
+"""
+
+
+def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR]
+
+
+async def _until_served(client: Client) -> None:
+    for _ in range(400):
+        try:
+            assert (await client.ask("GET", "/health")).status == 200
+            return
+        except OSError:
+            await asyncio.sleep(0.05)
+    raise AssertionError("the server did not start")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_another_server_stops_though_somebody_looks(tmp_path: Path, number: signal.Signals):
+    """It waits for its connections without an end, and tells the app only after them."""
+    (tmp_path / "desk.py").write_text(APP)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "uvicorn", "desk:app", "--port", str(port)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": "."},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        client = Client(f"http://127.0.0.1:{port}", None)  # type: ignore[arg-type]
+        await _until_served(client)
+        await client.say("a", "hello")
+        await client.idle("a")
+        async with client.stream("GET", "/threads/a/events?follow=1") as stream:
+            process.send_signal(number)
+            async with asyncio.timeout(15):
+                await stream.all()  # to its end, as the wire has it
+        _, log = await asyncio.to_thread(process.communicate, timeout=15)
+    finally:
+        process.kill()
+    assert "Application shutdown complete." in log
+    assert "Exception in ASGI application" not in log
+    assert "exceeded" not in log
+
+
+async def test_a_server_that_cancels_a_stream_ends_it(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """One that was not signalled, so that nobody could hear of it, gives its streams a second, then cancels them."""
+    journal = SqliteJournal(tmp_path / "runs.db")
+    app = asgi(source(), journal=journal)
+    config = uvicorn.Config(
+        app, port=0, lifespan="on", log_config=None, timeout_graceful_shutdown=1, access_log=False
+    )
+    server = uvicorn.Server(config)
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    going = asyncio.create_task(server._serve([listening]))  # pyright: ignore[reportPrivateUsage]  # without signals
+    client = Client(f"http://127.0.0.1:{port}", app)
+    await _until_served(client)
+    await client.say("a", "hello")
+    await client.idle("a")
+    async with client.stream("GET", "/threads/a/events?follow=1") as stream:
+        server.should_exit = True
+        await stream.all()
+    await going
+    journal.close()
+    assert [each for each in errors(caplog) if "exceeded" not in each] == []
+
+
+async def test_a_reader_that_takes_nothing_does_not_hold_the_end_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    async with serving(tmp_path) as client:
+        await client.say("a", "hello")
+        await client.idle("a")
+        raw.connect((client.name, client.port))
+        raw.sendall(client.head("GET", "/threads/a/events?follow=1"))
+        for _ in range(60):
+            sent = client.app.metrics.events
+            await client.say("a", "long 1000")
+            await client.idle("a")
+            await asyncio.sleep(0.1)
+            if sent == client.app.metrics.events:
+                break
+        else:
+            raise AssertionError("it takes everything")
+    assert errors(caplog) == []
+    raw.close()
+
+
+async def test_a_stream_that_comes_while_all_are_ended_is_ended_too():
+    streams = Streams(Limits(), Metrics())
+    stream = EventStream(streams, streams.take("anna"), lines(Feed("boot"), 0))
+    streams.close()
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async with asyncio.timeout(5):
+        await stream({"type": "http"}, asyncio.Future, send)
+    assert sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+    assert streams.count == 0
+
+
+async def test_a_signal_is_heard_by_the_app_and_then_by_whoever_listened():
+    heard: list[object] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    ours = signal.getsignal(signal.SIGTERM)
+    try:
+        with told_first(lambda: heard.append("the app")):
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.sleep(0)
+        assert heard == [signal.SIGTERM, "the app"]
+        assert signal.getsignal(signal.SIGTERM) is ours
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+async def test_a_signal_that_nobody_listens_for_is_left_alone():
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with told_first(lambda: None):
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,69 @@
+"""The app that the AG-UI clients are tried with, in a process of its own where it is to be killed.
+
+python agui_app.py FOLDER PORT
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
+
+import uvicorn
+
+from handrail import Adapter, DirectoryFilesystem, SqliteJournal, ToolCall
+from handrail.adapter.pacing import Retry
+from handrail.errors import ModelUnavailable
+from handrail.messages import CallPart, ModelPart, ModelRequest, TextPart, UserMessage
+from handrail.models.scripted import Reply, Scripted
+from handrail.serve.app import asgi
+from handrail.serve.source import PromptSource
+from support.served import PLAYS, PROMPT, Booking, PlayedModel, said, source_in
+
+PLANS: Mapping[str, Sequence[Scripted]] = {
+    **PLAYS,
+    "map": [said("Look.", ToolCall("showMap", {"place": "Oslo"}, "map-1")), said("You have seen it.")],
+    "map and pay": [
+        said("", ToolCall("showMap", {"place": "Oslo"}, "map-2"), ToolCall("pay", {"amount": 5}, "pay-2")),
+        said("Seen and paid."),
+    ],
+    "pay two": [
+        said("", ToolCall("pay", {"amount": 1}, "pay-a"), ToolCall("pay", {"amount": 2}, "pay-b")),
+        said("Both paid."),
+    ],
+    "think": [Reply("So it is.", thinking="Let me think about it.", usage=said("").usage)],
+    "flaky": [said("Now it is whole.")],
+}
+
+
+class FlakyModel(PlayedModel):
+    """The same model, whose connection is lost once in the middle of an answer."""
+
+    lost = False
+
+    async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
+        if request.messages[-1] == UserMessage("flaky") and not self.lost:
+            self.lost = True
+            yield TextPart("This is not to ")
+            yield CallPart(0, "lost-1", "pay", '{"amo')
+            raise ModelUnavailable(self.name, "the connection was lost")
+        async for part in super().stream(request):
+            yield part
+
+
+def source_of(folder: Path) -> PromptSource:
+    """The app of the tests of the page, with more plays, and a model that fails now and then."""
+    source_in(folder)
+    adapter = Adapter(
+        FlakyModel(PLANS), filesystem=DirectoryFilesystem(folder / "work"), retry=Retry(first_wait=0.0)
+    )
+    return PromptSource(PROMPT, adapter, shown=(Booking,))
+
+
+def main(folder: Path, port: int) -> None:
+    app = asgi(source_of(folder), journal=SqliteJournal(folder / "runs.db"))
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,73 @@
+"""A handoff to try things with: somebody picks one of the cards they are dealt, face down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from handrail import Handoff, Parked, ToolContext, ToolResult
+from support.rig import leave_traces
+
+
+@dataclass(frozen=True)
+class Deal:
+    """What the model asks for."""
+
+    cards: int = 3
+
+
+@dataclass(frozen=True)
+class Deck:
+    """What is kept back."""
+
+    cards: list[str]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What is shown."""
+
+    backs: int
+
+
+@dataclass(frozen=True)
+class Pick:
+    """What is answered."""
+
+    index: int
+
+
+def card_game(
+    name: str = "pick_card",
+    *,
+    client: Any = None,
+    before: Any = None,
+    after: Any = None,
+    secret: str = "ace",
+    **options: Any,
+) -> Handoff[Deal, Pick]:
+    """A handoff that leaves traces in `before` and `after`; each act can be another function."""
+    options.setdefault("effect", "staged")
+    game = Handoff(
+        name,
+        "Let the other side pick a card.",
+        params=Deal,
+        answer=Pick,
+        **options,
+    )
+
+    async def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer]:
+        leave_traces(context, f"{name}-dealt")
+        return Parked(Deck([f"{secret} {index}" for index in range(params.cards)]), Offer(params.cards))
+
+    async def settle(deck: Deck, pick: Pick, *, context: ToolContext) -> ToolResult[str]:
+        leave_traces(context, f"{name}-settled")
+        if not 0 <= pick.index < len(deck.cards):
+            return ToolResult.error(f"There is no card {pick.index}.")
+        return ToolResult.ok(f"card {pick.index}")
+
+    game.before(before or deal)
+    if client is not None:
+        game.client(client)
+    game.after(after or settle)
+    return game

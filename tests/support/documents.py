@@ -1,0 +1,144 @@
+"""Python examples in Markdown, found and run as a reader would run them.
+
+In the README each block is run in a namespace and a folder of its own; a page of `docs/` is one story, whose
+blocks share both. Lines directly before a fence steer it:
+
+`<!-- continues -->` before a python fence of the README: goes on where the previous python block ended;
+`<!-- anew -->` before a python fence of a page: begins anew, without what was before;
+`<!-- runs on NAME -->` before a python fence: it is another library's, and run where that is installed;
+`<!-- prints -->` before a text fence: exactly this is printed by the python block before it.
+"""
+
+import contextlib
+import io
+import re
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from support import ROOT
+
+DOCS = ROOT / "docs"
+FENCE = re.compile(r"(?P<indent> *)(?P<ticks>`{3,})\s*(?P<language>[\w+-]*)[^`]*")
+CONTINUES, ANEW, PRINTS = "<!-- continues -->", "<!-- anew -->", "<!-- prints -->"
+ELSEWHERE = re.compile(r"<!-- runs on (?P<library>\w+) -->")
+
+
+@dataclass
+class Block:
+    """A python block; `line` is where its first line of code stands in the document."""
+
+    line: int
+    code: str
+    continues: bool
+    prints: str | None = None
+    library: str | None = None
+    """Where it runs, if not here."""
+
+
+class BadDocument(ValueError):
+    """The document's fences or marks do not fit together."""
+
+
+def is_story(document: Path) -> bool:
+    """Do the blocks of this document share one namespace?"""
+    return document.is_relative_to(DOCS)
+
+
+def extract(document: Path, story: bool | None = None) -> list[Block]:
+    """Return the python blocks of a document in their order."""
+    story = is_story(document) if story is None else story
+    lines = document.read_text(encoding="utf-8").splitlines()
+    blocks: list[Block] = []
+    position = 0
+    while position < len(lines):
+        opening = FENCE.fullmatch(lines[position])
+        mark = lines[position - 1].strip() if position else ""
+        elsewhere = ELSEWHERE.fullmatch(mark)
+        language = opening["language"] if opening else ""
+        here = f"{document}:{position + 1}"
+        position += 1
+        if (mark in (CONTINUES, ANEW) or elsewhere) and language != "python":
+            raise BadDocument(f"{here}: a python fence has to follow {mark} directly")
+        if mark == (CONTINUES if story else ANEW):
+            raise BadDocument(f"{here}: {mark} says what holds here anyway; take it out")
+        if mark == PRINTS and language != "text":
+            raise BadDocument(f"{here}: a text fence has to follow {PRINTS} directly")
+        if not opening:
+            continue
+        line = position + 1
+        content = ""
+        while position < len(lines) and not re.fullmatch(rf" *{opening['ticks']}`*\s*", lines[position]):
+            content += lines[position].removeprefix(opening["indent"]) + "\n"
+            position += 1
+        if position == len(lines):
+            raise BadDocument(f"{here}: this fence is never closed")
+        position += 1
+        if mark in (CONTINUES, PRINTS) and not blocks:
+            raise BadDocument(f"{here}: there is no python block before this")
+        if language == "python":
+            continues = mark != ANEW if story else mark == CONTINUES
+            library = elsewhere["library"] if elsewhere else None
+            blocks.append(Block(line, content, continues, library=library))
+        elif mark == PRINTS:
+            blocks[-1].prints = content
+    return blocks
+
+
+def chains(document: Path, library: str | None = None) -> list[list[Block]]:
+    """Return the blocks that run here, or on another library, grouped: each group is run in one namespace."""
+    groups: list[list[Block]] = []
+    for block in extract(document):
+        if block.library != library:
+            continue
+        if block.continues and groups:
+            groups[-1].append(block)
+        else:
+            groups.append([block])
+    return groups
+
+
+def run(document: Path, blocks: list[Block], folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Run the blocks one after another as a reader would: as `__main__`, in `folder`."""
+    patch.chdir(folder)
+    module = ModuleType("__main__")
+    patch.setitem(sys.modules, "__main__", module)
+    for block in blocks:
+        printed = io.StringIO()
+        try:
+            # The empty lines in front make the lines of the traceback those of the document.
+            code = compile("\n" * (block.line - 1) + block.code, str(document), "exec", dont_inherit=True)
+            with contextlib.redirect_stdout(printed):
+                exec(code, module.__dict__)
+        except (Exception, SystemExit) as error:
+            line = failing_line(error, document) or block.line
+            trace = "".join(traceback.format_exception(error))
+            pytest.fail(f"{document}:{line}: the example raised {error!r}\n\n{trace}", pytrace=False)
+        compare(document, block, printed.getvalue())
+
+
+def compare(document: Path, block: Block, printed: str) -> None:
+    """Fail if the document says that a block prints something else."""
+    if block.prints is not None and printed != block.prints:
+        pytest.fail(
+            f"{document}:{block.line}: the example printed\n\n{printed}\n"
+            f"but the document says it prints\n\n{block.prints}",
+            pytrace=False,
+        )
+
+
+def failing_line(error: BaseException, document: Path) -> int | None:
+    """Return the innermost line of the document that the error went through."""
+    if isinstance(error, SyntaxError) and error.filename == str(document):
+        return error.lineno
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((frame.lineno for frame in reversed(frames) if frame.filename == str(document)), None)
+
+
+def documents() -> list[Path]:
+    """The README and every page."""
+    return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]

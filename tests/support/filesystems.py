@@ -1,0 +1,108 @@
+"""Filesystems of either kind, for what both must do: in memory, and on a real folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from handrail.errors import (
+    FileError,
+)
+from handrail.resources.directory import DirectoryFilesystem, DirectoryFork
+from handrail.resources.memory import MemoryFilesystem, MemoryFork
+
+Root = MemoryFilesystem | DirectoryFilesystem
+AFork = MemoryFork | DirectoryFork
+Files = Root | AFork
+
+
+class NewFiles(Protocol):
+    """Makes a filesystem with these files in it."""
+
+    def __call__(self, files: Mapping[str, str | bytes] = {}, /, **options: Any) -> Any: ...
+
+
+def fill(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    """Write files into a real folder, past everything of ours."""
+    for path, content in files.items():
+        at = folder / path
+        at.parent.mkdir(parents=True, exist_ok=True)
+        at.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+class Folders:
+    """Makes real folders with filesystems on them, and closes those."""
+
+    def __init__(self, base: Path) -> None:
+        self._base = base
+        self._made: list[DirectoryFilesystem] = []
+
+    def __call__(self, files: Mapping[str, str | bytes] = {}, /, **options: Any) -> DirectoryFilesystem:
+        folder = self._base / f"root{len(self._made)}"
+        folder.mkdir()
+        fill(folder, files)
+        self._made.append(DirectoryFilesystem(folder, **options))
+        return self._made[-1]
+
+    def close(self) -> None:
+        for each in self._made:
+            each.close()
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Iterator[Folders]:
+    """Makes real folders with filesystems on them."""
+    made = Folders(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["memory", "directory"])
+def new_files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewFiles]:
+    """Makes filesystems of either kind."""
+    if request.param == "memory":
+        yield lambda files={}, /, **options: MemoryFilesystem(files, **options)
+    else:
+        made = Folders(tmp_path)
+        yield made
+        made.close()
+
+
+def tree(files: Files) -> dict[str, str | None]:
+    """Every path: a file with its text, a folder with None."""
+    folders = {path[:-1]: None for path in files.glob("**/")}
+    return {**folders, **{path: files.read(path) for path in files.glob("**")}}
+
+
+def commit(fork: AFork) -> None:
+    """What the gate does at a call's end, without looking at what was read."""
+    fork.prepare()
+    fork.apply()
+
+
+def outcome(do: Callable[[], object]) -> object:
+    """What came back, or the type of what was raised."""
+    try:
+        return do()
+    except FileError as error:
+        return type(error)
+
+
+Marks = dict[str, tuple[int, int]]
+
+
+def marks(folder: Path) -> Marks:
+    """Every path under a folder with its inode and, of a file, when it was last written."""
+    found: Marks = {}
+    for path in folder.rglob("*"):
+        status = path.lstat()
+        found[str(path.relative_to(folder))] = (status.st_ino, 0 if path.is_dir() else status.st_mtime_ns)
+    return found
+
+
+def aside(files: DirectoryFilesystem) -> list[str]:
+    """What lies in the staging folder of what is at work."""
+    return [str(path) for path in files.staging.glob("at-work/*/*")]

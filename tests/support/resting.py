@@ -1,0 +1,45 @@
+"""An environment whose runs come to rest, and answers to what they asked."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from handrail import (
+    LaterEnvironment,
+)
+from handrail.dispatch.parking import Parking
+from handrail.question import Answer, Question
+
+
+class Resting(LaterEnvironment):
+    """Hears of runs that begin and rest, and parks none."""
+
+    def __init__(self) -> None:
+        self.parking: Parking | None = None
+        self.rested: list[bool] = []
+        """For each time a run came to rest: might it be parked?"""
+        self._next = asyncio.Event()
+
+    def begins(self, parking: Parking) -> None:
+        self.parking = parking
+
+    def rests(self, parking: Parking) -> None:
+        assert parking is self.parking
+        self.rested.append(parking.may_park)
+        self._next.set()
+
+    async def until_rest(self) -> Parking:
+        await self._next.wait()
+        self._next.clear()
+        assert self.parking is not None
+        return self.parking
+
+
+def answer_to(question: Question, value: Any = None) -> Answer:
+    return Answer(
+        question_id=question.id,
+        digest=question.digest,
+        by=question.principal,
+        value={"number": 1} if value is None else value,
+    )

@@ -1,0 +1,288 @@
+"""Model servers written by others, which the HTTP models are tested against.
+
+    with aimock(fixtures) as server: ...      npm's @copilotkit/aimock: answers by fixtures
+    with llmock(behaviors) as server: ...     PyPI's llmock: faults, and a verdict on the client
+    with embedded() as server: ...            the embedded model behind xllamacpp's own HTTP server
+
+Each listens on a free port of loopback and is a process of its own, which has ended when the block is
+left. conftest.py has them as the fixtures `aimock_server`, `llmock_server` and `embedded_server`: started
+once in a session (and in each worker of xdist), without a script at the start of every test.
+
+    server.openai_url       base of /chat/completions and /responses
+    server.anthropic_url    base of /v1/messages
+    server.script([…])      aimock, llmock: forget everything, and answer by this from now on
+    server.requests()       aimock, llmock: what was asked since then, as `Seen`
+    server.pending()        llmock: what of the script is not used yet
+    server.verdict()        llmock: how the client coped; `["passed"]`, and `["findings"]` with a `code` each
+    server.busy()           embedded: is it generating?
+
+CAN says which server can play which case on which wire. How, for aimock:
+
+    text, stream        {"match": {"userMessage": "hi"}, "response": {"content": "Hello.", "usage": {…}}}
+    calls               "response": {"toolCalls": [{"id": "call_1", "name": "f", "arguments": {…}}, …]}
+    pieces              "chunkSize": 6 beside "response": characters of each piece, of text and of arguments
+    second round        "match": {…, "hasToolResult": true}
+    length              "response": {"content": …, "finishReason": "length"}
+    error               "response": {"error": {"message": …}, "status": 429, "retryAfter": 2}
+    500 then fine       two fixtures, "match": {…, "sequenceIndex": 0} and {…, "sequenceIndex": 1}
+    slow stream         "latency": 300 beside "response": milliseconds before every event
+    timeout             "chaos": {"latencyMs": 30000} beside "response"
+    truncated           "truncateAfterChunks": 3, "latency": 20 beside "response": the connection is cut
+                        (without a latency it is cut before the first byte)
+    malformed           "chaos": {"malformedRate": 1}: status 200, JSON that is none, also for a stream
+    thinking            "response": {"content": …, "reasoning": …, "reasoningSignature": …}, and a model whose
+                        name aimock knows to think, such as o3 or claude-opus-4-6
+
+and for llmock, whose behaviours each go to the next request that fits (`"times"`, default 1; `"match"`):
+
+    text                {"type": "reply", "text": "One two."}        a word an event
+    calls               {"type": "reply", "tool_calls": [{"name": "f", "arguments": {…}}, …]}
+    malformed arguments {"type": "tool_fault", "kind": "malformed_arguments"} after the reply
+    unknown tool        {"type": "tool_fault", "kind": "unknown_tool"} after the reply, or any name in it
+    length              {"type": "reply", "text": …, "finish_reason": "length"}
+    error               {"type": "fail", "status": 429, "retry_after": 0.2}; without: no such header
+    500 then fine       {"type": "fail", "status": 500}, then a reply
+    stalled stream      {"type": "stream_fault", "kind": "stall", "after_chunks": 2, "stall_seconds": 20}
+    timeout             {"type": "delay", "seconds": 30}
+    truncated           {"type": "stream_fault", "kind": "truncate", "after_chunks": 3}: ends as if all were well
+    disconnected        the same with "disconnect": the connection is cut
+    malformed           the same with "malformed": one event is half its JSON, the rest follows
+
+A client that leaves is seen in llmock's record (`raw["completed"]` is false, and `raw["stall_waited"]`) and
+by the embedded model, which stops within a fraction of a second. aimock does not notice. aimock's record
+has the headers, with keys blanked, and the body turned into the shape of chat completions; llmock's has
+the body as it was sent.
+
+The embedded model (`"model": "smollm2"`) calls a tool when the conversation holds about three examples of
+such calls with their results and answers; `tool_choice` is not enforced. Its responses wire wants
+`"type": "message"` and a list as content in an assistant's item, and always says `completed`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+from support import ROOT, SUPPORT
+
+COMPONENTS = ROOT / ".components"
+START_SECONDS = 40.0
+END_SECONDS = 5.0
+
+CHAT, RESPONSES, MESSAGES = "chat", "responses", "messages"
+ALL = frozenset({CHAT, RESPONSES, MESSAGES})
+
+# Case, server, and the wires it can play the case on.
+CAN: dict[str, dict[str, frozenset[str]]] = {
+    "text": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
+    "stream": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
+    "one call": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
+    "second round": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
+    "parallel calls": {"aimock": ALL, "llmock": ALL},
+    "arguments in pieces": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
+    "invalid arguments": {"aimock": ALL, "llmock": ALL},
+    "unknown tool": {"aimock": ALL, "llmock": ALL},
+    "malformed arguments": {"llmock": ALL},  # on messages only when streamed
+    # aimock says what its fixture says; llmock makes up what fits the schema; the embedded model is held to it.
+    "structured output": {"aimock": ALL, "llmock": ALL, "embedded": frozenset({CHAT})},
+    "usage": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
+    "stopped at the end": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
+    "stopped for calls": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
+    "stopped by length": {"aimock": ALL, "llmock": ALL, "embedded": frozenset({CHAT, MESSAGES})},
+    "thinking": {"aimock": ALL},
+    "cancelled mid-stream": {"llmock": ALL, "embedded": ALL},
+    "timeout": {"aimock": ALL, "llmock": ALL},
+    "429 with retry-after": {"aimock": ALL, "llmock": ALL},
+    "429 without": {"llmock": ALL},
+    "500 then fine": {"aimock": ALL, "llmock": ALL},
+    "truncated stream": {"llmock": ALL},
+    "connection cut": {"aimock": ALL, "llmock": ALL},
+    "malformed JSON in the stream": {"llmock": ALL},
+    "malformed JSON as the body": {"aimock": ALL},
+    "prompt too long": {"llmock": ALL, "embedded": ALL},
+}
+
+
+class ServerFailed(RuntimeError):
+    """A server did not start, or refused its script. The message ends with what it wrote."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One request as a server recorded it. `raw` is the server's whole record, in its own shape."""
+
+    path: str
+    status: int
+    body: Any
+    raw: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server: where it listens, and the process that is it."""
+
+    url: str
+    pid: int
+
+    @property
+    def openai_url(self) -> str:
+        """The base of /chat/completions and /responses."""
+        return f"{self.url}/v1"
+
+    @property
+    def anthropic_url(self) -> str:
+        """The base of /v1/messages, spelt as Anthropic's own address is."""
+        return self.url
+
+    def control(self, method: str, path: str, body: object = None) -> Any:
+        """Ask one of the server's own control routes."""
+        host = self.url.removeprefix("http://")
+        headers = {"content-type": "application/json"}
+        with contextlib.closing(http.client.HTTPConnection(host, timeout=10)) as connection:
+            connection.request(method, path, json.dumps(body), headers)
+            response = connection.getresponse()
+            text = response.read().decode()
+        if response.status >= 400:
+            raise ServerFailed(f"{method} {path} was answered {response.status}: {text}")
+        return json.loads(text)
+
+
+@dataclass(frozen=True)
+class Aimock(Server):
+    """npm's @copilotkit/aimock. Its script is a list of fixtures, each `{"match": …, "response": …}`."""
+
+    def script(self, fixtures: Sequence[dict[str, Any]]) -> None:
+        """Forget everything, and answer by these fixtures; the first that matches a request is used."""
+        self.control("POST", "/__aimock/reset")
+        if fixtures:
+            self.control("POST", "/__aimock/fixtures", {"fixtures": list(fixtures)})
+
+    def requests(self) -> list[Seen]:
+        """Every request since the script was given, in order."""
+        return [
+            Seen(entry["path"], entry["response"]["status"], entry["body"], entry)
+            for entry in self.control("GET", "/__aimock/journal")
+        ]
+
+
+@dataclass(frozen=True)
+class Llmock(Server):
+    """PyPI's llmock. Its script is a queue of behaviours, each `{"type": …}`, used up by requests."""
+
+    @property
+    def anthropic_url(self) -> str:
+        return f"{self.url}/anthropic"
+
+    def script(self, behaviors: Sequence[dict[str, Any]]) -> None:
+        """Forget everything, and queue these behaviours."""
+        self.control("POST", "/_llmock/reset")
+        if behaviors:
+            self.control("POST", "/_llmock/scenario", {"behaviors": list(behaviors)})
+
+    def pending(self) -> list[dict[str, Any]]:
+        """The behaviours that no request has used yet."""
+        return self.control("GET", "/_llmock/scenario")["pending"]
+
+    def requests(self) -> list[Seen]:
+        """Every request since the script was given, in order. Waits up to 2 seconds for those under way."""
+        return [
+            Seen(record["path"], record["status"], record["body"], record)
+            for record in self.control("GET", "/_llmock/requests")["requests"]
+        ]
+
+    def verdict(self) -> dict[str, Any]:
+        """How the client coped: `passed`, and `findings` with a `code` each."""
+        return self.control("GET", "/_llmock/verdict")
+
+
+@dataclass(frozen=True)
+class Embedded(Server):
+    """The embedded model behind xllamacpp's own server. It can't be scripted, nor say what it saw."""
+
+    def busy(self) -> bool:
+        """Is it generating now? False soon after a client closed its connection."""
+        return any(slot["is_processing"] for slot in self.control("GET", "/slots"))
+
+
+@contextlib.contextmanager
+def aimock(fixtures: Sequence[dict[str, Any]] = ()) -> Generator[Aimock]:
+    """Start aimock, and end it on the way out."""
+    folder = COMPONENTS / "aimock"
+    with running(str(folder / "node"), str(SUPPORT / "launch_aimock.mjs"), str(folder)) as (url, pid):
+        server = Aimock(url, pid)
+        server.script(fixtures)
+        yield server
+
+
+@contextlib.contextmanager
+def llmock(behaviors: Sequence[dict[str, Any]] = ()) -> Generator[Llmock]:
+    """Start llmock, and end it on the way out."""
+    python = COMPONENTS / "llmock" / "bin" / "python"
+    with running(str(python), str(SUPPORT / "launch_llmock.py")) as (url, pid):
+        server = Llmock(url, pid)
+        server.script(behaviors)
+        yield server
+
+
+@contextlib.contextmanager
+def embedded() -> Generator[Embedded]:
+    """Start the embedded model's server, and end it on the way out."""
+    with running(sys.executable, str(SUPPORT / "launch_embedded.py")) as (url, pid):
+        yield Embedded(url, pid)
+
+
+@contextlib.contextmanager
+def running(*command: str) -> Generator[tuple[str, int]]:
+    """Run a launcher until the block is left; yield the address it printed, and its process id.
+
+    A launcher ends when its stdin closes, so it also ends when this process is killed. It has a process
+    group of its own: Ctrl-C reaches it only through this block, and what is left of the group after
+    END_SECONDS is killed.
+    """
+    with tempfile.TemporaryFile() as log:
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True
+            )
+        except FileNotFoundError as error:
+            raise ServerFailed(f"{command[0]} is missing: run scripts/components") from error
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield address(process.stdout, log), process.pid
+        finally:
+            process.stdin.close()
+            process.stdout.close()
+            end(process)
+
+
+def address(stdout: IO[bytes], log: IO[bytes]) -> str:
+    """Wait for the line a launcher prints when its server listens."""
+    ready, _, _ = select.select([stdout], [], [], START_SECONDS)
+    line = stdout.readline().decode().strip() if ready else ""
+    if not line.startswith("http://127.0.0.1:"):
+        log.seek(0)
+        wrote = log.read().decode(errors="replace")[-2000:]
+        what = "ended" if ready else f"said nothing for {START_SECONDS:.0f} s"
+        raise ServerFailed(f"the server {what}: {line}\n{wrote}")
+    return line
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """See the process end, by itself or killed with its group."""
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -1,0 +1,398 @@
+"""Runs that are crashed at every point there is, and what the simulation says of tools that lie."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from handrail import Adapter, Handoff, Parked, Prompt, ToolContext, ToolResult, tool
+from handrail.dispatch.turn import ToolCall
+from handrail.environment.unattended import LaterEnvironment
+from handrail.errors import DefinitionError, SimulationError
+from handrail.testing import Person
+from handrail.testing.simulation import Play, Point, Report, Scenario, Seen, Stage, World, simulate
+from handrail.testing.simulation.__main__ import main
+from support.simulated import DECIDING, ERRANDS, SHOPPING, Colour
+
+pytestmark = pytest.mark.once  # processes and terminals, at a cost: what they try is not Python's
+
+DEEP = bool(os.environ.get("HANDRAIL_DEEP"))
+
+
+def crashed(scenario: Scenario, **sampled: Any) -> Report:
+    """All points in a deep run, with a second crash after each; else every write and some of the rest."""
+    if not DEEP:
+        return simulate(scenario, **sampled)
+    simulate(scenario, jobs=2, overtaken_every=0, again=True).assert_kept()
+    simulate(scenario, jobs=2, connected=True).assert_kept()
+    return simulate(scenario, jobs=2, parked_every=1)
+
+
+@pytest.mark.timeout(900 if DEEP else 240)  # hundreds of processes, on a machine that may be busy
+def test_a_run_with_a_bit_of_everything_survives_a_crash_at_every_point():
+    """A nested agent, a question, an approval, files, a payment, a mail and a handoff."""
+    report = crashed(SHOPPING, step_every=16, overtaken_every=12)
+    report.assert_kept()
+    assert report.tried["before write"] == report.tried["after write"] == report.writes > 30
+    assert report.tried["step"] >= report.steps // 16 > 5
+    assert report.processes > 2 * sum(report.tried.values())
+
+
+@pytest.mark.timeout(900 if DEEP else 240)
+def test_several_at_once_retries_threads_and_previews_survive_it_too():
+    report = crashed(ERRANDS, write_every=4, step_every=30, overtaken_every=25)
+    report.assert_kept()
+    assert report.tried["step"] > 4
+
+
+@pytest.mark.timeout(900 if DEEP else 240)
+def test_what_is_decided_for_the_session_survives_it_too():
+    """An answer that holds for later calls is as good as recorded once it is given: nobody gives it twice."""
+    report = crashed(DECIDING, write_every=2, step_every=25, overtaken_every=10)
+    report.assert_kept()
+    assert report.tried["step"] > 4
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("scenario", [SHOPPING, ERRANDS, DECIDING], ids=lambda scenario: scenario.name)
+def test_a_run_parked_by_force_at_any_step_is_as_one_that_crashed_there(scenario: Scenario):
+    """A server that is stopped undoes nothing, ends nothing, and loses nothing."""
+    sampled: dict[str, Any] = {"write_every": 1000, "step_every": 1000, "overtaken_every": 0}
+    report = simulate(scenario, **sampled, parked_every=17, jobs=2)
+    report.assert_kept()
+    assert report.tried["parked at step"] > 5
+
+
+KEY = "hunter2-of-the-simulation"
+
+
+def bank(stage: Stage) -> Play:
+    """A model that writes a secret into each of its calls."""
+
+    @tool(effect="read")
+    async def login(key: SecretStr) -> str:
+        """Log in."""
+        stage.world.happened("used", key=key.get_secret_value())
+        return "in"
+
+    @tool(effect="idempotent")
+    async def order(key: SecretStr, context: ToolContext) -> str:
+        """Order, by way of another call."""
+        return (await context.call("login", key=key)).message
+
+    @tool
+    async def pay(key: SecretStr) -> str:
+        """Pay."""
+        stage.world.happened("used", key=key.get_secret_value())
+        stage.world.happened("paid")
+        return "paid"
+
+    calls = [ToolCall(name, {"key": KEY}) for name in ("login", "order", "pay")]
+    adapter = stage_adapter(stage, *calls, "Done.")
+    return Play(adapter, Prompt("try", "You try.", tools=[login, order, pay]), "Go.")
+
+
+def used_as_it_is(seen: Seen) -> str | None:
+    wrong = [each.details["key"] for each in seen.world.all("used") if each.details["key"] != KEY]
+    return f"used with {wrong}" if wrong else None
+
+
+def paid_at_most_once(seen: Seen) -> str | None:
+    paid = seen.world.count("paid")
+    return None if paid <= 1 else f"paid {paid} times"
+
+
+BANK = Scenario(name="a bank", play=bank, laws=[used_as_it_is, paid_at_most_once], unrecorded=[KEY])
+
+
+@pytest.mark.timeout(240)
+def test_secrets_are_recorded_nowhere_and_never_used_from_a_record():
+    report = crashed(BANK, step_every=4, overtaken_every=4)
+    report.assert_kept()
+    assert report.tried["before write"] > 5
+
+
+def vault(stage: Stage) -> Play:
+    """Somebody is asked for a secret by each of its calls."""
+
+    async def asked(context: ToolContext) -> None:
+        assert context.wait_for is not None
+        key = await context.wait_for("key", {}, SecretStr)
+        stage.world.happened("used", key=key.get_secret_value())
+
+    @tool(effect="read")
+    async def login(context: ToolContext) -> str:
+        """Log in."""
+        await asked(context)
+        return "in"
+
+    @tool(effect="idempotent")
+    async def order(context: ToolContext) -> str:
+        """Order, by way of another call."""
+        return (await context.call("login")).message
+
+    @tool
+    async def pay(context: ToolContext) -> str:
+        """Pay."""
+        await asked(context)
+        stage.world.happened("paid")
+        return "paid"
+
+    sign: Any = Handoff("sign", "Let somebody sign.", answer=SecretStr, effect="irreversible")
+
+    @sign.before
+    async def before(params: None, *, context: ToolContext) -> Parked[int, str]:
+        return Parked(1, "sign this")
+
+    @sign.after
+    async def after(private: int, answer: SecretStr, *, context: ToolContext) -> ToolResult[str]:
+        stage.world.happened("used", key=answer.get_secret_value())
+        stage.world.happened("signed")
+        return ToolResult.ok("signed")
+
+    person = Person(answers={"key": KEY, "sign": KEY})
+    calls = [ToolCall(name) for name in ("login", "order", "sign", "pay")]
+    adapter = stage_adapter(stage, *calls, "Done.")
+    return Play(adapter, Prompt("try", "You try.", tools=[login, order, sign, pay]), "Go.", person)
+
+
+def signed_at_most_once(seen: Seen) -> str | None:
+    signed = seen.world.count("signed")
+    return None if signed <= 1 else f"signed {signed} times"
+
+
+VAULT = Scenario(
+    name="a vault",
+    play=vault,
+    laws=[used_as_it_is, paid_at_most_once, signed_at_most_once],
+    unrecorded=[KEY],
+)
+
+
+@pytest.mark.timeout(240)
+def test_secrets_that_somebody_answers_with_are_recorded_nowhere_either():
+    """And a handoff asks again, unless what comes after the answer had begun."""
+    every: dict[str, Any] = {} if DEEP else {"step_every": 4, "overtaken_every": 4}
+    report = simulate(VAULT, connected=True, **every)  # a secret is answered where the run lives
+    report.assert_kept()
+    assert report.tried["before write"] > 5
+
+
+# --- it can fail -------------------------------------------------------------------------------------
+
+
+def stage_adapter(stage: Stage, *said: Any) -> Adapter:
+    return Adapter(
+        stage.model({"You try": said}),
+        journal=stage.journal,
+        filesystem=stage.files,
+        environment=LaterEnvironment(),
+        clock=stage.clock,
+        new_id=stage.new_id,
+    )
+
+
+def one_call(stage: Stage, made: Any) -> Play:
+    """A run that calls one tool and is done."""
+    adapter = stage_adapter(stage, ToolCall(made.name), "Done.")
+    person = Person(approve=True, answers={"colour": {"name": "blue"}})
+    return Play(adapter, Prompt("try", "You try.", tools=[made]), "Go.", person)
+
+
+def paid_once(seen: Seen) -> str | None:
+    paid = seen.world.count("paid")
+    return None if paid == 1 else f"paid {paid} times"
+
+
+def liar(stage: Stage) -> Play:
+    @tool(effect="staged")
+    async def pay() -> str:
+        """Says that all it does can be rolled back, and pays."""
+        stage.world.happened("paid")
+        return "paid"
+
+    return one_call(stage, pay)
+
+
+LIAR = Scenario(name="a liar", play=liar, laws=[paid_once])
+
+
+def test_a_tool_that_says_it_is_staged_and_pays_is_caught():
+    report = simulate(LIAR, step_every=3, overtaken_every=0)
+    assert {each.law for each in report.broken} == {"paid_once"}
+    again = simulate(LIAR, at=report.broken[0].at)
+    assert [each.what for each in again.broken] == [report.broken[0].what]
+    assert again.tried == {Point.parse(report.broken[0].at).kind: 1}
+    with pytest.raises(AssertionError, match=r"at 'before write \d+': paid_once: paid 2 times"):
+        report.assert_kept()
+
+
+def test_the_command_says_where_a_law_was_broken(capsys: pytest.CaptureFixture[str]):
+    status = main(["test_simulation:LIAR", "--step-every", "1000", "--overtaken-every", "0"])
+    said = capsys.readouterr().out
+    assert status == 1
+    assert "a liar: " in said
+    assert "paid_once: paid 2 times" in said
+    assert main(["test_simulation:LIAR", "--at", "before write 3"]) == 0
+
+
+def forgetful(stage: Stage) -> Play:
+    @tool(effect="idempotent")
+    async def guess(context: ToolContext) -> str:
+        """Says something else each time its process is another."""
+        assert context.wait_for is not None
+        colour = await context.wait_for("colour", None, Colour)
+        return f"{colour.name} {stage.process}"
+
+    return one_call(stage, guess)
+
+
+def test_a_tool_that_says_something_else_after_a_crash_is_caught():
+    report = simulate(Scenario(name="forgetful", play=forgetful), step_every=10, overtaken_every=0)
+    assert {each.law for each in report.broken} == {"each_call_has_its_result"}
+    assert any("not 'blue 0'" in each.what for each in report.broken)
+
+
+def wandering(stage: Stage) -> Play:
+    @tool(effect="idempotent")
+    async def wander(context: ToolContext) -> str:
+        """Asks another thing when it is entered again."""
+        assert context.wait_for is not None
+        kind = "colour" if stage.world.count("wandered") == 0 else "shade"
+        stage.world.happened("wandered")
+        return (await context.wait_for(kind, None, Colour)).name
+
+    return one_call(stage, wander)
+
+
+def test_a_handler_that_does_not_do_the_same_again_is_caught():
+    """Already without a crash: the run is parked, and its handler entered again."""
+    report = simulate(
+        Scenario(name="wandering", play=wandering), write_every=4, step_every=50, overtaken_every=0
+    )
+    assert any("not known" in each.what for each in report.broken)
+
+
+def careless(stage: Stage) -> Play:
+    folder = Path(stage.folder, "..", "files").resolve()
+
+    @tool(effect="staged")
+    async def scribble(context: ToolContext) -> str:
+        """Writes past its filesystem, half of it now and half of it later."""
+        (folder / "a.txt").write_text("half")
+        context.filesystem.write("b.txt", "whole")
+        return "written"
+
+    return one_call(stage, scribble)
+
+
+def test_files_written_past_the_transaction_are_caught():
+    report = simulate(Scenario(name="careless", play=careless), step_every=4, overtaken_every=0)
+    assert "files_are_never_torn" in {each.law for each in report.broken}
+
+
+def talkative(stage: Stage) -> Play:
+    @tool(effect="idempotent")
+    async def tell(context: ToolContext) -> str:
+        """Shows what nobody may see."""
+        assert context.wait_for is not None
+        await context.wait_for("colour", {"price": 'three "or so"'}, Colour)
+        return "told"
+
+    return one_call(stage, tell)
+
+
+def test_a_secret_that_is_shown_is_caught_without_a_crash():
+    scenario = Scenario(name="talkative", play=talkative, secrets=['three "or so"'])
+    report = simulate(scenario, write_every=100, step_every=1000, overtaken_every=0)
+    assert ("nothing_secret_is_shown", "no crash") in {(each.law, each.at) for each in report.broken}
+
+
+def fickle(stage: Stage) -> Play:
+    counted = stage.folder.parent.parent / "times"
+    times = len(counted.read_text()) if counted.exists() else 0
+    counted.write_text("." * (times + 1))
+
+    @tool(effect="pure")
+    async def rest() -> str:
+        """Takes one step more each time."""
+        for _ in range(times):
+            await asyncio.sleep(1)
+        return "rested"
+
+    return one_call(stage, rest)
+
+
+def test_a_scenario_that_is_not_the_same_each_time_is_told():
+    report = simulate(Scenario(name="fickle", play=fickle), at="step 1")
+    assert [each.law for each in report.broken] == ["it is deterministic"]
+
+
+def broken(stage: Stage) -> Play:
+    raise ValueError("the scenario itself does not work")
+
+
+def test_a_scenario_that_does_not_work_is_told_and_not_crashed():
+    report = simulate(Scenario(name="broken", play=broken))
+    assert report.tried == {}
+    assert "the scenario itself does not work" in str(report)
+
+
+def deadly(stage: Stage) -> Play:
+    raise AssertionError("never called")
+
+
+class Unloadable:
+    """Can be sent to another process, and not be read there."""
+
+    def __reduce__(self) -> Any:
+        return (exec, ("raise ImportError('no such module there')",))
+
+    def __call__(self, seen: Seen) -> str | None:
+        return None
+
+
+def test_a_scenario_that_another_process_cant_import_is_an_error(capfd: pytest.CaptureFixture[str]):
+    with pytest.raises(SimulationError, match="define what it is made of at the top of a module"):
+        simulate(Scenario(name="deadly", play=deadly, laws=[Unloadable()]))
+    assert "no such module there" in capfd.readouterr().err
+
+
+def test_a_point_that_is_none_is_refused():
+    assert str(Point.parse("after write 3")) == "after write 3"
+    with pytest.raises(DefinitionError, match="'write three' is no crash point"):
+        Point.parse("write three")
+    with pytest.raises(DefinitionError, match="names no scenario"):
+        main(["simulated"])
+    with pytest.raises(DefinitionError, match="is no Scenario"):
+        main(["simulated:SHOP"])
+
+
+@pytest.mark.parametrize("given", [{"write_every": 0}, {"step_every": -1}, {"jobs": 0}, {"parked_every": -1}])
+def test_counts_that_are_none_are_refused(given: dict[str, Any]):
+    """Before a process is started."""
+    with pytest.raises(DefinitionError, match="from 1 on"):
+        simulate(Scenario(name="none", play=_never), **given)
+
+
+def _never(stage: Stage) -> Play:
+    raise AssertionError
+
+
+def test_what_happened_stays(tmp_path: Path):
+    world = World(tmp_path / "world")
+    world.happened("paid", amount=3)
+    later = World(tmp_path / "world", 1)
+    later.happened("paid", amount=4)
+    assert [(each.process, each.details) for each in world.all("paid")] == [
+        (0, {"amount": 3}),
+        (1, {"amount": 4}),
+    ]
+    assert (later.count("paid"), later.count("paid", amount=4), later.count("sent")) == (2, 1, 0)
+    world.close()
+    later.close()

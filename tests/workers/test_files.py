@@ -1,0 +1,410 @@
+"""A worker's file: everything wrong in it is said at once, with file, line and mend, and nothing in it does harm."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from handrail import MemoryFilesystem, ScriptedModel, ToolCall, WorkerError
+from handrail.workers import WORKER_SCHEMA
+from handrail.workers.front_matter import FrontMatter, schema_text
+from handrail.workers.output import output_type
+from handrail.workers.problem import Finder
+from handrail.workers.reading import take_apart
+from handrail.workers.template import MOST_OUTPUT, Instructions
+from support.worker_folders import PLAIN, folder, sound
+
+
+def test_the_shipped_schema_is_that_of_the_model() -> None:
+    """worker.schema.json is made from the types; `WORKER_SCHEMA` is where it lies."""
+    assert WORKER_SCHEMA.read_text() == schema_text(), (
+        "worker.schema.json is old. Write it anew: .venv/bin/python -c "
+        '"from handrail.workers.front_matter import *; SCHEMA_FILE.write_text(schema_text())"'
+    )
+    schema = json.loads(schema_text())
+    assert set(schema["properties"]) == set(FrontMatter.model_fields)
+    assert schema["additionalProperties"] is False
+
+
+WRONG: list[tuple[str, str, list[tuple[int, str]]]] = [
+    ("no front matter", "Just text.", [(1, "no front matter")]),
+    ("no end", "---\nname: x\n", [(1, "has no end")]),
+    ("unknown key", "---\nmodel: a:b\ntool: [x]\n---\nGo.", [(3, "did you mean tools")]),
+    ("wrong type", "---\nlocked: 3\nlimits:\n  requests: many\n---\nGo.", [(2, "locked"), (4, "limits.requests")]),
+    ("negative", "---\nlimits: {requests: -1}\n---\nGo.", [(2, "limits.requests")]),
+    ("bad yaml", "---\nname: [x\n---\nGo.", [(2, "not YAML")]),
+    ("bad yaml in the middle", "---\nname: x\ndescription: a: b\n---\nGo.", [(3, "not YAML")]),
+    ("twice", "---\nname: a\nlocked: true\nname: b\n---\nGo.", [(4, "`name` is given twice, first in line 2")]),
+    ("alias", "---\ntools: &a [x]\nworkers: *a\n---\nGo.", [(2, "anchor or alias")]),
+    ("tag", "---\nname: !!python/object/apply:os.system [true]\n---\nGo.", [(2, "the tag")]),
+    ("merge", "---\n<<: {name: x}\n---\nGo.", [(2, "not a plain word")]),
+    ("deep", f"---\noutput: {'[' * 30}{']' * 30}\n---\nGo.", [(2, "nested more than")]),
+    ("a list", "---\n- a\n---\nGo.", [(1, "object")]),
+    ("infinite", "---\nlimits: {money: .inf}\n---\nGo.", [(2, "not a finite number")]),
+    ("half a letter", '---\ndescription: "\\ud83d"\n"\\ud83d": 1\n---\nGo.', [(2, "half a letter"), (3, "half a letter")]),
+    ("bad name", "---\nname: Main Worker\n---\nGo.", [(2, "'main_worker'")]),
+    ("reserved name", "---\nname: create_worker\n---\nGo.", [(2, "a tool of Handrail")]),
+    ("no instructions", "---\n---\n\n", [(3, "no instructions")]),
+    ("missing function", "---\ntools:\n  - files\n  - helo\n---\nGo.", [(4, "Did you mean 'hello'")]),
+    ("imported function", "---\ntools: [dumps]\n---\nGo.", [(2, "no function 'dumps'")]),
+    ("private function", "---\ntools: [_hidden]\n---\nGo.", [(2, "no function '_hidden'")]),
+    ("listed twice", "---\ntools: [hello, hello]\n---\nGo.", [(2, "listed twice")]),
+    ("missing worker", "---\nworkers: [maim]\n---\nGo.", [(2, "Did you mean 'main'")]),
+    ("shell", "---\ntools: [shell: [[sh, -c, '...']]]\n---\nGo.", [(2, "rule")]),
+    ("policy", "---\npolicies: [capabilty]\n---\nGo.", [(2, "policies[0]")]),
+    ("capability word", "---\npolicies: [capability: {allow: [FS.Write]}]\n---\nGo.", [(2, "fs.write")]),
+    ("two verdicts", "---\npolicies: [capability: {allow: [net], ask: [net]}]\n---\nGo.", [(2, "two verdicts")]),
+    ("two in one", "---\npolicies: [{capability: {}, sequential: {}}]\n---\nGo.", [(2, "exactly one")]),
+    ("output word", "---\noutput:\n  type: object\n  properties:\n    a: {$ref: '#/b'}\n---\nGo.", [(5, "`$ref` is not taken")]),
+    ("output type", "---\noutput: {type: text}\n---\nGo.", [(2, "no type 'text'")]),
+    ("output required", "---\noutput:\n  type: object\n  properties: {a: {type: string}}\n  required: [b]\n---\nGo.", [(5, "'b' is required")]),
+    ("template name", "---\n---\nHello\n{{ inputt }}\n{{ user }}", [(4, "'inputt'"), (5, "'user'")]),
+    ("template syntax", "---\n---\nHello\n{% if %}", [(4, "can't be read")]),
+    ("template call", "---\n---\n{{ input.upper() }}", [(3, "calls something")]),
+    ("template set", "---\n---\n{% set a = input %}", [(3, "'Assign'")]),
+    ("template filter", "---\n---\n{{ input|replace('', input) }}", [(3, "the filter 'replace'")]),
+    ("template maths", "---\n---\n{{ 'x' * 1000000000 }}", [(3, "'Mul'")]),
+    ("template loop", "---\n---\n{% for a in input %}{% endfor %}", [(3, "something large")]),
+    ("template shadow", "---\n---\n{% for attachments in ['a'] %}{% for b in attachments %}{% endfor %}{% endfor %}", [(3, "'attachments'")]),
+    ("template list", "---\n---\n{% for a in [[1, 2], [input]] %}{{ a }}{% endfor %}", [(3, "else than constants")]),
+    ("template meter", "---\n---\n{{ input|handrail_within }}", [(3, "the filter 'handrail_within'")]),
+    ("template include", "---\n---\n{% include '/etc/passwd' %}", [(3, "'Include'")]),
+    ("all at once", "---\nmodel: gpt\ntools: [nothing]\nworkers: [nobody]\n---\n{{ oops }}", [(2, "provider:name"), (3, "'nothing'"), (4, "'nobody'"), (6, "'oops'")]),
+]  # fmt: skip
+
+TOOLS = '''
+from json import dumps
+
+def hello(name: str) -> str:
+    """Greet."""
+    return f"Hello, {name}"
+
+def _hidden() -> None:
+    """Hidden."""
+'''
+
+
+@pytest.mark.parametrize(("text", "wanted"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
+def test_what_is_wrong_is_said_with_file_line_and_mend(
+    tmp_path: Path, text: str, wanted: list[tuple[int, str]]
+) -> None:
+    """Each problem of the table, at its line; the worker can't be got, the others can."""
+    registry = folder(tmp_path, TOOLS, wrong=text, main=PLAIN)
+    found = registry.check()
+    assert [problem.line for problem in found] == [line for line, _ in wanted]
+    for problem, (_, said) in zip(found, wanted, strict=True):
+        assert said in str(problem)
+        assert problem.file == str(tmp_path / "wrong.md")
+        assert problem.mend
+    assert registry["main"].name == "main"
+    bad = "create_worker" if "create_worker" in text else "Main Worker" if "Main Worker" in text else "wrong"
+    if "name: x" not in text:
+        with pytest.raises(WorkerError) as raised:
+            registry[bad]
+        assert list(raised.value.problems) == found
+    assert "wrong" not in registry.workers
+
+
+def test_names_that_collide_are_refused_with_both_files(tmp_path: Path) -> None:
+    """Two files of one name; a worker and a function of tools.py; each problem names the other place."""
+    registry = folder(
+        tmp_path, TOOLS, one="---\nname: same\n---\nGo.", two="---\nname: same\n---\nGo.", hello=PLAIN
+    )
+    said = [str(problem) for problem in registry.check()]
+    assert len(said) == 3
+    assert "hello.md:1" in said[0]
+    assert f"{tmp_path / 'tools.py'}:4 defines a function 'hello' as well" in said[0]
+    assert "one.md:2" in said[1]
+    assert f"{tmp_path / 'two.md'} is a worker called 'same'" in said[1]
+    assert str(tmp_path / "one.md") in said[2]
+    for name in ("same", "hello"):
+        with pytest.raises(WorkerError):
+            registry[name]
+
+
+@pytest.mark.parametrize(
+    ("tools", "line", "said"),
+    [
+        ("x = 1\ndef hello(:\n", 2, "not Python"),
+        ("x = 1\n\n1 / 0\n", 3, "ZeroDivisionError"),
+        ("raise SystemExit(3)\n", 1, "SystemExit"),
+        ("\ndef hello(name) -> str:\n    'Greet.'\n", 2, "no annotation"),
+        ("def hello() -> str:\n    return ''\n", 1, "no docstring"),
+    ],
+)
+def test_errors_in_tools_py_name_the_file_and_the_line(
+    tmp_path: Path, tools: str, line: int, said: str
+) -> None:
+    """Whatever keeps it from being loaded, or a listed function from being a tool."""
+    registry = folder(tmp_path, tools, main="---\ntools: [hello]\n---\nGo.", plain=PLAIN)
+    (problem,) = registry.check()
+    assert (problem.file, problem.line) == (str(tmp_path / "tools.py"), line)
+    assert said in problem.problem
+    with pytest.raises(WorkerError):
+        registry["main"]
+    assert registry["plain"].tools == ()
+
+
+async def test_tools_py_is_loaded_once_and_is_a_module_of_its_own(tmp_path: Path) -> None:
+    """Two folders do not meet, its classes resolve, decorated tools stay as they are."""
+    text = '''
+    from __future__ import annotations
+    from dataclasses import dataclass
+    from handrail import ToolContext, ToolResult, Tool, tool
+
+    LOADED = []
+    LOADED.append(1)
+
+    @dataclass
+    class Order:
+        item: str
+
+    @tool(name="buy", effect="pure")
+    def order(order: Order) -> str:
+        """Order."""
+        return f"{order.item} {len(LOADED)}"
+
+    async def count(params: Order, *, context: ToolContext) -> ToolResult[int]:
+        return ToolResult.ok(len(params.item))
+
+    counting = Tool("counting", "Count.", count, effect="pure")
+    '''
+    for place in ("one", "two"):
+        registry = sound(
+            tmp_path / place,
+            text,
+            main="---\ntools: [buy, counting]\n---\nGo.",
+            other="---\ntools: [buy]\n---\nGo.",
+        )
+        assert registry["main"].tools == ("buy", "counting")
+        script = ScriptedModel(
+            [[ToolCall("buy", {"order": {"item": "tea"}}), ToolCall("counting", {"item": "tea"})], "end"]
+        )
+        await registry.run("main", "go", model=script)
+        assert script.requests[1].messages[-1].text == "tea 1\n3"
+    assert sum(name.startswith("handrail_worker_tools_") for name in sys.modules) >= 2
+
+
+def test_which_files_are_workers(tmp_path: Path) -> None:
+    """Not hidden ones, not folders, not a README without front matter; one with front matter is."""
+    (tmp_path / "folder.md").mkdir(parents=True)
+    (tmp_path / ".hidden.md").write_text(PLAIN)
+    (tmp_path / "README.md").write_text("# Read me\n")
+    (tmp_path / "notes.txt").write_text(PLAIN)
+    assert sound(tmp_path, main=PLAIN).names == ("main",)
+    (tmp_path / "README.md").write_text("---\nname: readme\n---\nGo.")
+    assert sound(tmp_path).names == ("readme", "main")
+
+
+def test_bytes_that_are_no_text_and_files_too_large(tmp_path: Path) -> None:
+    """Both are said, and a file with Windows' lines and a mark in front is read like any other."""
+    (tmp_path / "bad.md").write_bytes(b"---\n---\n\xff")
+    (tmp_path / "big.md").write_bytes(b"---\n---\n" + b"x" * 300_000)
+    (tmp_path / "windows.md").write_bytes("\ufeff---\r\nlocked: true\r\n---\r\nHello\r\nyou".encode())
+    registry = folder(tmp_path)
+    assert [(p.line, p.problem) for p in registry.check()] == [
+        (3, "it is not UTF-8"),
+        (1, "it has more than 262144 bytes"),
+    ]
+    assert (registry["windows"].locked, registry["windows"].instructions) == (True, "Hello\nyou")
+    assert registry.locked == {"bad", "big", "windows"}
+
+
+async def test_files_and_shell_as_built_in_tools(tmp_path: Path) -> None:
+    """`files` with its own rule about reading first, `files.read` without writing, `shell` by its commands."""
+    registry = sound(
+        tmp_path, full="---\ntools: [files, shell: [[ls, '...']]]\n---\nGo.", reads="---\ntools: [files.read]\n---\nGo.",
+        bare="---\ntools: [files]\npolicies: []\n---\nGo.",
+    )  # fmt: skip
+    assert {"read_file", "write_file", "run_command"} <= set(registry["full"].tools)
+    assert "write_file" not in registry["reads"].tools
+    for name, status in (("full", True), ("bare", False)):
+        files = MemoryFilesystem()
+        files.write("a.txt", "old")
+        script = ScriptedModel([ToolCall("write_file", {"path": "a.txt", "text": "new"}), "end"])
+        await registry.run(name, "go", model=script, filesystem=files)
+        assert ("Read it first" in script.requests[1].messages[-1].text) is status
+        assert files.read("a.txt") == ("old" if status else "new")
+
+
+# --- templates ----------------------------------------------------------------------------------
+
+
+def rendered(text: str, **values: Any) -> str:
+    template = Instructions(text, "x.md", 5)
+    find = Finder("x.md")
+    template.check(find)
+    assert find.problems == []
+    return template.render({"input": "in", "attachments": (), "worker": "main", **values})
+
+
+def test_templates_say_what_they_are_given() -> None:
+    """Values, conditions, loops and filters; what is put in is text and never a template."""
+    assert rendered("{{ worker }}: {{ input|upper }}") == "main: IN"
+    assert rendered("{{ input }}", input="{{ 7 * 7 }} $x") == "{{ 7 * 7 }} $x"
+    text = "{% for a in attachments %}{{ loop.index }}. {{ a }}\n{% else %}none{% endfor %}"
+    assert rendered(text) == "none"
+    assert rendered(text, attachments=("a", "b")) == "1. a\n2. b\n"
+    assert rendered("{% if input == 'in' and not attachments %}yes{% endif %}") == "yes"
+    assert (
+        rendered("{% for a, b in [('x', 1), ('y', -2)] %}{{ loop.length }}{{ a }}{{ b }}{% endfor %}")
+        == "2x12y-2"
+    )
+    assert rendered("{% if 'i' in input and 'z' not in input and 'n' is in input %}yes{% endif %}") == "yes"
+    assert rendered("{{ [1, 'b']|join('-') }} {{ ' a b '|trim|title }} {{ [3, 4]|last }}") == "1-b A B 4"
+    assert rendered("{{ attachments|join(', ') }} {{ input|truncate(1) }} {{ input|tojson }}") == ' i… "in"'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a\nb {{ input.nothing }}", "x.md:6: the template fails: 'str object' has no attribute 'nothing'"),
+        ("{{ input.__class__ }}", "unsafe"),
+        (
+            "{% for a in range(200) %}{% for b in range(200) %}{% endfor %}{% endfor %}",
+            "more than 10000 rounds",
+        ),
+        ("{% for a in range(9000) %}{{ input }}{% endfor %}", "more than 200000 characters"),
+        ("{{ input|join }}", "takes a list"),
+        (
+            f"{{% for a in [{'1,' * 120}] %}}{{% for b in [{'1,' * 120}] %}}{{% endfor %}}{{% endfor %}}x",
+            "more than 10000 rounds",
+        ),
+        ("{% for a in range(9000) %}{% if input|upper|lower == 'x' %}{% endif %}{% endfor %}x", "characters"),
+        ("{% for a in range(9000) %}{% if 'y' in input %}{% endif %}{% endfor %}x", "goes through more than"),
+        (
+            "{% for a in range(9000) %}{% if 'y' is in input %}{% endif %}{% endfor %}x",
+            "goes through more than",
+        ),
+        (f"{{{{ [{'1,' * 30_000}]|join(input)|length }}}}", "goes through more than"),
+        (f"{{% for a in range(9000) %}}{'{% if worker %}{% endif %}' * 900}{{% endfor %}}x", "goes through"),
+    ],
+)
+def test_templates_fail_with_their_line_and_are_bounded(text: str, said: str) -> None:
+    """What is missing, what is not safe, and what would take too long or too much."""
+    started = time.process_time()
+    with pytest.raises(WorkerError) as raised:
+        rendered(text, input="x" * 3000)
+    assert said in str(raised.value)
+    assert raised.value.problems[0].file == "x.md"
+    assert time.process_time() - started < 5
+
+
+PIECES = st.sampled_from(
+    ["{{", "}}", "{%", "%}", " input ", "worker", "attachments", "|upper", "|join", "for x in ", "range(3)", "endfor",
+     "if ", "endif", "else", " a ", "\n", "set y=", ".x", "[0]", "''", "__class__", "~", "*9", "(", ")", "macro m()", "{#", "#}"]
+)  # fmt: skip
+
+
+@given(st.lists(PIECES, max_size=14).map("".join))
+@settings(max_examples=300, deadline=None)
+def test_any_template_is_rendered_or_refused_in_words(text: str) -> None:
+    """Whatever a model writes: a text of bounded size, problems, or `WorkerError`; never another error."""
+    template = Instructions(text, "x.md", 1)
+    find = Finder("x.md")
+    template.check(find)
+    if not find.problems:
+        with contextlib.suppress(WorkerError):  # with its line, as the table above shows
+            assert len(template.render({"input": "i", "attachments": ("a",), "worker": "w"})) <= MOST_OUTPUT
+
+
+YAML = st.sampled_from(
+    ["name", "tools", "limits", "output", ": ", ":\n  ", "\n", "- ", "[", "]", "{", "}", "&a ", "*a", "!!str ", "'", '"',
+     "#", "requests", "1", "-1", "1e999", "true", "null", "2020-13-45", "? ", "|", ">", "---", "%", "\t", "é", "0x", "_"]
+)  # fmt: skip
+
+
+@given(st.lists(YAML, max_size=16).map("".join))
+@settings(max_examples=400, deadline=None)
+def test_any_front_matter_is_taken_or_refused_in_words(front: str) -> None:
+    """Whatever stands there: front matter, or problems with lines of the file; never another error."""
+    find = Finder("x.md")
+    taken = take_apart(f"---\n{front}\n---\nGo.", find)
+    assert (taken is None) == bool(find.problems)
+    assert all(1 <= problem.line <= front.count("\n") + 3 for problem in find.problems)
+
+
+# --- output -------------------------------------------------------------------------------------
+
+LEAVES = st.sampled_from(
+    [
+        {"type": "string"},
+        {"type": "integer", "minimum": 0},
+        {"type": "boolean"},
+        {"enum": ["a", 1]},
+        {"type": ["string", "null"]},
+    ]
+)
+SCHEMAS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        inner.map(lambda each: {"type": "array", "items": each}),
+        st.dictionaries(
+            st.sampled_from(["a", "model_x", "schema", "a b", "ünï", "class"]), inner, min_size=1, max_size=3
+        ).map(lambda fields: {"type": "object", "properties": fields, "required": list(fields)}),
+    ),
+    max_leaves=6,
+)
+
+
+def fitting(schema: dict[str, Any]) -> Any:
+    if "enum" in schema:
+        return schema["enum"][0]
+    kind = schema["type"]
+    if kind == "object":
+        return {name: fitting(each) for name, each in schema["properties"].items()}
+    if kind == "array":
+        return [fitting(schema["items"])]
+    return {"string": "x", "integer": 3, "boolean": True}.get(str(kind))
+
+
+def broken(schema: dict[str, Any], value: Any) -> Any:
+    """The value with its innermost first part made wrong."""
+    if schema.get("type") == "object":
+        name = next(iter(value))
+        return {**value, name: broken(schema["properties"][name], value[name])}
+    if schema.get("type") == "array":
+        return [broken(schema["items"], value[0])]
+    return {"not": "this"}
+
+
+@given(SCHEMAS)
+@settings(max_examples=150, deadline=None)
+def test_an_output_schema_takes_what_fits_and_nothing_else(schema: dict[str, Any]) -> None:
+    """What fits comes out as it went in; with any one part wrong, or one more field, it is refused."""
+    from handrail.errors import ToolValidationError
+    from handrail.schema import Schema
+
+    kind = output_type(schema, lambda *problem: pytest.fail(str(problem)))
+    taking: Schema[Any] = Schema(kind)
+    value = fitting(schema)
+    whole = schema.get("type") == "object"
+    assert taking.parse_value(value if whole else {"value": value}) == value
+    bad = broken(schema, value)
+    with pytest.raises(ToolValidationError):
+        taking.parse_value(bad if whole else {"value": bad})
+    with pytest.raises(ToolValidationError):
+        taking.parse_value({**(value if whole else {"value": value}), "one more": 1})
+
+
+def test_without_the_extra_the_error_says_how_to_get_it(tmp_path: Path) -> None:
+    """In a process that has neither jinja2 nor yaml: importing works, using says what to install."""
+    (tmp_path / "main.md").write_text(PLAIN)
+    program = (
+        "import sys; sys.modules['yaml'] = sys.modules['jinja2'] = None\n"
+        "from handrail import WorkerRegistry, WorkerError\n"
+        f"try: WorkerRegistry({str(tmp_path)!r})['main']\n"
+        "except WorkerError as error: print(error)"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=150)
+    assert (run.stderr, run.returncode) == ("", 0)
+    assert "pip install 'handrail[workers]'" in run.stdout
