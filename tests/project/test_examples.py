@@ -37,7 +37,7 @@ SHOWN = {
     ],
     "code_fixer.py": [
         "- not yet: This must pass: ",
-        "run_command was undone: the folder is as it was\n- run_command: `make tidy`: exit code 2\n",
+        "run_command was undone: the folder is unchanged\n- run_command: `make tidy`: exit code 2\n",
         "(done, 5 requests)\nIn the folder: price.py, test_price.py\n",
         "together * 0.9 if together >= 100 else together\n",
     ],
@@ -207,6 +207,16 @@ def test_a_script_is_not_let_loose_on_a_folder_of_ones_own(example: str, tmp_pat
     ended = run(example, "--folder", str(tmp_path), cwd=tmp_path)
     assert ended.returncode == 2
     assert "Name a model: --model provider:name." in ended.stderr
+
+
+@pytest.mark.once
+def test_the_fixer_is_not_done_when_its_command_could_not_run(tmp_path: Path) -> None:
+    """The model says that it is fixed, but the tests never ran."""
+    ended = run("code_fixer.py", "--test", "no-such-program", cwd=tmp_path)
+    assert ended.returncode == 1
+    assert "could not run: `no-such-program`" in ended.stdout
+    assert "Not fixed: " in ended.stderr
+    assert "(done, " not in ended.stdout
 
 
 @pytest.mark.once

@@ -76,3 +76,17 @@ def test_the_packages_that_wait_are_named_as_they_are_imported():
     code = f"import griffe, opentelemetry, sys; print([name for name in {LATER!r} if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout == "['griffe', 'opentelemetry']\n"
+
+
+def test_no_public_name_loads_the_command_line_or_the_terminal():
+    """Only `TerminalEnvironment` itself needs the terminal, and nothing needs the command line."""
+    code = (
+        "import sys, handrail\n"
+        "for name in handrail.__all__:\n"
+        "    if name != 'TerminalEnvironment':\n"
+        "        getattr(handrail, name)\n"
+        "avoided = ('handrail.cli', 'handrail.environment.terminal')\n"
+        "print([name for name in sys.modules if name.startswith(avoided)])\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (result.stdout, result.stderr) == ("[]\n", "")
