@@ -1,4 +1,4 @@
-"""The program `handrail` where nobody watches: exit codes, what goes where, errors, signals."""
+"""The program `handrail` without a terminal: exit codes, streams, errors and signals."""
 
 import io
 import json
@@ -33,7 +33,7 @@ Here = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def here(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Here]:
-    """The program in this process, beside the folder, with nothing on standard input: quicker than a child."""
+    """Run the program in this process, with empty standard input: quicker than a child process."""
     log = logging.getLogger("handrail")
     before = log.propagate, list(log.handlers)
     monkeypatch.chdir(folder.parent)
@@ -55,7 +55,7 @@ def run(folder: Path, worker: str, *more: str, **options: str) -> subprocess.Com
     return handrail("run", f"team/{worker}.md", "go", *more, cwd=folder.parent, **options)  # pyright: ignore[reportArgumentType]
 
 
-# How it ends.
+# Exit codes and errors.
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def run(folder: Path, worker: str, *more: str, **options: str) -> subprocess.Com
     ],
 )
 def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said: str):
-    """Each way a run ends has its code, and says why on standard error."""
+    """Each way a run ends has its own exit code and a reason on standard error."""
     done = run(folder, worker, *more)
     assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
     assert said in done.stderr
@@ -130,7 +130,7 @@ def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said:
 def test_a_wrong_command_line_is_refused_with_advice(
     folder: Path, arguments: list[str], said: str, here: Here
 ):
-    """Exit code 2, nothing on standard output, no traceback, and what to do."""
+    """Exit code 2, nothing on standard output, no traceback, and advice."""
     (folder.parent / "broken.py").write_text("import a_module_that_is_not_there\n")
     code, out, err = here(*arguments)
     assert (code, out) == (2, "")
@@ -138,8 +138,8 @@ def test_a_wrong_command_line_is_refused_with_advice(
     assert "Traceback" not in err
 
 
-def test_a_model_of_ones_own_is_found_beside(folder: Path):
-    """`--model module:name` looks into the current folder, also where Python would not."""
+def test_your_own_model_is_found_in_the_current_folder(folder: Path):
+    """`--model module:name` searches the current folder, even where Python would not."""
     (folder.parent / "mine.py").write_text(
         "from handrail import ScriptedModel\nmodel = ScriptedModel(['It is mine.'])\n"
     )
@@ -158,8 +158,8 @@ def test_a_model_of_ones_own_is_found_beside(folder: Path):
 @pytest.mark.parametrize(
     "arguments", [["--version"], ["--help"], ["run", "team/hello.md", "x"], ["workers", "team"]]
 )
-def test_what_can_not_be_printed_is_said(folder: Path, arguments: list[str], buffered: bool):
-    """A full disk under standard output is nobody's traceback, whenever it shows."""
+def test_output_that_cannot_be_written_is_reported(folder: Path, arguments: list[str], buffered: bool):
+    """A full disk behind standard output ends in a message, not a traceback."""
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [str(Path(sys.executable).with_name("handrail")), *arguments],
@@ -175,8 +175,8 @@ def test_what_can_not_be_printed_is_said(folder: Path, arguments: list[str], buf
     assert "Exception ignored" not in done.stderr
 
 
-def test_what_is_not_recorded_is_said(folder: Path, here: Here):
-    """Where nobody named a journal and the usual one can't be used, a run goes on, and says so."""
+def test_a_run_that_is_not_recorded_says_so(folder: Path, here: Here):
+    """If the default journal can't be used, the run says so and goes on."""
     (folder.parent / ".handrail").mkdir()
     (folder.parent / ".handrail" / "runs.db").write_text("no journal at all")
     code, out, err = here("run", "team/hello.md", "x", "-q")
@@ -185,8 +185,8 @@ def test_what_is_not_recorded_is_said(folder: Path, here: Here):
     assert "--journal FILE" in err
 
 
-def test_a_wrong_worker_is_said_with_its_line(folder: Path):
-    """By `run` and by `workers check`: the file, the line, the mend; exit code 2."""
+def test_a_broken_worker_is_reported_with_its_line(folder: Path):
+    """`run` and `workers check` name the file, the line and the fix, with exit code 2."""
     (folder / "bad.md").write_text("---\nmodel: test:hello\ntols: [a]\n---\nGo.\n")
     for arguments in (["run", "team/bad.md", "x"], ["workers", "check", "team"]):
         done = handrail(*arguments, cwd=folder.parent)
@@ -199,18 +199,18 @@ def test_a_wrong_worker_is_said_with_its_line(folder: Path):
     assert "can't load bad. `handrail workers check team` says why." in listed.stderr
 
 
-def test_tracebacks_are_for_those_who_ask(folder: Path):
-    """With `--verbose`, or HANDRAIL_DEBUG=1, and not otherwise."""
+def test_tracebacks_are_shown_on_request(folder: Path):
+    """Only with `--verbose` or HANDRAIL_DEBUG=1."""
     assert "Traceback" in run(folder, "failing", "--verbose").stderr
     assert "Traceback" in run(folder, "failing", env=environment(HANDRAIL_DEBUG="1")).stderr  # pyright: ignore[reportArgumentType]
     assert "Traceback" not in run(folder, "failing").stderr
 
 
-# What goes where.
+# Streams.
 
 
-def test_the_answer_alone_goes_to_standard_output(folder: Path):
-    """All else to standard error; quiet, nothing goes there; and an escape sequence nowhere."""
+def test_only_the_answer_goes_to_standard_output(folder: Path):
+    """Everything else goes to standard error, or nowhere with --quiet; escape sequences never appear."""
     done = run(folder, "writer", "--approve", "all")
     assert done.stdout == "Written.\n"
     assert "I write." in done.stderr
@@ -228,8 +228,8 @@ def test_nothing_piped_has_an_escape(folder: Path, worker: str):
     assert "\r" not in done.stdout + done.stderr
 
 
-def test_colour_where_it_is_forced(folder: Path):
-    """`FORCE_COLOR` colours the lines of a pipe, `NO_COLOR` goes before it; the answer stays plain."""
+def test_force_color_colours_a_pipe(folder: Path):
+    """`NO_COLOR` wins over `FORCE_COLOR`, and the answer is always plain."""
     forced = run(folder, "writer", env=environment(FORCE_COLOR="1"))  # pyright: ignore[reportArgumentType]
     assert "\x1b[" in forced.stderr
     assert "\x1b" not in forced.stdout
@@ -237,8 +237,8 @@ def test_colour_where_it_is_forced(folder: Path):
     assert "\x1b" not in both.stderr
 
 
-def test_json_has_it_all_in_one_object(folder: Path):
-    """One line of JSON on standard output, the text as it was, usage, cost, run id."""
+def test_json_is_one_object(folder: Path):
+    """One line on standard output with the raw text, usage, cost and run id."""
     done = run(folder, "hello", "--json")
     said = json.loads(done.stdout)
     assert done.stdout.count("\n") == 1
@@ -280,30 +280,30 @@ def test_errors_are_json_too(folder: Path, arguments: list[str], code: int, kind
 
 
 def test_json_says_what_was_not_approved(folder: Path):
-    """The answer is there, and so is what did not run."""
+    """The object has both the answer and the calls that did not run."""
     said = json.loads(run(folder, "payer", "--json").stdout)
     assert (said["ok"], said["exit_code"], said["not_approved"]) == (False, 3, ["pay"])
 
 
-# What comes in.
+# Input.
 
 
 @pytest.mark.parametrize("given", [[], ["-"]])
 def test_input_can_be_piped(folder: Path, given: list[str]):
-    """Left out or `-`: all of standard input is the message."""
+    """Without an argument, or with `-`, standard input is the message."""
     done = handrail("run", "team/hello.md", *given, "--json", cwd=folder.parent, stdin="a\nb\n")
     assert json.loads(done.stdout)["ok"] is True
 
 
-def test_input_that_is_no_text_is_refused(folder: Path):
-    """It is said how to hand it over instead."""
+def test_binary_input_is_refused(folder: Path):
+    """The message says to attach it instead."""
     done = handrail("run", "team/hello.md", cwd=folder.parent, stdin=b"\xff\xfe")
     assert done.returncode == 2
     assert "Attach it as a file" in done.stderr
 
 
 def test_files_are_attached_by_the_workers_rule(folder: Path):
-    """One it takes, and one it does not."""
+    """One attachment is accepted, two are refused."""
     (folder.parent / "a.txt").write_text("hello")
     assert run(folder, "hello", "-a", "a.txt").returncode == 0
     two = run(folder, "hello", "-a", "a.txt", "-a", "team/files/a.txt")
@@ -311,7 +311,7 @@ def test_files_are_attached_by_the_workers_rule(folder: Path):
 
 
 def test_a_worker_is_found_by_file_by_name_and_by_folder(folder: Path):
-    """`team/hello.md`, `team/hello`, and `team` where it says which."""
+    """`team/hello.md`, `team/hello`, or `team` if it has a `main`."""
     for named in ("team/hello.md", "team/hello"):
         assert handrail("run", named, "x", cwd=folder.parent).returncode == 0
     (folder / "main.md").write_text("---\nmodel: test:hello\n---\nGo.\n")
@@ -319,7 +319,7 @@ def test_a_worker_is_found_by_file_by_name_and_by_folder(folder: Path):
 
 
 def test_other_files_and_another_model(folder: Path):
-    """`--files` names the folder that may change, `--model` goes before what the file says."""
+    """`--files` sets the folder that may change, `--model` overrides the worker's file."""
     other = folder.parent / "other"
     other.mkdir()
     assert run(folder, "writer", "--approve", "all", "--files", "other").returncode == 0
@@ -328,8 +328,8 @@ def test_other_files_and_another_model(folder: Path):
     assert run(folder, "writer", "--model", "test:hello", "-q").stdout == "Hello\\x1b[31m there.\n"
 
 
-def test_chat_reads_lines_where_nobody_is_there(folder: Path):
-    """Each line is a message; commands work; the last turn's code is the program's."""
+def test_chat_reads_piped_lines(folder: Path):
+    """Each line is a message or a command, and the last turn sets the exit code."""
     done = handrail("chat", "team/hello.md", cwd=folder.parent, stdin="one\n/cost\ntwo\n/nonsense\n")
     assert done.stdout == "Hello\\x1b[31m there.\n" * 2
     assert "1 request · 12 tokens in, 3 out" in done.stderr
@@ -367,7 +367,7 @@ def test_new_makes_a_folder_that_runs_at_once(tmp_path: Path):
 
 
 def test_the_starter_is_whole():
-    """What is copied is in the package, and nothing of ours imports it."""
+    """The starter's files are in the package, and nothing imports them."""
     assert sorted(path.name for path in STARTER.iterdir() if path.name != "__pycache__") == [
         "README.md",
         "files",
@@ -378,14 +378,14 @@ def test_the_starter_is_whole():
 
 
 def test_there_is_one_demonstration():
-    """Its name is checked, and it is got by name like every model."""
+    """It is found by name like every model, and an unknown name is refused."""
     assert isinstance(model_named("demo:notes"), DemoModel)
     with pytest.raises(DefinitionError, match="no demonstration 'songs'"):
         DemoModel("songs")
 
 
 def test_workers_are_listed_and_shown(folder: Path):
-    """A line each for programs; one in full."""
+    """The list has one line per worker; `show` prints one in full."""
     listed = handrail("workers", "team", cwd=folder.parent)
     assert "hello\ttest:hello\tSays hello.\n" in listed.stdout
     assert handrail("workers", "list", "team", cwd=folder.parent).stdout == listed.stdout
@@ -396,7 +396,7 @@ def test_workers_are_listed_and_shown(folder: Path):
 
 
 def test_version_and_help():
-    """Both ways to start it; the exit codes are in the help."""
+    """Both entry points work, and the help lists the exit codes."""
     here = Path(sys.executable).parent
     for command in (HANDRAIL, [str(here / "handrail")]):
         version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
@@ -409,7 +409,7 @@ def test_version_and_help():
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["run", "--help"]])
 def test_help_loads_little(arguments: list[str]):
-    """No model, no worker, no screen is loaded to say how to use them."""
+    """Help loads no models, workers or views."""
     code = (
         "import sys\n"
         f"sys.argv = ['handrail', *{arguments!r}]\n"
@@ -425,7 +425,7 @@ def test_help_loads_little(arguments: list[str]):
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_without_the_extra_it_says_how_to_get_it(missing: str):
-    """A core install has the program, and the program the command that completes it."""
+    """A core install has the program, which prints how to install the extra."""
     code = (
         "import sys\n"
         f"sys.modules[{missing!r}] = None\n"
@@ -443,7 +443,7 @@ def test_without_the_extra_it_says_how_to_get_it(missing: str):
 
 
 def started(folder: Path, worker: str, *more: str, until: str) -> subprocess.Popen[str]:
-    """A run under way: what it says of its progress has been read."""
+    """Start a run and wait until it reports progress."""
     process = subprocess.Popen(
         [*HANDRAIL, "run", f"team/{worker}.md", "go", *more],
         cwd=folder.parent,
@@ -465,7 +465,7 @@ def started(folder: Path, worker: str, *more: str, until: str) -> subprocess.Pop
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_cancels_and_leaves_the_files_as_they_were(folder: Path, number: signal.Signals, code: int):
-    """Every call gets its end, what it wrote is gone, and it is said."""
+    """Every call ends, its changes are undone, and a message says so."""
     process = started(folder, "half", until="at it")
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
@@ -476,7 +476,7 @@ def test_a_signal_cancels_and_leaves_the_files_as_they_were(folder: Path, number
 
 
 def test_a_cancelled_run_is_json_too(folder: Path):
-    """The code and the kind say so."""
+    """The exit code and the error kind say so."""
     process = started(folder, "half", "--json", until="at it")
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=30)
@@ -485,7 +485,7 @@ def test_a_cancelled_run_is_json_too(folder: Path):
 
 
 def test_a_second_ctrl_c_ends_it_at_once(folder: Path):
-    """A handler that takes no notice of being cancelled does not hold the program."""
+    """A handler that ignores cancellation does not keep the program alive."""
     process = started(folder, "deaf", until="deaf")
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
@@ -499,7 +499,7 @@ def test_a_second_ctrl_c_ends_it_at_once(folder: Path):
 
 
 def test_a_log_moves_no_cursor(folder: Path):
-    """With --verbose there are tracebacks, which have what a tool said in them: written out as everywhere."""
+    """Tracebacks contain what a tool said, so they are escaped too."""
     tools = folder / "tools.py"
     tools.write_text(tools.read_text().replace("a secret place", "a \\x1b[2J place"))
     done = run(folder, "crasher", "--verbose")
@@ -508,7 +508,7 @@ def test_a_log_moves_no_cursor(folder: Path):
     assert "\x1b" not in done.stderr
 
 
-# What others print, streams that are closed, words nobody thought of.
+# Printed output, closed streams, odd input.
 
 NOISE = '''
 import subprocess
@@ -538,8 +538,8 @@ def noisy(folder: Path) -> Path:
     return folder
 
 
-def test_what_tools_print_is_no_part_of_the_answer(noisy: Path):
-    """A program that reads the answer, or JSON, gets that alone; what was printed is on standard error."""
+def test_what_tools_print_is_not_part_of_the_answer(noisy: Path):
+    """Standard output has only the answer or the JSON; printed text goes to standard error."""
     plain = run(noisy, "loud")
     assert plain.stdout == "The answer.\n"
     said = run(noisy, "loud", "--json")
@@ -564,8 +564,8 @@ def test_what_tools_print_is_no_part_of_the_answer(noisy: Path):
         ("<&- >&- 2>&-", "--approve all", 0, ""),
     ],
 )
-def test_closed_streams_lead_nowhere(folder: Path, closed: str, more: str, code: int, out: str):
-    """No traceback, the right code, and what one stream has does not come out of another."""
+def test_closed_streams_are_harmless(folder: Path, closed: str, more: str, code: int, out: str):
+    """No traceback, the right exit code, and output never ends up in another stream."""
     command = f"{' '.join(HANDRAIL)} run team/hello.md go {more} {closed}"
     done = subprocess.run(
         ["sh", "-c", command], cwd=folder.parent, env=environment(), capture_output=True, text=True
@@ -576,8 +576,8 @@ def test_closed_streams_lead_nowhere(folder: Path, closed: str, more: str, code:
     assert "Traceback" not in done.stderr
 
 
-def test_an_encoding_without_a_letter_gets_it_written_out(folder: Path):
-    """The answer of a run that was paid for is not lost to a terminal's encoding."""
+def test_characters_outside_the_encoding_are_escaped(folder: Path):
+    """An answer is never lost to the encoding of the terminal."""
     tools = folder / "tools.py"
     tools.write_text(tools.read_text().replace("Hello", "Grüße"))
     env = environment(PYTHONUTF8="0", PYTHONIOENCODING="ascii")
@@ -586,8 +586,8 @@ def test_an_encoding_without_a_letter_gets_it_written_out(folder: Path):
 
 
 @pytest.mark.parametrize("command", [["workers"], ["workers", "check"], ["workers", "show"], ["new"]])
-def test_a_name_that_is_too_long_is_said_and_no_defect(command: list[str], here: Here):
-    """Whatever the system refuses about a path ends in a line."""
+def test_a_path_that_is_too_long_is_reported(command: list[str], here: Here):
+    """A path refused by the system ends in one line, not in a traceback."""
     code, _, err = here(*command, f"{'x' * 300}/y")
     assert code in (1, 2)
     assert err.startswith("handrail: ")
@@ -595,7 +595,7 @@ def test_a_name_that_is_too_long_is_said_and_no_defect(command: list[str], here:
 
 
 def test_chat_takes_odd_commands(folder: Path):
-    """A digit that is none of ours, a number past all numbers: a word each, and it goes on."""
+    """Digits of other scripts and huge numbers are refused, and the chat goes on."""
     lines = "\n".join(["/approvals ²", f"/approvals {'9' * 5000}", "/", "hi", ""])
     done = handrail("chat", "team/hello.md", cwd=folder.parent, stdin=lines)
     assert done.returncode == 0
@@ -603,8 +603,8 @@ def test_chat_takes_odd_commands(folder: Path):
     assert done.stdout.startswith("Hello")
 
 
-def test_ctrl_c_ends_a_chat_that_nobody_types(folder: Path):
-    """At a prompt for a person it only says how to leave; a pipe would be read for ever."""
+def test_ctrl_c_ends_a_piped_chat(folder: Path):
+    """At a prompt Ctrl-C only says how to leave, but a pipe would be read forever."""
     process = subprocess.Popen(
         [*HANDRAIL, "chat", "team/hello.md"],
         cwd=folder.parent,
@@ -625,8 +625,8 @@ def test_ctrl_c_ends_a_chat_that_nobody_types(folder: Path):
     process.stdout.close()
 
 
-def test_what_needs_approval_can_wait_and_be_answered_elsewhere(folder: Path):
-    """The run is parked, says so by its exit code, and goes on once somebody has answered."""
+def test_an_approval_can_be_answered_later(folder: Path):
+    """The run is parked with its own exit code, and can be resumed once it is answered."""
     parked = run(folder, "writer", "--approve", "later")
     assert parked.returncode == 5
     assert "The run waits for an answer to write." in parked.stderr
