@@ -1,6 +1,6 @@
-"""What the gate does with a tool call: it commits, undoes, isolates, asks, and stops.
+"""An agent with one tool, and what the gate does with a call: it commits, undoes, isolates, asks, and stops.
 
-Everything is in memory and ends by itself.
+Everything is in memory and ends by itself. The model is scripted: name another, such as "openai:gpt-5".
 """
 
 from __future__ import annotations
@@ -9,11 +9,25 @@ import asyncio
 from dataclasses import dataclass
 from typing import Annotated
 
-from handrail import PathArg, ToolContext, tool
-from handrail.dispatch import ToolCall, open_gate, run_turn
-from handrail.guard import CapabilityPolicy
-from handrail.resources.memory import MemoryFilesystem
-from handrail.session import Session
+from handrail import (
+    Agent,
+    CapabilityPolicy,
+    MemoryFilesystem,
+    PathArg,
+    ScriptedModel,
+    Session,
+    ToolCall,
+    ToolContext,
+    open_gate,
+    tool,
+)
+from handrail.dispatch import run_turn
+
+
+@tool(effect="read")
+async def fare(city: str) -> str:
+    """What a ticket to a city costs."""
+    return {"Rome": "129 euros"}.get(city, "unknown")
 
 
 @dataclass(frozen=True)
@@ -51,6 +65,11 @@ async def wait_for_discount(context: ToolContext) -> str:
 
 
 async def main() -> None:
+    print("An agent is a prompt on a model. It calls its tools through the gate.")
+    model = ScriptedModel([ToolCall("fare", {"city": "Rome"}), "It is 129 euros."])
+    agent = Agent(model, "Answer in one short sentence.", tools=[fare])
+    print("  ", (await agent.run("How much is the ticket to Rome?")).text, "\n")
+
     session, files = Session(), MemoryFilesystem()
     gate = open_gate(
         [add_to_list, order, wait_for_discount],

@@ -16,11 +16,11 @@ LAYERS = {
     name: layer
     for layer, names in {
         5: "cli serve mcp __main__",
-        4: "environment handoff workers durable runs",
+        4: "agent environment handoff workers durable runs",
         3: "adapter models sections",
         2: "dispatch guard limits",
         1: "session prompt resources journal",
-        0: "tools context schema operation errors clock deadline protocols threads ids redaction events question messages records place",
+        0: "tools context schema operation cancellation timers errors clock deadline protocols threads ids redaction events question messages records place",
     }.items()
     for name in names.split()
 }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from handrail.adapter import Adapter, PromptResponse
     from handrail.adapter.redeeming import redeem
+    from handrail.agent import Agent
     from handrail.clock import Clock, SystemClock
     from handrail.context import (
         PROVIDER_REQUEST_ID,
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
         approvals_of,
     )
     from handrail.handoff import Handoff, Parked, run_as_agent
+    from handrail.journal import MemoryJournal
     from handrail.journal.sqlite import SqliteJournal
     from handrail.limits import Budget
     from handrail.models.anthropic import AnthropicModel
@@ -91,6 +93,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "handrail.adapter": "Adapter PromptResponse",
     "handrail.adapter.redeeming": "redeem",
+    "handrail.agent": "Agent",
     "handrail.clock": "Clock SystemClock",
     "handrail.context": (
         "PROVIDER_REQUEST_ID RATE_LIMIT TRACING_SPAN AgentContext Approval Attachment ExtraKey "
@@ -106,6 +109,7 @@ _HOMES = {
     ),
     "handrail.guard": "ApprovalMemory Broker CapabilityPolicy RateLimitPolicy ReadBeforeWritePolicy SequentialDependencyPolicy approvals_of",
     "handrail.handoff": "Handoff Parked run_as_agent",
+    "handrail.journal": "MemoryJournal",
     "handrail.journal.sqlite": "SqliteJournal",
     "handrail.limits": "Budget",
     "handrail.models.anthropic": "AnthropicModel",
@@ -136,6 +140,7 @@ __all__ = [
     "RATE_LIMIT",
     "TRACING_SPAN",
     "Adapter",
+    "Agent",
     "AgentContext",
     "AgentEnvironment",
     "Allow",
@@ -166,6 +171,7 @@ __all__ = [
     "LocalModel",
     "MarkdownSection",
     "MemoryFilesystem",
+    "MemoryJournal",
     "NoAnswer",
     "OpenAIModel",
     "Operation",

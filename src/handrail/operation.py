@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
+from handrail.cancellation import CancelScope, open_scope
 from handrail.errors import (
     ContextExpired,
     OperationError,
@@ -38,14 +39,13 @@ class Home:
     started, and refuses later ones.
     """
 
-    __slots__ = ("_ending", "_live", "_owned", "call", "closed", "loop")
+    __slots__ = ("_live", "_owned", "call", "closed", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, call: str) -> None:
         self.loop = loop
         self.call = call
         self.closed = False
-        self._live: dict[Operation[Any], asyncio.Task[Any]] | None = None
-        self._ending: set[asyncio.Task[Any]] | None = None
+        self._live: dict[Operation[Any], CancelScope] | None = None
         self._owned: set[asyncio.Task[Any]] | None = None
 
     def check(self) -> None:
@@ -59,9 +59,10 @@ class Home:
         if self._live:
             # The members of a gather are left to the gather, which ends them once and waits for them.
             spared = {asyncio.current_task(self.loop), *(self._owned or ())}
-            self._ending = set(self._live.values()) - spared
-            for task in self._ending:
-                task.cancel()
+            innermost = {scope.task: scope for scope in self._live.values()}
+            for task, scope in innermost.items():
+                if task not in spared:
+                    scope.end()
 
     async def run(self, operation: Operation[T], factory: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run an operation's work; closing the home ends it."""
@@ -72,35 +73,24 @@ class Home:
                 "it was awaited on another event loop than its call's. Await it in the handler itself; "
                 "from a thread with a loop of its own call `.wait()` outside that loop.",
             )
-        task = asyncio.current_task()
-        assert task is not None, "an operation runs inside a task"
         live = self._live
         if live is None:
             live = self._live = {}
-        live[operation] = task
-        cancelled_before = task.cancelling()
+        scope = live[operation] = open_scope()
         try:
             value = await factory()
         except asyncio.CancelledError:
-            if self._take_back(task) and task.cancelling() <= cancelled_before:
+            if scope.take_back() and not scope.interrupted:
                 raise ContextExpired(self.call) from None
             raise
         except BaseException:
-            self._take_back(task)
+            scope.take_back()
             raise
         finally:
             del live[operation]
-        if self._ending and self._take_back(task):
+        if scope.take_back():
             raise ContextExpired(self.call)  # the work ignored its cancellation
         return value
-
-    def _take_back(self, task: asyncio.Task[Any]) -> bool:
-        """Undo the cancellation by which `close` ended an operation, so that its task can continue."""
-        if not self._ending or task not in self._ending:
-            return False
-        self._ending.discard(task)
-        task.uncancel()
-        return True
 
     @contextlib.contextmanager
     def own(self, tasks: Sequence[asyncio.Task[Any]]) -> Generator[None]:

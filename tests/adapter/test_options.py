@@ -20,6 +20,7 @@ from handrail import (
     redeem,
     tool,
 )
+from handrail.clock import SYSTEM_CLOCK
 from handrail.dispatch.options import DEPTH_LIMIT, RunArguments, RunOptions
 from handrail.errors import DefinitionError
 from handrail.journal import MemoryJournal
@@ -67,8 +68,8 @@ def test_a_misspelt_argument_of_a_worker_is_named(tmp_path: Any) -> None:
 
 
 def test_an_argument_that_another_verb_takes_is_refused() -> None:
-    arguments: Any = {"journal": MemoryJournal()}
-    with pytest.raises(TypeError, match="evaluate takes no argument 'journal'"):
+    arguments: Any = {"clock": SYSTEM_CLOCK}
+    with pytest.raises(TypeError, match="evaluate takes no argument 'clock'"):
         adapter().evaluate(PROMPT, "hi", **arguments)
     arguments = {"budget": Budget(requests=1)}
     with pytest.raises(TypeError, match="resume takes no argument 'budget'"):

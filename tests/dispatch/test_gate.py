@@ -24,6 +24,7 @@ from handrail import (
     gather,
     tool,
 )
+from handrail.cancellation import open_scope
 from handrail.dispatch import ToolCall, run_turn
 from handrail.dispatch.call import new_call
 from handrail.dispatch.failures import SignatureMismatch
@@ -555,10 +556,8 @@ def test_handlers_start_only_with_a_token_of_the_gate() -> None:
         call = new_call(rig.gate, "work")
         call.tool = work
         params = work.parse({"text": "stolen"})
-        task = asyncio.current_task()
-        assert task is not None
         with pytest.raises(SignatureMismatch, match="not let through the gate"):
-            await rig.gate._run_handler(call, work, ToolContext(call), task, 0)
+            await rig.gate._run_handler(call, work, ToolContext(call), open_scope())
         assert params.text not in ran
 
     run_virtual(main)

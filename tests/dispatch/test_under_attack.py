@@ -22,7 +22,6 @@ from handrail import (
 )
 from handrail.dispatch import Gate, open_gate
 from handrail.dispatch.committing import commit_lock_of
-from handrail.dispatch.watchdog import watchdog_of
 from handrail.errors import DefinitionError, PromptEvaluationError
 from handrail.events import ToolInvoked, ToolRolledBack, ToolStarted
 from handrail.journal import MemoryJournal
@@ -30,6 +29,7 @@ from handrail.protocols import PolicyDecision
 from handrail.records import CommitUnit
 from handrail.session import Dispatcher, Session
 from handrail.testing import Person, run_virtual
+from handrail.timers import timers_of
 from support.rig import Note, Rig, leave_traces, nothing, staged
 
 
@@ -344,11 +344,11 @@ def test_a_failed_call_does_not_keep_what_its_handler_held() -> None:
 
 
 def test_a_loop_is_freed_with_its_timers() -> None:
-    """The watchdog does not keep the loop it watches for."""
+    """A loop's timers do not keep it alive."""
 
     async def main() -> weakref.ref[Any]:
         loop = asyncio.get_running_loop()
-        watchdog_of(loop)
+        timers_of(loop)
         return weakref.ref(loop)
 
     loop = asyncio.run(main())

@@ -28,6 +28,7 @@ ON_ONE_PYTHON = {FOLDER / "local_model.py"}
 
 SHOWN = {
     "hello.py": [
+        "through the gate.\n   It is 129 euros.",
         "2 x bread added\n   files: list.txt   lines: 1   (kept)",
         "ValueError: the shop does not sell durians\n   files: list.txt   lines: 1   (as before)",
         "files: list.txt, milk.txt   lines: 2   (one of two kept)",

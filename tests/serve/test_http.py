@@ -564,7 +564,7 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path):
     [
         (["nothing"], "no folder, no worker's file and no module"),
         (["nothing.py"], "there is no module"),
-        (["desk:none"], "no Prompt called 'none'"),
+        (["desk:none"], "no Agent or Prompt called 'none'"),
         (["desk.py", "--host", "0.0.0.0"], "a token is needed"),
         (["desk.py", "--token", "short"], "too easy to guess"),
         (["desk.py", "--host", "no.such.host.invalid"], "can't be listened at"),

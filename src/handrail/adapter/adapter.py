@@ -6,7 +6,6 @@ import asyncio
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from handrail.adapter.bound import Bound, prompt_model_of
@@ -54,7 +53,7 @@ from handrail.models import model_named
 from handrail.operation import Operation
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.protocols import EventBus, Filesystem, WorkerSource
-from handrail.records import OVER, Journal
+from handrail.records import OVER
 from handrail.session import Dispatcher, Session
 from handrail.tools import Tool
 
@@ -86,11 +85,6 @@ class Adapter:
         **arguments: Unpack[HostArguments],
     ) -> None:
         self.model = model_named(model) if isinstance(model, str) else checked_model(model)
-        journal: object = arguments.get("journal")
-        if isinstance(journal, str | Path):
-            raise DefinitionError(
-                f"journal is a {type(journal).__name__}. Open it: journal=SqliteJournal({str(journal)!r})."
-            )
         check_sampling(temperature, max_tokens)
         self._options = RunOptions(workers=checked_workers(workers)).updated(
             "Adapter", HostArguments, arguments
@@ -116,12 +110,6 @@ class Adapter:
         made = copy.copy(self)
         made._options = self._options.replace(workers=workers).tightened(levels=levels)
         made.model = model or self.model
-        return made
-
-    def with_journal(self, journal: Journal) -> Adapter:
-        """The same adapter, recording its runs there."""
-        made = copy.copy(self)
-        made._options = self._options.replace(journal=journal)
         return made
 
     def evaluate(
@@ -333,6 +321,12 @@ class Adapter:
     def bound_to(self, call: LiveCall) -> Bound:
         """This adapter as one call has it, whoever opened the call's run."""
         return Bound(self, self._settings(), call)
+
+    def inside(self, call: LiveCall) -> Bound:
+        """This adapter for a run inside a call of any run. It streams where that run does."""
+        around = None if call.frame.adapter is None else call.adapter
+        streams = isinstance(around, Bound) and around.streams
+        return Bound(self, self._settings().override(streaming=streams), call)
 
     def prompt_model_for(self, call: LiveCall) -> PromptModel:
         """The verb `prompt_model` of one call, on this adapter's model."""

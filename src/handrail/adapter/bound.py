@@ -44,6 +44,11 @@ class Bound:
         self._settings = settings
         self._call = call
 
+    @property
+    def streams(self) -> bool:
+        """Does text arrive as events while the model writes it?"""
+        return self._settings.streaming
+
     def evaluate(
         self,
         prompt: Prompt[OutputT],

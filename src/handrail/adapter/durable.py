@@ -18,6 +18,7 @@ from handrail.adapter.conversation import ROOT, Conversation
 from handrail.adapter.holding import STOPPED, deadline_after, leased, note_deadline
 from handrail.adapter.response import Outcome, PromptResponse
 from handrail.adapter.undone import Undone, forget_undone, undone_in
+from handrail.cancellation import open_scope
 from handrail.clock import Clock
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.options import RunOptions
@@ -243,9 +244,10 @@ def prompt_of(run_id: str, app: str) -> Prompt[Any]:
             f"its prompt is at {app!r}, which can't be imported: {error}",
             "Start where it can be, or give the prompt: resume(run_id, prompt); on the command line, --app module:name.",
         ) from error
-    if not isinstance(found, Prompt):
+    prompt: object = getattr(found, "prompt", found)  # an agent's, or the prompt itself
+    if not isinstance(prompt, Prompt):
         raise RunError(run_id, f"there is no Prompt at {app!r}", "Give the prompt: resume(run_id, prompt).")
-    return cast("Prompt[Any]", found)
+    return cast("Prompt[Any]", prompt)
 
 
 # --- while it lasts ------------------------------------------------------------------------------------
@@ -257,14 +259,12 @@ async def carry_out(
     """Run it, holding the lease, and record how it ends."""
     run_id = frame.run_context.run_id
     began, shown = len(conversation.messages), len(conversation.opened)
-    task = asyncio.current_task()
-    assert task is not None
-    cancels = task.cancelling()
+    scope = open_scope(frame.cancellation)
     status: RunStatus = "cancelled"
     outcome = RunOutcome(stop_reason="cancelled")
     try:
         async with leased(journal, frame):
-            ended = await _unless_parked(journal, frame, task, work)
+            ended = await _unless_parked(journal, frame, work)
         status = "done"
         outcome = RunOutcome(text=ended.text, output=to_json(ended.output), stop_reason=ended.stop_reason)
         return ended
@@ -273,12 +273,10 @@ async def carry_out(
         raise
     except asyncio.CancelledError:
         if frame.log is not None and frame.log.closed:
-            while task.cancelling() > cancels:
-                task.uncancel()
+            scope.absorb()
             raise RunBusy(run_id, (await journal.run(run_id)).owner) from None
         if frame.cancellation.reason == STOPPED:
-            while task.cancelling() > cancels:
-                task.uncancel()
+            scope.absorb()
             raise PromptEvaluationError(
                 f"run {run_id!r} was {STOPPED}", phase="cancelled", run_id=run_id
             ) from None
@@ -308,11 +306,9 @@ async def carry_out(
                 await asyncio.shield(asyncio.ensure_future(journal.leave(run_id, status, encoded)))
 
 
-async def _unless_parked(
-    journal: Journal, frame: Frame, task: asyncio.Task[Any], work: Coroutine[Any, Any, Outcome]
-) -> Outcome:
+async def _unless_parked(journal: Journal, frame: Frame, work: Coroutine[Any, Any, Outcome]) -> Outcome:
     """What comes of the work. However it ends once the run is parked, it has not ended: `RunParked`."""
-    cancels = task.cancelling()
+    scope = open_scope(frame.cancellation)
     try:
         ended = await work
         if not frame.parked:
@@ -322,8 +318,7 @@ async def _unless_parked(
     except (Exception, asyncio.CancelledError):
         if not frame.parked:
             raise
-    while task.cancelling() > cancels:
-        task.uncancel()
+    scope.absorb()
     run_id = frame.run_context.run_id
     raise RunParked(run_id, await journal.questions(run_id))
 

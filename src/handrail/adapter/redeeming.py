@@ -21,7 +21,6 @@ from handrail.dispatch.opening import open_frame
 from handrail.dispatch.options import GuardArguments, RunOptions, check_kinds
 from handrail.dispatch.replaying import Deposit, read_result, record_of
 from handrail.dispatch.sharing import share_of
-from handrail.dispatch.starting import in_own_task
 from handrail.dispatch.transaction import Settled, Transaction
 from handrail.dispatch.undoing import compensate, shielded
 from handrail.errors import JournalError, PromptEvaluationError, TicketError
@@ -157,7 +156,7 @@ class _Redemption:
         try:
             async with self._held(gate):
                 # A task of its own: what stops it because its call is over does not stop whoever redeems.
-                return await in_own_task(self._carry_out(gate, around, arguments))
+                return await asyncio.ensure_future(self._carry_out(gate, around, arguments))
         finally:
             around.open_transaction.drop()
             await shielded(gate.close())

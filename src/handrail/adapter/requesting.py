@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from handrail.adapter.answer import Answer, RecordedAnswer, read_answer, write_answer
 from handrail.adapter.masking import Writing
 from handrail.adapter.undone import tell_undone
+from handrail.cancellation import open_scope
 from handrail.dispatch.undoing import shielded
-from handrail.dispatch.watchdog import watchdog_of
 from handrail.errors import (
     BudgetExceededError,
     DeadlineExceededError,
@@ -64,25 +64,20 @@ async def ask(run: Run) -> Answer:
     deadline = frame.deadline
     if deadline is None:
         return await _ask_until_answered(run)
-    loop = asyncio.get_running_loop()
-    task: Any = asyncio.current_task(loop)
-    cancels = task.cancelling()
-    timer = watchdog_of(loop).watch(task, max(deadline.remaining(), 0), deadline.remaining)
+    scope = open_scope()
+    scope.start_deadline(deadline)
     try:
         deadline.check("the model was asked")
         return await _ask_until_answered(run)
-    except asyncio.CancelledError:
-        if timer.stop():
-            task.uncancel()
-            if task.cancelling() <= cancels:
-                late = DeadlineExceededError(deadline.at, "the model had answered")
-                raise run.failed(late, "deadline") from late
+    except asyncio.CancelledError as error:
+        late = scope.explain(error, "the model had answered")
+        if isinstance(late, DeadlineExceededError):
+            raise run.failed(late, "deadline") from late
         raise
     except DeadlineExceededError as error:
         raise run.failed(error, "deadline") from error
     finally:
-        if timer.stop():
-            task.uncancel()
+        scope.close()
 
 
 def _heard_before(run: Run, recorded: RecordedAnswer) -> Answer:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from handrail.cancellation import CancelScope
 from handrail.context import (
     Approval,
     Extras,
@@ -27,7 +28,6 @@ from handrail.dispatch.once import OnUnknown, once
 from handrail.dispatch.sharing import GivenTicket, give_ticket
 from handrail.dispatch.transaction import Settled, Transaction
 from handrail.dispatch.views import CallApprovals, CallBus, CallSession, CallSignal
-from handrail.dispatch.watchdog import Timer
 from handrail.errors import CallFailed, ContextExpired, NotSupported
 from handrail.events import CallStatus, Emitted, Progress
 from handrail.limits import BudgetTracker, Heartbeat, Reservation, Spending
@@ -91,7 +91,7 @@ class LiveCall(msgspec.Struct, eq=False):
     spending: Reservation | None = None
     transaction: Transaction | None = None
     token: object = None
-    timer: Timer | None = None
+    scope: CancelScope | None = None
     stopped: bool = False
     undoing: bool = False
     """Does this undo something? Then neither a cancelled run nor its deadline stops it."""
@@ -201,6 +201,7 @@ class LiveCall(msgspec.Struct, eq=False):
             left=(*self.left, *left),
             _place=self._place,
             first=self.first or self,
+            scope=self.scope,
         )
 
     def next_inner_id(self) -> str:

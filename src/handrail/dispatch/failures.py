@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from handrail.cancellation import TimedOut
 from handrail.context import Approval
 from handrail.errors import (
     ActFailed,
@@ -56,10 +57,6 @@ def not_approved(name: str, approval: Approval, how: DecidedBy, asked: str, ran:
     return (
         f"{name} was not approved ({approval.outcome}){why}. {done} It was asked for because {asked}.{mend}"
     )
-
-
-class TimedOut(Exception):
-    """The handler was still running at its timeout."""
 
 
 class SignatureMismatch(Exception):

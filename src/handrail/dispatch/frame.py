@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from handrail.cancellation import Cancellation
 from handrail.context import Extras, RequestView, ResponseAccumulator, RunContext
 from handrail.context.extras import NO_EXTRAS
 from handrail.context.verbs import PromptModel
@@ -16,7 +17,7 @@ from handrail.errors import DefinitionError
 from handrail.guard.approval import Broker
 from handrail.journal import MemoryJournal, new_key
 from handrail.journal.runlog import RunLog
-from handrail.limits import Budget, BudgetTracker, Cancellation, Spending
+from handrail.limits import Budget, BudgetTracker, Spending
 from handrail.place import RUN, Place
 from handrail.protocols import (
     ApprovalBroker,

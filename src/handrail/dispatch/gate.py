@@ -19,6 +19,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from handrail.cancellation import CancelScope, await_foreign, begin_foreign, open_scope
 from handrail.context import ToolContext
 from handrail.dispatch.asking import ask_approval
 from handrail.dispatch.call import LiveCall, new_call
@@ -47,11 +48,9 @@ from handrail.dispatch.starting import (
     check_needs,
     check_result,
     context_in_worker,
-    in_own_task,
     refuse_misfit,
 )
 from handrail.dispatch.ticketing import answer_for_tickets, take_up_tickets
-from handrail.dispatch.timing import deadline_or, start_watching, stop_watching, watch_deadline
 from handrail.dispatch.transaction import Transaction, new_transaction
 from handrail.dispatch.undoing import compensate, forget_locals, shielded
 from handrail.errors import Conflict, DefinitionError, DepthExceededError, RunBusy, TransientError
@@ -109,13 +108,13 @@ class Gate:
         if frame.log is not None and (before := await from_the_record(call, arguments)) is not None:
             return before
         call.started, call.arguments = frame.monotonic() - frame.began, arguments
-        task: asyncio.Task[Any] = asyncio.current_task(call.loop)  # pyright: ignore[reportAssignmentType]  # we are in one
-        cancels = task.cancelling()
+        scope = call.scope = open_scope(None if call.undoing else frame.cancellation, call.loop)
         if frame.told.get(ToolStarted, True):  # somebody listens, or it is not known yet
             frame.publish(ToolStarted(call.id, call.name, call.path, call.started, frame.run_context))
-        frame.live[call] = task
+        frame.live[call] = scope.task
         ending: BaseException | None = None
-        deadline = None if frame.deadline is None or call.undoing else watch_deadline(call, task)
+        if frame.deadline is not None and not call.undoing:
+            scope.start_deadline(frame.deadline)
         try:
             tool = call.tool = frame.open_tools.get(call.name) or self._look_up(call)  # 1
             if call.parent is not None:
@@ -144,7 +143,10 @@ class Gate:
                     await mark_begun(call)
                 call.token = _TOKEN  # 7
                 try:
-                    result = await self._run_handler(call, tool, context, task, cancels)  # 8
+                    handler = begin_foreign(self._run_handler(call, tool, context, scope))  # 8
+                    if handler is not None:
+                        await handler
+                    result = call.finished
                     if call.preview is not None:  # 4, of what it did
                         await self._approve(call, call.preview, diff_of(call.open_transaction))
                     if policies:
@@ -161,26 +163,23 @@ class Gate:
                     call.reruns += 1  # it was approved on ground that has moved: run again, ask again
                 except TransientError as error:
                     await self._wait_to_retry(call, error)
-                call = await self._again(call, task, cancels)
+                call = await self._again(call, scope)
         except GeneratorExit as error:
             self._abandon(call, error)
             raise
         except BaseException as error:
-            if deadline is not None:
-                error = deadline_or(error, call, deadline, task, cancels)
-            stopped = task.cancelling() > cancels or (frame.cancellation.cancelled and not call.undoing)
-            ending = await self._roll_back(call, error, stopped)  # 9, failure
+            error = scope.explain(error, f"{call.name} was done")
+            ending = await self._roll_back(call, error, scope.stopped)  # 9, failure
         frame.ends(call)
         if call.made_resources is not None or call.policies_made_resources:
             await self._close_resources(call)
         if frame.log is not None and not call.recorded:
             ending = await record_end(call) or ending
-        if deadline is not None and deadline.stop():
-            task.uncancel()  # it passed while something was shielded from it, and the call is over
         result = self._end(call)  # 10
+        interrupted = scope.close()
         if ending is not None:
             raise ending
-        if task.cancelling() > cancels:
+        if interrupted:
             raise asyncio.CancelledError  # it came while something was shielded from it
         return result  # 11
 
@@ -225,7 +224,7 @@ class Gate:
             try:
                 decision = policy.check(call.tool, call.seen, context=context)
                 if not isinstance(decision, PolicyDecision):
-                    decision = await decision
+                    decision = await await_foreign(decision)
                 kind = decision.kind
             except Exception as error:
                 log.exception(
@@ -254,8 +253,7 @@ class Gate:
         frame = self.frame
         if call.undoing:
             return  # what has to be undone is, also in a run that was cancelled or has run out of time
-        if frame.cancellation.cancelled:
-            raise asyncio.CancelledError(frame.cancellation.reason)
+        frame.cancellation.check()
         if frame.deadline is not None:
             frame.deadline.check(f"{call.name} could run")
         if frame.budget is not None and call.spending is None and not call.act:
@@ -268,17 +266,18 @@ class Gate:
         call: LiveCall,
         tool: Tool[Any, Any],
         context: ToolContext,
-        task: asyncio.Task[Any],
-        cancelling: int,
-    ) -> ToolResult[Any]:
-        """Run the handler in this task, or in a thread if it is not async."""
+        scope: CancelScope,
+    ) -> None:
+        """Run the handler in this task, or in a thread if it is not async. Its result is `call.finished`."""
         handler: Any = tool.handler
         if call.token is not _TOKEN or handler is None:
             raise SignatureMismatch("it was not let through the gate")
         params = call.params
-        watched = tool.timeout is not None or self.frame.lease is not None
-        if watched:
-            start_watching(call, tool, task)
+        leased = self.frame.lease is not None
+        if leased:
+            call.heartbeat.keep(call.loop)
+        if tool.timeout is not None:
+            scope.start_timeout(tool.timeout)
         try:
             if tool.is_async:
                 try:
@@ -286,14 +285,16 @@ class Gate:
                 except TypeError as error:
                     refuse_misfit(error)
                     raise
-                result = await (begun if tool.own_task is False else in_own_task(begun))
+                result = await begun
             else:
                 result = await run_in_thread(lambda: begin(handler, params, context))
             call.finished = result
         finally:
-            if watched:
-                stop_watching(call, task, cancelling)
-        if task.cancelling() > cancelling or (self.frame.cancellation.cancelled and not call.undoing):
+            if leased:
+                call.heartbeat.stop()
+            if tool.timeout is not None:
+                scope.stop_timeout()
+        if scope.stopped:
             await cancelled_after_all()
         check_result(tool, result)
         if not result.success:
@@ -301,7 +302,6 @@ class Gate:
         if call.tickets is not None:
             await take_up_tickets(call)
         call.close()
-        return result
 
     # 9
 
@@ -426,19 +426,19 @@ class Gate:
             )
         return left
 
-    async def _again(self, call: LiveCall, task: asyncio.Task[Any], cancels: int) -> LiveCall:
+    async def _again(self, call: LiveCall, scope: CancelScope) -> LiveCall:
         """Undo this try and give the next one the call's place."""
         frame = self.frame
         another = call.again(await self._undo(call, "it is run again"))
         call.transaction = None  # undone, and not to be undone again
         if frame.log is not None:
             await note_try(another)
-        if task.cancelling() > cancels:
+        if scope.interrupted:
             call.left = another.left
             raise asyncio.CancelledError  # it came while this try was undone
         another.params, another.arguments = call.tool.parse(call.arguments), call.arguments
         del frame.live[call]
-        frame.live[another] = task
+        frame.live[another] = scope.task
         return another
 
     async def _wait_to_retry(self, call: LiveCall, error: TransientError) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
@@ -46,6 +47,8 @@ class ResumeArguments(SharedArguments, total=False):
     """An empty session under the old id, for slices with rules of their own."""
     bus: EventBus | None
     """Hears every event of the run."""
+    journal: Journal | None
+    """Where the run is recorded."""
     tools: Sequence[Tool[Any, Any]]
     """Added to the prompt's tools for this run alone, under its policies."""
 
@@ -140,6 +143,10 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f" Did you mean {near[0]!r}?" if near else f" It takes {', '.join(sorted(known))}."
                 raise TypeError(f"{verb} takes no argument {name!r}.{hint}")
+            if name == "journal" and isinstance(value, str | Path):
+                raise DefinitionError(
+                    f"journal is a {type(value).__name__}. Open it: journal=SqliteJournal({str(value)!r})."
+                )
             if value is not None:
                 given[name] = _frozen(name, value)
         if "resources" in given:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from handrail.deadline import Deadline
     from handrail.dispatch.call import LiveCall
     from handrail.dispatch.frame import Frame
-    from handrail.dispatch.watchdog import Timer
 
 
 log = logging.getLogger("handrail.dispatch")
@@ -34,18 +33,16 @@ def waiting_for_a_person(asks: LiveCall) -> Generator[None]:
     parking = asks.frame.parking
     if parking is not None:
         parking.asks()
-    timers: list[Timer] = []
+    resume: list[Callable[[], None]] = []
     deadlines: list[Deadline] = []
     call: LiveCall | None = asks
     while call is not None:
-        if call.timer is not None:
-            timers.append(call.timer)
+        if call.scope is not None:
+            resume.append(call.scope.pause())
         deadline = call.frame.deadline
         if deadline is not None and deadline not in deadlines:
             deadlines.append(deadline)  # of the runs around this one too: they wait as well
         call = call.parent
-    for timer in timers:
-        timer.hold()
     for deadline in deadlines:
         deadline.pause()
     token = asker.set(asks)
@@ -60,8 +57,8 @@ def waiting_for_a_person(asks: LiveCall) -> Generator[None]:
             parking.let_go_on(asks)
         for deadline in deadlines:
             deadline.resume()
-        for timer in timers:
-            timer.go_on()
+        for each in resume:
+            each()
 
 
 async def wait_for_later() -> bool:

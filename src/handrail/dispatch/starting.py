@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Any
 
 from handrail.context import ToolContext, WorkerContext
@@ -45,15 +44,6 @@ def refuse_misfit(error: TypeError) -> None:
     traceback = error.__traceback__
     if traceback is not None and traceback.tb_next is None:
         raise SignatureMismatch(str(error)) from error
-
-
-async def in_own_task(handler: Coroutine[Any, Any, Any]) -> Any:
-    """Run a handler in a task of its own, to which a cancellation of this one is passed on.
-
-    For handlers with an `asyncio.TaskGroup`: before Python 3.13 a group whose member failed leaves its
-    task counting a cancellation that nobody asked for.
-    """
-    return await asyncio.get_running_loop().create_task(handler)
 
 
 async def cancelled_after_all() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +34,6 @@ from handrail.handoff.parked import Begun, Parked
 from handrail.schema import Schema
 from handrail.schema.problems import describe
 from handrail.tools import EFFECTS, Effect, Tool, ToolResult
-from handrail.tools.signature import mentions
 
 _STANDING_IN = (
     "You stand in for a person. Decide as they would, from what you are shown and nothing else, "
@@ -157,8 +155,6 @@ def act_tool(
         run_mode=handoff.run_mode,
     )
     fill(made, "name", f"{handoff.name}.{name}")  # no model and no `context.call` can use such a name
-    if act is not None:
-        fill(made, "own_task", sys.version_info < (3, 13) and mentions(act.function, "TaskGroup"))
     if name == "before":
         fill(made, "shown", _without_private)
     elif name == "client" and made.result_schema is not None and made.result_schema.secret:

@@ -1,7 +1,6 @@
-"""Limits: budgets, heartbeats and cancellation. Deadlines are words, and live in `handrail.deadline`."""
+"""Limits: budgets, spending and heartbeats. Deadlines are in `handrail.deadline`, cancellation in `handrail.cancellation`."""
 
 from handrail.limits.budget import UNKNOWN, Budget, BudgetTracker, Reservation
-from handrail.limits.cancellation import Cancellation
 from handrail.limits.heartbeat import Heartbeat, Lease
 from handrail.limits.spending import Spending
 
@@ -9,7 +8,6 @@ __all__ = [
     "UNKNOWN",
     "Budget",
     "BudgetTracker",
-    "Cancellation",
     "Heartbeat",
     "Lease",
     "Reservation",

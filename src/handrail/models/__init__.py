@@ -20,26 +20,32 @@ PROVIDERS = {
 
 def model_named(name: str) -> Model:
     """Return the model of this name, `provider:name`. Its key comes from the environment."""
+    provider, model = check_name(name)
+    made = _made.get(name)
+    if made is None:
+        module, kind = PROVIDERS.get(provider, ("handrail.models.bridge", "BridgedModel"))
+        make: Callable[[str], Model] = getattr(import_module(module), kind)
+        made = _made[name] = make(model if provider in PROVIDERS else name)
+    return made
+
+
+def check_name(name: str) -> tuple[str, str]:
+    """Split `provider:name`, or raise `DefinitionError`. Nothing is loaded."""
     provider, colon, model = name.partition(":")
     if not colon or not provider or not model:
         raise DefinitionError(
             f"{name!r} is not the name of a model. Write provider:name, for example openai:gpt-5, "
             "anthropic:claude-sonnet-5 or local:smollm2-135m."
         )
-    made = _made.get(name)
-    if made is None:
-        near = difflib.get_close_matches(provider, PROVIDERS, n=1, cutoff=0.85)
-        if provider not in PROVIDERS and (near or provider == "scripted"):
-            mend = (
-                f"Did you mean {near[0]}:{model}?"
-                if near
-                else "A scripted model is made in code: give it itself."
-            )
-            raise DefinitionError(f"there is no provider {provider!r}. {mend}")
-        module, kind = PROVIDERS.get(provider, ("handrail.models.bridge", "BridgedModel"))
-        make: Callable[[str], Model] = getattr(import_module(module), kind)
-        made = _made[name] = make(model if provider in PROVIDERS else name)
-    return made
+    near = difflib.get_close_matches(provider, PROVIDERS, n=1, cutoff=0.85)
+    if provider not in PROVIDERS and (near or provider == "scripted"):
+        hint = (
+            f"Did you mean {near[0]}:{model}?"
+            if near
+            else "A scripted model is made in code: give it itself."
+        )
+        raise DefinitionError(f"there is no provider {provider!r}. {hint}")
+    return provider, model
 
 
 _made: dict[str, Model] = {}

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
+from handrail.cancellation import await_foreign, open_scope
 from handrail.errors import ResourceError
 from handrail.protocols import Forkable
 
@@ -43,7 +44,7 @@ class Closer:
             limit = asyncio.timeout(_CLOSE_SECONDS)
             try:
                 async with limit:
-                    await closing
+                    await await_foreign(closing)
             except TimeoutError as error:
                 if not limit.expired():
                     raise
@@ -86,15 +87,13 @@ class Scoped:
         """Close everything, last created first. One that raises does not keep the others open."""
         errors: list[Exception] = []
         cancelled: asyncio.CancelledError | None = None
-        task = asyncio.current_task()
-        assert task is not None, "closing runs inside a task"
         while self._closers:
             closer = self._closers.pop()
-            cancels = task.cancelling()
+            scope = open_scope()
             try:
                 await closer.run()
             except asyncio.CancelledError as error:
-                if task.cancelling() > cancels:
+                if scope.interrupted:
                     cancelled = error
                 else:
                     errors.append(ResourceError(closer.name, "closing it was cancelled", "Let it end."))

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from handrail.adapter import Adapter
+from handrail.agent import Agent
 from handrail.errors import DefinitionError, HandrailError
 from handrail.prompt import Prompt
 
@@ -123,9 +124,10 @@ class PromptSource:
         history: Iterable[Message] = (),
         tools: Sequence[Tool[Any, Any]] = (),
     ) -> RunStream[Any]:
-        return self._adapter.with_journal(journal).stream(
+        return self._adapter.stream(
             self._prompt,
             message,
+            journal=journal,
             run_id=run_id,
             session=session,
             environment=environment,
@@ -145,9 +147,10 @@ class PromptSource:
         journal: Journal,
         tools: Sequence[Tool[Any, Any]] = (),
     ) -> RunStream[Any]:
-        return self._adapter.with_journal(journal).resume_stream(
+        return self._adapter.resume_stream(
             run_id,
             self._prompt,
+            journal=journal,
             session=session,
             environment=environment,
             filesystem=self.files,
@@ -246,7 +249,7 @@ class Loaded:
 def load(app: str, *, model: Model | None = None, approvals: Any = None, files: Any = None) -> Loaded:
     """The app of a module (`pkg.mod`, `pkg.mod:prompt`, `file.py`), a worker's file, or a folder of workers.
 
-    A module gives its `prompt` and its `adapter`, and may give `state`, the types of the slices that
+    A module gives its `prompt` and its `adapter`, or an `agent`, and may give `state`, the types of the slices that
     clients see, `authenticate`, and `renderers`, the path of a script beside it.
     """
     path = Path(app)
@@ -259,14 +262,18 @@ def load(app: str, *, model: Model | None = None, approvals: Any = None, files: 
         raise
     except Exception as error:  # whatever the user's own module does when it is imported
         raise DefinitionError(f"{named} can't be loaded: {_said_of(error)}. Correct it there.") from error
-    attribute = attribute or "prompt"
-    prompt: Any = getattr(module, attribute, None)
+    attribute = attribute or ("prompt" if hasattr(module, "prompt") else "agent")
+    found: Any = getattr(module, attribute, None)
+    adapter: Any = getattr(module, "adapter", None)
+    prompt: object = found
+    description = ""
+    if isinstance(found, Agent):
+        agent = cast("Agent[Any]", found)
+        prompt, adapter, description = agent.prompt, agent.adapter, agent.description
     if not isinstance(prompt, Prompt):
         raise DefinitionError(
-            f"{named} has no Prompt called {attribute!r}. Name the one to serve: {named}:NAME."
+            f"{named} has no Agent or Prompt called {attribute!r}. Name the one to serve: {named}:NAME."
         )
-    served = cast("Prompt[Any]", prompt)
-    adapter: Any = getattr(module, "adapter", None)
     if model is not None:
         adapter = Adapter(model) if adapter is None else copy.copy(adapter)
         adapter.model = model
@@ -276,13 +283,13 @@ def load(app: str, *, model: Model | None = None, approvals: Any = None, files: 
             "model: --model provider:name."
         )
     source = PromptSource(
-        served,
+        cast("Prompt[Any]", prompt),
         adapter,
         shown=getattr(module, "state", ()),
         approvals=approvals,
         files=files,
         app=f"{module.__name__}:{attribute}",
-        description=(module.__doc__ or "").strip().partition("\n")[0],
+        description=description or (module.__doc__ or "").strip().partition("\n")[0],
     )
     return Loaded(source, getattr(module, "authenticate", None), _renderers_of(module))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Union, cast, get_args, get_origin
@@ -25,7 +24,6 @@ from handrail.tools.signature import (
     Need,
     caller_namespace,
     context_parameter,
-    mentions,
     needs_of,
     positional,
     read,
@@ -146,7 +144,6 @@ class _Check:
         form = "(params, *, context: ToolContext) -> ToolResult[...]"
         (name,) = positional(tool.name, signature, 1, "handler", form)
         self.fill("is_async", signature.is_async)
-        self.fill("own_task", sys.version_info < (3, 13) and mentions(tool.handler, "TaskGroup"))
         self.fill("context_type", context_type)
         self.fill("needs", needs_of(context_type))
         annotation = signature.annotation(name)

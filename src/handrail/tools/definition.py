@@ -67,8 +67,6 @@ class Tool(Generic[ParamsT, ResultT]):
     delegates: ClassVar[bool] = False
     """Is all it does done by calls inside it, each decided on and answered for by itself? So with a worker."""
 
-    own_task: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
-    """Does the handler need a task of its own? Only before Python 3.13, and only if it has a TaskGroup."""
     reenters: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
     """Does the handler do nothing but make inner calls and ask? Then it can be begun again from the top,
     whatever the effect, and is never simply run once more: it may have asked somebody."""

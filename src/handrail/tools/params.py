@@ -53,7 +53,8 @@ def _share(params: Any) -> Any:
 
 
 def _shallow_copy(params: Any) -> Any:
-    copied: Any = object.__new__(cast(Any, type(params)))
+    kind: Any = type(params)
+    copied: Any = object.__new__(kind)
     copied.__dict__ = {**params.__dict__}
     return copied
 

@@ -10,7 +10,6 @@ import types
 import typing
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from types import CodeType
 from typing import Annotated, Any, Literal, Never, NoReturn, Union, cast, get_args, get_origin
 
 from handrail.context import AgentContext, ToolContext, UserContext, WorkerContext
@@ -205,24 +204,6 @@ def result_of(tool: str, signature: Signature) -> Any:
 def _is_result(annotation: Any) -> bool:
     kind = get_origin(annotation) or annotation
     return isinstance(kind, type) and issubclass(kind, ToolResult)
-
-
-def mentions(function: Any, name: str) -> bool:
-    """Whether the code of a function, or of what is defined or wrapped in it, uses this name."""
-    body = inspect.unwrap(function)
-    codes = [getattr(body, "__code__", None)]
-    for cell in getattr(body, "__closure__", None) or ():
-        try:
-            codes.append(getattr(cell.cell_contents, "__code__", None))
-        except ValueError:
-            continue  # a name that is bound later
-    while codes:
-        code = codes.pop()
-        if isinstance(code, CodeType):
-            if name in code.co_names:
-                return True
-            codes.extend(constant for constant in code.co_consts if isinstance(constant, CodeType))
-    return False
 
 
 # --- docstrings ----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from handrail.agent import AgentTool
 from handrail.context import ToolContext, WorkerContext
 from handrail.errors import ToolValidationError
 from handrail.session import kept
@@ -16,7 +17,6 @@ from handrail.tools import Effect, Tool, ToolResult, tool
 from handrail.tools.checks import is_name, name_hint
 from handrail.workers.drafting import BUILT_IN, CALL, CREATE
 from handrail.workers.front_matter import FrontMatter, Limits, ShellEntry
-from handrail.workers.running import WorkerTool
 from handrail.workers.worker import Worker
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _calling(effect: Effect) -> Tool[Any, Any]:
         value = await context.call_worker(params.name, params.input, attachments=params.attachments)
         return ToolResult.ok(value)
 
-    return WorkerTool(
+    return AgentTool(
         CALL,
         "Run a worker that you created in this session.",
         handler,

@@ -12,6 +12,7 @@ from typing import Any, TypedDict, Unpack
 
 from handrail.adapter import Adapter, PromptResponse
 from handrail.adapter.stream import RunStream
+from handrail.agent import strongest
 from handrail.clock import SYSTEM_CLOCK
 from handrail.context import Attachment, MessageCallback, RegistryView
 from handrail.dispatch.frame import Frame
@@ -23,7 +24,6 @@ from handrail.operation import Operation
 from handrail.prompt import Prompt
 from handrail.prompt.section import walk
 from handrail.protocols import Filesystem, SessionView
-from handrail.records import Journal
 from handrail.tools import Effect, Tool
 from handrail.workers.attachments import NO_ATTACHMENTS, message_with, of_disk, taken
 from handrail.workers.creating import WorkerCreated, check_rights, creation_tools
@@ -33,7 +33,7 @@ from handrail.workers.functions import Functions
 from handrail.workers.problem import Finder, WorkerProblem, refuse
 from handrail.workers.reading import has_front_matter, read_text
 from handrail.workers.running import Given, InWorker, Reach, tool_for
-from handrail.workers.worker import Rendered, Worker, rule_of, strongest
+from handrail.workers.worker import Rendered, Worker, rule_of
 
 _MOST_KEPT = 256
 """How many created workers are kept as they were made, of all sessions."""
@@ -312,8 +312,6 @@ class WorkerRegistry:
         self,
         name: str,
         input: str,
-        *,
-        journal: Journal | None = None,
         **arguments: Unpack[WorkerRunArguments],
     ) -> Operation[PromptResponse[Any]]:
         """Run a worker until it is done.
@@ -323,43 +321,41 @@ class WorkerRegistry:
         `Attachment`. `message_callback` hears every message of this worker and of those below it. With
         a `journal` the run outlives its process: `resume` goes on with it.
         """
-        runner, prompt, rendered, rest = self._prepare(name, input, journal, arguments)
+        runner, prompt, rendered, rest = self._prepare(name, input, arguments)
         return runner.evaluate(prompt, rendered, **rest)
 
     def stream(
         self,
         name: str,
         input: str,
-        *,
-        journal: Journal | None = None,
         **arguments: Unpack[WorkerRunArguments],
     ) -> RunStream[Any]:
         """The same run as a stream of its events. On the same session again, the conversation goes on."""
-        runner, prompt, rendered, rest = self._prepare(name, input, journal, arguments)
+        runner, prompt, rendered, rest = self._prepare(name, input, arguments)
         return runner.stream(prompt, rendered, **rest)
 
     def resume(
-        self, name: str, run_id: str, *, journal: Journal, **arguments: Unpack[WorkerResumeArguments]
+        self, name: str, run_id: str, **arguments: Unpack[WorkerResumeArguments]
     ) -> Operation[PromptResponse[Any]]:
         """Go on with a recorded run of a worker. Its attachments are not recorded: give them again."""
         worker = self[name]
-        runner, _, rest = self._runner(worker, journal, arguments)
+        runner, _, rest = self._runner(worker, arguments)
         return runner.resume(run_id, worker.prompt, **rest)
 
     def resume_stream(
-        self, name: str, run_id: str, *, journal: Journal, **arguments: Unpack[WorkerResumeArguments]
+        self, name: str, run_id: str, **arguments: Unpack[WorkerResumeArguments]
     ) -> RunStream[Any]:
         """The same as a stream of events, from where the record ends."""
         worker = self[name]
-        runner, _, rest = self._runner(worker, journal, arguments)
+        runner, _, rest = self._runner(worker, arguments)
         return runner.resume_stream(run_id, worker.prompt, **rest)
 
     def _prepare(
-        self, name: str, input: str, journal: Journal | None, arguments: WorkerRunArguments
+        self, name: str, input: str, arguments: WorkerRunArguments
     ) -> tuple[Adapter, Prompt[Any], Rendered, dict[str, Any]]:
         """The adapter that runs a worker, its prompt, what fills it, and the other arguments of the run."""
         worker = self[name]
-        runner, files, rest = self._runner(worker, journal, arguments)
+        runner, files, rest = self._runner(worker, arguments)
         limits = RunOptions(deadline=rest.get("deadline"), budget=rest.get("budget")).tightened(
             deadline=worker.deadline(SYSTEM_CLOCK), budget=worker.budget()
         )
@@ -368,7 +364,7 @@ class WorkerRegistry:
         return runner, worker.prompt, worker.render(input, [each.name for each in files]), rest
 
     def _runner(
-        self, worker: Worker, journal: Journal | None, arguments: WorkerResumeArguments
+        self, worker: Worker, arguments: WorkerResumeArguments
     ) -> tuple[Adapter, tuple[Attachment, ...], dict[str, Any]]:
         """The adapter that runs a worker, the attachments it gets, and the arguments left for the adapter."""
         given = Given(worker.name, arguments.get("models") or {}, arguments.get("message_callback"))
@@ -382,9 +378,7 @@ class WorkerRegistry:
         if chosen is None:
             raise worker.without_model()
         chosen = model_named(chosen) if isinstance(chosen, str) else chosen
-        runner = Adapter(chosen, journal=journal) if adapter is None else adapter
-        if adapter is not None and journal is not None:
-            runner = adapter.with_journal(journal)
+        runner = adapter or Adapter(chosen)
         disk = arguments.get("filesystem") or runner.filesystem
 
         def files() -> Filesystem:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from handrail.adapter.bound import Bound
+from handrail.agent import AgentTool, result_of
 from handrail.context import (
     Attachment,
     MessageCallback,
@@ -41,13 +41,6 @@ class Given(msgspec.Struct, frozen=True):
     models: Mapping[str, Model | str] = {}
     """Models by the name of a worker, in the place of those that the files name."""
     message_callback: MessageCallback | None = None
-
-
-@dataclass(frozen=True)
-class WorkerTool(Tool[Any, Any]):
-    """A worker as a tool under its own name. All that it does is done by calls inside it."""
-
-    delegates: ClassVar[bool] = True
 
 
 class Reach:
@@ -123,20 +116,20 @@ class InWorker:
             stop()
 
 
-def worker_tool(worker: Worker, find: Callable[[], Worker]) -> WorkerTool:
+def worker_tool(worker: Worker, find: Callable[[], Worker]) -> AgentTool:
     """A worker as a tool."""
     return tool_for(worker.name, worker.description, worker.attachments, worker.effect, find)
 
 
 def tool_for(
     name: str, description: str, rule: AttachmentRule, effect: Effect, find: Callable[[], Worker]
-) -> WorkerTool:
+) -> AgentTool:
     """The tool of a worker that is looked up when it is called."""
 
     async def handler(params: Any, *, context: ToolContext) -> ToolResult[Any]:
         return await run_nested(find(), params, context)
 
-    return WorkerTool(
+    return AgentTool(
         name,
         description,
         handler,
@@ -170,12 +163,4 @@ async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolR
     )
     model = given.models.get(worker.name) or worker.model
     response = await cast(Bound, context.adapter).run(worker.prompt, options, model, worker.limits.depth)
-    if response.stop_reason == "refused":
-        return ToolResult.error(f"{worker.name} refused: {response.text}")
-    cut = "Its answer was cut off: it is too long." if response.stop_reason == "length" else ""
-    return ToolResult.ok(value_of(worker, response), cut)
-
-
-def value_of(worker: Worker, response: Any) -> Any:
-    """What a worker came to: its output where it has a schema, else its text."""
-    return response.text if worker.output_schema is None else response.output
+    return result_of(worker.name, response, worker.output_schema is not None)

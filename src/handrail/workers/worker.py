@@ -14,7 +14,7 @@ from handrail.limits import Budget
 from handrail.prompt import MarkdownSection, Prompt, Section
 from handrail.protocols import ToolPolicy
 from handrail.schema import JsonSchema
-from handrail.tools import EFFECTS, Effect, Tool
+from handrail.tools import Effect, Tool
 from handrail.workers.attachments import NO_ATTACHMENTS, READ_ATTACHMENT
 from handrail.workers.front_matter import AttachmentRule, CreationDefaults, FrontMatter, Limits
 from handrail.workers.template import Instructions, rendered
@@ -107,16 +107,6 @@ def prompt_of(
     body: Section[Any] = InstructionsSection("Instructions", "instructions", "$instructions")
     given: Any = {} if output is None else {"output": output}
     return Prompt(name, [body, *sections], tools=[*tools, *extra], policies=policies, **given)
-
-
-def strongest(effects: Sequence[Effect]) -> Effect:
-    """What calling a worker with tools of these effects may do.
-
-    Never less than `idempotent`: a model's answers cost money and are not the same twice, so a call of a
-    worker is not simply run again, as one that lies wholly in a transaction is.
-    """
-    most = max((EFFECTS[effect].strength for effect in effects), default=0)
-    return "idempotent" if most <= EFFECTS["idempotent"].strength else "irreversible"
 
 
 def rule_of(front: FrontMatter) -> AttachmentRule:

@@ -44,7 +44,7 @@ assert_type(adapter.stream(typed, "hi").response.wait().output, Report)
 adapter.evaluate("prompt", "hi")  # expect-error: reportArgumentType
 adapter.evaluate(plain, "hi", sesion=Session())  # expect-error: reportCallIssue
 adapter.evaluate(typed, "hi", budget=5)  # expect-error: reportArgumentType
-adapter.evaluate(plain, "hi", journal=journal)  # expect-error: reportCallIssue
+adapter.evaluate(plain, "hi", lease=None)  # expect-error: reportCallIssue
 adapter.stream(plain, "hi", dedline=Deadline.after(1))  # expect-error: reportCallIssue
 adapter.stream(plain, "hi", deadline=1)  # expect-error: reportArgumentType
 adapter.resume("run", plain, budget=Budget(requests=1))  # expect-error: reportCallIssue

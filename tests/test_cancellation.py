@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.limits import Cancellation
+from handrail.cancellation import Cancellation
 from handrail.testing import run_virtual
 
 

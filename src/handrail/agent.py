@@ -1,0 +1,226 @@
+"""`Agent`: a prompt on a model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Generic, Unpack, cast, overload
+
+from pydantic import Field
+from typing_extensions import TypeVar
+
+from handrail.adapter import Adapter, PromptResponse, RunStream
+from handrail.adapter.options import checked_model
+from handrail.context import ToolContext
+from handrail.dispatch.call import LiveCall
+from handrail.dispatch.options import ResumeArguments, RunArguments, RunOptions
+from handrail.errors import DefinitionError, NotSupported
+from handrail.messages import Model
+from handrail.models import check_name
+from handrail.operation import Operation
+from handrail.prompt import Prompt, Section
+from handrail.prompt.section import walk
+from handrail.protocols import ToolPolicy
+from handrail.tools import EFFECTS, Effect, Tool, ToolResult
+
+OutputT = TypeVar("OutputT", default=Any)
+
+_NAME = "agent"
+
+
+@dataclasses.dataclass(frozen=True, init=False, eq=False, repr=False)
+class Agent(Generic[OutputT]):
+    """A prompt on a model: `Agent("openai:gpt-5", "Answer briefly.", tools=[fare]).run("…").wait().text`.
+
+    `model` is a model, its name (`provider:name`), or an `Adapter` with settings of its own. Instructions
+    given as text are literal: `$5` means five dollars. A section among them is a template as always, and a
+    whole `Prompt` stands for instructions, tools, output and policies. A definition that can't work raises
+    `DefinitionError` here; a key is needed at the first run, and an extra too.
+    """
+
+    model: Adapter | Model | str
+    prompt: Prompt[OutputT]
+    description: str
+    """What the agent is for: told to people it is served to, and to models that call it."""
+
+    @overload
+    def __init__(
+        self: Agent[None],
+        model: Adapter | Model | str,
+        instructions: str | Sequence[str | Section[Any]],
+        *,
+        name: str = ...,
+        description: str = ...,
+        tools: Iterable[Tool[Any, Any]] = ...,
+        output: None = None,
+        policies: Iterable[ToolPolicy] = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        model: Adapter | Model | str,
+        instructions: str | Sequence[str | Section[Any]],
+        *,
+        name: str = ...,
+        description: str = ...,
+        tools: Iterable[Tool[Any, Any]] = ...,
+        output: type[OutputT],
+        policies: Iterable[ToolPolicy] = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, model: Adapter | Model | str, instructions: Prompt[OutputT], *, description: str = ...
+    ) -> None: ...
+    def __init__(
+        self,
+        model: Any,
+        instructions: Any,
+        *,
+        name: str = _NAME,
+        description: str = "",
+        tools: Iterable[Tool[Any, Any]] = (),
+        output: Any = None,
+        policies: Iterable[ToolPolicy] = (),
+    ) -> None:
+        if isinstance(model, str):
+            check_name(model)
+        elif not isinstance(model, Adapter):
+            checked_model(model)
+        prompt: Any = instructions
+        if not isinstance(instructions, Prompt):
+            prompt = Prompt(name, _literal(instructions), tools=tools, output=output, policies=policies)
+        elif name != _NAME or tools or output is not None or policies:
+            raise DefinitionError(
+                f"the prompt {instructions.name!r} has a name, tools, output and policies of its own. "
+                "Give them to the Prompt, or give the Agent its instructions as text."
+            )
+        for field, value in (("model", model), ("prompt", prompt), ("description", description)):
+            object.__setattr__(self, field, value)
+
+    @property
+    def name(self) -> str:
+        """The name of its prompt."""
+        return self.prompt.name
+
+    @cached_property
+    def adapter(self) -> Adapter:
+        """What runs it. A model that was named is made at the first run."""
+        return self.model if isinstance(self.model, Adapter) else Adapter(self.model)
+
+    def run(
+        self, message: str | None = None, /, *, params: object = None, **arguments: Unpack[RunArguments]
+    ) -> Operation[PromptResponse[OutputT]]:
+        """Run until the model is done.
+
+        `message` is what the user says; without one the instructions say everything. `params` fills
+        templates. On the same `session` again, the conversation goes on. A failing tool never ends a run;
+        what does is raised as `PromptEvaluationError`.
+        """
+        return self.adapter.evaluate(self.prompt, params, message=_text(message), **arguments)
+
+    def stream(
+        self, message: str | None = None, /, *, params: object = None, **arguments: Unpack[RunArguments]
+    ) -> RunStream[OutputT]:
+        """The same run as a stream of its events: `async for`, or `for` in a script."""
+        return self.adapter.stream(self.prompt, params, message=_text(message), **arguments)
+
+    def resume(
+        self, run_id: str, /, **arguments: Unpack[ResumeArguments]
+    ) -> Operation[PromptResponse[OutputT]]:
+        """Go on with a recorded run where it stopped: parked, or its process ended.
+
+        Nothing that is recorded is done again. The journal is the adapter's, or `journal=`.
+        """
+        return self.adapter.resume(run_id, self.prompt, **arguments)
+
+    def as_tool(self) -> Tool[Any, Any]:
+        """This agent as a tool of another: a call of it is a run inside that call.
+
+        It takes a `message`, or its prompt's params where the prompt has templates. It spends from the
+        caller's budget, and has its deadline, session, files and people.
+        """
+        if not self.description.strip():
+            raise DefinitionError(
+                f"the agent {self.name!r} has no description, and a model that is to call it needs one. "
+                "Give it: Agent(..., description='Looks up fares.')."
+            )
+        prompt = self.prompt
+        tools = [*prompt.tools, *(tool for _, section in walk(prompt.sections) for tool in section.tools)]
+
+        async def handler(params: Any, *, context: ToolContext) -> ToolResult[Any]:
+            return await self._run_inside(params, context)
+
+        return AgentTool(
+            self.name,
+            self.description,
+            handler,
+            params=prompt.params_type or AgentCall,
+            result=prompt.output or str,
+            capabilities=frozenset({"agent"}),
+            effect=strongest(tool.effect for tool in tools),
+        )
+
+    async def _run_inside(self, params: Any, context: ToolContext) -> ToolResult[Any]:
+        call = context._call  # pyright: ignore[reportPrivateUsage]  # the run is nested in its frame
+        if not isinstance(call, LiveCall):
+            raise NotSupported("an agent", "Call it through a gate.")
+        if isinstance(params, AgentCall):
+            options = RunOptions(message=params.message)
+        else:
+            options = RunOptions(params=params)
+        response = await self.adapter.inside(call).run(self.prompt, options)
+        return result_of(self.name, response, self.prompt.output is not None)
+
+    def __repr__(self) -> str:
+        model = self.model if isinstance(self.model, str) else getattr(self.model, "name", self.model)
+        return f"Agent({model!r}, name={self.name!r})"
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentCall:  # without a docstring: a model would be shown it
+    message: Annotated[str, Field(description="What it is asked: it sees nothing else of this conversation.")]
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentTool(Tool[Any, Any]):
+    """An agent as a tool. All that it does is done by calls inside it."""
+
+    delegates: ClassVar[bool] = True
+
+
+def strongest(effects: Iterable[Effect]) -> Effect:
+    """The effect of calling an agent whose tools have these effects.
+
+    Never less than `idempotent`: a model's answers cost money and are not the same twice, so a call of an
+    agent is not simply run again, as one that lies wholly in a transaction is.
+    """
+    most = max((EFFECTS[effect].strength for effect in effects), default=0)
+    return "idempotent" if most <= EFFECTS["idempotent"].strength else "irreversible"
+
+
+def result_of(name: str, response: PromptResponse[Any], has_output: bool) -> ToolResult[Any]:
+    """The result of a call that ran an agent: its output, or else its text."""
+    if response.stop_reason == "refused":
+        return ToolResult.error(f"{name} refused: {response.text}")
+    cut = "Its answer was cut off: it is too long." if response.stop_reason == "length" else ""
+    return ToolResult.ok(response.output if has_output else response.text, cut)
+
+
+def _literal(instructions: Any) -> Any:
+    """Instructions with every text among them escaped, so that none is a template."""
+    if isinstance(instructions, str):
+        return instructions.replace("$", "$$")
+    if not isinstance(instructions, list | tuple):
+        return instructions
+    given = cast("Sequence[Any]", instructions)
+    return [each.replace("$", "$$") if isinstance(each, str) else each for each in given]
+
+
+def _text(message: Any) -> str | None:
+    if message is None or isinstance(message, str):
+        return message
+    raise DefinitionError(
+        f"the message is a {type(message).__name__}. Give what the user says as text; "
+        "what fills templates is `params=`."
+    )

@@ -1,0 +1,329 @@
+"""Cancellation: whether work is stopped, and why.
+
+A `CancelScope` covers a stretch of work in one task: a call, a request to a model, a run. It is the only
+place that counts cancellations. Everybody else asks it. A `Cancellation` stops a whole tree of runs.
+
+asyncio cancels tasks, not scopes, and counts how often. A scope therefore notes the count when it is
+opened, knows which cancellations it asked for itself, and takes those back. What remains came from outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from types import coroutine
+from typing import Any, TypeVar
+
+import msgspec
+
+from handrail.deadline import Deadline
+from handrail.errors import DeadlineExceededError
+from handrail.timers import Timer, timers_of
+
+T = TypeVar("T")
+
+log = logging.getLogger("handrail.cancellation")
+
+Watcher = Callable[[], None]
+
+
+class TimedOut(Exception):
+    """The handler was still running at its timeout."""
+
+
+class CancelScope(msgspec.Struct, eq=False):
+    """A stretch of work in one task, from `open_scope` to `close`.
+
+    A cancellation from outside always wins: work that was cancelled ends in `CancelledError`, even if its
+    timeout or deadline passed at the same moment.
+    """
+
+    task: asyncio.Task[Any]
+    _before: int
+    """How many cancellations the task counted when the scope was opened."""
+    _run: Cancellation | None = None
+    _is_ended: bool = False
+    _timeout: Timer | None = None
+    _deadline: Deadline | None = None
+    _deadline_timer: Timer | None = None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether anybody has cancelled the task since the scope was opened."""
+        if _deliveries:
+            _settle(self.task)
+        return self.task.cancelling() > self._before
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the work must stop: its task or its run was cancelled, even if the work ignored that."""
+        if _deliveries:
+            _settle(self.task)
+        run = self._run
+        return self.task.cancelling() > self._before or (run is not None and run.cancelled)
+
+    def close(self) -> bool:
+        """End the scope. True if the task was cancelled from outside, and has not heard of it yet.
+
+        A deadline that passed while the work was shielded from it is forgotten.
+        """
+        if self._deadline_timer is not None:
+            self._stop(self._deadline_timer)
+        return self.task.cancelling() > self._before
+
+    def absorb(self) -> None:
+        """Take back every cancellation since the scope was opened: it becomes another error."""
+        while self.task.cancelling() > self._before:
+            self.task.uncancel()
+
+    def end(self) -> None:
+        """Cancel the work because what it belongs to is over."""
+        self._is_ended = True
+        self.task.cancel()
+
+    def take_back(self) -> bool:
+        """Take back the cancellation that `end` asked for. True, once, if it did."""
+        if not self._is_ended:
+            return False
+        self._is_ended = False
+        self.task.uncancel()
+        return True
+
+    def start_deadline(self, deadline: Deadline) -> None:
+        """Cancel the work when the deadline passes. It may be paused meanwhile."""
+        self._deadline = deadline
+        self._deadline_timer = timers_of(self.task.get_loop()).start(
+            max(deadline.remaining(), 0), self.task.cancel, deadline.remaining
+        )
+
+    def explain(self, error: BaseException, doing: str) -> BaseException:
+        """Return what an error stands for: `DeadlineExceededError` if the deadline cancelled the work.
+
+        `doing` says what did not happen in time. The deadline is not watched any longer.
+        """
+        deadline, timer = self._deadline, self._deadline_timer
+        if deadline is None or timer is None or not self._stop(timer):
+            return error
+        if isinstance(error, asyncio.CancelledError) and not self.interrupted:
+            return DeadlineExceededError(deadline.at, doing)
+        return error
+
+    def start_timeout(self, seconds: float) -> None:
+        """Cancel the work in so many seconds."""
+        self._timeout = timers_of(self.task.get_loop()).start(seconds, self.task.cancel)
+
+    def stop_timeout(self) -> None:
+        """The work is over. Raises `TimedOut` if its timeout, and nobody else, cancelled it."""
+        timer, self._timeout = self._timeout, None
+        if timer is not None and self._stop(timer) and not self.interrupted:
+            raise TimedOut(timer.seconds)
+
+    def pause(self) -> Callable[[], None]:
+        """Stop the timeout while a person thinks. Call what is returned to let it run on."""
+        timer = self._timeout
+        if timer is None:
+            return _do_nothing
+        timer.pause()
+        return timer.resume
+
+    def _stop(self, timer: Timer) -> bool:
+        """Stop a timer. True, once, if it has cancelled the task: that is taken back."""
+        if timer.stop():
+            self.task.uncancel()
+            return True
+        return False
+
+
+def open_scope(run: Cancellation | None = None, loop: asyncio.AbstractEventLoop | None = None) -> CancelScope:
+    """Open a scope for what the current task does from now on. It stops with `run`, if given."""
+    task: Any = asyncio.current_task(loop)
+    if _deliveries:
+        _settle(task)
+    return CancelScope(task, task.cancelling(), run)
+
+
+def _do_nothing() -> None: ...
+
+
+# --- code of others, in our task ----------------------------------------------------------------------
+
+TASK_GROUPS_UNCANCEL = sys.version_info >= (3, 13)
+"""Whether an `asyncio.TaskGroup` takes every cancellation back that it asked for."""
+
+_GROUP_EXIT = asyncio.TaskGroup.__aexit__.__code__
+
+_deliveries: dict[asyncio.Task[Any], tuple[asyncio.CancelledError, int]] = {}
+"""Cancellations that are being delivered right now, and how many the task counted before."""
+
+
+_ENDED = object()
+
+
+def begin_foreign(work: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
+    """Run work that calls code of others up to its first wait. Await what is returned; None if it has ended.
+
+    Before Python 3.13, a task group whose member fails while the group waits at its end cancels the task
+    and never takes that back. The task then looks as if somebody had cancelled it. It does not matter in
+    which helper the group is: the cancellation is delivered through here, and the traceback of what was
+    delivered says which code caught it.
+    """
+    if TASK_GROUPS_UNCANCEL:
+        return work
+    steps = work.__await__()
+    waiting = next(steps, _ENDED)
+    return None if waiting is _ENDED else _watch(steps, waiting)
+
+
+async def await_foreign(work: Awaitable[T]) -> T:
+    """Await code of others in the current task, as `begin_foreign` does, and return its value."""
+    value: Any = None
+
+    async def keep() -> None:
+        nonlocal value
+        value = await work
+
+    rest = begin_foreign(keep())
+    if rest is not None:
+        await rest
+    return value
+
+
+@coroutine
+def _watch(steps: Generator[Any, Any, None], waiting: Any) -> Generator[Any, Any, None]:
+    """Go on with work that waits, and see each cancellation that is delivered to it."""
+    task: Any = asyncio.current_task()
+    while waiting is not _ENDED:
+        counted = task.cancelling()
+        thrown: BaseException | None = None
+        try:
+            yield waiting
+        except GeneratorExit:
+            steps.close()
+            raise
+        except BaseException as error:
+            thrown = error
+        try:
+            waiting = next(steps, _ENDED) if thrown is None else _deliver(steps, thrown, task, counted)
+        finally:
+            thrown = None  # its traceback leads back here
+
+
+def _deliver(steps: Generator[Any, Any, None], error: Any, task: asyncio.Task[Any], counted: int) -> Any:
+    """Throw an error into work that waits; return what it waits for next.
+
+    If it is a cancellation that a group asked for and caught, take it back.
+    """
+    error.__traceback__ = error.__traceback__.tb_next  # as if it had not passed through here
+    is_outermost = task not in _deliveries
+    if isinstance(error, asyncio.CancelledError):
+        _deliveries[task] = error, counted
+    try:
+        return steps.throw(error)
+    except StopIteration:
+        return _ENDED
+    finally:
+        del error
+        _settle(task)
+        if is_outermost:
+            _deliveries.pop(task, None)
+
+
+def _settle(task: asyncio.Task[Any]) -> None:
+    """Take back the cancellation that is being delivered if a group asked for it while it waited."""
+    if task not in _deliveries:
+        return
+    error, counted = _deliveries[task]
+    caught = error.__traceback__
+    if caught is None or caught.tb_frame.f_code is not _GROUP_EXIT or task.cancelling() <= counted:
+        return
+    group: Any = caught.tb_frame.f_locals["self"]
+    body_raised = caught.tb_frame.f_locals["et"] is not None
+    if group._parent_cancel_requested and not body_raised:  # else it was asked for, and taken back, earlier
+        group._parent_cancel_requested = False  # a cancellation that comes now is somebody else's
+        error.__traceback__ = None
+        task.uncancel()
+
+
+# --- runs ---------------------------------------------------------------------------------------------
+
+
+class Cancellation:
+    """A run in the tree of runs; `tasks` returns the tasks that are at work in it.
+
+    Cancelling marks this run and every run below it, then cancels their tasks, children first. Each call
+    rolls back and publishes its end before the call around it unwinds. A run that was cancelled before
+    keeps its reason, and is not disturbed while it unwinds.
+    """
+
+    __slots__ = ("_children", "_parent", "_tasks", "_watchers", "cancelled", "reason")
+
+    def __init__(
+        self, tasks: Callable[[], Iterable[asyncio.Task[Any]]], parent: Cancellation | None = None
+    ) -> None:
+        self.cancelled = parent.cancelled if parent is not None else False
+        self.reason = parent.reason if parent is not None else ""
+        self._parent = parent
+        self._children: dict[Cancellation, None] = {}
+        self._tasks = tasks
+        self._watchers: list[Watcher] = []
+        if parent is not None:
+            parent._children[self] = None
+
+    def close(self) -> None:
+        """Leave the tree: the run is over."""
+        if self._parent is not None:
+            self._parent._children.pop(self, None)
+
+    def check(self) -> None:
+        """Raise `CancelledError` if this was cancelled."""
+        if self.cancelled:
+            raise asyncio.CancelledError(self.reason)
+
+    def on_cancel(self, watcher: Watcher) -> Callable[[], None]:
+        """Call `watcher` when this is cancelled, at once if it is already. Returns how to unsubscribe."""
+        if self.cancelled:
+            _tell(watcher)
+        else:
+            self._watchers.append(watcher)
+        return lambda: self._watchers.remove(watcher) if watcher in self._watchers else None
+
+    def cancel(self, reason: str = "cancelled") -> None:
+        """Stop this run and every run below it. Call it on the loop's own thread."""
+        if self.cancelled:
+            return
+        stopping: list[Cancellation] = []
+        self._mark(reason, stopping)
+        for each in stopping:
+            each._tell_watchers()
+        done: set[asyncio.Task[Any]] = set()
+        for each in stopping:
+            each._stop(done)
+
+    def _mark(self, reason: str, stopping: list[Cancellation]) -> None:
+        """Mark this run and every run below it, and list them, children first."""
+        self.cancelled = True
+        self.reason = reason
+        for child in self._children:
+            if not child.cancelled:
+                child._mark(reason, stopping)
+        stopping.append(self)
+
+    def _stop(self, done: set[asyncio.Task[Any]]) -> None:
+        for task in tuple(self._tasks()):
+            if task not in done and not task.done():
+                done.add(task)
+                task.cancel()
+
+    def _tell_watchers(self) -> None:
+        watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            _tell(watcher)
+
+
+def _tell(watcher: Watcher) -> None:
+    try:
+        watcher()
+    except Exception:
+        log.exception("a watcher of a cancellation raised; the others are still told")

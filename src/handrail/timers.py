@@ -1,0 +1,144 @@
+"""Timers that cost little: a heap of moments and one timer of the event loop for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable
+from weakref import WeakKeyDictionary, ref
+
+import msgspec
+
+from handrail.threads import forget_closed
+
+_FEW = 64
+"""Stopped timers that may stay in the heap before it is worth clearing them out."""
+
+
+class Timer(msgspec.Struct, eq=False):
+    """Calls a function at a moment, unless it is stopped before. It can be paused."""
+
+    _timers: Timers
+    _call: Callable[[], object] | None
+    seconds: float
+    _when: float
+    _extend: Callable[[], float] | None = None
+    _left: float | None = None
+    _pauses: int = 0
+    _has_fired: bool = False
+
+    def stop(self) -> bool:
+        """Never fire. True, once, if it has fired before."""
+        if self._call is not None:
+            self._call = None
+            if self._left is None:
+                self._timers.count_stopped()
+        fired, self._has_fired = self._has_fired, False
+        return fired
+
+    def pause(self) -> None:
+        """Stand still until every `pause` has its `resume`."""
+        self._pauses += 1
+        if self._call is not None and self._left is None:
+            self._left = self._when - self._timers.loop.time()
+            self._timers.count_stopped()
+
+    def resume(self) -> None:
+        """Run on with the time that was left."""
+        self._pauses -= 1
+        if self._pauses == 0 and self._call is not None and self._left is not None:
+            self._when = self._timers.loop.time() + self._left
+            self._left = None
+            self._timers.put(self, self._when)
+
+    def is_due(self, when: float) -> bool:
+        """Return whether the entry of the heap for this moment still holds."""
+        return self._call is not None and self._left is None and self._when == when
+
+    def fire(self) -> None:
+        more = 0.0 if self._extend is None else self._extend()
+        if more > 0:
+            self._when = self._timers.loop.time() + more
+            self._timers.put(self, self._when)
+            return
+        call, self._call = self._call, None
+        if call is not None:
+            self._has_fired = True
+            call()
+
+
+class Timers:
+    """The timers of one event loop."""
+
+    __slots__ = ("_handle", "_heap", "_loop", "_next", "_number", "_stopped")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = ref(loop)  # the loop keeps its timers alive, not the other way round
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._number = 0
+        self._stopped = 0
+        self._handle: asyncio.TimerHandle | None = None
+        self._next = 0.0
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        loop = self._loop()
+        assert loop is not None, "a timer is only used while its loop exists"
+        return loop
+
+    def start(
+        self, seconds: float, call: Callable[[], object], extend: Callable[[], float] | None = None
+    ) -> Timer:
+        """Call `call` in so many seconds.
+
+        `extend` is asked when the moment comes. It returns how many more seconds to wait; zero or less
+        means that the timer fires.
+        """
+        when = self.loop.time() + seconds
+        timer = Timer(self, call, seconds, when, extend)
+        self.put(timer, when)
+        return timer
+
+    def put(self, timer: Timer, when: float) -> None:
+        self._number += 1
+        heapq.heappush(self._heap, (when, self._number, timer))
+        if self._handle is None or when < self._next:
+            self._schedule(when)
+
+    def count_stopped(self) -> None:
+        """Note that an entry of the heap no longer holds; clear such entries out once there are many."""
+        self._stopped += 1
+        if self._stopped > _FEW and self._stopped * 2 > len(self._heap):
+            self._heap = [entry for entry in self._heap if entry[2].is_due(entry[0])]
+            heapq.heapify(self._heap)
+            self._stopped = 0
+
+    def _schedule(self, when: float) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        self._next = when
+        self._handle = self.loop.call_at(when, self._wake)
+
+    def _wake(self) -> None:
+        self._handle = None
+        now = self.loop.time()
+        while self._heap and self._heap[0][0] <= now:
+            when, _, timer = heapq.heappop(self._heap)
+            if timer.is_due(when):
+                timer.fire()
+            elif self._stopped:
+                self._stopped -= 1
+        if self._heap and self._handle is None:
+            self._schedule(self._heap[0][0])
+
+
+_timers: WeakKeyDictionary[asyncio.AbstractEventLoop, Timers] = WeakKeyDictionary()
+
+
+def timers_of(loop: asyncio.AbstractEventLoop) -> Timers:
+    """Return the timers of this loop."""
+    found = _timers.get(loop)
+    if found is None:
+        forget_closed(_timers)
+        found = _timers[loop] = Timers(loop)
+    return found
