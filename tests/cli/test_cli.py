@@ -109,8 +109,8 @@ def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said:
         (["run", "team/sub/none.md", "x"], "Name a worker's file, or a folder with workers."),
         (["serve", "team/nobody.md"], "nothing says which model runs the worker 'nobody'"),
         (["run", "team", "x"], "does not say which worker"),
-        (["run", "team/tools.py", "x"], "Serve it with `handrail serve team/tools.py`"),
-        (["chat", "team/tools.py"], "environment=TerminalEnvironment()"),
+        (["run", "team/tools.py", "x"], "serve its prompt: `handrail serve team/tools.py`"),
+        (["chat", "team/tools.py:clerk"], "team/tools.py has no Agent called 'clerk'"),
         (["run", ".", "x"], "there is no worker (NAME.md) in '.'"),
         (
             ["serve", "."],
@@ -152,6 +152,32 @@ def test_your_own_model_is_found_in_the_current_folder(folder: Path):
         text=True,
     )
     assert (done.returncode, done.stdout) == (0, "It is mine.\n"), done.stderr
+
+
+def test_an_agent_of_a_module_is_run_and_resumed(folder: Path, here: Here):
+    """`handrail run module:agent`: recorded, on another model with --model, and found again by `runs resume`."""
+    (folder.parent / "desk.py").write_text(
+        "from handrail import Agent, CapabilityPolicy, ScriptedModel, ToolCall, tool\n\n\n"
+        "@tool(capabilities={'net'})\n"
+        "def pay(amount: int) -> str:\n"
+        '    """Pay somebody."""\n'
+        "    return 'paid'\n\n\n"
+        "model = ScriptedModel(['It is another.'])\n"
+        "given = {'tools': [pay], 'policies': [CapabilityPolicy({'net': 'ask'})]}\n"
+        "agent = Agent(ScriptedModel([ToolCall('pay', {'amount': 5}), 'It is paid.']), 'Pay.', **given)\n"
+        "parks = Agent(ScriptedModel([ToolCall('pay', {'amount': 5})]), 'Pay.', **given)\n"
+    )
+    assert here("run", "desk:agent", "x", "-q", "--approve", "all")[:2] == (0, "It is paid.\n")
+    assert here("run", "desk.py", "x", "-q", "--model", "desk:model")[:2] == (0, "It is another.\n")
+    assert here("run", "desk:agent", "x", "-q", "-a", "desk.py")[0] == 2
+    assert here("run", "desk:parks", "x", "-q", "--approve", "later")[0] == 5
+    newest = json.loads(here("runs", "list", "--json")[1])["runs"][0]
+    assert newest["app"] == "desk:parks"
+    assert here("runs", "answer", newest["run_id"], "--approve")[0] == 0
+    (folder.parent / "after.py").write_text(
+        "from handrail import ScriptedModel\nmodel = ScriptedModel(['It is paid now.'])\n"
+    )
+    assert here("runs", "resume", newest["run_id"], "--model", "after:model")[:2] == (0, "It is paid now.\n")
 
 
 @pytest.mark.parametrize("buffered", [True, False])

@@ -59,7 +59,7 @@ def run(
         typer.Option("--json", help="Print one JSON object: answer, usage, cost, errors. Nobody is asked."),
     ] = False,
 ) -> None:
-    """Run a worker once. The answer goes to standard output; when piped, everything else to standard error."""
+    """Run a worker or an agent once. The answer goes to standard output; when piped, everything else to standard error."""
     from handrail.cli import conversation
 
     raise typer.Exit(conversation.run(options, message, attach or [], as_json))
@@ -68,7 +68,7 @@ def run(
 @app.command(epilog=_EPILOG)
 @takes_options(WorkerOptions)
 def chat(options: WorkerOptions) -> None:
-    """Talk with a worker. Ctrl-C cancels a run, Ctrl-D leaves, /help lists the commands."""
+    """Talk with a worker or an agent. Ctrl-C cancels a run, Ctrl-D leaves, /help lists the commands."""
     from handrail.cli import chat_command
 
     raise typer.Exit(chat_command.chat(options))

@@ -13,8 +13,8 @@ from typing import Literal
 from rich.text import Text
 
 from handrail.cli.activity import answer_text, format_money, format_spending, format_summary
-from handrail.cli.conversation import Conversation, Outcome, configure_logging
-from handrail.cli.options import WorkerOptions, find_worker
+from handrail.cli.conversation import Conversation, Outcome, Subject, configure_logging
+from handrail.cli.options import WorkerOptions
 from handrail.cli.outcome import CANCELLED, DONE, USAGE, divert_stdout, fail, print_error
 from handrail.environment.text import escape, escape_line
 from handrail.errors import HandrailError, UndoRefused
@@ -32,12 +32,12 @@ End a line with \\ to continue it on the next. Ctrl-C cancels a run; pressed twi
 
 
 def chat(options: WorkerOptions) -> int:
-    """Talk with a worker until the person leaves, and return the exit code."""
+    """Talk with a worker or an agent until the person leaves, and return the exit code."""
     configure_logging(options.verbose)
     try:
         with divert_stdout():
-            worker = find_worker(options.worker)
-        conversation = Conversation(worker, options)
+            subject = Subject.find(options)
+        conversation = Conversation(subject, options)
         asyncio.run(conversation.recover())
         return Chat(conversation).talk()
     except Exception as error:
@@ -92,13 +92,12 @@ class Chat:
                         return USAGE
 
     def _greet(self) -> None:
-        worker, files = self._conversation.worker, self._conversation.files
-        text = Text(escape_line(worker.name), "bold")
-        text.append(f"  {escape_line(worker.description or '', 120)}", "default")
+        subject, files = self._conversation.subject, self._conversation.files
+        text = Text(escape_line(subject.name), "bold")
+        text.append(f"  {escape_line(subject.description, 120)}", "default")
         self._view.note(text)
-        model = self._conversation.options.model or worker.model or "no model"
         where = f" · files in {escape_line(_relative(files.root))}" if files is not None else ""
-        self._view.note(f"{escape_line(str(model))}{where} · /help lists the commands", "dim")
+        self._view.note(f"{escape_line(subject.model)}{where} · /help lists the commands", "dim")
 
     def _turn(self, runner: asyncio.Runner, message: str) -> None:
         with divert_stdout():

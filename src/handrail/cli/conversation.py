@@ -1,13 +1,16 @@
-"""A conversation with a worker, and `handrail run`, which is one of a single turn."""
+"""A conversation with a worker or an agent, and `handrail run`, which is one of a single turn."""
 
 from __future__ import annotations
 
 import asyncio
+import copy
+import functools
 import io
 import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +21,7 @@ from handrail.cli.options import (
     WorkerOptions,
     find_model,
     find_worker,
+    is_module,
     open_files,
     parse_approvals,
     read_input,
@@ -41,6 +45,7 @@ from handrail.cli.views import LiveView, PlainView, View
 from handrail.clock import SYSTEM_CLOCK
 from handrail.environment import LaterEnvironment, TerminalEnvironment
 from handrail.environment.text import escape, is_terminal
+from handrail.errors import HandrailError
 from handrail.limits import BudgetTracker
 from handrail.schema import to_json
 from handrail.session import Session
@@ -62,27 +67,85 @@ class Outcome(NamedTuple):
     error: BaseException | None = None
 
 
+class Subject(NamedTuple):
+    """Who a conversation is with: a worker, or an agent of a module."""
+
+    name: str
+    description: str
+    model: str
+    folder: Path | None
+    """The worker's folder; an agent has none."""
+    stream: Callable[..., RunStream[Any]]
+
+    @classmethod
+    def find(cls, options: WorkerOptions) -> Subject:
+        """Find the worker or agent that the options name, on the model they name."""
+        path = Path(options.worker)
+        if path.is_dir() or path.suffix == ".md" or not is_module(options.worker):
+            return cls._of_worker(find_worker(options.worker), options)
+        return cls._of_agent(options)
+
+    @classmethod
+    def _of_worker(cls, worker: Worker, options: WorkerOptions) -> Subject:
+        registry, model = worker.registry, find_model(options.model)
+        stream = functools.partial(registry.stream, worker.name, models=registry.all_on(model))
+        shown = str(options.model or worker.model or "no model")
+        return cls(worker.name, worker.description or "", shown, registry.folder, stream)
+
+    @classmethod
+    def _of_agent(cls, options: WorkerOptions) -> Subject:
+        from handrail.agent import Agent
+        from handrail.serve.source import load_module
+
+        module_name, _, name = options.worker.partition(":")
+        name = name or "agent"
+        try:
+            module = load_module(module_name)
+        except HandrailError:
+            raise
+        except Exception as error:  # importing the user's module can raise anything
+            reason = f"{type(error).__name__}: {error}"
+            raise UsageError(f"can't import {module_name}: {reason}. Fix that module first.") from error
+        found: Any = getattr(module, name, None)
+        if not isinstance(found, Agent):
+            raise UsageError(
+                f"{module_name} has no Agent called {name!r}. Name one, as {module_name}:NAME, or serve its prompt: "
+                f"`handrail serve {module_name}`."
+            )
+        agent: Agent[Any] = found
+        if options.model is not None:
+            adapter = copy.copy(agent.adapter)
+            adapter.model = find_model(options.model)
+            agent = Agent(adapter, agent.prompt, description=agent.description)
+
+        def stream(message: str, *, attachments: tuple[Path, ...], **arguments: Any) -> RunStream[Any]:
+            if attachments:
+                raise UsageError("--attach needs a worker: an agent of a module takes no attachments.")
+            return agent.stream(message, app=f"{module.__name__}:{name}", **arguments)
+
+        return cls(agent.name, agent.description, agent.adapter.model.name, None, stream)
+
+
 class Conversation:
-    """A worker with everything its turns share: files, journal, view, environment, budget and session."""
+    """A worker or agent with everything its turns share: files, journal, view, environment, budget, session."""
 
     def __init__(
         self,
-        worker: Worker,
+        subject: Subject,
         options: WorkerOptions,
         attachments: list[Path] | None = None,
         *,
         as_json: bool = False,
     ) -> None:
-        self.worker = worker
+        self.subject = subject
         self.options = options
         self.session = Session()
-        self.files = open_files(options.files, worker.registry.folder)
+        self.files = open_files(options.files, subject.folder)
         self._attachments = tuple(_check_attachment(path) for path in attachments or ())
         # With --json a program reads the answer, so nobody is asked.
         self.is_attended = not as_json and is_terminal(sys.stdin) and is_terminal(sys.stdout)
         self.view = self._make_view()
         self.journal = options.open_journal()
-        self._model = find_model(options.model)
         self._approvals = parse_approvals(options.approve, can_park=True)
         self._environment: Any = TerminalEnvironment(
             stdin=io.StringIO() if as_json else None, screen=self.view
@@ -109,12 +172,9 @@ class Conversation:
 
     def _begin(self, message: str) -> RunStream[Any]:
         """Start a turn. Each turn has its own deadline; all of them share one budget."""
-        registry = self.worker.registry
-        return registry.stream(
-            self.worker.name,
+        return self.subject.stream(
             message,
             attachments=self._attachments,
-            models=registry.all_on(self._model),
             session=self.session,
             journal=self.journal,
             environment=self._environment,
@@ -193,13 +253,13 @@ def _check_attachment(path: Path) -> Path:
 
 
 def run(options: WorkerOptions, given: str | None, attachments: list[Path], as_json: bool) -> int:
-    """Run a worker once and return the exit code."""
+    """Run a worker or an agent once and return the exit code."""
     configure_logging(options.verbose)
     try:
         with divert_stdout(as_json):
-            worker = find_worker(options.worker)
+            subject = Subject.find(options)
         message = read_input(given)
-        conversation = Conversation(worker, options, attachments, as_json=as_json)
+        conversation = Conversation(subject, options, attachments, as_json=as_json)
         with asyncio.Runner() as runner, divert_stdout(as_json):
             runner.run(conversation.recover())
             outcome = runner.run(conversation.turn(message))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import importlib.util
 import inspect
 import os
 import re
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _MODES = {"ask": None, "all": "approve_all", "strict": "strict"}
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _MAX_INPUT = 16 * 1024 * 1024
+_MODULE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*")
 
 ModelName = Annotated[
     str | None,
@@ -59,7 +61,9 @@ class WorkerOptions:
 
     worker: Annotated[
         str,
-        typer.Argument(help="A worker's file (demo/main.md), or a folder of workers (demo)."),
+        typer.Argument(
+            help="A worker's file (demo/main.md), a folder of workers (demo), or an agent (app.py, pkg.mod:agent)."
+        ),
     ]
     model: ModelName = None
     approve: Annotated[
@@ -272,16 +276,17 @@ def _own_model(named: str) -> Any:
     return found if hasattr(found, "stream") else None
 
 
-def open_files(files: Path | None, folder: Path) -> DirectoryFilesystem | None:
+def open_files(files: Path | None, folder: Path | None) -> DirectoryFilesystem | None:
     """Open the folder tools may change: the one given, else `files` in the worker's folder if it exists."""
     if files is not None and not files.is_dir():
         raise UsageError(f"--files {files}: no such folder. Create it first, or give another one.")
-    root = files if files is not None else folder / "files"
-    if not root.is_dir():
+    if files is None and folder is not None:
+        files = folder / "files"
+    if files is None or not files.is_dir():
         return None
     from handrail.resources.directory import DirectoryFilesystem
 
-    return DirectoryFilesystem(root)
+    return DirectoryFilesystem(files)
 
 
 def open_journal(given: Path | None) -> SqliteJournal:
@@ -330,10 +335,18 @@ def find_worker(named: str) -> Worker:
     """Find the worker of `folder/main.md`, `folder/main` or `folder` (its `main`, or its only worker)."""
     from handrail.workers import WorkerRegistry
 
-    path = Path(named)
-    if path.is_file() and path.suffix == ".py":
-        raise UsageError(
-            f"{path} is a module, not a worker (NAME.md). Serve it with `handrail serve {path}`, or run its prompt "
-            "from Python: Adapter(model, environment=TerminalEnvironment())."
-        )
-    return WorkerRegistry.worker_at(path)
+    return WorkerRegistry.worker_at(Path(named))
+
+
+def is_module(named: str) -> bool:
+    """Whether `module:name` names a module, here or installed, or a Python file."""
+    module = named.partition(":")[0]
+    if module.endswith(".py"):
+        return True
+    if not _MODULE.fullmatch(module):
+        return False
+    search_here()
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

@@ -95,7 +95,7 @@ class RecordedRun:
         from handrail.resources.directory import DirectoryFilesystem
 
         if files is not None:
-            folder = open_files(files, Path())
+            folder = open_files(files, None)
         else:
             record = self.row.record
             recorded = decode_begin(record).folder if record.begin else ""

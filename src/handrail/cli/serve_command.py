@@ -7,7 +7,6 @@ import contextlib
 import errno
 import importlib.util
 import os
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +14,10 @@ from typing import TYPE_CHECKING
 from handrail.cli.options import (
     ServeOptions,
     find_model,
+    is_module,
     open_files,
     open_journal,
     parse_approvals,
-    search_here,
 )
 from handrail.cli.outcome import DONE, UsageError, divert_stdout, fail
 from handrail.environment.text import escape_line
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
     from handrail.serve.app import ServedApp
     from handrail.serve.source import Loaded
-
-_MODULE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*")
 
 
 def serve(options: ServeOptions) -> int:
@@ -84,7 +81,7 @@ def _load(options: ServeOptions) -> Loaded:
     if not path.exists() and path.with_suffix(".md").is_file():
         path = path.with_suffix(".md")  # folder/main, as `run` accepts it
     is_worker = path.is_dir() or path.suffix == ".md"
-    if not is_worker and not path.suffix == ".py" and not _is_module(options.app):
+    if not is_worker and not path.suffix == ".py" and not is_module(options.app):
         raise UsageError(
             f"{options.app} is neither a folder, a worker's file nor a module. "
             "`handrail new demo` creates a folder of workers to start with."
@@ -96,20 +93,6 @@ def _load(options: ServeOptions) -> Loaded:
         approvals=parse_approvals(options.approve),
         files=open_files(options.files, folder) if is_worker or options.files is not None else None,
     )
-
-
-def _is_module(named: str) -> bool:
-    """Whether `module:name` names a module, here or installed, or a Python file."""
-    module = named.partition(":")[0]
-    if module.endswith(".py"):
-        return True
-    if not _MODULE.fullmatch(module):
-        return False
-    search_here()
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def _listen(options: ServeOptions, app: ServedApp) -> socket.socket:
