@@ -18,7 +18,6 @@ from pathlib import Path
 
 from handrail import (
     Adapter,
-    Allow,
     Budget,
     CapabilityPolicy,
     DirectoryFilesystem,
@@ -34,6 +33,7 @@ from handrail import (
 from handrail.errors import PromptEvaluationError
 from handrail.events import Advised, ToolInvoked, ToolRolledBack
 from handrail.guard import CommandPassing
+from handrail.resources.shell import Allow
 
 TEST = [sys.executable, "-m", "unittest", "-q"]
 PROJECT = {
