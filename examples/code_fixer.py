@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from handrail import (
-    Adapter,
+    Agent,
     Budget,
     CapabilityPolicy,
     DirectoryFilesystem,
@@ -56,7 +56,7 @@ SCRIPT = ScriptedModel(
 
 
 def fixer(test: list[str], ask: bool) -> Prompt[None]:
-    """The agent: files, two commands, and when it may stop."""
+    """The agent's prompt: files, two commands, and when it may stop."""
     shell = Shell([Allow(*test), Allow("make", ...)])
     return Prompt(
         "fixer",
@@ -98,12 +98,12 @@ def main() -> None:
                 Path(folder, name).write_text(text)
         session = Session()
         watch(session)
-        adapter = Adapter(given.model or SCRIPT, environment=TerminalEnvironment())
+        agent = Agent(given.model or SCRIPT, fixer(shlex.split(given.test), ask=bool(given.folder)))
         try:
-            response = adapter.evaluate(
-                fixer(shlex.split(given.test), ask=bool(given.folder)),
+            response = agent.run(
                 "The tests fail. Fix the code.",
                 session=session,
+                environment=TerminalEnvironment(),
                 filesystem=DirectoryFilesystem(folder),
                 budget=Budget(requests=40),
             ).wait()

@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from handrail.errors import DefinitionError, ShellError
+from handrail.errors import DefinitionError
 from handrail.guard.feedback import CAP, RunState
 
 if TYPE_CHECKING:
@@ -104,6 +104,8 @@ class CommandPassing:
         files: Any = state.filesystem
         if files is None:
             raise DefinitionError("CommandPassing needs files. Give the run a filesystem.")
+        from handrail.resources.shell.shell_errors import ShellError
+
         fork = files.fork(self.name)
         try:
             finished = await self._shell.run_on(fork, self._argv, keep=False)
