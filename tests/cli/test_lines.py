@@ -5,7 +5,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 from rich.cells import cell_len
@@ -42,6 +42,8 @@ def test_flowing_text_fits_and_loses_nothing(pieces: list[str], width: int):
     assert "".join("".join(out).split()) == "".join("".join(pieces).split())
 
 
+@example(["aaaaaaaaaa ", " "], 10)
+@example(["aaaaaaaaaa ", " b"], 10)
 @given(PIECES, st.integers(10, 30))
 def test_streaming_does_not_change_the_lines(pieces: list[str], width: int):
     """Streamed by character or whole, the lines are the same, except for tabs."""

@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pydantic_core
 
@@ -112,7 +112,7 @@ class Subject(NamedTuple):
                 f"{module_name} has no Agent called {name!r}. Name one, as {module_name}:NAME, or serve its prompt: "
                 f"`handrail serve {module_name}`."
             )
-        agent: Agent[Any] = found
+        agent = cast("Agent[Any]", found)
         if options.model is not None:
             adapter = copy.copy(agent.adapter)
             adapter.model = find_model(options.model)

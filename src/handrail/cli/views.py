@@ -284,6 +284,7 @@ class TextFlow:
         self.width = max(width, 10)
         self.tail = ""
         self._return = False
+        self._at_break = False
 
     def wrap(self, text: str) -> list[str]:
         """Break a whole text into lines."""
@@ -295,14 +296,19 @@ class TextFlow:
             piece, self._return = f"\r{piece}", False
         if piece.endswith("\r"):  # perhaps the first half of \r\n
             piece, self._return = piece[:-1], True
-        *whole, last = f"{self.tail}{escape(piece)}".expandtabs(4).split("\n")
+        text = escape(piece)
+        if self._at_break:  # spaces at the end of a full line don't start the next one
+            text = text.lstrip(" ")
+            self._at_break = not text
+        *whole, last = f"{self.tail}{text}".expandtabs(4).split("\n")
         lines = [part for line in whole for part in self._wrap_line(line)]
         *full, self.tail = self._wrap_line(last)
+        self._at_break = self._at_break or (bool(full) and not self.tail)
         return lines + full
 
     def end(self) -> list[str]:
         """End the text and return the line still being written, if there is one."""
-        left, self.tail, self._return = self.tail, "", False
+        left, self.tail, self._return, self._at_break = self.tail, "", False, False
         return [left] if left else []
 
     def _wrap_line(self, line: str) -> list[str]:
