@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -592,7 +593,7 @@ def test_what_tools_print_is_not_part_of_the_answer(noisy: Path):
 )
 def test_closed_streams_are_harmless(folder: Path, closed: str, more: str, code: int, out: str):
     """No traceback, the right exit code, and output never ends up in another stream."""
-    command = f"{' '.join(HANDRAIL)} run team/hello.md go {more} {closed}"
+    command = f"{shlex.join(HANDRAIL)} run team/hello.md go {more} {closed}"
     done = subprocess.run(
         ["sh", "-c", command], cwd=folder.parent, env=environment(), capture_output=True, text=True
     )

@@ -116,9 +116,9 @@ def _listen(options: ServeOptions, app: ServedApp) -> socket.socket:
 
 
 def _check_extra() -> None:
-    from handrail.serve.extra import NEEDED, missing_extra
+    from handrail.serve import REQUIRED, missing_extra
 
-    for name in NEEDED:
+    for name in REQUIRED:
         if importlib.util.find_spec(name) is None:
             raise missing_extra(name)
 
