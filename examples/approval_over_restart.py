@@ -88,10 +88,10 @@ def ask(folder: Path, model: str | None) -> None:
 def answer(folder: Path, yes: bool, reason: str) -> None:
     """Answer from any process that has the journal. The digest binds the answer to exactly what was shown."""
     journal = SqliteJournal(folder / "runs.db")
-    (question,) = asyncio.run(journal.questions(RUN))
+    (question,) = asyncio.run(journal.questions.open(RUN))
     print("\n".join(f"  {line}" for line in question.payload["diff"].splitlines()))
     value = {"approved": yes, "reason": reason}
-    journal.answer(
+    journal.questions.answer(
         Answer(question_id=question.id, digest=question.digest, by=question.principal, value=value)
     )
     print(f"  answered: {'yes' if yes else f'no, {reason}'}")

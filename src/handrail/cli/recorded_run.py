@@ -48,7 +48,7 @@ class RecordedRun:
     async def find(cls, journal: SqliteJournal, named: str) -> RecordedRun:
         """Find a run by its id, or by a beginning that only one id has."""
         try:
-            return cls(journal, await journal.run(named))
+            return cls(journal, await journal.runs.get(named))
         except RunUnknown:
             lines = await runs.list_runs(journal, limit=100_000)
             found = [line.id for line in lines if line.id.startswith(named)]
@@ -59,7 +59,7 @@ class RecordedRun:
                 raise UsageError(
                     f"{len(found)} runs begin with {named!r}: {shown}. Type more of the id."
                 ) from None
-            return cls(journal, await journal.run(found[0]))
+            return cls(journal, await journal.runs.get(found[0]))
 
     @property
     def id(self) -> str:
@@ -100,7 +100,7 @@ class RecordedRun:
             record = self.row.record
             recorded = decode_begin(record).folder if record.begin else ""
             root = recorded or next(
-                (unit.root for unit in await self.journal.load(record.id) if unit.root), ""
+                (unit.root for unit in await self.journal.calls.load(record.id) if unit.root), ""
             )
             folder = DirectoryFilesystem(root) if root and Path(root).is_dir() else None
         try:
@@ -111,7 +111,7 @@ class RecordedRun:
 
     async def find_question(self, named: str | None) -> Question:
         """Find an open question by its id or name, or the only one there is."""
-        waiting = await self.journal.questions(self.id)
+        waiting = await self.journal.questions.open(self.id)
         found = [each for each in waiting if named is None or named in (each.id, each.name)]
         if len(found) == 1:
             return found[0]

@@ -43,7 +43,7 @@ from handrail.cli.recorded_run import Program, RecordedRun
 from handrail.clock import SYSTEM_CLOCK
 from handrail.environment.text import escape
 from handrail.errors import RunParked
-from handrail.journal.seal import not_heard
+from handrail.journal.answers import secret_refused
 from handrail.journal.sqlite import SqliteJournal
 from handrail.question import Answer, Question
 from handrail.records import OVER
@@ -281,7 +281,7 @@ async def answer(
     if value is not None and approve is not None:
         raise UsageError("give either --value, or --approve or --deny.")
     if asked.secret:
-        raise not_heard(asked)  # before a secret is typed in vain
+        raise secret_refused(asked)  # before a secret is typed in vain
     if approve is not None and asked.kind != "approval":
         raise UsageError(f"the question {asked.name!r} is not an approval. Give its answer: --value JSON.")
     given: Any
@@ -310,8 +310,8 @@ async def _ask_here(asked: Question) -> Answer:
 
 
 async def _record_answer(recorded: RecordedRun, asked: Question, answer: Answer) -> Report:
-    recorded.journal.answer(answer)
-    left = len(await recorded.journal.questions(recorded.id))
+    recorded.journal.questions.answer(answer)
+    left = len(await recorded.journal.questions.open(recorded.id))
     then = f"{left} more to answer." if left else f"Continue with: {recorded.next_command('resume')}"
     data = {"run_id": recorded.id, "question": asked.id, "left": left}
     return Report(data, f"Answered {asked.name}. {then}")
