@@ -87,10 +87,10 @@ def ask(folder: Path, model: str | None) -> None:
 def answer(folder: Path, yes: bool, reason: str) -> None:
     """Answer from anywhere that has the journal. The digest binds it to exactly what was seen."""
     journal = SqliteJournal(folder / "runs.db")
-    (question,) = asyncio.run(journal.questions(RUN))
+    (question,) = asyncio.run(journal.questions.open(RUN))
     print("\n".join(f"  {line}" for line in question.payload["diff"].splitlines()))
     value = {"approved": yes, "reason": reason}
-    journal.answer(
+    journal.questions.answer(
         Answer(question_id=question.id, digest=question.digest, by=question.principal, value=value)
     )
     print(f"  answered: {'yes' if yes else f'no, {reason}'}")

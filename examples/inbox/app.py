@@ -28,7 +28,7 @@ from handrail import (
     gather,
     tool,
 )
-from handrail.records import Journal
+from handrail.journals import Journal
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from handrail.environment import TerminalEnvironment
 from handrail.environment.text import wants_colour
 from handrail.errors import QuestionCancelled
 from handrail.guard.approval import APPROVAL_SCHEMA
-from handrail.journal import MemoryJournal
+from handrail.journal.sqlite import MemoryJournal
 from handrail.question import Answer, Question
 from handrail.schema import Schema
 from support.terminals import Window, window
@@ -337,14 +337,14 @@ async def test_a_question_answered_elsewhere_or_timed_out_is_withdrawn():
     """The desk ends the prompt when somebody else was quicker, and when its time is up."""
     with at_terminal() as (seen, terminal):
         journal = MemoryJournal()
-        asking = asyncio.ensure_future(journal.ask(question(), terminal))
+        asking = asyncio.ensure_future(journal.questions.ask(question(), terminal))
         await seen.until(CHOICE)
         elsewhere = Answer(question_id="q1", digest="d", by="local", value={"approved": True})
-        journal.answer(elsewhere)
+        journal.questions.answer(elsewhere)
         assert await asking == elsewhere
         await seen.until("This question was withdrawn")
         soon = datetime.now(UTC) + timedelta(seconds=0.3)
-        late = await journal.ask(question(id="q2", expires_at=soon), terminal)
+        late = await journal.questions.ask(question(id="q2", expires_at=soon), terminal)
         assert late.outcome == "timed out"
         await seen.until("This question was withdrawn", 2)
 

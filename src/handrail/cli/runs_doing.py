@@ -29,7 +29,7 @@ from handrail.cli.lines import answer_of
 from handrail.clock import SYSTEM_CLOCK
 from handrail.environment.text import escape
 from handrail.errors import HandrailError, RunParked, RunUnknown
-from handrail.journal.seal import not_heard
+from handrail.journal.answers import secret_refused
 from handrail.journal.sqlite import SqliteJournal
 from handrail.question import Answer, Question
 from handrail.records import OVER, RunRow
@@ -98,7 +98,7 @@ def _path(given: Path | None, new: bool) -> Path:
 async def _find(journal: SqliteJournal, named: str) -> RunRow:
     """The run of this id, or the only one whose id begins like this."""
     try:
-        return await journal.run(named)
+        return await journal.runs.get(named)
     except RunUnknown:
         lines = await runs.list_runs(journal, limit=100_000)
         found = [line.id for line in lines if line.id.startswith(named)]
@@ -108,7 +108,7 @@ async def _find(journal: SqliteJournal, named: str) -> RunRow:
                     f"{len(found)} runs begin with {named!r}: {', '.join(found[:5])}. Write more of it."
                 ) from None
             raise
-        return await journal.run(found[0])
+        return await journal.runs.get(found[0])
 
 
 # --- looking --------------------------------------------------------------------------------------------
@@ -233,7 +233,9 @@ async def _folder(journal: SqliteJournal, row: RunRow, files: Path | None) -> An
 
     if files is None:
         recorded = decode_begin(row.record).folder if row.record.begin else ""
-        root = recorded or next((unit.root for unit in await journal.load(row.record.id) if unit.root), "")
+        root = recorded or next(
+            (unit.root for unit in await journal.calls.load(row.record.id) if unit.root), ""
+        )
         return DirectoryFilesystem(root) if root and Path(root).is_dir() else None
     return options.filesystem(files, Path())
 
@@ -251,7 +253,7 @@ async def answer(
     if value is not None and approve is not None:
         raise UsageError("give --value, or --approve or --deny, not both")
     if asked.secret:
-        raise not_heard(asked)  # before somebody types one for nothing
+        raise secret_refused(asked)  # before somebody types one for nothing
     if approve is not None and asked.kind != "approval":
         raise UsageError(f"the question {asked.name!r} is not an approval. Give its answer: --value JSON.")
     given: Any
@@ -285,8 +287,8 @@ async def _asked_here(journal: SqliteJournal, row: RunRow, asked: Question) -> S
 
 
 async def _taken(journal: SqliteJournal, row: RunRow, asked: Question, answer: Answer) -> Said:
-    journal.answer(answer)
-    left = len(await journal.questions(row.record.id))
+    journal.questions.answer(answer)
+    left = len(await journal.questions.open(row.record.id))
     then = f"{left} more to answer." if left else f"Go on with: {_then(journal, 'resume', row)}"
     return Said(
         {"run_id": row.record.id, "question": asked.id, "left": left}, f"Answered {asked.name}. {then}"
@@ -294,7 +296,7 @@ async def _taken(journal: SqliteJournal, row: RunRow, asked: Question, answer: A
 
 
 async def _question(journal: SqliteJournal, row: RunRow, named: str | None) -> Question:
-    waiting = await journal.questions(row.record.id)
+    waiting = await journal.questions.open(row.record.id)
     found = [each for each in waiting if named is None or named in (each.id, each.name)]
     if len(found) == 1:
         return found[0]

@@ -22,7 +22,7 @@ from handrail.environment.text import escape_line
 if TYPE_CHECKING:
     import socket
 
-    from handrail.records import Journal
+    from handrail.journals import Journal
     from handrail.serve.app import ServedApp
     from handrail.serve.source import Loaded
 

@@ -29,7 +29,7 @@ from handrail.events import ApprovalDecided, ApprovalRequested, DecidedBy, Quest
 from handrail.guard.approval import APPROVAL_SCHEMA
 from handrail.guard.coverage import NEVER_REMEMBERED, Asks, Coverage, coverage_of
 from handrail.guard.memory import Recall
-from handrail.journal import digest
+from handrail.journal.digest import digest
 from handrail.operation import Operation
 from handrail.protocols import ApprovalRequest
 from handrail.question import Answer, Lasting, Question, QuestionKind
@@ -106,7 +106,7 @@ async def put(attempt: Attempt, question: Question, wanted: Schema[Any]) -> Answ
     """Ask whoever is there. Where nobody is who answers now, the run may be parked meanwhile."""
     frame = attempt.frame
     mask = wanted.hide if wanted.secret else None
-    return await frame.steps.ask(question, frame.environment, wanted.parse_given, mask)
+    return await frame.questions.ask(question, frame.environment, wanted.parse_given, mask)
 
 
 async def note_verb(attempt: Attempt, number: int, verb: str) -> None:

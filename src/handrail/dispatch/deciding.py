@@ -63,7 +63,7 @@ async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> De
         noted = _Noted(asked.question.digest, approval, used.id)
         await log.note("approval", _place(log, asked), noted)
         if log.resumed and _lies_there(log, asked):
-            await frame.steps.withdraw(asked.question.id, alone=True)  # nobody hears an answer to it
+            await frame.questions.withdraw(asked.question.id)  # nobody hears an answer to it
     return Decided(approval, "remembered", used.id)
 
 

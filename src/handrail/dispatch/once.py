@@ -45,7 +45,7 @@ async def _once(
     on_unknown: OnUnknown,
 ) -> Any:
     frame = attempt.frame
-    value = await frame.steps.step(
+    value = await frame.steps.run(
         f"{attempt.invocation.idempotency_key}/{key}",
         lambda: call_either(function),
         run_id="" if frame.log is None else frame.log.run_id,

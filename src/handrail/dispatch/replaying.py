@@ -424,7 +424,7 @@ async def decide_interrupted(attempt: Attempt) -> None:
 
 async def _withdraw(attempt: Attempt, log: RunLog) -> None:
     """Nobody waits for an answer to what this call asked, or was asked about it, any more."""
-    await log.journal.withdraw(attempt.call.place.prefix(log.run_id))
+    await log.journal.questions.withdraw_all(attempt.call.place.prefix(log.run_id))
 
 
 def _left_by(attempt: Attempt, deposited: Mapping[str, bytes]) -> str:
