@@ -233,8 +233,8 @@ async def test_an_answer_that_does_not_fit_is_asked_for_again(tmp_path: Path):
     [question] = (await until_parked(adapter.evaluate(prompt, "go", run_id="run"))).questions
     other = journal_at(tmp_path)
     with pytest.raises(AnswerRefused, match="number must be a whole number, got 'many'"):
-        other.answer(answer_to(question, {"number": "many"}))
-    other.answer(answer_to(question, {"number": -1}))
+        other.questions.answer(answer_to(question, {"number": "many"}))
+    other.questions.answer(answer_to(question, {"number": -1}))
     later = Adapter(script, journal=other, environment=LaterEnvironment())
     [again] = (await until_parked(later.resume("run", prompt))).questions
     other.questions.answer(answer_to(again, {"number": 1}))
