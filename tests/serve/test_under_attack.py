@@ -122,7 +122,7 @@ async def test_answered_in_the_moment_of_parking(tmp_path: Path, monkeypatch: py
             parking.park()
             return found
 
-        monkeypatch.setattr(app.journal, "asked", parked_meanwhile)
+        monkeypatch.setattr(app.journal.questions, "history", parked_meanwhile)
         assert await give(thread, question, {"n": 3}, leg="mine") == "mine"
         await over(thread)
         assert kinds(thread.feed) == ["started", "interrupt", "started", "success"]
