@@ -30,9 +30,9 @@ from handrail import (
     ToolResult,
     tool,
 )
-from handrail.cli import runs_doing
-from handrail.cli.ending import trouble
-from handrail.cli.plain import PlainView
+from handrail.cli import runs_commands
+from handrail.cli.outcome import Failure
+from handrail.cli.views import PlainView
 from handrail.clock import SYSTEM_CLOCK
 from handrail.environment import LaterEnvironment
 from handrail.errors import AnswerRefused, QuestionCancelled, RunParked
@@ -661,10 +661,10 @@ async def test_the_command_line_refuses_before_a_secret_is_typed(tmp_path: Path)
     )
     with pytest.raises(RunParked) as parked:
         await adapter.evaluate(Prompt("p", "Do.", tools=[asking(Key, [])]), "go", run_id="run")
-    advice = trouble(parked.value).message
+    advice = Failure.of(parked.value).message
     assert "`handrail runs resume run` at a terminal" in advice
     assert "runs answer" not in advice
     for value in (None, json.dumps({"key": MARK})):
         with pytest.raises(AnswerRefused, match="handrail runs resume"):
-            await runs_doing.answer(journal, "run", None, value, None, "")
+            await runs_commands.answer(journal, "run", None, value, None, "")
     journal.close()

@@ -33,7 +33,7 @@ from handrail import (
     run_as_agent,
     tool,
 )
-from handrail.cli.plain import PlainView
+from handrail.cli.views import PlainView
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import ToolValidationError
 from handrail.events import CallDelta, MessageAdded
