@@ -103,14 +103,14 @@ MUTANTS = [
     ),
     Mutant(
         "links lead out of a scope",
-        "dispatch/places.py",
+        "dispatch/approvals.py",
         "            found += _followed(attempt, named)\n",
         "            pass\n",
         "tests/guard/test_approval_memory.py",
     ),
     Mutant(
         "a scope is held to what a call said",
-        "dispatch/places.py",
+        "dispatch/approvals.py",
         "        found += changed\n",
         "        pass\n",
         "tests/guard/test_approval_memory.py",
@@ -246,7 +246,7 @@ MUTANTS = [
     ),
     Mutant(
         "undo over a later read",
-        "runs/undoing.py",
+        "runs/undo.py",
         "    touched = (*other.reads, *other.writes)\n",
         "    touched = tuple(other.writes)\n",
         "tests/runs/test_undo.py",
@@ -453,7 +453,7 @@ MUTANTS = [
     ),
     Mutant(
         "compensations run in the order of their calls",
-        "dispatch/undoing.py",
+        "dispatch/compensations.py",
         "in reversed(settled):",
         "in settled:",
         "tests/dispatch/test_effects.py::test_compensable_inner_calls_are_compensated_in_reverse_order",

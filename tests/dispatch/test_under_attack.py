@@ -21,7 +21,7 @@ from handrail import (
     tool,
 )
 from handrail.dispatch import Gate, open_gate
-from handrail.dispatch.committing import commit_lock_of
+from handrail.dispatch.transaction import commit_lock_of
 from handrail.errors import DefinitionError, PromptEvaluationError
 from handrail.events import ToolInvoked, ToolRolledBack, ToolStarted
 from handrail.journal.sqlite import MemoryJournal

@@ -17,14 +17,14 @@ from handrail.context.ticket import Ticket
 from handrail.deadline import Deadline
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.call import Call, new_call
+from handrail.dispatch.compensations import compensate
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.gate import Arguments, Gate
 from handrail.dispatch.opening import open_frame
 from handrail.dispatch.options import GuardArguments, RunOptions, check_kinds
 from handrail.dispatch.replaying import Deposit, read_result, record_of
-from handrail.dispatch.sharing import share_of
+from handrail.dispatch.tickets import share_of
 from handrail.dispatch.transaction import Settled, Transaction
-from handrail.dispatch.undoing import compensate
 from handrail.errors import JournalError, PromptEvaluationError, TicketError
 from handrail.events import CallStatus
 from handrail.guard.memory import keep_decisions

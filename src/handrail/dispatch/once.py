@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
 
-from handrail.dispatch.asking import put, question_of
 from handrail.dispatch.parking import waiting_for_a_person
+from handrail.dispatch.questions import put, question_of
 from handrail.dispatch.transaction import Settled
 from handrail.errors import EffectRefused, OutcomeUnknown
 from handrail.operation import Operation

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pydantic_core
 
+from handrail.dispatch.compensations import compensate
 from handrail.dispatch.failures import Unsuccessful, WrongResult
 from handrail.dispatch.secrets import GIVEN, enters_again, had_secret, has_secret, is_masked, mark
-from handrail.dispatch.sharing import Spent, charge
+from handrail.dispatch.tickets import Spent, charge
 from handrail.dispatch.transaction import Settled, Transaction, new_transaction
-from handrail.dispatch.undoing import compensate
 from handrail.errors import Conflict, Diverged, OutcomeUnknown, ToolValidationError
 from handrail.events import CallStatus, ToolInvoked
 from handrail.journal.runlog import RunLog
