@@ -403,6 +403,6 @@ def test_without_the_extra_the_error_says_how_to_get_it(tmp_path: Path) -> None:
         f"try: WorkerRegistry({str(tmp_path)!r})['main']\n"
         "except WorkerError as error: print(error)"
     )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=150)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=500)
     assert (run.stderr, run.returncode) == ("", 0)
     assert "pip install 'handrail[workers]'" in run.stdout
