@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar, Unpack, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    runtime_checkable,
+)
 
 import msgspec
 
@@ -82,7 +92,14 @@ class Fork(Protocol):
     Committing is in two steps, so that several forks commit together or not at all: every one is
     prepared, which may refuse, and only then is every one applied, which may not. Once prepared or
     dropped a fork takes no more reads or writes: they raise `ContextExpired`, from every thread.
+
+    Subclass it. The members below `drop` have defaults, for a fork whose changes can't be described.
     """
+
+    __slots__ = ()
+
+    is_durable: ClassVar[bool] = False
+    """Whether it is a `DurableFork`."""
 
     def stale(self) -> Sequence[str]:
         """What this fork read that somebody else has changed since; empty when nothing was."""
@@ -100,6 +117,29 @@ class Fork(Protocol):
         """Forget the changes. Harmless when there are none, or when called twice."""
         ...
 
+    def seal(self) -> None:
+        """Take no more changes: what is shown now is what is applied."""
+
+    def diff(self) -> str | None:
+        """Return the changes as a person reads them; None if they can't be shown."""
+        return None
+
+    def changed_paths(self) -> Sequence[str] | None:
+        """Return the paths of changed files; None if something else may have changed."""
+        return None
+
+    def read_places(self) -> Sequence[str]:
+        """Return what was read, by name, for the record."""
+        return ()
+
+    def written_places(self) -> Sequence[str]:
+        """Return what was changed, by name, for the record."""
+        return ()
+
+    def file_changes(self) -> Sequence[Any]:
+        """Return the reads and changes of files as plain data, for `redo` in another process."""
+        return ()
+
 
 class DurableFork(Fork, Protocol):
     """A fork of something that outlives the process, as a folder on a disk does.
@@ -109,6 +149,10 @@ class DurableFork(Fork, Protocol):
     refuse; and what they are about to do is written down first, so that a process that starts after a
     crash can finish it.
     """
+
+    __slots__ = ()
+
+    is_durable: ClassVar[bool] = True
 
     def stage(self, call_id: str, /, *, journal: str = "", synced: bool = False) -> Mapping[str, Any] | None:
         """After `prepare`: write down all that `apply` needs. None where there is nothing to apply.

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from handrail.errors import FileError
 from handrail.protocols import Filesystem
 from handrail.resources.paths import place
-from handrail.session import SessionFork
 
 if TYPE_CHECKING:
     from handrail.dispatch.call import LiveCall
@@ -60,9 +59,7 @@ def _changed(call: LiveCall) -> list[str] | None:
     """What is different in its forks. A folder is left out where something in it is said."""
     changed: list[str] = []
     for fork in call.open_transaction.touched:
-        if isinstance(fork, SessionFork):
-            continue
-        paths: tuple[str, ...] | None = getattr(fork, "changed", None)
+        paths = fork.changed_paths()
         if paths is None:
             return None
         changed += [

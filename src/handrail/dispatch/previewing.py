@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from handrail.dispatch.transaction import Transaction
 from handrail.errors import ToolValidationError
 from handrail.schema import to_json
-from handrail.session import SessionFork
 from handrail.tools import EFFECTS
 
 if TYPE_CHECKING:
@@ -29,11 +28,10 @@ def diff_of(transaction: Transaction) -> str:
     transaction.seal()
     said: list[str] = []
     for fork in transaction.touched:
-        diff = getattr(fork, "diff", None)
-        if diff is not None:
-            said.append(diff())
-        elif not isinstance(fork, SessionFork):
-            said.append(f"{type(fork).__name__}: it was used, and what was changed in it can't be shown\n")
+        diff = fork.diff()
+        if diff is None:
+            diff = f"{type(fork).__name__}: it was used, and what was changed in it can't be shown\n"
+        said.append(diff)
     said += [f"state: {type(event).__name__} {_written(event)}\n" for event in transaction.events]
     return "".join(said) or "It changed nothing.\n"
 

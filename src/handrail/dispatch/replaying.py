@@ -316,9 +316,7 @@ def record_of(
     settled: list[Settled] = []
     if transaction is not None:
         for fork in transaction.touched:
-            changes = getattr(fork, "done", None)
-            if changes is not None:
-                files += changes()
+            files += fork.file_changes()
         events = [encode_item(event, call.frame.session.id) for event in transaction.events]
         settled = [*(transaction.settled or ())]
     return InnerCall(
