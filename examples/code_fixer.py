@@ -17,7 +17,6 @@ from pathlib import Path
 
 from handrail import (
     Adapter,
-    Allow,
     Budget,
     CapabilityPolicy,
     DirectoryFilesystem,
@@ -32,6 +31,7 @@ from handrail import (
 )
 from handrail.events import Advised, ToolInvoked, ToolRolledBack
 from handrail.guard import CommandPassing
+from handrail.resources.shell import Allow
 
 TEST = [sys.executable, "-m", "unittest", "-q"]
 PROJECT = {

@@ -88,15 +88,15 @@ MUTANTS = [
     Mutant(
         "an approval goes before a denial",
         "guard/memory.py",
-        "            if not each.approved and each.key in denying:\n",
-        "            if not each.approved and each.key in denying and False:\n",
+        "            if not each.approved and each.key in self._cover(",
+        "            if False and not each.approved and each.key in self._cover(",
         "tests/guard/test_approval_memory.py",
     ),
     Mutant(
         "an approval of one diff is one of another",
-        "guard/covering.py",
-        "        exact=_key(whose, *about, diff),\n",
-        '        exact=_key(whose, *about, ""),\n',
+        "guard/coverage.py",
+        "        exact=_key(whose, *about, exactly, diff),\n",
+        '        exact=_key(whose, *about, exactly, ""),\n',
         "tests/guard/test_approval_memory.py",
     ),
     Mutant(
@@ -122,7 +122,7 @@ MUTANTS = [
     ),
     Mutant(
         "memory of another session",
-        "guard/covering.py",
+        "guard/coverage.py",
         "    return hashlib.sha256(json.dumps(parts,",
         "    return hashlib.sha256(json.dumps(parts[1:],",
         "tests/guard/test_approval_memory.py",
@@ -179,7 +179,7 @@ MUTANTS = [
     Mutant(
         "disabled section shown",
         "prompt/plan.py",
-        "        if not self.enabled.answer(prompt, self.path, given):\n            return None\n",
+        "        if not self.enabled.evaluate(prompt, self.path, given):\n            return None\n",
         "",
         "tests/prompt/test_rendering.py",
     ),

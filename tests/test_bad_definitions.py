@@ -18,21 +18,18 @@ from typing_extensions import TypedDict
 from handrail import (
     AgentContext,
     Deadline,
-    ExtraKey,
     HandrailError,
     PathArg,
     Tool,
     ToolContext,
-    ToolDefinitionError,
     ToolExample,
     ToolResult,
     UserContext,
-    legacy_handler,
     tool,
-    tool_context,
 )
-from handrail.context import Extras, Ticket
-from handrail.errors import DefinitionError, ExtraKeyError, TicketError
+from handrail.context import ExtraKey, Extras, Ticket
+from handrail.errors import DefinitionError, ExtraKeyError, TicketError, ToolDefinitionError
+from handrail.tools import legacy_handler, tool_context
 
 # Much here is called wrongly on purpose. Those calls go by names of which pyright knows nothing.
 # pyright: reportMissingParameterType=false, reportUndefinedVariable=false

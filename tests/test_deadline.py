@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from handrail import Clock, Deadline, SystemClock
+from handrail import Deadline
+from handrail.clock import Clock, SystemClock
 from handrail.errors import DeadlineExceededError, DefinitionError, LimitError
 
 START = datetime(2030, 1, 1, 12, tzinfo=UTC)

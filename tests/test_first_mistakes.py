@@ -10,7 +10,6 @@ import pytest
 
 from handrail import (
     Adapter,
-    Allow,
     AnthropicModel,
     Budget,
     CapabilityPolicy,
@@ -30,6 +29,7 @@ from handrail import (
 from handrail.errors import DefinitionError
 from handrail.events import ToolInvoked
 from handrail.messages import UserMessage
+from handrail.resources.shell import Allow
 from handrail.serve.source import load
 from handrail.testing import Person
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from handrail import ContextExpired, Operation, gather
+from handrail import Operation, gather
+from handrail.errors import ContextExpired
 from handrail.operation import Home
 from handrail.threads import run_in_thread
 from support.operations import Stuck, failing, nothing_is_logged, run, use, value_of

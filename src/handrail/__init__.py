@@ -11,23 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from handrail.adapter import Adapter, PromptResponse
-    from handrail.adapter.redeeming import redeem
     from handrail.agent import Agent
-    from handrail.clock import Clock, SystemClock
-    from handrail.context import (
-        PROVIDER_REQUEST_ID,
-        RATE_LIMIT,
-        TRACING_SPAN,
-        AgentContext,
-        Approval,
-        Attachment,
-        ExtraKey,
-        ToolContext,
-        UserContext,
-        WorkerContext,
-    )
+    from handrail.context import AgentContext, ToolContext, UserContext, WorkerContext
     from handrail.deadline import Deadline
-    from handrail.dispatch import Gate, ToolCall, open_gate, run_turn
+    from handrail.dispatch import ToolCall, open_gate
     from handrail.environment import (
         AgentEnvironment,
         HeadlessEnvironment,
@@ -36,99 +23,76 @@ if TYPE_CHECKING:
     )
     from handrail.errors import (
         CallFailed,
-        CapabilityMissing,
-        ContextExpired,
+        DeadlineExceededError,
         Declined,
         HandrailError,
         NoAnswer,
         PromptEvaluationError,
-        PromptValidationError,
-        QuestionCancelled,
-        QuestionTimedOut,
-        ToolDefinitionError,
-        ToolValidationError,
+        RunParked,
         TransientError,
-        WorkerError,
+        VisibilityExpansionRequired,
     )
+    from handrail.events import ToolInvoked
     from handrail.guard import (
-        ApprovalMemory,
-        Broker,
         CapabilityPolicy,
         RateLimitPolicy,
         ReadBeforeWritePolicy,
         SequentialDependencyPolicy,
-        approvals_of,
     )
     from handrail.handoff import Handoff, Parked, run_as_agent
     from handrail.journal import MemoryJournal
     from handrail.journal.sqlite import SqliteJournal
     from handrail.limits import Budget
+    from handrail.messages import Model
     from handrail.models.anthropic import AnthropicModel
     from handrail.models.local import LocalModel
     from handrail.models.openai import OpenAIModel
     from handrail.models.scripted import ScriptedModel
     from handrail.operation import Operation, gather
-    from handrail.prompt import MarkdownSection, Prompt, RenderedPrompt, Section
-    from handrail.prompt.overrides import Overrides
-    from handrail.protocols import PolicyDecision, ToolPolicy
-    from handrail.resources import Binding
+    from handrail.prompt import MarkdownSection, Prompt, Section
+    from handrail.protocols import Environment, EventBus, Filesystem, PolicyDecision, ToolPolicy
+    from handrail.question import Answer
+    from handrail.records import Journal
+    from handrail.resources import Binding, given
     from handrail.resources.directory import DirectoryFilesystem
     from handrail.resources.memory import MemoryFilesystem
-    from handrail.resources.shell import Allow, Shell
+    from handrail.resources.shell import Shell
     from handrail.sections import FileTools, ShellTools
     from handrail.session import Session, kept
-    from handrail.tools import (
-        Effect,
-        FunctionTool,
-        PathArg,
-        Tool,
-        ToolExample,
-        ToolResult,
-        legacy_handler,
-        tool,
-        tool_context,
-    )
+    from handrail.tools import PathArg, Tool, ToolExample, ToolResult, tool
     from handrail.workers import Worker, WorkerRegistry
 
 _HOMES = {
     "handrail.adapter": "Adapter PromptResponse",
-    "handrail.adapter.redeeming": "redeem",
     "handrail.agent": "Agent",
-    "handrail.clock": "Clock SystemClock",
-    "handrail.context": (
-        "PROVIDER_REQUEST_ID RATE_LIMIT TRACING_SPAN AgentContext Approval Attachment ExtraKey "
-        "ToolContext UserContext WorkerContext"
-    ),
+    "handrail.context": "AgentContext ToolContext UserContext WorkerContext",
     "handrail.deadline": "Deadline",
-    "handrail.dispatch": "Gate ToolCall open_gate run_turn",
+    "handrail.dispatch": "ToolCall open_gate",
     "handrail.environment": "AgentEnvironment HeadlessEnvironment LaterEnvironment TerminalEnvironment",
-    "handrail.errors": (
-        "CallFailed CapabilityMissing ContextExpired Declined HandrailError NoAnswer PromptEvaluationError "
-        "PromptValidationError QuestionCancelled QuestionTimedOut ToolDefinitionError ToolValidationError TransientError "
-        "WorkerError"
-    ),
-    "handrail.guard": "ApprovalMemory Broker CapabilityPolicy RateLimitPolicy ReadBeforeWritePolicy SequentialDependencyPolicy approvals_of",
+    "handrail.errors": "CallFailed DeadlineExceededError Declined HandrailError NoAnswer PromptEvaluationError RunParked TransientError VisibilityExpansionRequired",
+    "handrail.events": "ToolInvoked",
+    "handrail.guard": "CapabilityPolicy RateLimitPolicy ReadBeforeWritePolicy SequentialDependencyPolicy",
     "handrail.handoff": "Handoff Parked run_as_agent",
     "handrail.journal": "MemoryJournal",
     "handrail.journal.sqlite": "SqliteJournal",
     "handrail.limits": "Budget",
+    "handrail.messages": "Model",
     "handrail.models.anthropic": "AnthropicModel",
     "handrail.models.local": "LocalModel",
     "handrail.models.openai": "OpenAIModel",
     "handrail.models.scripted": "ScriptedModel",
     "handrail.operation": "Operation gather",
-    "handrail.prompt": "MarkdownSection Prompt RenderedPrompt Section",
-    "handrail.prompt.overrides": "Overrides",
-    "handrail.protocols": "PolicyDecision ToolPolicy",
-    "handrail.resources": "Binding",
+    "handrail.prompt": "MarkdownSection Prompt Section",
+    "handrail.protocols": "Environment EventBus Filesystem PolicyDecision ToolPolicy",
+    "handrail.question": "Answer",
+    "handrail.records": "Journal",
+    "handrail.resources": "Binding given",
     "handrail.resources.directory": "DirectoryFilesystem",
     "handrail.resources.memory": "MemoryFilesystem",
-    "handrail.resources.shell": "Allow Shell",
+    "handrail.resources.shell": "Shell",
     "handrail.sections": "FileTools ShellTools",
     "handrail.session": "Session kept",
-    "handrail.tools": (
-        "Effect FunctionTool PathArg Tool ToolExample ToolResult legacy_handler tool tool_context"
-    ),
+    "handrail.tools": "PathArg Tool ToolExample ToolResult tool",
     "handrail.workers": "Worker WorkerRegistry",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
@@ -136,58 +100,46 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.s
 __version__ = "0.1.0"
 
 __all__ = [
-    "PROVIDER_REQUEST_ID",
-    "RATE_LIMIT",
-    "TRACING_SPAN",
     "Adapter",
     "Agent",
     "AgentContext",
     "AgentEnvironment",
-    "Allow",
+    "Answer",
     "AnthropicModel",
-    "Approval",
-    "ApprovalMemory",
-    "Attachment",
     "Binding",
-    "Broker",
     "Budget",
     "CallFailed",
-    "CapabilityMissing",
     "CapabilityPolicy",
-    "Clock",
-    "ContextExpired",
     "Deadline",
+    "DeadlineExceededError",
     "Declined",
     "DirectoryFilesystem",
-    "Effect",
-    "ExtraKey",
+    "Environment",
+    "EventBus",
     "FileTools",
-    "FunctionTool",
-    "Gate",
+    "Filesystem",
     "Handoff",
     "HandrailError",
     "HeadlessEnvironment",
+    "Journal",
     "LaterEnvironment",
     "LocalModel",
     "MarkdownSection",
     "MemoryFilesystem",
     "MemoryJournal",
+    "Model",
     "NoAnswer",
     "OpenAIModel",
     "Operation",
-    "Overrides",
     "Parked",
     "PathArg",
     "PolicyDecision",
     "Prompt",
     "PromptEvaluationError",
     "PromptResponse",
-    "PromptValidationError",
-    "QuestionCancelled",
-    "QuestionTimedOut",
     "RateLimitPolicy",
     "ReadBeforeWritePolicy",
-    "RenderedPrompt",
+    "RunParked",
     "ScriptedModel",
     "Section",
     "SequentialDependencyPolicy",
@@ -195,32 +147,26 @@ __all__ = [
     "Shell",
     "ShellTools",
     "SqliteJournal",
-    "SystemClock",
     "TerminalEnvironment",
     "Tool",
     "ToolCall",
     "ToolContext",
-    "ToolDefinitionError",
     "ToolExample",
+    "ToolInvoked",
     "ToolPolicy",
     "ToolResult",
-    "ToolValidationError",
     "TransientError",
     "UserContext",
+    "VisibilityExpansionRequired",
     "Worker",
     "WorkerContext",
-    "WorkerError",
     "WorkerRegistry",
-    "approvals_of",
     "gather",
+    "given",
     "kept",
-    "legacy_handler",
     "open_gate",
-    "redeem",
     "run_as_agent",
-    "run_turn",
     "tool",
-    "tool_context",
 ]
 
 

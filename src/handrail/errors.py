@@ -1,84 +1,76 @@
-"""Every exception Handrail raises, in one tree.
+"""The exceptions that cross layers, in one tree.
 
-Each is ours *and* the builtin a caller would expect; each carries data beside its words.
+Each is ours *and* the builtin a caller expects, and carries data beside its message. What belongs to one
+package lives there: commands in `resources.shell.shell_errors`, requests to models in `models.model_errors`,
+simulations in `testing.simulation`.
 
     HandrailError
-    ├── DefinitionError (ValueError)             something was defined wrongly; found when it is defined
+    ├── DefinitionError (ValueError)             a definition is wrong; raised where it is defined
     │   ├── ToolDefinitionError                    .tool, .problem, .hint
     │   ├── PromptDefinitionError                  .place, .problem, .hint
     │   │   └── PromptValidationError                .tool, .places: two tools of one name
     │   ├── ExtraKeyError                          .key
-    │   ├── RuleError                              .rule
-    │   └── WorkerError                            .problems: a worker's file is wrong, all of it at once
-    ├── ToolError                                what a handler raises, or what stops a call before it
-    │   ├── ToolValidationError (ValueError)       .problems: the arguments do not fit, all of it at once
-    │   ├── TransientError                         .retry_after: try the same call again
-    │   ├── CallFailed (RuntimeError)              .result: an inner call came back failed
-    │   ├── ActFailed (RuntimeError)               .raised, .where: an act of a handoff raised; its words are kept back
-    │   └── OutcomeUnknown (RuntimeError)          .what: it may have happened, and nobody can tell
-    ├── ContextError (RuntimeError)              a context or an operation used where it can't be
+    │   └── WorkerError                            .problems: everything wrong with a worker's file
+    ├── ToolError                                raised by a handler, or before it runs
+    │   ├── ToolValidationError (ValueError)       .problems: everything wrong with the arguments
+    │   ├── TransientError                         .retry_after: the same call may succeed later
+    │   ├── CallFailed (RuntimeError)              .result: an inner call failed
+    │   ├── ActFailed (RuntimeError)               .raised, .where: an act of a handoff raised; its message is withheld
+    │   └── OutcomeUnknown (RuntimeError)          .what: it may have happened, and it is not known whether
+    ├── ContextError (RuntimeError)              a context was used where it can't be
     │   ├── ContextExpired                         .call: the call is over
     │   ├── CapabilityMissing (LookupError)        .capability: this environment does not have it
-    │   ├── NotRendered (LookupError)              the prompt has no rendered form yet
-    │   ├── NotSupported (NotImplementedError)     .member: nothing stands behind it here
-    │   └── TicketError (ValueError)               .problem: not a ticket of ours, forged, or too old
+    │   ├── NotRendered (LookupError)              the prompt has not been rendered yet
+    │   ├── NotSupported (NotImplementedError)     .member: not available in this run
+    │   └── TicketError (ValueError)               .problem: not a ticket, forged, or too old
     ├── OperationError (RuntimeError)            .operation
-    │   ├── OperationUsedTwice                     awaited or waited for a second time
-    │   ├── OperationHasNoTruth (TypeError)        used as a condition, so the await was forgotten
+    │   ├── OperationUsedTwice                     awaited or waited for twice
+    │   ├── OperationHasNoTruth (TypeError)        used as a condition: the await is missing
     │   ├── WaitOnLoopThread                       `.wait()` where `await` belongs
     │   └── LoopGone                               the event loop it belongs to has ended
     ├── NoAnswer                                 a question got no answer: .question
-    │   ├── Declined                               .reason: they said no
+    │   ├── Declined                               .reason: the person said no
     │   ├── QuestionCancelled                      it was withdrawn
     │   └── QuestionTimedOut (TimeoutError)        nobody answered in time
     ├── LimitError                               a limit of the run was reached
     │   ├── DeadlineExceededError (TimeoutError)   .deadline
     │   ├── BudgetExceededError                    .unit, .wanted, .left, .of_root
     │   └── DepthExceededError (RecursionError)    .path, .limit
-    ├── StateError                               what a session or a resource refuses
+    ├── StateError                               a session or a resource refuses
     │   ├── SessionError (ValueError)              .session
     │   ├── ReducerError (RuntimeError)            .event: a reducer raised; the dispatch was undone
-    │   ├── EventRefused (TypeError)               .event: not an event, or a name of ours
-    │   ├── Conflict (RuntimeError)                .places: what was changed by somebody else meanwhile
-    │   ├── UndoRefused (RuntimeError)             .call_id, .places: what a call did can't be taken back
+    │   ├── EventRefused (TypeError)               .event: not an event, or one of Handrail's own
+    │   ├── Conflict (RuntimeError)                .places: what was changed by another meanwhile
+    │   ├── UndoRefused (RuntimeError)             .call_id, .places: a call can't be undone
     │   ├── EffectRefused (PermissionError)        .effect: a call did more than its tool's effect allows
-    │   ├── JournalError (ValueError)              .journal: a file that is no journal, or one that can't be used
+    │   ├── JournalError (ValueError)              .journal: not a journal, or one that can't be used
     │   ├── ResourceError (LookupError)            .resource
-    │   ├── ShellError (RuntimeError)              .command
-    │   │   ├── CommandRefused (PermissionError)     .problem, .allowed: it may not run
-    │   │   ├── CommandMissing (FileNotFoundError)   .program: there is no such program
-    │   │   └── ShellUnavailable                     .problem, .hint: nothing can run contained here
     │   └── FileError (OSError)                    .path
     │       ├── FileMissing (FileNotFoundError)
-    │       ├── FileInTheWay (FileExistsError)       something else is there already
-    │       ├── PathRefused (ValueError)             a path that leads out or can't be one
+    │       ├── FileInTheWay (FileExistsError)       something else exists there
+    │       ├── PathRefused (ValueError)             an invalid path, or one that leads out
     │       ├── EditRefused (ValueError)             the text to replace is not there, or not unique
     │       └── FileLimitReached                     too large, or too many
-    ├── AnswerRefused (ValueError)               .question, .problems: unknown, late, forged, or it does not fit
+    ├── AnswerRefused (ValueError)               .question, .problems: unknown, late, forged, or invalid
     ├── RequestRefused (ValueError)              .status, .kind, .fields, .retry_after: a server does not serve it
     ├── ModelError (RuntimeError)                .model, .status, .retry_after, .transient
-    │   ├── ModelRateLimited                       too much was asked of it
-    │   ├── ModelUnavailable (ConnectionError)     it could not be reached, or could not answer
-    │   ├── ModelAnswerBroken (ValueError)         its answer was cut off, or can't be read
-    │   └── ModelRequestRefused (ValueError)       the request is wrong: trying again won't help
-    ├── ConversationBusy (RuntimeError)          .conversation: another evaluation is at work on it
-    ├── PromptRenderError (ValueError)           .prompt, .problem, .hint: not with what was given
-    ├── PromptEvaluationError (RuntimeError)     .phase, .run_id: the run itself can't go on
+    ├── ConversationBusy (RuntimeError)          .conversation: another evaluation is using it
+    ├── PromptRenderError (ValueError)           .prompt, .problem, .hint: wrong params or session
+    ├── PromptEvaluationError (RuntimeError)     .phase, .run_id: the run can't go on
     ├── RunError (RuntimeError)                  .run_id: a recorded run can't be used like this
     │   ├── RunUnknown (LookupError)               there is no such run
     │   ├── RunBusy                                .owner: another process has it
     │   ├── RunParked                              .questions: it waits for answers, and can be resumed
-    │   └── Diverged                               .place: it is not gone through as it was recorded
+    │   └── Diverged                               .place: the replay differs from the record
     ├── ServeError                               .thread: a server refuses it
     │   ├── ThreadNameRefused (ValueError)         it can't be called that
     │   ├── ThreadUnknown (LookupError)            there is none of theirs with this id
     │   ├── ThreadBusy (RuntimeError)              a run of it is under way
     │   ├── QuestionsOpen (RuntimeError)           .count: it waits for answers
     │   └── ServerStopping (RuntimeError)          nothing is begun any more
-    ├── SimulationError (RuntimeError)           .status: the process that crashes a scenario came to nothing
     └── VisibilityExpansionRequired              .sections: show these in full and evaluate again
 
-    OperationNeverAwaited (RuntimeWarning)       a warning: an operation was made and dropped
+    OperationNeverAwaited (RuntimeWarning)       a warning: an operation was never used
 """
 
 from __future__ import annotations
@@ -98,7 +90,7 @@ class HandrailError(Exception):
 
 
 class DefinitionError(HandrailError, ValueError):
-    """Something was defined wrongly. Raised where it is defined, never when it is first used."""
+    """A definition is wrong. Raised where it is defined, never when it is first used."""
 
     @property
     def parts(self) -> tuple[str, str]:
@@ -118,7 +110,7 @@ class ToolDefinitionError(DefinitionError):
 
 
 class PromptDefinitionError(DefinitionError):
-    """A prompt or a section can't be made as written; `place` says which."""
+    """A prompt or a section, named by `place`, can't be made as written."""
 
     def __init__(self, place: str, problem: str, hint: str) -> None:
         super().__init__(f"{place}: {problem}. {hint}")
@@ -128,7 +120,7 @@ class PromptDefinitionError(DefinitionError):
 
 
 class PromptValidationError(PromptDefinitionError):
-    """Two tools that would be offered together have one name; `places` are the paths of their sections."""
+    """Two tools that would be offered together have the same name; `places` says where they are declared."""
 
     def __init__(self, prompt: str, tool: str, places: Sequence[str]) -> None:
         super().__init__(
@@ -141,19 +133,11 @@ class PromptValidationError(PromptDefinitionError):
 
 
 class ExtraKeyError(DefinitionError):
-    """A key or a value of a context's extras is not of the allowed form."""
+    """A key or a value of a context's extras is invalid."""
 
     def __init__(self, key: object, problem: str, hint: str) -> None:
         super().__init__(f"extra {key!r}: {problem}. {hint}")
         self.key = key
-
-
-class RuleError(DefinitionError):
-    """A rule about commands can't be what was meant."""
-
-    def __init__(self, rule: str, problem: str, hint: str) -> None:
-        super().__init__(f"rule {rule}: {problem}. {hint}")
-        self.rule = rule
 
 
 class WorkerError(DefinitionError):
@@ -165,13 +149,13 @@ class WorkerError(DefinitionError):
 
 
 class ToolError(HandrailError):
-    """What a handler may raise to fail its call, or what stopped the call before its handler ran."""
+    """A call failed: its handler raised this, or it was stopped before its handler ran."""
 
 
 class ToolValidationError(ToolError, ValueError):
-    """The arguments of a call do not fit. Every problem of the call is in `problems`.
+    """The arguments of a call are invalid. `problems` has every problem.
 
-    A handler may raise it too, with plain words: `raise ToolValidationError("'from' is after 'to'")`.
+    A handler may raise it too: `raise ToolValidationError("'from' is after 'to'")`.
     """
 
     def __init__(self, message: str, problems: Sequence[Problem] = ()) -> None:
@@ -180,15 +164,15 @@ class ToolValidationError(ToolError, ValueError):
 
 
 class TransientError(ToolError):
-    """The call failed but may succeed if tried again, after `retry_after` seconds when that is known."""
+    """The call failed but may succeed if retried, after `retry_after` seconds if that is known."""
 
-    def __init__(self, message: str = "a passing failure", *, retry_after: float | None = None) -> None:
+    def __init__(self, message: str = "a transient failure", *, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
 
 
 class CallFailed(ToolError, RuntimeError):
-    """An inner call came back with `success=False`; `result` is what it said."""
+    """An inner call failed; `result` is its result."""
 
     def __init__(self, name: str, result: ToolResult[Any]) -> None:
         super().__init__(f"{name} failed: {result.message}")
@@ -197,21 +181,21 @@ class CallFailed(ToolError, RuntimeError):
 
 
 class ActFailed(ToolError, RuntimeError):
-    """An act that holds private data raised. What it said is kept back, since it may show some of that.
+    """An act of a handoff raised. The message is withheld, since it may contain private data.
 
-    `raised` is the name of what was raised, `where` the lines it went through, innermost last.
+    `raised` is the name of the exception, `where` the lines of its traceback, innermost last.
     """
 
     def __init__(self, raised: str, where: Sequence[str] = ()) -> None:
-        super().__init__(f"it raised {raised} (what that said is kept back, as it may hold private data)")
+        super().__init__(f"it raised {raised} (its message is withheld, as it may contain private data)")
         self.raised = raised
         self.where = tuple(where)
 
 
 class OutcomeUnknown(ToolError, RuntimeError):
-    """Something may have happened before the process ended, and nobody can tell whether it did."""
+    """Something was under way when the process ended, and it is not known whether it happened."""
 
-    def __init__(self, what: str, hint: str = "Find out what stands before it is done again.") -> None:
+    def __init__(self, what: str, hint: str = "Find out before you do it again.") -> None:
         super().__init__(
             f"the process ended while {what} was under way, so it is not known whether it happened. {hint}"
         )
@@ -223,7 +207,7 @@ class ContextError(HandrailError, RuntimeError):
 
 
 class ContextExpired(ContextError):
-    """The call this context was made for is over, and nothing can be done through it any more."""
+    """The call this context was made for is over, so it can't be used any more."""
 
     def __init__(self, call: str) -> None:
         super().__init__(
@@ -235,16 +219,16 @@ class ContextExpired(ContextError):
 
 
 class CapabilityMissing(ContextError, LookupError):
-    """The tool requires something that this environment does not have."""
+    """The tool requires a capability that this environment does not have."""
 
     def __init__(self, tool: str, capability: str, hint: str) -> None:
-        super().__init__(f"tool {tool!r} needs {capability!r}, which is not there in this run. {hint}")
+        super().__init__(f"tool {tool!r} needs {capability!r}, which this run does not have. {hint}")
         self.tool = tool
         self.capability = capability
 
 
 class NotRendered(ContextError, LookupError):
-    """The prompt has not been rendered yet, so there is no rendered form to give."""
+    """The prompt has not been rendered yet."""
 
     def __init__(self, prompt: str) -> None:
         super().__init__(
@@ -255,15 +239,15 @@ class NotRendered(ContextError, LookupError):
 
 
 class NotSupported(ContextError, NotImplementedError):
-    """Nothing stands behind this member of the context in this run."""
+    """This member of the context is not available in this run."""
 
     def __init__(self, member: str, hint: str) -> None:
-        super().__init__(f"`context.{member}` has nothing behind it in this run. {hint}")
+        super().__init__(f"`context.{member}` is not available in this run. {hint}")
         self.member = member
 
 
 class TicketError(ContextError, ValueError):
-    """A ticket can't be taken: it is not one of ours, its signature is wrong, or it is too old."""
+    """A ticket was refused: it is not a ticket, its signature is wrong, or it is too old."""
 
     def __init__(self, problem: str, hint: str) -> None:
         super().__init__(f"ticket refused: {problem}. {hint}")
@@ -279,7 +263,7 @@ class OperationError(HandrailError, RuntimeError):
 
 
 class OperationUsedTwice(OperationError):
-    """An operation runs once. Make a new one for a second run."""
+    """An operation was used a second time. Make a new one instead."""
 
 
 class OperationHasNoTruth(OperationError, TypeError):
@@ -295,11 +279,11 @@ class LoopGone(OperationError):
 
 
 class OperationNeverAwaited(RuntimeWarning):
-    """An operation was made and thrown away without having run."""
+    """An operation was created and never run."""
 
 
 class NoAnswer(HandrailError):
-    """Somebody was asked and gave no answer."""
+    """A question got no answer."""
 
     def __init__(self, question: str, problem: str) -> None:
         super().__init__(f"question {question!r}: {problem}")
@@ -307,7 +291,7 @@ class NoAnswer(HandrailError):
 
 
 class Declined(NoAnswer):
-    """Whoever was asked said no."""
+    """The person who was asked said no."""
 
     def __init__(self, question: str, reason: str = "") -> None:
         super().__init__(question, f"declined: {reason}" if reason else "declined")
@@ -373,7 +357,7 @@ class DepthExceededError(LimitError, RecursionError):
 
 
 class StateError(HandrailError):
-    """A session or a resource refused."""
+    """A session or a resource refuses."""
 
 
 class SessionError(StateError, ValueError):
@@ -385,7 +369,7 @@ class SessionError(StateError, ValueError):
 
 
 class ReducerError(StateError, RuntimeError):
-    """A reducer raised, and its dispatch was undone. The reducer's own error is the cause."""
+    """A reducer raised, and its dispatch was undone. The reducer's exception is the cause."""
 
     def __init__(self, reducer: str, event: object, error: BaseException) -> None:
         super().__init__(
@@ -416,7 +400,7 @@ class Conflict(StateError, RuntimeError):
 
 
 class UndoRefused(StateError, RuntimeError):
-    """What a call committed can't be taken back, and nothing of it was."""
+    """A committed call can't be undone. Nothing was changed."""
 
     def __init__(self, call_id: str, places: Sequence[str], problem: str) -> None:
         where, hint = "", ""
@@ -446,53 +430,19 @@ class EffectRefused(StateError, PermissionError):
         )
         self.tool = tool
         self.effect = effect
-        """None where all that is known of it is that it may not write: it is `pure` or `read`."""
+        """None if it is only known to be one that does not write, `pure` or `read`."""
 
 
 class ResourceError(StateError, LookupError):
-    """A resource is not there, or can't be made."""
+    """A resource is missing or can't be made."""
 
     def __init__(self, resource: str, problem: str, hint: str) -> None:
         super().__init__(f"resource {resource}: {problem}. {hint}")
         self.resource = resource
 
 
-class ShellError(StateError, RuntimeError):
-    """A command could not be run, or not be followed to its end."""
-
-    def __init__(self, command: str, problem: str) -> None:
-        super().__init__(f"`{command}`: {problem}" if command else problem)
-        self.command = command
-
-
-class CommandRefused(ShellError, PermissionError):
-    """A command may not run. Worded for a model: what may."""
-
-    def __init__(self, command: str, problem: str, allowed: Sequence[str] = ()) -> None:
-        super().__init__(command, problem)
-        self.problem = problem
-        self.allowed = tuple(allowed)
-
-
-class CommandMissing(ShellError, FileNotFoundError):
-    """The program of a command is not there, or can't be executed."""
-
-    def __init__(self, command: str, program: str, problem: str) -> None:
-        super().__init__(command, problem)
-        self.program = program
-
-
-class ShellUnavailable(ShellError):
-    """What holds a command in is not to be had on this machine, so nothing was run."""
-
-    def __init__(self, problem: str, hint: str) -> None:
-        super().__init__("", f"{problem}. {hint}")
-        self.problem = problem
-        self.hint = hint
-
-
 class FileError(StateError, OSError):
-    """Something about a path."""
+    """A file operation failed."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(f"{path!r}: {problem}")
@@ -500,15 +450,15 @@ class FileError(StateError, OSError):
 
 
 class FileMissing(FileError, FileNotFoundError):
-    """There is nothing at that path."""
+    """There is no file at that path."""
 
 
 class FileInTheWay(FileError, FileExistsError):
-    """Something else is at that path already."""
+    """Something else exists at that path."""
 
 
 class PathRefused(FileError, ValueError):
-    """A path that leads out of the root, or that can't be a path."""
+    """An invalid path, or one that leads out of the root."""
 
 
 class EditRefused(FileError, ValueError):
@@ -520,14 +470,14 @@ class FileLimitReached(FileError):
 
 
 class AnswerRefused(HandrailError, ValueError):
-    """An answer was not taken: its question is unknown, over, another's, or asks for something else."""
+    """An answer was refused: its question is unknown, closed or another's, or the answer is invalid."""
 
     def __init__(self, question: str, problem: str, hint: str, *, problems: Sequence[Problem] = ()) -> None:
         super().__init__(f"answer to {question!r} refused: {problem}. {hint}")
         self.question = question
         self.problem = problem
         self.problems = tuple(problems)
-        """What of its value does not fit, each with its place; empty where it was refused for another reason."""
+        """What is wrong with its value; empty if it was refused for another reason."""
 
 
 class RequestRefused(HandrailError, ValueError):
@@ -551,7 +501,7 @@ class RequestRefused(HandrailError, ValueError):
 
 
 class ModelError(HandrailError, RuntimeError):
-    """A request to a model failed. Where it is `transient` the run tries again by itself."""
+    """A request to a model failed. The run retries if it is `transient`."""
 
     transient = False
 
@@ -564,37 +514,15 @@ class ModelError(HandrailError, RuntimeError):
         self.problem = problem
         self.status = status
         self.retry_after = retry_after
-        """Seconds, where the provider said so."""
-
-
-class ModelRateLimited(ModelError):
-    """The provider takes no more for now."""
-
-    transient = True
-
-
-class ModelUnavailable(ModelError, ConnectionError):
-    """The provider could not be reached, or could not answer."""
-
-    transient = True
-
-
-class ModelAnswerBroken(ModelError, ValueError):
-    """The answer was cut off or can't be read, and nothing of it was used."""
-
-    transient = True
-
-
-class ModelRequestRefused(ModelError, ValueError):
-    """The provider refuses the request itself: a key, a model, or a setting is wrong."""
+        """Seconds, if the provider said so."""
 
 
 class ConversationBusy(HandrailError, RuntimeError):
-    """A conversation is evaluated once at a time."""
+    """The conversation is being evaluated already. Only one evaluation runs at a time."""
 
     def __init__(self, session: str, conversation: str) -> None:
         super().__init__(
-            f"session {session!r}: another evaluation is at work on the conversation {conversation!r}. "
+            f"session {session!r}: another evaluation is using the conversation {conversation!r}. "
             "Wait for it, or evaluate on a session of its own."
         )
         self.session = session
@@ -612,7 +540,7 @@ class PromptRenderError(HandrailError, ValueError):
 
 
 class PromptEvaluationError(HandrailError, RuntimeError):
-    """The run itself can't go on. A tool's failure is never one of these."""
+    """The run can't go on. A failed tool call never raises this."""
 
     def __init__(self, message: str, *, phase: str = "run", run_id: str | None = None) -> None:
         super().__init__(message)
@@ -632,25 +560,23 @@ class RunUnknown(RunError, LookupError):
     """The journal has no such run."""
 
     def __init__(self, run_id: str) -> None:
-        super().__init__(
-            run_id, "the journal has no such run", "`handrail runs list` shows those that it has."
-        )
+        super().__init__(run_id, "the journal has no such run", "`handrail runs list` shows the runs it has.")
 
 
 class RunBusy(RunError):
-    """Another process has the run, or had it a moment ago."""
+    """Another process holds the lease of the run."""
 
     def __init__(self, run_id: str, owner: str) -> None:
         super().__init__(
             run_id,
             f"the process {owner!r} has it",
-            "Wait until it lets go of it, or until its lease is over.",
+            "Wait until it releases the run, or until its lease expires.",
         )
         self.owner = owner
 
 
 class RunParked(RunError):
-    """The run waits for answers, and nobody is there to give them. It goes on when it is resumed."""
+    """The run waits for answers and nobody is there to give them. Resume it once they are given."""
 
     def __init__(self, run_id: str, questions: Sequence[Any]) -> None:
         asked = ", ".join(repr(question.name) for question in questions)
@@ -659,28 +585,17 @@ class RunParked(RunError):
 
 
 class Diverged(RunError):
-    """A run that is gone through again does not do what was recorded."""
+    """A replayed run does something else than was recorded."""
 
     def __init__(self, run_id: str, place: str, recorded: str, now: str) -> None:
         super().__init__(
             run_id,
             f"at {place} the record has {recorded}, and now it is {now}",
-            "What depends on time or chance belongs into a verb of the context, whose value is recorded.",
+            "Put what depends on time or chance into a verb of the context: its value is recorded.",
         )
         self.place = place
         self.recorded = recorded
         self.now = now
-
-
-class SimulationError(HandrailError, RuntimeError):
-    """The process in which a simulation tries its crash points ended by itself."""
-
-    def __init__(self, status: int | None) -> None:
-        super().__init__(
-            f"the process that tries the crash points ended with status {status}, and said above why. "
-            "It must be able to import the scenario: define what it is made of at the top of a module."
-        )
-        self.status = status
 
 
 class VisibilityExpansionRequired(HandrailError):

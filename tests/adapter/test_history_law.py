@@ -14,13 +14,7 @@ from hypothesis import strategies as st
 from handrail import Adapter, Budget, Deadline, Prompt, Session, ToolCall, ToolContext, TransientError, tool
 from handrail.adapter import Retry
 from handrail.adapter.conversation import check_well_formed, root_conversation
-from handrail.errors import (
-    DefinitionError,
-    HandrailError,
-    ModelAnswerBroken,
-    ModelUnavailable,
-    PromptEvaluationError,
-)
+from handrail.errors import DefinitionError, HandrailError, PromptEvaluationError
 from handrail.events import ToolInvoked
 from handrail.messages import (
     AssistantMessage,
@@ -39,6 +33,7 @@ from handrail.messages import (
     UsagePart,
     UserMessage,
 )
+from handrail.models.model_errors import ModelAnswerBroken, ModelUnavailable
 from handrail.testing import RecordingSubscriber, VirtualClock, run_virtual
 
 Doing = Literal["fine", "raise", "slow", "fail", "stop the run", "retry", "cancel itself"]

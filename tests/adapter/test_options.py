@@ -17,9 +17,9 @@ from handrail import (
     Session,
     WorkerRegistry,
     open_gate,
-    redeem,
     tool,
 )
+from handrail.adapter.redeeming import redeem
 from handrail.clock import SYSTEM_CLOCK
 from handrail.dispatch.options import DEPTH_LIMIT, RunArguments, RunOptions
 from handrail.errors import DefinitionError

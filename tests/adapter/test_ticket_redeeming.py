@@ -38,10 +38,10 @@ from handrail import (
     ToolResult,
     TransientError,
     open_gate,
-    redeem,
     tool,
 )
 from handrail.adapter import redeeming
+from handrail.adapter.redeeming import redeem
 from handrail.context import Ticket
 from handrail.errors import JournalError, NotSupported, OutcomeUnknown, RunParked, TicketError
 from handrail.events import ToolInvoked

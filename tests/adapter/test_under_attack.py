@@ -32,7 +32,7 @@ from handrail import (
     tool,
 )
 from handrail.adapter import Retry
-from handrail.errors import ConversationBusy, ModelUnavailable, PromptRenderError
+from handrail.errors import ConversationBusy, PromptRenderError
 from handrail.messages import (
     AssistantMessage,
     CallAnswered,
@@ -42,6 +42,7 @@ from handrail.messages import (
     Traits,
     UserMessage,
 )
+from handrail.models.model_errors import ModelUnavailable
 from handrail.models.scripted import Reply
 from handrail.models.wire import text_json
 from handrail.question import Answer, Question

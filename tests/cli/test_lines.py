@@ -215,7 +215,7 @@ async def test_a_failed_request_and_its_retry_are_said(monkeypatch: pytest.Monke
     """What went wrong with a model, and when it is tried again."""
     session_events: list[object] = []
     from handrail import Session
-    from handrail.errors import ModelUnavailable
+    from handrail.models.model_errors import ModelUnavailable
 
     session = Session()
     with RecordingSubscriber(session) as heard:

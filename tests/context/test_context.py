@@ -10,21 +10,17 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from handrail import (
+from handrail import AgentContext, Deadline, Operation, Tool, ToolContext, ToolResult, UserContext, tool
+from handrail.context import (
     PROVIDER_REQUEST_ID,
-    AgentContext,
     Approval,
-    ContextExpired,
-    Deadline,
-    Operation,
-    Tool,
-    ToolContext,
-    ToolResult,
-    UserContext,
-    tool,
+    Call,
+    Invocation,
+    RequestView,
+    ResponseAccumulator,
+    RunContext,
 )
-from handrail.context import Call, Invocation, RequestView, ResponseAccumulator, RunContext
-from handrail.errors import ContextError, NotRendered
+from handrail.errors import ContextError, ContextExpired, NotRendered
 from handrail.operation import Done
 from handrail.testing import agent_context, expire, headless_context, user_context
 from handrail.testing.contexts import MockCall

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from handrail import PROVIDER_REQUEST_ID, RATE_LIMIT, TRACING_SPAN, ExtraKey
-from handrail.context import Extras, RateLimit
+from handrail.context import PROVIDER_REQUEST_ID, RATE_LIMIT, TRACING_SPAN, ExtraKey, Extras, RateLimit
 from handrail.errors import DefinitionError, ExtraKeyError
 
 

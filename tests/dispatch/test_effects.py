@@ -11,12 +11,12 @@ from typing import Any, get_args
 
 import pytest
 
-from handrail import Deadline, Effect, ToolContext, ToolResult, TransientError, tool
+from handrail import Deadline, ToolContext, ToolResult, TransientError, tool
 from handrail.dispatch import ToolCall, run_turn
 from handrail.events import ToolInvoked, ToolStarted
 from handrail.protocols import PolicyDecision
 from handrail.testing import run_virtual
-from handrail.tools import EFFECTS
+from handrail.tools import EFFECTS, Effect
 from support.rig import Note, Rig, leave_traces, nothing, staged
 
 EFFECT_NAMES: tuple[Effect, ...] = get_args(Effect)

@@ -13,22 +13,12 @@ import anyio
 import pytest
 
 import handrail
-from handrail import (
-    ContextExpired,
-    Deadline,
-    Tool,
-    ToolContext,
-    ToolResult,
-    TransientError,
-    UserContext,
-    gather,
-    tool,
-)
+from handrail import Deadline, Tool, ToolContext, ToolResult, TransientError, UserContext, gather, tool
 from handrail.cancellation import open_scope
 from handrail.dispatch import ToolCall, run_turn
 from handrail.dispatch.call import new_call
 from handrail.dispatch.failures import SignatureMismatch
-from handrail.errors import EffectRefused, EventRefused, PromptEvaluationError
+from handrail.errors import ContextExpired, EffectRefused, EventRefused, PromptEvaluationError
 from handrail.events import Emitted, Fact, Progress, ToolInvoked, ToolStarted
 from handrail.protocols import PolicyDecision
 from handrail.testing import run_virtual

@@ -12,7 +12,6 @@ import pytest
 from handrail import (
     CapabilityPolicy,
     DirectoryFilesystem,
-    Effect,
     MemoryFilesystem,
     Session,
     SqliteJournal,
@@ -23,7 +22,7 @@ from handrail import (
 from handrail.events import ApprovalDecided, ApprovalRequested, ToolInvoked
 from handrail.question import Question
 from handrail.testing import Agent, Person, RecordingSubscriber
-from handrail.tools import EFFECTS
+from handrail.tools import EFFECTS, Effect
 
 ASK = CapabilityPolicy({"fs.write": "ask", "*": "ask"})
 

@@ -14,8 +14,6 @@ from handrail import (
     Declined,
     HandrailError,
     NoAnswer,
-    QuestionCancelled,
-    QuestionTimedOut,
     Tool,
     ToolContext,
     ToolResult,
@@ -24,7 +22,7 @@ from handrail import (
     tool,
 )
 from handrail.dispatch import open_gate
-from handrail.errors import AnswerRefused
+from handrail.errors import AnswerRefused, QuestionCancelled, QuestionTimedOut
 from handrail.events import QuestionAnswered, QuestionAsked, ToolInvoked
 from handrail.guard import CapabilityPolicy
 from handrail.journal import MemoryJournal, QuestionDesk, digest, new_key

@@ -28,13 +28,12 @@ from handrail import (
     ToolCall,
     ToolContext,
     ToolResult,
-    ToolValidationError,
     UserContext,
     open_gate,
     run_as_agent,
     tool,
 )
-from handrail.errors import Declined, DefinitionError
+from handrail.errors import Declined, DefinitionError, ToolValidationError
 from handrail.events import ModelResponded, ToolInvoked
 from handrail.messages import Usage
 from handrail.models.scripted import Reply

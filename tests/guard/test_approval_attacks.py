@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from handrail import Broker, CapabilityPolicy, MemoryFilesystem, Session, ToolContext, open_gate, tool
+from handrail import CapabilityPolicy, MemoryFilesystem, Session, ToolContext, open_gate, tool
 from handrail.errors import AnswerRefused
 from handrail.events import ApprovalDecided, ApprovalRemembered
+from handrail.guard import Broker
 from handrail.journal import MemoryJournal
 from handrail.question import Answer, Question
 from handrail.testing import Person, VirtualClock, run_virtual

@@ -15,8 +15,6 @@ from pydantic import SecretStr
 
 from handrail import (
     Adapter,
-    Approval,
-    Broker,
     CapabilityPolicy,
     DirectoryFilesystem,
     MemoryFilesystem,
@@ -29,13 +27,14 @@ from handrail import (
     ToolCall,
     ToolContext,
     ToolResult,
-    approvals_of,
     open_gate,
-    run_turn,
     tool,
 )
+from handrail.context import Approval
+from handrail.dispatch import run_turn
 from handrail.errors import DefinitionError, EventRefused, SessionError
 from handrail.events import ApprovalDecided, ApprovalRemembered, ApprovalRequested, ApprovalRevoked
+from handrail.guard import Broker, approvals_of
 from handrail.journal import MemoryJournal
 from handrail.protocols import Filesystem, Fork
 from handrail.question import Answer, Question

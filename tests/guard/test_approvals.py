@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from handrail import Approval, Deadline, Tool, ToolContext, ToolResult, gather, tool
+from handrail import Deadline, Tool, ToolContext, ToolResult, gather, tool
+from handrail.context import Approval
 from handrail.dispatch import Gate, ToolCall, open_gate, run_turn
 from handrail.errors import DefinitionError, PromptEvaluationError
 from handrail.events import ApprovalDecided, ApprovalRequested, ToolInvoked

@@ -11,7 +11,6 @@ import pytest
 
 from handrail import (
     Adapter,
-    Broker,
     CapabilityPolicy,
     Deadline,
     Prompt,
@@ -21,10 +20,10 @@ from handrail import (
     Session,
     ToolCall,
     ToolContext,
-    approvals_of,
     tool,
 )
 from handrail.events import ApprovalDecided, ApprovalRequested
+from handrail.guard import Broker, approvals_of
 from handrail.journal import MemoryJournal
 from handrail.messages import ModelRequest, ToolMessage
 from handrail.question import Answer, Question

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from handrail import Effect, PathArg, Tool, ToolContext, ToolResult, TransientError, tool
+from handrail import PathArg, Tool, ToolContext, ToolResult, TransientError, tool
 from handrail.dispatch import Gate, open_gate
 from handrail.errors import FileError
 from handrail.events import ApprovalRequested, ToolInvoked, ToolRolledBack
@@ -23,6 +23,7 @@ from handrail.protocols import PolicyDecision
 from handrail.resources.memory import MemoryFilesystem
 from handrail.session import Session, kept
 from handrail.testing import Person, RecordingSubscriber, VirtualClock, run_virtual
+from handrail.tools import Effect
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ from handrail import (
     SqliteJournal,
     ToolCall,
     ToolContext,
-    approvals_of,
     runs,
     tool,
 )
 from handrail.errors import AnswerRefused, JournalError, RunBusy, RunParked, RunUnknown
 from handrail.events import ApprovalRemembered
+from handrail.guard import approvals_of
 from handrail.journal import MemoryJournal
 from handrail.journal.decisions import lasting_in
 from handrail.journal.schema import MIGRATIONS

@@ -15,7 +15,6 @@ from pydantic import SecretStr
 
 from handrail import (
     Adapter,
-    ApprovalMemory,
     CapabilityPolicy,
     LaterEnvironment,
     PathArg,
@@ -25,11 +24,11 @@ from handrail import (
     SqliteJournal,
     ToolCall,
     ToolContext,
-    approvals_of,
     runs,
     tool,
 )
 from handrail.errors import QuestionCancelled, RunParked
+from handrail.guard import ApprovalMemory, approvals_of
 from handrail.messages import AssistantMessage, ModelRequest, ToolMessage
 from handrail.protocols import Environment
 from handrail.question import Answer, Question

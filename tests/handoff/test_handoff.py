@@ -24,7 +24,6 @@ from handrail import (
     Session,
     ToolCall,
     ToolContext,
-    ToolDefinitionError,
     ToolExample,
     ToolResult,
     TransientError,
@@ -33,6 +32,7 @@ from handrail import (
     open_gate,
     tool,
 )
+from handrail.errors import ToolDefinitionError
 from handrail.events import ApprovalRequested, QuestionAsked, ToolInvoked, ToolRolledBack
 from handrail.journal import MemoryJournal
 from handrail.messages import Usage

@@ -189,7 +189,7 @@ def test_what_an_act_raised_is_told_by_its_type_and_place(logged: io.StringIO) -
 
     failed = next(each for each in seen.of(ToolInvoked) if each.tool == "pick_card.after")
     assert failed.result.message == (
-        "pick_card.after failed: it raised ValueError (what that said is kept back, as it may hold private data)"
+        "pick_card.after failed: it raised ValueError (its message is withheld, as it may contain private data)"
     )
     assert isinstance(failed.error, ActFailed)
     assert failed.error.raised == "ValueError"

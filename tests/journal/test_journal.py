@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from handrail import Effect, Tool, ToolContext, ToolResult, TransientError, tool
+from handrail import Tool, ToolContext, ToolResult, TransientError, tool
 from handrail.dispatch import open_gate
 from handrail.errors import DefinitionError, SessionError
 from handrail.events import ToolInvoked, ToolRolledBack
@@ -16,6 +16,7 @@ from handrail.journal import MemoryJournal
 from handrail.records import CommitUnit
 from handrail.session import Session
 from handrail.testing import RecordingSubscriber, VirtualClock, run_virtual
+from handrail.tools import Effect
 
 
 @dataclass(frozen=True)

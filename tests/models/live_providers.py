@@ -17,11 +17,11 @@ import pytest
 
 from handrail import Adapter, Deadline, Prompt, PromptEvaluationError, Session
 from handrail.adapter.conversation import check_well_formed, root_conversation
-from handrail.errors import ModelRequestRefused
 from handrail.events import TextDelta, ToolInvoked
 from handrail.messages import Model
 from handrail.models import model_named
 from handrail.models.anthropic import AnthropicModel
+from handrail.models.model_errors import ModelRequestRefused
 from handrail.models.openai import OpenAIModel
 from support.stages import EXAMPLES, SHOWN
 

@@ -21,14 +21,7 @@ from pydantic_ai.models.test import TestModel
 from pydantic_ai.usage import RequestUsage
 
 from handrail import Adapter, Prompt, Session, tool
-from handrail.errors import (
-    DefinitionError,
-    ModelAnswerBroken,
-    ModelError,
-    ModelRateLimited,
-    ModelRequestRefused,
-    ModelUnavailable,
-)
+from handrail.errors import DefinitionError, ModelError
 from handrail.events import ThinkingDelta, ToolInvoked
 from handrail.messages import (
     AssistantMessage,
@@ -47,6 +40,12 @@ from handrail.messages import (
 )
 from handrail.models import model_named
 from handrail.models.bridge import BridgedModel
+from handrail.models.model_errors import (
+    ModelAnswerBroken,
+    ModelRateLimited,
+    ModelRequestRefused,
+    ModelUnavailable,
+)
 from handrail.schema import Schema
 
 

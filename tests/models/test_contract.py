@@ -27,9 +27,14 @@ from handrail import (
     tool,
 )
 from handrail.adapter import Retry
-from handrail.errors import ModelAnswerBroken, ModelRateLimited, ModelRequestRefused, ModelUnavailable
 from handrail.events import CallDelta, ModelFailed, ModelResponded, TextDelta, ToolInvoked
 from handrail.messages import AssistantMessage, Model, ToolMessage
+from handrail.models.model_errors import (
+    ModelAnswerBroken,
+    ModelRateLimited,
+    ModelRequestRefused,
+    ModelUnavailable,
+)
 from support.servers import CAN
 from support.stages import EXAMPLES, MESSAGE, SHOWN, WIRES, Call, Fail, Fault, Line, Say, Stage
 

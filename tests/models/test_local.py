@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, JsonValue
 
 from handrail import AgentContext, AgentEnvironment, Prompt, Tool, ToolExample, gather, open_gate, tool
 from handrail.adapter import Adapter
-from handrail.errors import DefinitionError, ModelRequestRefused, ModelUnavailable, PromptEvaluationError
+from handrail.errors import DefinitionError, PromptEvaluationError
 from handrail.events import ModelResponded, ToolInvoked
 from handrail.messages import (
     AssistantMessage,
@@ -38,6 +38,7 @@ from handrail.messages import (
 )
 from handrail.models import engine, model_named
 from handrail.models.local import LocalModel
+from handrail.models.model_errors import ModelRequestRefused, ModelUnavailable
 from handrail.schema import Schema
 from handrail.session import Session
 
@@ -355,7 +356,7 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any], message: str):
 LEAVES: dict[Literal["exit", "fork"], str] = {
     "exit": """
 import contextlib, threading
-from handrail.errors import ModelUnavailable
+from handrail.models.model_errors import ModelUnavailable
 from handrail.models.engine import Settings, engine_of
 
 begun = threading.Event()
@@ -373,7 +374,7 @@ begun.wait()
 """,
     "fork": """
 import os
-from handrail.errors import ModelRequestRefused
+from handrail.models.model_errors import ModelRequestRefused
 from handrail.models.local import LocalModel
 
 model = LocalModel(context=512)

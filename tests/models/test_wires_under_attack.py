@@ -27,11 +27,11 @@ from handrail import (
     Prompt,
     PromptEvaluationError,
     Session,
-    SystemClock,
     ToolContext,
     tool,
 )
 from handrail.adapter import Retry, Throttle
+from handrail.clock import SystemClock
 from handrail.context import RATE_LIMIT, RateLimit
 from handrail.errors import DefinitionError
 from handrail.limits import BudgetTracker

@@ -1,5 +1,6 @@
 """The public surface of the package is pinned: a name comes or goes only on purpose."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -29,6 +30,13 @@ def test_public_names_can_be_got():
     """Every name in `__all__` really is there, the lazily imported ones too."""
     missing = [name for name in handrail.__all__ if not hasattr(handrail, name)]
     assert missing == []
+
+
+def test_one_page_lists_the_public_names():
+    """The page of the docs has every name once, and no other."""
+    page = (Path(__file__).parents[2] / "docs/reference/public.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("|")]
+    assert sorted(re.findall(r"`(\w+)`", "\n".join(rows))) == sorted(handrail.__all__)
 
 
 def test_the_version_is_said_once():

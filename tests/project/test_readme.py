@@ -220,7 +220,7 @@ assert "x" not in globals()
 def test_a_page_is_one_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its blocks share their names until one begins anew; what runs elsewhere is left to whoever has that."""
     document = written(tmp_path, STORY)
-    monkeypatch.setattr("documents.DOCS", tmp_path)
+    monkeypatch.setattr("support.documents.DOCS", tmp_path)
     groups = chains(document)
     assert [[block.line for block in group] for group in groups] == [[2, 16], [26]]
     assert groups[0][1].prints == "1\n"

@@ -11,15 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail import (
-    Deadline,
-    MarkdownSection,
-    Prompt,
-    RateLimitPolicy,
-    ToolExample,
-    ToolValidationError,
-    tool,
-)
+from handrail import Deadline, MarkdownSection, Prompt, RateLimitPolicy, ToolExample, tool
+from handrail.errors import ToolValidationError
 from handrail.prompt import OPENER, ClosedSection, ScopedPolicy, Visibility
 from support.prompt_trees import Drawn, around, in_full, made, tool_names, trees
 

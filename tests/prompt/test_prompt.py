@@ -14,7 +14,6 @@ from handrail import (
     Binding,
     MarkdownSection,
     Prompt,
-    PromptValidationError,
     RateLimitPolicy,
     Section,
     Tool,
@@ -22,7 +21,7 @@ from handrail import (
     ToolResult,
     tool,
 )
-from handrail.errors import DefinitionError, PromptDefinitionError
+from handrail.errors import DefinitionError, PromptDefinitionError, PromptValidationError
 from handrail.guard import DeadlineFeedback, FilesThere
 
 # Much here is called wrongly on purpose. Those calls go by names of which pyright knows nothing.

@@ -14,9 +14,7 @@ from handrail import (
     Deadline,
     MarkdownSection,
     Prompt,
-    PromptValidationError,
     RateLimitPolicy,
-    RenderedPrompt,
     Section,
     SequentialDependencyPolicy,
     Session,
@@ -25,8 +23,8 @@ from handrail import (
     ToolExample,
     tool,
 )
-from handrail.errors import PromptDefinitionError, PromptRenderError
-from handrail.prompt import ScopedPolicy
+from handrail.errors import PromptDefinitionError, PromptRenderError, PromptValidationError
+from handrail.prompt import RenderedPrompt, ScopedPolicy
 from handrail.prompt.template import template_of
 from handrail.protocols import PromptView, RenderedPromptView
 from support.prompt_trees import Drawn, enabled, in_full, made, tool_names, trees, walk

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 import pytest
 
-from handrail import ContextExpired, Deadline, ToolContext, ToolResult, TransientError, gather, tool
+from handrail import Deadline, ToolContext, ToolResult, TransientError, gather, tool
 from handrail.dispatch import Gate, open_gate
 from handrail.dispatch.call import LiveCall
-from handrail.errors import ResourceError
+from handrail.errors import ContextExpired, ResourceError
 from handrail.limits import Budget, BudgetTracker
 from handrail.protocols import BudgetTracker as BudgetTrackerProtocol
 from handrail.protocols import Filesystem, PolicyDecision

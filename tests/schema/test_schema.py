@@ -29,8 +29,8 @@ from pydantic import (
 )
 from typing_extensions import TypedDict
 
-from handrail import ToolContext, ToolValidationError, tool
-from handrail.errors import DefinitionError
+from handrail import ToolContext, tool
+from handrail.errors import DefinitionError, ToolValidationError
 from handrail.schema import Schema, schema_of, to_json
 
 T = TypeVar("T")

@@ -30,12 +30,12 @@ from handrail import (
     ToolCall,
     ToolContext,
     ToolResult,
-    ToolValidationError,
     run_as_agent,
     tool,
 )
 from handrail.cli.plain import PlainView
 from handrail.clock import SYSTEM_CLOCK
+from handrail.errors import ToolValidationError
 from handrail.events import CallDelta, MessageAdded
 from handrail.guard import CapabilityPolicy
 from handrail.journal import MemoryJournal

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from handrail import Adapter, DirectoryFilesystem, MemoryFilesystem, Prompt, ScriptedModel, Session, ToolCall
-from handrail.errors import CommandRefused, DefinitionError
+from handrail.errors import DefinitionError
 from handrail.events import Advised, ToolInvoked
 from handrail.guard import CommandPassing
 from handrail.resources.shell import Allow, Shell
+from handrail.resources.shell.shell_errors import CommandRefused
 from handrail.sections import FileTools, ShellTools
 
 GIT = {

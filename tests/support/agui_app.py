@@ -13,8 +13,8 @@ import uvicorn
 
 from handrail import Adapter, DirectoryFilesystem, SqliteJournal, ToolCall
 from handrail.adapter.pacing import Retry
-from handrail.errors import ModelUnavailable
 from handrail.messages import CallPart, ModelPart, ModelRequest, TextPart, UserMessage
+from handrail.models.model_errors import ModelUnavailable
 from handrail.models.scripted import Reply, Scripted
 from handrail.serve.app import asgi
 from handrail.serve.source import PromptSource

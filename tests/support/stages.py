@@ -22,7 +22,6 @@ from handrail import (
     ToolCall,
     tool,
 )
-from handrail.errors import ModelAnswerBroken, ModelRateLimited, ModelUnavailable
 from handrail.messages import (
     AssistantMessage,
     CallAnswered,
@@ -33,6 +32,7 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models.bridge import BridgedModel
+from handrail.models.model_errors import ModelAnswerBroken, ModelRateLimited, ModelUnavailable
 from handrail.models.scripted import Reply, Scripted
 from support.servers import CHAT, MESSAGES, RESPONSES, Aimock, Embedded, Llmock
 

@@ -21,9 +21,9 @@ from handrail import (
     Tool,
     ToolCall,
     ToolContext,
-    redeem,
     tool,
 )
+from handrail.adapter.redeeming import redeem
 from handrail.errors import TicketError
 from support.rig import Note
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from handrail import CallFailed, Declined, QuestionTimedOut, ToolContext, ToolResult, ToolValidationError
-from handrail.errors import NotSupported
+from handrail import CallFailed, Declined, ToolContext, ToolResult
+from handrail.errors import NotSupported, QuestionTimedOut, ToolValidationError
 from handrail.testing import (
     Recorded,
     agent_context,
@@ -280,7 +280,7 @@ def test_a_member_that_was_not_given_says_how_to_give_it(member: str):
     with pytest.raises(NotSupported) as caught:
         getattr(headless_context(), member)
     assert str(caught.value) == (
-        f"`context.{member}` has nothing behind it in this run. "
+        f"`context.{member}` is not available in this run. "
         f"Give it when making the context: `...context({member}=...)`."
     )
     assert caught.value.member == member

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from handrail import Declined, QuestionCancelled, QuestionTimedOut, ToolContext, tool
+from handrail import Declined, ToolContext, tool
 from handrail.context import RunContext
 from handrail.dispatch import open_gate
+from handrail.errors import QuestionCancelled, QuestionTimedOut
 from handrail.events import ToolInvoked, ToolStarted
 from handrail.question import Answer, Question, QuestionKind
 from handrail.session import Session

@@ -13,9 +13,19 @@ from pydantic import SecretStr
 from handrail import Adapter, Handoff, Parked, Prompt, ToolContext, ToolResult, tool
 from handrail.dispatch.turn import ToolCall
 from handrail.environment.unattended import LaterEnvironment
-from handrail.errors import DefinitionError, SimulationError
+from handrail.errors import DefinitionError
 from handrail.testing import Person
-from handrail.testing.simulation import Play, Point, Report, Scenario, Seen, Stage, World, simulate
+from handrail.testing.simulation import (
+    Play,
+    Point,
+    Report,
+    Scenario,
+    Seen,
+    SimulationError,
+    Stage,
+    World,
+    simulate,
+)
 from handrail.testing.simulation.__main__ import main
 from support.simulated import DECIDING, ERRANDS, SHOPPING, Colour
 

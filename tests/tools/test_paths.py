@@ -14,7 +14,8 @@ import pytest
 from pydantic import BaseModel, Field, RootModel
 from typing_extensions import TypeAliasType, TypedDict
 
-from handrail import PathArg, Tool, ToolContext, ToolDefinitionError, ToolResult, tool
+from handrail import PathArg, Tool, ToolContext, ToolResult, tool
+from handrail.errors import ToolDefinitionError
 from handrail.tools import NamedPath
 from handrail.tools.paths import PathFinder
 

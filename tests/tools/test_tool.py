@@ -19,25 +19,11 @@ from typing import Annotated, Any, get_args
 import pytest
 from pydantic import BaseModel, Field, SecretStr
 
-from handrail import (
-    AgentContext,
-    Effect,
-    FunctionTool,
-    PathArg,
-    Tool,
-    ToolContext,
-    ToolDefinitionError,
-    ToolExample,
-    ToolResult,
-    ToolValidationError,
-    UserContext,
-    legacy_handler,
-    tool,
-    tool_context,
-)
+from handrail import AgentContext, PathArg, Tool, ToolContext, ToolExample, ToolResult, UserContext, tool
+from handrail.errors import ToolDefinitionError, ToolValidationError
 from handrail.schema import Schema
 from handrail.testing import agent_context, headless_context, user_context
-from handrail.tools import EFFECTS, Renders
+from handrail.tools import EFFECTS, Effect, FunctionTool, Renders, legacy_handler, tool_context
 from handrail.tools.effect import refusal
 
 

@@ -7,17 +7,8 @@ from typing import Any
 
 import pytest
 
-from handrail import (
-    Adapter,
-    Prompt,
-    ScriptedModel,
-    Session,
-    ToolCall,
-    ToolContext,
-    WorkerRegistry,
-    approvals_of,
-    tool,
-)
+from handrail import Adapter, Prompt, ScriptedModel, Session, ToolCall, ToolContext, WorkerRegistry, tool
+from handrail.guard import approvals_of
 from handrail.session.serialization import load, save
 from handrail.testing import Person
 from handrail.workers.creating import WorkerCreated

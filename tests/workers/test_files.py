@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handrail import MemoryFilesystem, ScriptedModel, ToolCall, WorkerError
+from handrail import MemoryFilesystem, ScriptedModel, ToolCall
+from handrail.errors import WorkerError
 from handrail.workers import WORKER_SCHEMA
 from handrail.workers.front_matter import FrontMatter, schema_text
 from handrail.workers.output import output_type
@@ -401,7 +402,7 @@ def test_without_the_extra_the_error_says_how_to_get_it(tmp_path: Path) -> None:
     (tmp_path / "main.md").write_text(PLAIN)
     program = (
         "import sys; sys.modules['yaml'] = sys.modules['jinja2'] = None\n"
-        "from handrail import WorkerRegistry, WorkerError\n"
+        "from handrail import WorkerRegistry\nfrom handrail.errors import WorkerError\n"
         f"try: WorkerRegistry({str(tmp_path)!r})['main']\n"
         "except WorkerError as error: print(error)"
     )

@@ -9,7 +9,6 @@ import pytest
 
 from handrail import (
     Adapter,
-    Attachment,
     Budget,
     CapabilityPolicy,
     MemoryFilesystem,
@@ -20,12 +19,12 @@ from handrail import (
     ToolCall,
     ToolContext,
     WorkerContext,
-    WorkerError,
     WorkerRegistry,
     open_gate,
     tool,
 )
-from handrail.errors import DefinitionError
+from handrail.context import Attachment
+from handrail.errors import DefinitionError, WorkerError
 from handrail.events import MessageAdded, ModelRequested
 from handrail.journal import MemoryJournal
 from handrail.models.scripted import Reply
@@ -33,7 +32,7 @@ from handrail.testing import Nobody, worker_context
 from support.worker_folders import PLAIN, Watched, folder, sound
 
 S3 = '''
-from handrail import tool_context
+from handrail.tools import tool_context
 
 @tool_context
 async def analyze_config(raw: str, ctx) -> str:
@@ -501,7 +500,8 @@ async def test_a_worker_without_a_rule_takes_no_attachments(tmp_path: Path) -> N
 async def test_code_hands_over_bytes_and_paths(tmp_path: Path) -> None:
     """`call_worker(..., attachments=[...])` takes both, and the callee's rule holds for both."""
     tools = '''
-    from handrail import Attachment, ToolContext, tool
+    from handrail import ToolContext, tool
+    from handrail.context import Attachment
 
     @tool
     async def give(context: ToolContext) -> str:
@@ -525,7 +525,8 @@ async def test_code_hands_over_bytes_and_paths(tmp_path: Path) -> None:
 async def test_a_workers_tools_get_a_worker_context(tmp_path: Path) -> None:
     """Also those annotated ToolContext or marked by name; it shows what the worker may call, nothing to escape by."""
     tools = '''
-    from handrail import ToolContext, WorkerContext, tool, tool_context
+    from handrail import ToolContext, WorkerContext, tool
+    from handrail.tools import tool_context
 
     @tool(effect="read")
     def one(context: ToolContext) -> str:

@@ -11,12 +11,7 @@ from handrail.adapter.masking import Writing
 from handrail.adapter.undone import tell_undone
 from handrail.cancellation import open_scope
 from handrail.dispatch.undoing import shielded
-from handrail.errors import (
-    BudgetExceededError,
-    DeadlineExceededError,
-    ModelAnswerBroken,
-    ModelError,
-)
+from handrail.errors import BudgetExceededError, DeadlineExceededError, ModelError
 from handrail.events import (
     CallDelta,
     ModelFailed,
@@ -37,6 +32,7 @@ from handrail.messages import (
     ThinkingPart,
     ToolMessage,
 )
+from handrail.models.model_errors import ModelAnswerBroken
 from handrail.models.prices import most_of
 
 if TYPE_CHECKING:

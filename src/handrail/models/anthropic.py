@@ -8,12 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
-from handrail.errors import (
-    ModelError,
-    ModelRateLimited,
-    ModelRequestRefused,
-    ModelUnavailable,
-)
+from handrail.errors import ModelError
 from handrail.messages import (
     AssistantMessage,
     CallAnswered,
@@ -35,6 +30,7 @@ from handrail.messages import (
     UsagePart,
 )
 from handrail.models.http import Provider, decode, refuse_key
+from handrail.models.model_errors import ModelRateLimited, ModelRequestRefused, ModelUnavailable
 from handrail.models.wire import body_of, count, encode, raw_object, text_json
 
 WIRE = "anthropic"

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from handrail.errors import DefinitionError, ModelAnswerBroken, ModelError
+from handrail.errors import DefinitionError, ModelError
 from handrail.messages import (
     CallPart,
     ModelPart,
@@ -30,6 +30,7 @@ from handrail.messages import (
 )
 from handrail.models.bridge_errors import failure_of
 from handrail.models.bridge_messages import arguments_of, kept_of, messages_of, output_of, tool_of
+from handrail.models.model_errors import ModelAnswerBroken
 
 _STOPS: dict[str | None, StopReason] = {
     "stop": "done",

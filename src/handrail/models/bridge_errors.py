@@ -7,9 +7,9 @@ import re
 from importlib import import_module
 from typing import Any
 
-from handrail.errors import (
+from handrail.errors import ModelError
+from handrail.models.model_errors import (
     ModelAnswerBroken,
-    ModelError,
     ModelRateLimited,
     ModelRequestRefused,
     ModelUnavailable,

@@ -23,15 +23,14 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import (
-    DefinitionError,
+from handrail.errors import DefinitionError, ModelError
+from handrail.messages import SentPart
+from handrail.models.model_errors import (
     ModelAnswerBroken,
-    ModelError,
     ModelRateLimited,
     ModelRequestRefused,
     ModelUnavailable,
 )
-from handrail.messages import SentPart
 from handrail.threads import forget_closed
 
 if TYPE_CHECKING:

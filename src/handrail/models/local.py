@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from handrail.errors import DefinitionError, ModelRequestRefused
+from handrail.errors import DefinitionError
 from handrail.messages import (
     AssistantMessage,
     CallPart,
@@ -25,6 +25,7 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models.engine import Body, Ended, Engine, Settings, engine_of, find_weights
+from handrail.models.model_errors import ModelRequestRefused
 from handrail.models.wire import encode
 from handrail.operation import Operation
 from handrail.schema import JsonSchema

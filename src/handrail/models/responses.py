@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
-from handrail.errors import ModelError, ModelRateLimited, ModelUnavailable
+from handrail.errors import ModelError
 from handrail.messages import (
     AssistantMessage,
     CallPart,
@@ -27,6 +27,7 @@ from handrail.messages import (
     UsagePart,
 )
 from handrail.models.http import Provider, decode
+from handrail.models.model_errors import ModelRateLimited, ModelUnavailable
 from handrail.models.wire import body_of, count, encode, is_strict, object_text, text_json
 
 WIRE = "responses"

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Itera
 import msgspec
 
 from handrail.dispatch.turn import ToolCall
-from handrail.errors import DefinitionError, ModelRequestRefused
+from handrail.errors import DefinitionError
 from handrail.messages import (
     CallPart,
     ModelPart,
@@ -23,6 +23,7 @@ from handrail.messages import (
     Usage,
     UsagePart,
 )
+from handrail.models.model_errors import ModelRequestRefused
 from handrail.schema import to_json
 
 _PIECE = 8

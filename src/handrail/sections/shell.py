@@ -9,10 +9,11 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from handrail.context import ToolContext
-from handrail.errors import DefinitionError, ShellError
+from handrail.errors import DefinitionError
 from handrail.prompt import MarkdownSection
 from handrail.protocols import ToolPolicy
 from handrail.resources.shell import Shell
+from handrail.resources.shell.shell_errors import ShellError
 from handrail.tools import Tool, ToolResult, tool
 
 _TEMPLATE = """\

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from handrail.errors import CommandMissing
 from handrail.resources.mount import Layers
 from handrail.resources.shell import Allow, CommandResult, Shell
+from handrail.resources.shell.shell_errors import CommandMissing
 
 Scripted = str | int | CommandResult | Callable[[tuple[str, ...], Layers], "str | int | CommandResult"]
 """Output of a success, an exit code, a whole ending, or a function that makes one of these."""

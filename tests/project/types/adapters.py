@@ -19,9 +19,9 @@ from handrail import (
     ToolContext,
     ToolResult,
     open_gate,
-    redeem,
     tool,
 )
+from handrail.adapter.redeeming import redeem
 from handrail.operation import Operation
 
 

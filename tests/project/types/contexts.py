@@ -5,20 +5,8 @@ from typing import Any, Literal, assert_type
 
 from pydantic import BaseModel, TypeAdapter
 
-from handrail import (
-    PROVIDER_REQUEST_ID,
-    RATE_LIMIT,
-    TRACING_SPAN,
-    AgentContext,
-    Approval,
-    Deadline,
-    ExtraKey,
-    Operation,
-    ToolContext,
-    ToolResult,
-    UserContext,
-)
-from handrail.context import RateLimit
+from handrail import AgentContext, Deadline, Operation, ToolContext, ToolResult, UserContext
+from handrail.context import PROVIDER_REQUEST_ID, RATE_LIMIT, TRACING_SPAN, Approval, ExtraKey, RateLimit
 from handrail.context.verbs import PromptModel, WaitFor
 from handrail.operation import Done
 from handrail.protocols import RenderedPromptView

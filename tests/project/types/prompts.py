@@ -6,18 +6,9 @@ from typing import Any, TypeVar, assert_type
 
 from pydantic import BaseModel
 
-from handrail import (
-    MarkdownSection,
-    Overrides,
-    Prompt,
-    RateLimitPolicy,
-    RenderedPrompt,
-    Section,
-    Tool,
-    tool,
-)
-from handrail.prompt import Opening, ScopedPolicy, Visibility
-from handrail.prompt.overrides import OverrideReport, stale_overrides
+from handrail import MarkdownSection, Prompt, RateLimitPolicy, Section, Tool, tool
+from handrail.prompt import Opening, RenderedPrompt, ScopedPolicy, Visibility
+from handrail.prompt.overrides import OverrideReport, Overrides, stale_overrides
 from handrail.protocols import PromptView, RenderedPromptView, SessionView
 from handrail.schema import Schema
 

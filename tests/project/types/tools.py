@@ -5,18 +5,8 @@ from typing import Any, TypeVar, assert_type
 
 from pydantic import BaseModel
 
-from handrail import (
-    AgentContext,
-    FunctionTool,
-    Tool,
-    ToolContext,
-    ToolExample,
-    ToolResult,
-    UserContext,
-    legacy_handler,
-    tool,
-    tool_context,
-)
+from handrail import AgentContext, Tool, ToolContext, ToolExample, ToolResult, UserContext, tool
+from handrail.tools import FunctionTool, legacy_handler, tool_context
 
 R = TypeVar("R")
 

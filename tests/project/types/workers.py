@@ -6,7 +6,6 @@ from typing import Any, assert_type
 
 from handrail import (
     Adapter,
-    Attachment,
     Operation,
     Prompt,
     PromptResponse,
@@ -19,7 +18,7 @@ from handrail import (
     WorkerRegistry,
     tool,
 )
-from handrail.context import MessageCallback, RegistryView, WorkerMessage
+from handrail.context import Attachment, MessageCallback, RegistryView, WorkerMessage
 from handrail.messages import UserMessage
 from handrail.testing import worker_context
 from handrail.workers import WORKER_SCHEMA, WorkerProblem

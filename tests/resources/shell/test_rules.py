@@ -2,9 +2,10 @@
 
 import pytest
 
-from handrail.errors import CommandRefused, DefinitionError, RuleError, StateError
+from handrail.errors import DefinitionError, StateError
 from handrail.resources.shell import Allow, Shell
 from handrail.resources.shell.rules import Rules
+from handrail.resources.shell.shell_errors import CommandRefused, RuleError
 
 
 def allowed(rules: list[Allow], *argv: str) -> bool:

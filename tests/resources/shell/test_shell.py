@@ -14,17 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handrail.errors import (
-    CommandMissing,
-    CommandRefused,
-    DefinitionError,
-    FileError,
-    FileMissing,
-    PathRefused,
-    ShellUnavailable,
-)
+from handrail.errors import DefinitionError, FileError, FileMissing, PathRefused
 from handrail.resources.shell import Allow, Shell, Support, probe
 from handrail.resources.shell import shell as shell_module
+from handrail.resources.shell.shell_errors import CommandMissing, CommandRefused, ShellUnavailable
 from support.folders import PYTHON, Folder, anything, tree
 
 BACKENDS = ["overlay", "copy"]

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from handrail import Adapter, Prompt, ScriptedModel, Session, Tool, ToolCall, ToolContext, ToolResult, tool
 from handrail.dispatch.parking import wait_for_later
-from handrail.errors import ModelUnavailable, PromptEvaluationError, RunParked
+from handrail.errors import PromptEvaluationError, RunParked
 from handrail.events import MessageAdded
 from handrail.journal import MemoryJournal
 from handrail.messages import AssistantMessage, Message, Price, Traits, Usage
+from handrail.models.model_errors import ModelUnavailable
 from handrail.models.scripted import Reply
 from handrail.protocols import PolicyDecision
 from handrail.question import Answer, Question

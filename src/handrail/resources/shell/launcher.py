@@ -12,8 +12,8 @@ import sys
 import threading
 from pathlib import Path
 
-from handrail.errors import ShellUnavailable
 from handrail.resources.shell.request import Request
+from handrail.resources.shell.shell_errors import ShellUnavailable
 
 _BOOT = """
 import sys, types

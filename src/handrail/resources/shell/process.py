@@ -13,10 +13,10 @@ from collections.abc import Generator
 from typing import NamedTuple
 
 from handrail.clock import Clock
-from handrail.errors import ShellError
 from handrail.resources.shell.launcher import launch
 from handrail.resources.shell.request import Reply, Request
 from handrail.resources.shell.rules import shown
+from handrail.resources.shell.shell_errors import ShellError
 
 _CHUNK = 1 << 18
 _END_SECONDS = 10.0

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from types import EllipsisType
 
-from handrail.errors import CommandRefused, RuleError
+from handrail.resources.shell.shell_errors import CommandRefused, RuleError
 
 MAX_ARGUMENT = 128 * 1024 - 1
 """Maximum bytes in one argument: the limit of Linux."""

@@ -14,16 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import (
-    CommandMissing,
-    CommandRefused,
-    DefinitionError,
-    FileError,
-    FileMissing,
-    PathRefused,
-    ShellError,
-    ShellUnavailable,
-)
+from handrail.errors import DefinitionError, FileError, FileMissing, PathRefused
 from handrail.protocols import Filesystem
 from handrail.resources.mount import Layered, Layers
 from handrail.resources.paths import place
@@ -32,6 +23,7 @@ from handrail.resources.shell.process import Outcome, Stop, execute, turn
 from handrail.resources.shell.request import Reply, Request
 from handrail.resources.shell.result import Backend, CommandResult
 from handrail.resources.shell.rules import Allow, Rules, shown
+from handrail.resources.shell.shell_errors import CommandMissing, CommandRefused, ShellError, ShellUnavailable
 from handrail.resources.shell.support import Support, probe
 from handrail.resources.shell.visibility import clean_environment, hidden_paths, interpreter_folders
 from handrail.threads import run_in_thread

@@ -16,7 +16,7 @@ from collections import Counter
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-from handrail.errors import DefinitionError, SimulationError
+from handrail.errors import DefinitionError, HandrailError
 from handrail.testing.simulation.points import Point
 from handrail.testing.simulation.report import Broken, Report
 from handrail.testing.simulation.scenario import Law, Play, Scenario, Seen, SimulatedModel, Stage
@@ -33,10 +33,22 @@ __all__ = [
     "Scenario",
     "Seen",
     "SimulatedModel",
+    "SimulationError",
     "Stage",
     "World",
     "simulate",
 ]
+
+
+class SimulationError(HandrailError, RuntimeError):
+    """The process in which a simulation tries its crash points ended by itself."""
+
+    def __init__(self, status: int | None) -> None:
+        super().__init__(
+            f"the process that tries the crash points ended with status {status}; its output above says why. "
+            "It must be able to import the scenario: define what it is made of at the top of a module."
+        )
+        self.status = status
 
 
 def simulate(

@@ -234,7 +234,7 @@ def test_any_well_formed_capability_can_be_decided_on(word: str):
         (Annotated[int | None, Field(ge=1)], None),
         ("int | None", None),
     ],
-    ids=str,
+    ids=range(15),
 )
 async def test_a_default_may_be_anything_of_its_type(annotation: Any, default: Any):
     """Also what no JSON can say: a model never has to send it."""

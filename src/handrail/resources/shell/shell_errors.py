@@ -1,0 +1,58 @@
+"""Errors of commands and of the rules about them.
+
+StateError
+└── ShellError (RuntimeError)                .command
+    ├── CommandRefused (PermissionError)       .problem, .allowed: no rule allows it
+    ├── CommandMissing (FileNotFoundError)     .program: there is no such program
+    └── ShellUnavailable                       .problem, .hint: this machine can't contain commands
+DefinitionError
+└── RuleError                                .rule
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from handrail.errors import DefinitionError, StateError
+
+
+class RuleError(DefinitionError):
+    """A rule about commands can't be what was meant."""
+
+    def __init__(self, rule: str, problem: str, hint: str) -> None:
+        super().__init__(f"rule {rule}: {problem}. {hint}")
+        self.rule = rule
+
+
+class ShellError(StateError, RuntimeError):
+    """A command could not be run, or not be followed to its end."""
+
+    def __init__(self, command: str, problem: str) -> None:
+        super().__init__(f"`{command}`: {problem}" if command else problem)
+        self.command = command
+
+
+class CommandRefused(ShellError, PermissionError):
+    """A command may not run. Worded for a model: what may."""
+
+    def __init__(self, command: str, problem: str, allowed: Sequence[str] = ()) -> None:
+        super().__init__(command, problem)
+        self.problem = problem
+        self.allowed = tuple(allowed)
+
+
+class CommandMissing(ShellError, FileNotFoundError):
+    """The program of a command is not there, or can't be executed."""
+
+    def __init__(self, command: str, program: str, problem: str) -> None:
+        super().__init__(command, problem)
+        self.program = program
+
+
+class ShellUnavailable(ShellError):
+    """What holds a command in is not to be had on this machine, so nothing was run."""
+
+    def __init__(self, problem: str, hint: str) -> None:
+        super().__init__("", f"{problem}. {hint}")
+        self.problem = problem
+        self.hint = hint
