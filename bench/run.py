@@ -132,7 +132,7 @@ def through(gate: Gate) -> Timed:
     """As a model's turn enters the gate."""
 
     async def work() -> Any:
-        return await gate.pass_through(new_call(gate, "forecast"), ARGUMENTS)
+        return await gate.pass_through(new_call(gate, "forecast", ARGUMENTS))
 
     return lambda: cpu_of(work)
 

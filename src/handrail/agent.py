@@ -13,7 +13,7 @@ from typing_extensions import TypeVar
 from handrail.adapter import Adapter, PromptResponse, RunStream
 from handrail.adapter.options import checked_model
 from handrail.context import ToolContext
-from handrail.dispatch.call import LiveCall
+from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.options import ResumeArguments, RunArguments, RunOptions
 from handrail.errors import DefinitionError, NotSupported
 from handrail.messages import Model
@@ -162,14 +162,14 @@ class Agent(Generic[OutputT]):
         )
 
     async def _run_inside(self, params: Any, context: ToolContext) -> ToolResult[Any]:
-        call = context._call  # pyright: ignore[reportPrivateUsage]  # the run is nested in its frame
-        if not isinstance(call, LiveCall):
+        attempt = context._source  # pyright: ignore[reportPrivateUsage]  # the run is nested in its frame
+        if not isinstance(attempt, Attempt):
             raise NotSupported("an agent", "Call it through a gate.")
         if isinstance(params, AgentCall):
             options = RunOptions(message=params.message)
         else:
             options = RunOptions(params=params)
-        response = await self.adapter.inside(call).run(self.prompt, options)
+        response = await self.adapter.inside(attempt).run(self.prompt, options)
         return result_of(self.name, response, self.prompt.output is not None)
 
     def __repr__(self) -> str:

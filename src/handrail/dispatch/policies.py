@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import msgspec
 
+from handrail.cancellation import await_foreign
 from handrail.context import ToolContext
-from handrail.dispatch.call import LiveCall
+from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.failures import Refused
 from handrail.dispatch.views import PolicySession
 from handrail.errors import ContextExpired
 from handrail.operation import Home
-from handrail.protocols import Filesystem, Forkable
+from handrail.protocols import Filesystem, Forkable, PolicyDecision
 from handrail.resources.registry import CallResources
 from handrail.tools import ToolResult
+
+log = logging.getLogger("handrail.gate")
 
 
 class PolicyCall(msgspec.Struct, eq=False):
@@ -24,7 +28,7 @@ class PolicyCall(msgspec.Struct, eq=False):
     may write state although the tool's effect is only to read.
     """
 
-    _call: LiveCall
+    _call: Attempt
     _ended: bool = False
     _home: Home | None = None
     _resources: CallResources | None = None
@@ -32,7 +36,7 @@ class PolicyCall(msgspec.Struct, eq=False):
     @property
     def home(self) -> Home:
         if self._home is None:
-            self._home = Home(self._call.loop, self._call.id)
+            self._home = Home(self._call.call.loop, self._call.id)
             self._home.closed = self._ended
         return self._home
 
@@ -71,38 +75,65 @@ class PolicyCall(msgspec.Struct, eq=False):
         return getattr(self._call, name)
 
 
-def policy_context(call: LiveCall) -> ToolContext:
+def policy_context(attempt: Attempt) -> ToolContext:
     """The context that a call's policies get."""
-    behind: Any = PolicyCall(call)  # what it lacks of a call's members it takes from the call itself
+    behind: Any = PolicyCall(attempt)  # what it lacks of a call's members it takes from the call itself
     return ToolContext(behind)
 
 
-def close_policy_context(call: LiveCall) -> None:
+def close_policy_context(attempt: Attempt) -> None:
     """End that context with the call, and with it the circle that only the collector could free."""
-    context = call.policy_context
+    context = attempt.policy_context
     if context is not None:
-        call.policy_context = None
-        behind: Any = context._call  # pyright: ignore[reportPrivateUsage]  # made here
+        attempt.policy_context = None
+        behind: Any = context._source  # pyright: ignore[reportPrivateUsage]  # made here
         behind.close()
 
 
-def policy_resources(call: LiveCall) -> CallResources | None:
+def policy_resources(attempt: Attempt) -> CallResources | None:
     """What policies made for this call, if anything."""
-    if call.policy_context is None:
+    if attempt.policy_context is None:
         return None
-    behind: Any = call.policy_context._call  # pyright: ignore[reportPrivateUsage]  # made here
+    behind: Any = attempt.policy_context._source  # pyright: ignore[reportPrivateUsage]  # made here
     return behind._resources
 
 
-async def tell_policies(call: LiveCall, result: ToolResult[Any]) -> None:
-    """Every policy hears of a success before it is committed; one that raises fails the call."""
-    context: Any = call.policy_context
-    for policy in call.frame.policies:
+async def check_policies(attempt: Attempt) -> str | None:
+    """Ask every policy: all must allow, and one that raises denies. Returns why somebody must be asked."""
+    asked: str | None = None
+    tool, name = attempt.tool, attempt.name
+    attempt.decision = "deny"
+    context = attempt.policy_context
+    if context is None:
+        context = attempt.policy_context = policy_context(attempt)
+    for policy in attempt.frame.policies:
         try:
-            told = policy.on_result(call.tool, call.seen, result, context=context)
+            decision = policy.check(tool, attempt.seen, context=context)
+            if not isinstance(decision, PolicyDecision):
+                decision = await await_foreign(decision)
+            kind = decision.kind
+        except Exception as error:
+            log.exception("the policy %r raised, or returned no PolicyDecision, on %s", policy.name, name)
+            raise Refused(
+                "denied", f"The policy {policy.name!r} could not decide and so denies {name}."
+            ) from error
+        if kind == "ask":
+            asked = asked or decision.reason or f"{policy.name} asks"
+        elif kind != "allow":  # also what is none of the three
+            raise Refused("denied", f"{name} is not allowed: {decision.reason}")
+    attempt.decision = "allow" if asked is None else f"ask: {asked}"
+    return asked
+
+
+async def tell_policies(attempt: Attempt, result: ToolResult[Any]) -> None:
+    """Every policy hears of a success before it is committed; one that raises fails the call."""
+    context: Any = attempt.policy_context
+    for policy in attempt.frame.policies:
+        try:
+            told = policy.on_result(attempt.tool, attempt.seen, result, context=context)
             if told is not None:
                 await told
         except Exception as error:
             raise Refused(
-                "denied", f"The policy {policy.name!r} refused what {call.name} did: {error}"
+                "denied", f"The policy {policy.name!r} refused what {attempt.name} did: {error}"
             ) from error
