@@ -7,6 +7,7 @@ those of `handrail.testing`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from decimal import Decimal
@@ -30,7 +31,9 @@ from handrail.question import Answer, Question
 if TYPE_CHECKING:
     from handrail.adapter import PromptResponse
     from handrail.context import ToolContext
+    from handrail.context.verbs import PromptModel
     from handrail.deadline import Deadline
+    from handrail.dispatch.parking import Parking
     from handrail.events import ApprovalRemembered, ApprovalRevoked
     from handrail.limits import Budget
     from handrail.messages import Model
@@ -322,6 +325,8 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What it can be decided for beside this one call, in words, the narrowest first."""
     recall: ApprovalRecall | None = None
     """What the session remembers about it."""
+    through: Callable[[Environment], Asker] | None = None
+    """How the call that needs it asks an environment; None to ask it directly."""
 
 
 class ApprovalRecall(Protocol):
@@ -380,19 +385,47 @@ class ApprovalBroker(Protocol):
 # --- people, models, records ---------------------------------------------------------------------
 
 
-class Environment(Protocol):
+class Asker(Protocol):
+    """Puts a question to whoever is there, and returns what they say."""
+
+    async def ask(self, question: Question, /) -> Answer: ...
+
+
+class Environment(ABC):
     """Who is on the other side: browser, terminal, MCP client, model, nobody.
 
-    One with `parks` true leaves questions open: its `ask` awaits `wait_for_later`, and a run in which
-    everything waits is parked. By `begins(parking)` and `rests(parking)`, where it has them, it is told of
-    runs that begin and come to rest, and decides itself when one is parked.
+    Subclass it, and say whose place it takes (`run_mode`) and how it asks (`ask`). The other members say
+    what else it can do.
     """
 
-    @property
-    def run_mode(self) -> RunMode: ...
-    async def ask(self, question: Question, /) -> Answer:
-        """Put a question to whoever is there and wait for what they say."""
-        ...
+    run_mode: RunMode = "headless"
+    parks: bool = False
+    """Whether it leaves questions open: a run in which everything waits may then be parked."""
+    keeps_secrets: bool = False
+    """Whether a call that was given a secret may wait for it too. Such a run stays in memory."""
+    prompt_model: Callable[[Any], PromptModel] | None = None
+    """Makes the verb `prompt_model` of a call; None for the model of the run."""
+    adapter: Callable[[Any], BoundAdapter] | None = None
+    """Makes the adapter of a call, in a run that has none."""
+
+    @abstractmethod
+    async def ask(self, question: Question, /) -> Answer | None:
+        """Put a question to whoever is there, and return what they say.
+
+        None leaves the question open: its answer comes through the journal, and the run may be parked
+        meanwhile.
+        """
+
+    def begins(self, parking: Parking) -> None:  # noqa: B027  # by default there is nothing to do
+        """A run that may be parked begins here. Called on the run's loop."""
+
+    def rests(self, parking: Parking) -> None:
+        """Everything in the run waits for an answer: park it, or leave it in memory.
+
+        Called on the run's loop, again after each question that was asked or is over. By default the run
+        is parked as soon as it may be.
+        """
+        parking.park()
 
 
 class NestedArguments(TypedDict, total=False):

@@ -16,7 +16,7 @@ import msgspec
 from handrail.question import Answer, Question
 
 if TYPE_CHECKING:
-    from handrail.protocols import Environment
+    from handrail.protocols import Asker
 
 T = TypeVar("T")
 
@@ -360,7 +360,7 @@ class Journal(Protocol):
     async def ask(
         self,
         question: Question,
-        environment: Environment | None = None,
+        asker: Asker | None = None,
         check: Check | None = None,
         mask: Mask | None = None,
         /,

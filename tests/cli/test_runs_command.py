@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from handrail import Prompt
 from handrail.cli.runs import app
 from handrail.errors import RunParked
+from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from support.recorded import Recorder, call
 
@@ -180,7 +181,7 @@ def test_what_is_wrong_is_said(line: Line, words: list[str], said: str, code: in
 def test_a_question_is_asked_at_the_terminal(line: Line, monkeypatch: pytest.MonkeyPatch):
     """Where somebody is there; what they say is the answer."""
 
-    class There:
+    class There(Environment):
         run_mode = "user"
 
         async def ask(self, question: Question, /) -> Answer:

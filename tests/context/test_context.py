@@ -14,6 +14,7 @@ from handrail import AgentContext, Deadline, Operation, Tool, ToolContext, ToolR
 from handrail.context import (
     PROVIDER_REQUEST_ID,
     Approval,
+    ContextSource,
     Invocation,
     RequestView,
     ResponseAccumulator,

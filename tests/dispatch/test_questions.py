@@ -551,7 +551,7 @@ def test_nobody_to_ask_is_said_by_name(environment: Any):
 
     async def main() -> None:
         scene = Scene(environment, [choose, is_there])
-        assert "needs 'wait_for', which is not there" in (await scene.call()).message
+        assert "needs 'wait_for', which this run does not have" in (await scene.call()).message
         assert (await scene.gate.invoke("is_there")).value is False
 
     run_virtual(main)

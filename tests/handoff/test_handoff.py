@@ -37,6 +37,7 @@ from handrail.events import ApprovalRequested, QuestionAsked, ToolInvoked, ToolR
 from handrail.journal import MemoryJournal
 from handrail.messages import Usage
 from handrail.models.scripted import Reply
+from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.testing import Nobody, Person, RecordingSubscriber, VirtualClock, run_virtual
 from support.cards import Deal, Deck, Offer, Pick, card_game
@@ -458,7 +459,7 @@ async def test_the_client_gets_what_is_declared_public_and_no_more() -> None:
 # --- many at once, and inside each other -----------------------------------------------------------
 
 
-class Table:
+class Table(Environment):
     """A person who answers only when told to, question by question."""
 
     run_mode: Any = "user"

@@ -297,10 +297,10 @@ class Adapter:
             prompt=prompt,
             log=log,
             adapter=lambda call: Bound(self, settings, call),
-            prompt_model=getattr(environment, "prompt_model", None)
+            prompt_model=(None if environment is None else environment.prompt_model)
             or (lambda call: prompt_model_of(self, settings, call)),
         )
-        if getattr(environment, "parks", False):
+        if environment is not None and environment.parks:
             if log is None:
                 raise DefinitionError(
                     f"{type(environment).__name__} parks runs, and that needs a journal. "

@@ -14,7 +14,7 @@ from handrail.context import Approval
 from handrail.context.verbs import WaitFor
 from handrail.deadline import is_span
 from handrail.dispatch.deciding import Decided, decide
-from handrail.dispatch.parking import waiting_for_a_person
+from handrail.dispatch.parking import CallAsker, waiting_for_a_person
 from handrail.dispatch.places import places_of, spelled
 from handrail.dispatch.secrets import has_secret, mark_given
 from handrail.errors import (
@@ -106,7 +106,9 @@ async def put(attempt: Attempt, question: Question, wanted: Schema[Any]) -> Answ
     """Ask whoever is there. Where nobody is who answers now, the run may be parked meanwhile."""
     frame = attempt.frame
     mask = wanted.hide if wanted.secret else None
-    return await frame.steps.ask(question, frame.environment, wanted.parse_given, mask)
+    environment = frame.environment
+    asker = None if environment is None else CallAsker(attempt, environment)
+    return await frame.steps.ask(question, asker, wanted.parse_given, mask)
 
 
 async def note_verb(attempt: Attempt, number: int, verb: str) -> None:
@@ -185,6 +187,7 @@ async def ask_approval(
         diff=diff,
         scopes=tuple(scopes),
         recall=recall if kept else None,
+        through=lambda environment: CallAsker(attempt, environment),
     )
     session.record(
         ApprovalRequested(question.id, attempt.id, attempt.name, attempt.path, reason, attempt.run_context)

@@ -169,8 +169,8 @@ class Frame:
         self.broker = approvals
         self.key = new_key() if journal is None else journal.key
         self.log = log
-        self.adapter = adapter or getattr(environment, "adapter", None)
-        self.prompt_model = prompt_model or getattr(environment, "prompt_model", None)
+        self.adapter = adapter or (None if environment is None else environment.adapter)
+        self.prompt_model = prompt_model or (None if environment is None else environment.prompt_model)
         self.workers = self.worker = self.parking = None
         self.cancellation = Cancellation(self._at_work, None)
         self.spending = Spending(None)

@@ -17,7 +17,7 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import AnswerRefused, Declined, NoAnswer, QuestionTimedOut, ToolValidationError
 from handrail.journal.digest import new_key
 from handrail.journal.seal import not_heard, sealed
-from handrail.protocols import Environment
+from handrail.protocols import Asker
 from handrail.question import Answer, AnswerOutcome, Question
 from handrail.records import Asked, Check, Mask
 from handrail.schema import Problem
@@ -103,7 +103,7 @@ class QuestionDesk:
     async def ask(
         self,
         question: Question,
-        environment: Environment | None = None,
+        asker: Asker | None = None,
         check: Check | None = None,
         mask: Mask | None = None,
     ) -> Answer:
@@ -126,8 +126,8 @@ class QuestionDesk:
         if question.expires_at is not None:
             left = (question.expires_at - self._clock.now()).total_seconds()
             timer = loop.call_later(max(left, 0), self._close, lying, "timed out")
-        if environment is not None:
-            asking = loop.create_task(self._put(lying, environment))
+        if asker is not None:
+            asking = loop.create_task(self._put(lying, asker))
         try:
             return await settled
         except asyncio.CancelledError:
@@ -233,12 +233,12 @@ class QuestionDesk:
             ),
         )
 
-    async def _put(self, lying: _Lying, environment: Environment) -> None:
+    async def _put(self, lying: _Lying, asker: Asker) -> None:
         """Ask whoever is there; somebody whose answer does not fit is asked again."""
         question = lying.question
         try:
             for _ in range(_TRIES):
-                answer = await environment.ask(question)
+                answer = await asker.ask(question)
                 try:
                     if answer.question_id != question.id:
                         raise AnswerRefused(

@@ -21,7 +21,7 @@ from handrail.journal.desk import QuestionDesk
 from handrail.journal.digest import new_key
 from handrail.journal.lease import LEASE_SECONDS, is_free, new_owner
 from handrail.journal.tickets import MemoryTickets
-from handrail.protocols import Environment
+from handrail.protocols import Asker
 from handrail.question import Answer, Question
 from handrail.records import (
     OVER,
@@ -293,12 +293,12 @@ class MemoryJournal:
     async def ask(
         self,
         question: Question,
-        environment: Environment | None = None,
+        asker: Asker | None = None,
         check: Check | None = None,
         mask: Mask | None = None,
         /,
     ) -> Answer:
-        return await self.desk.ask(question, environment, check, mask)
+        return await self.desk.ask(question, asker, check, mask)
 
     def answer(self, answer: Answer, /) -> None:
         self.desk.answer(answer)

@@ -25,7 +25,7 @@ from handrail.journal.seal import check_repeat
 from handrail.journal.tickets import SqliteTickets
 from handrail.journal.watching import Watch
 from handrail.journal.writer import Moments, Work, Writer, first_row, statement
-from handrail.protocols import Environment
+from handrail.protocols import Asker
 from handrail.question import Answer, Question
 from handrail.records import (
     OVER,
@@ -322,7 +322,7 @@ class SqliteJournal(MemoryJournal):
     async def ask(
         self,
         question: Question,
-        environment: Environment | None = None,
+        asker: Asker | None = None,
         check: Check | None = None,
         mask: Mask | None = None,
         /,
@@ -365,7 +365,7 @@ class SqliteJournal(MemoryJournal):
             )
         with self._watch.on(question.id):
             try:
-                answer = await self.desk.ask(question, environment, check, mask)
+                answer = await self.desk.ask(question, asker, check, mask)
             finally:
                 self.desk.forget(question.id)  # the file has it
         if answer.outcome in ("timed out", "cancelled"):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from handrail.dispatch.parking import Parking, wait_for_later
-from handrail.errors import QuestionCancelled
+from handrail.dispatch.parking import Parking
+from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.tools import RunMode
 
 
-class BrowserEnvironment:
+class BrowserEnvironment(Environment):
     """Whoever has the thread open. A question is shown at once, and answered through the journal.
 
     While somebody may answer soon the run stays in memory. After `park_after` seconds in which
@@ -21,7 +21,7 @@ class BrowserEnvironment:
 
     run_mode: RunMode = "user"
     parks = True
-    """Tells the run that it may be parked."""
+    keeps_secrets = True
 
     def __init__(
         self,
@@ -43,12 +43,11 @@ class BrowserEnvironment:
         self.parking: Parking | None = None
         """The run's way to be parked, once it has begun."""
 
-    async def ask(self, question: Question, /) -> Answer:
+    async def ask(self, question: Question, /) -> Answer | None:
         """Show the question. Its answer comes through the journal."""
         self.go_on()
         self._asked(question)
-        await wait_for_later()
-        raise QuestionCancelled(question.name)
+        return None
 
     def begins(self, parking: Parking) -> None:
         """The run has begun, and can be parked by this."""
