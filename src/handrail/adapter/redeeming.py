@@ -11,6 +11,7 @@ from typing import Any, Unpack
 import msgspec
 
 from handrail.adapter.durable import go_on
+from handrail.cancellation import shielded
 from handrail.clock import Clock
 from handrail.context.ticket import Ticket
 from handrail.deadline import Deadline
@@ -23,7 +24,7 @@ from handrail.dispatch.options import GuardArguments, RunOptions, check_kinds
 from handrail.dispatch.replaying import Deposit, read_result, record_of
 from handrail.dispatch.sharing import share_of
 from handrail.dispatch.transaction import Settled, Transaction
-from handrail.dispatch.undoing import compensate, shielded
+from handrail.dispatch.undoing import compensate
 from handrail.errors import JournalError, PromptEvaluationError, TicketError
 from handrail.events import CallStatus
 from handrail.guard.memory import keep_decisions

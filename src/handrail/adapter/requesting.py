@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from handrail.adapter.answer import Answer, RecordedAnswer, read_answer, write_answer
 from handrail.adapter.masking import Writing
 from handrail.adapter.undone import tell_undone
-from handrail.cancellation import open_scope
-from handrail.dispatch.undoing import shielded
+from handrail.cancellation import open_scope, shielded
 from handrail.errors import BudgetExceededError, DeadlineExceededError, ModelError
 from handrail.events import (
     CallDelta,

@@ -219,14 +219,15 @@ class Attempt(msgspec.Struct, eq=False):
         self.approvals += 1
         return self.place.approval(self.approvals).id(self.run_context.request_id)
 
-    def own_effect(self, result: ToolResult[Any]) -> Settled | None:
+    def own_effect(self, result: Any) -> Settled | None:
         """What this call itself has done to the world, if a rollback must know of it."""
         tool = self.tool
-        if not result.success or tool.delegates or tool.effect not in ("compensable", "irreversible"):
+        if not isinstance(result, ToolResult) or not result.success or tool.delegates:
             return None
         if tool.effect == "compensable":
-            return Settled(self.name, self.id, tool, self.params, result.value, self.call.place)
-        return Settled(self.name, self.id)
+            value: Any = result.value  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # whatever it holds
+            return Settled(self.name, self.id, tool, self.params, value, self.call.place)
+        return Settled(self.name, self.id) if tool.effect == "irreversible" else None
 
     # Facts.
 

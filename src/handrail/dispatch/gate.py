@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from handrail.cancellation import CancelScope, begin_foreign, open_scope
+from handrail.cancellation import CancelScope, begin_foreign, open_scope, shielded
 from handrail.context import Approval, ToolContext
 from handrail.dispatch.asking import ask_approval
 from handrail.dispatch.attempt import Attempt
@@ -40,7 +40,7 @@ from handrail.dispatch.handlers import (
 from handrail.dispatch.policies import (
     check_policies,
     close_policy_context,
-    policy_resources,
+    close_resources,
     tell_policies,
 )
 from handrail.dispatch.previewing import diff_of, runs_first
@@ -56,7 +56,7 @@ from handrail.dispatch.replaying import (
 )
 from handrail.dispatch.ticketing import answer_for_tickets, take_up_tickets
 from handrail.dispatch.transaction import Transaction, new_transaction
-from handrail.dispatch.undoing import compensate, forget_locals, shielded
+from handrail.dispatch.undoing import compensate, forget_locals
 from handrail.errors import Conflict, DefinitionError, RunBusy, TransientError
 from handrail.events import CallStatus, ToolInvoked, ToolRolledBack, ToolStarted
 from handrail.limits import Reservation
@@ -161,15 +161,7 @@ class Gate:
                 # Opened here and used from step 7 on: what policies look at counts as read by the call.
                 attempt.transaction = new_transaction(attempt, tool)
                 if policies:
-                    attempt.seen = tool.parse_again(
-                        attempt.params, call.arguments
-                    )  # no policy can change the handler's
-                    asked = await check_policies(attempt)  # 3
-                    if asked is not None and passage.approved is None:
-                        attempt.preview = asked if runs_first(attempt) else None
-                        if attempt.preview is None:
-                            await self._approve(passage, asked)  # 4
-                            await check_policies(attempt)  # what was true when it was asked may not be now
+                    await self._allow(passage)  # 3, 4
                 if frame.limited or frame.cancellation.cancelled:
                     self._check_limits(passage)  # 5
                 context = (tool.context_type if frame.worker is None else context_in_worker(tool))(
@@ -209,7 +201,7 @@ class Gate:
             ending = await self._roll_back(passage, error, scope.stopped)  # 9, failure
         frame.ends(attempt)
         if attempt.made_resources is not None or attempt.policies_made_resources:
-            await self._close_resources(attempt)
+            await close_resources(attempt)
         if frame.log is not None and not passage.recorded:
             ending = await self._record_end(passage) or ending
         result = self._end(passage)  # 10
@@ -226,7 +218,20 @@ class Gate:
         passage.result = await from_the_record(passage.attempt)
         return passage.result
 
-    # 4
+    # 3, 4
+
+    async def _allow(self, passage: Passage) -> None:
+        """Ask the policies, and somebody if they say so, unless the call runs before it is approved."""
+        attempt, arguments = passage.attempt, passage.call.arguments
+        attempt.seen = attempt.tool.parse_again(
+            attempt.params, arguments
+        )  # no policy can change the handler's
+        asked = await check_policies(attempt)
+        if asked is not None and passage.approved is None:
+            attempt.preview = asked if runs_first(attempt) else None
+            if attempt.preview is None:
+                await self._approve(passage, asked)
+                await check_policies(attempt)  # what was true when it was asked may not be now
 
     async def _approve(self, passage: Passage, reason: str, diff: str = "") -> None:
         name = passage.call.name
@@ -356,8 +361,7 @@ class Gate:
 
     def _remember(self, attempt: Attempt, transaction: Transaction) -> None:
         """Note what a finished call did to the world, to be undone or named if that comes to nothing."""
-        finished: Any = attempt.finished
-        done = attempt.own_effect(finished) if isinstance(finished, ToolResult) else None  # pyright: ignore[reportUnknownArgumentType]  # whatever it holds
+        done = attempt.own_effect(attempt.finished)
         if done is not None:
             transaction.settle(done)
 
@@ -406,12 +410,11 @@ class Gate:
         self._remember(attempt, transaction)
         if attempt.tickets is not None:
             await shielded(answer_for_tickets(attempt, transaction))
-        compensated: tuple[str, ...] = ()
-        left: tuple[str, ...] = ()
+        compensated, left = tuple[str, ...](), tuple[str, ...]()
         if transaction.settled:
             compensated, left = await shielded(compensate(self, attempt, transaction.settled))
         if attempt.made_resources is not None or attempt.policies_made_resources:
-            await self._close_resources(attempt)
+            await close_resources(attempt)
         if attempt.policy_context is not None:
             close_policy_context(attempt)
         if attempt.token is not None:
@@ -471,8 +474,7 @@ class Gate:
             passage.reservation.settle()
         attempt.made_resources = None  # it points back here, and only the collector could free the circle
         result: Any = passage.result
-        shown = call.tool.shown
-        parking = frame.parking
+        shown, parking = call.tool.shown, frame.parking
         if parking is None or not parking.parked or passage.recorded:  # else it has not ended: it is left
             frame.record(
                 ToolInvoked(
@@ -495,9 +497,3 @@ class Gate:
             frame.ending.discard(attempt)
             parking.ended(attempt)
         return result
-
-    async def _close_resources(self, attempt: Attempt) -> None:
-        for resources in (attempt.made_resources, policy_resources(attempt)):
-            if resources is not None and not resources.untouched:
-                for error in await shielded(resources.close()):
-                    log.error("closing a resource of %s raised", attempt.name, exc_info=error)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from handrail.errors import FileError
 from handrail.protocols import Filesystem
-from handrail.resources.paths import place
+from handrail.resources.paths import parse_path
 
 if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
@@ -20,7 +20,7 @@ def places_of(attempt: Attempt, params: Any, ran: bool) -> tuple[str, ...] | Non
     """
     found: list[str] = []
     try:
-        named = [place(each.path).path for each in attempt.tool.paths(params)]
+        named = [parse_path(each.path).path for each in attempt.tool.paths(params)]
         found += named
         if named and not ran:
             found += _followed(attempt, named)
@@ -39,7 +39,7 @@ def spelled(attempt: Attempt, params: Any) -> dict[str, str]:
     found: dict[str, str] = {}
     for each in attempt.tool.paths(params):
         with contextlib.suppress(FileError):
-            found[each.path] = place(each.path).path
+            found[each.path] = parse_path(each.path).path
     return found
 
 

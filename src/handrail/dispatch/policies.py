@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from handrail.cancellation import await_foreign
+from handrail.cancellation import await_foreign, shielded
 from handrail.context import ToolContext
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.failures import Refused
@@ -96,6 +96,14 @@ def policy_resources(attempt: Attempt) -> CallResources | None:
         return None
     behind: Any = attempt.policy_context._source  # pyright: ignore[reportPrivateUsage]  # made here
     return behind._resources
+
+
+async def close_resources(attempt: Attempt) -> None:
+    """Close what an attempt and its policies made for themselves."""
+    for resources in (attempt.made_resources, policy_resources(attempt)):
+        if resources is not None and not resources.untouched:
+            for error in await shielded(resources.close()):
+                log.error("closing a resource of %s raised", attempt.name, exc_info=error)
 
 
 async def check_policies(attempt: Attempt) -> str | None:

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from handrail.cancellation import shielded
 from handrail.dispatch.replaying import inner_call, write_result
-from handrail.dispatch.undoing import shielded
 from handrail.events import CallStatus
 from handrail.records import CommitUnit, Journal
 from handrail.resources.paths import folder_of

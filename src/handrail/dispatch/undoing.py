@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import traceback
-from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.call import COMPENSATION, Call
@@ -20,27 +19,10 @@ from handrail.tools import ToolResult
 if TYPE_CHECKING:
     from handrail.dispatch.gate import Gate
 
-T = TypeVar("T")
-
 log = logging.getLogger("handrail.gate")
 
 _SECONDS = 30.0
 """How long one compensation may take."""
-
-
-async def shielded(work: Coroutine[Any, Any, T]) -> T:
-    """Carry `work` out whatever cancels this task meanwhile.
-
-    A cancellation is not lost: the task still counts it, and the gate raises it at the call's end.
-    """
-    import anyio
-
-    task = asyncio.ensure_future(work)
-    with anyio.CancelScope(shield=True):
-        while not task.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait({task})
-    return task.result()
 
 
 async def compensate(

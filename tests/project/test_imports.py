@@ -1,0 +1,63 @@
+"""What importing the names of hello world loads, and what it leaves for later.
+
+Counts modules, which are the same on every machine. `make bench` measures the time.
+"""
+
+import subprocess
+import sys
+
+HELLO = "from handrail import Agent, tool"
+MOST_MODULES = 80
+
+LATER = ("griffe", "opentelemetry", "aiohttp", "starlette", "typer", "rich", "jinja2", "yaml", "anyio")
+"""Loaded when first used, or belonging to an extra."""
+UNUSED = ("difflib", "sqlite3", "tomllib", "tempfile", "http", "email.message", "zipfile")
+"""Parts of the standard library that hello world does not need and its floor does not load."""
+FLOOR = "import pydantic, asyncio; from pydantic import BaseModel, Field, TypeAdapter"
+
+
+def loaded_by(line: str) -> set[str]:
+    """The modules in `sys.modules` of a fresh interpreter after one line."""
+    code = f"import sys\n{line}\nprint(*sys.modules, sep='\\n')"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stderr == ""
+    return set(result.stdout.split())
+
+
+def of_ours(modules: set[str]) -> list[str]:
+    return sorted(name for name in modules if name.partition(".")[0] == "handrail")
+
+
+def test_hello_world_loads_few_modules():
+    """What defines an agent, and nothing of what runs one: that comes with the first run."""
+    ours = of_ours(loaded_by(HELLO))
+    assert len(ours) <= MOST_MODULES, ours
+    packages = {name.split(".")[1] for name in ours if "." in name}
+    assert not packages & {"journal", "guard", "resources", "environment", "runs", "workers", "serve", "cli"}
+
+
+def test_hello_world_loads_nothing_that_can_wait():
+    """No extra, no docstring parser, no telemetry, and little of the standard library beyond its floor."""
+    loaded, floor = loaded_by(HELLO), loaded_by(FLOOR)
+    assert [name for name in LATER if name in loaded] == []
+    assert [name for name in UNUSED if name in loaded and name not in floor] == []
+
+
+def test_the_package_itself_loads_nothing_else():
+    """`import handrail` is one module: names are loaded when they are used."""
+    assert of_ours(loaded_by("import handrail")) == ["handrail"]
+
+
+def test_a_gate_loads_no_shell_and_no_database():
+    """Tools alone, through a gate, need neither."""
+    loaded = loaded_by("from handrail import open_gate, tool")
+    assert not [
+        name for name in of_ours(loaded) if name.startswith(("handrail.resources.shell", "handrail.adapter"))
+    ]
+    assert [name for name in LATER if name in loaded] == []
+
+
+def test_the_packages_that_wait_are_named_as_they_are_imported():
+    """Guards the lists above: what the core depends on exists by these names."""
+    loaded = loaded_by("import griffe, opentelemetry, difflib, sqlite3, tomllib")
+    assert {"griffe", "opentelemetry", "difflib", "sqlite3", "tomllib"} <= loaded
