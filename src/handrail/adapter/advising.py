@@ -53,7 +53,7 @@ class Advisers:
         """After a turn of calls: whoever is due may give one piece of advice."""
         seen, self._seen = self._seen, set()
         run_log, place = self._run.frame.log, self._next_place()
-        if run_log is not None and (before := run_log.find("advice", place, _Advice)) is not None:
+        if (before := run_log.find("advice", place, _Advice)) is not None:
             self._recall(self._run.feedback, before)
             for said in before.said:
                 self._tell(said)
@@ -65,8 +65,7 @@ class Advisers:
                 said = await self._said("feedback", provider, provider.advise, "", None)
                 if said:
                     given.append(f"[{provider.name}] {said}")
-        if run_log is not None:
-            await run_log.note("advice", place, self._advice(self._run.feedback, given))
+        await run_log.note("advice", place, self._advice(self._run.feedback, given))
         for said in given:
             self._tell(said)
 
@@ -86,15 +85,13 @@ class Advisers:
     async def hold(self, text: str, output: Any) -> str | None:
         """When a run wants to end: what is missing; "" where it is, but nobody may hold it any longer."""
         run_log, place = self._run.frame.log, self._next_place()
-        if run_log is not None and (before := run_log.find("advice", place, _Advice)) is not None:
+        if (before := run_log.find("advice", place, _Advice)) is not None:
             self._recall(self._run.completion, before)
             return before.said[0] if before.said else None
         self._run.goes_on()
         held = await self._hold(text, output)
-        if run_log is not None:
-            await run_log.note(
-                "advice", place, self._advice(self._run.completion, [] if held is None else [held])
-            )
+        advice = self._advice(self._run.completion, [] if held is None else [held])
+        await run_log.note("advice", place, advice)
         return held
 
     async def _hold(self, text: str, output: Any) -> str | None:

@@ -174,6 +174,5 @@ async def _nest(
     outer = attempt.frame
     options = outer.options.nested(given, outer.tracker, attempt.depth + 1, levels)
     frame = Frame.nested(attempt, number, options, prompt)
-    if frame.log is not None:
-        await frame.log.note_verb(attempt.place.child(number), verb)
+    await frame.log.note_verb(attempt.place.child(number), verb)
     return frame, Conversation(frame.session, frame.run_context.run_id)

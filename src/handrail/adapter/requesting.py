@@ -49,13 +49,12 @@ async def ask(run: Run) -> Answer:
     frame = run.frame
     if frame.parking is not None and frame.parked:
         raise asyncio.CancelledError  # it came while something was shielded from it
-    if frame.log is not None:
-        place = run.next_place()
-        await tell_undone(run, place)
-        recorded = frame.log.find("model answer", place, RecordedAnswer)
-        if recorded is not None:
-            return _heard_before(run, recorded)
-        run.goes_on()
+    place = run.next_place()
+    await tell_undone(run, place)
+    recorded = frame.log.find("model answer", place, RecordedAnswer)
+    if recorded is not None:
+        return _heard_before(run, recorded)
+    run.goes_on()
     deadline = frame.deadline
     if deadline is None:
         return await _ask_until_answered(run)
@@ -144,7 +143,7 @@ async def _ask_once(run: Run, attempt: int) -> Answer:
         seconds = frame.monotonic() - began
         cost = _charge(run, answer, reserved, seconds)
         reserved = None
-        if frame.log is not None:
+        if frame.log.is_kept:
             recorded = write_answer(answer, seconds, cost, masking)
             await shielded(frame.log.note("model answer", run.place_of_answer, recorded))
         return answer

@@ -89,7 +89,7 @@ class Run:
     def begin(self) -> None:
         """It begins; where it is gone through again, whoever listens hears so once it comes past its record."""
         frame = self.frame
-        self.again = frame.log is not None and frame.log.has_begun(frame.place)
+        self.again = frame.log.has_begun(frame.place)
         if not self.again:
             self._tell()
 

@@ -112,9 +112,7 @@ async def put(attempt: Attempt, question: Question, wanted: Schema[Any]) -> Answ
 
 
 async def note_verb(attempt: Attempt, number: int, verb: str) -> None:
-    log = attempt.frame.log
-    if log is not None:
-        await log.note_verb(attempt.place.child(number), verb)
+    await attempt.frame.log.note_verb(attempt.place.child(number), verb)
 
 
 def _value_of(answer: Answer, kind: str) -> Any:

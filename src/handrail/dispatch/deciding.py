@@ -46,7 +46,7 @@ async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> De
     """
     frame, log = attempt.frame, attempt.frame.log
     mode = getattr(frame.broker, "mode", None)
-    if log is not None and log.resumed and mode != "strict":
+    if log.resumed and mode != "strict":
         before = _before(log, asked)
         if before is not None:
             return before
@@ -59,7 +59,7 @@ async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> De
     used = recall.used
     if used is None:
         return Decided(approval, _how(approval, mode))
-    if log is not None:
+    if log.is_kept:
         noted = _Noted(asked.question.digest, approval, used.id)
         await log.note("approval", _place(log, asked), noted)
         if log.resumed and _lies_there(log, asked):

@@ -16,7 +16,7 @@ from handrail.dispatch.options import RunOptions
 from handrail.errors import DefinitionError
 from handrail.guard.approval import Broker
 from handrail.journal import MemoryJournal, new_key
-from handrail.journal.runlog import RunLog
+from handrail.journal.runlog import NO_LOG, RunLog
 from handrail.limits import Budget, BudgetTracker, Spending
 from handrail.place import RUN, Place
 from handrail.protocols import (
@@ -168,7 +168,7 @@ class Frame:
             approvals = Broker(self.steps, environment, approvals)
         self.broker = approvals
         self.key = new_key() if journal is None else journal.key
-        self.log = log
+        self.log = log or NO_LOG
         self.adapter = adapter or (None if environment is None else environment.adapter)
         self.prompt_model = prompt_model or (None if environment is None else environment.prompt_model)
         self.workers = self.worker = self.parking = None
@@ -287,7 +287,7 @@ class Frame:
     @property
     def left_to_the_record(self) -> bool:
         """Does the run end here without an end, because it is parked or another process has it?"""
-        return self.log is not None and self.log.closed
+        return self.log.closed
 
     @property
     def parked(self) -> bool:

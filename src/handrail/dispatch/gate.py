@@ -135,7 +135,7 @@ class Gate:
     async def carry(self, passage: Passage) -> ToolResult[Any]:
         """What happens to a call. It always ends in exactly one `ToolInvoked`, and `passage` has its result."""
         frame, call, attempt = self.frame, passage.call, passage.attempt
-        if frame.log is not None and (before := await self._replay(passage)) is not None:
+        if frame.log.resumed and (before := await self._replay(passage)) is not None:
             return before
         call.begin(frame.monotonic() - frame.began)
         kind = call.kind
@@ -154,7 +154,7 @@ class Gate:
             policies = () if kind.is_part else frame.policies
             if policies and type(call.arguments) is not str and type(call.arguments) is not bytes:
                 call.settle(clear_json(call.arguments))  # what is checked is what runs, whoever holds it
-            if frame.log is not None:
+            if frame.log.resumed:
                 await decide_interrupted(attempt)
             attempt.params = tool.parse(call.arguments)  # 2
             while True:
@@ -167,7 +167,7 @@ class Gate:
                 context = (tool.context_type if frame.worker is None else context_in_worker(tool))(
                     attempt
                 )  # 6
-                if frame.log is not None:
+                if frame.log.is_kept:
                     await mark_begun(attempt)
                 attempt.token = _TOKEN  # 7
                 try:
@@ -202,7 +202,7 @@ class Gate:
         frame.ends(attempt)
         if attempt.made_resources is not None or attempt.policies_made_resources:
             await close_resources(attempt)
-        if frame.log is not None and not passage.recorded:
+        if frame.log.is_kept and not passage.recorded:
             ending = await self._record_end(passage) or ending
         result = self._end(passage)  # 10
         interrupted = scope.close()
@@ -332,9 +332,9 @@ class Gate:
         journal, log, transaction = self.frame.journal, self.frame.log, attempt.open_transaction
         if journal is None or transaction.parent is not None:
             # It becomes part of the outer call's record; what it left there is kept in case that is entered again.
-            inner = None if log is None else inner_call(attempt, result)
+            inner = inner_call(attempt, result) if log.is_kept else None
             done = self._commit(passage, result)
-            if done and log is not None:
+            if done and log.is_kept:
                 passage.recorded = await shielded(log.note("inner call", passage.call.place, inner))
             return done
         async with commit_lock_of(self.frame.session):
@@ -371,8 +371,8 @@ class Gate:
         if isinstance(error, WasDone):
             passage.result = error.result
             return None
-        if isinstance(error, RunBusy) and self.frame.log is not None:
-            self.frame.log.closed = True  # another process has the run, and decides what is undone
+        if isinstance(error, RunBusy):
+            self.frame.log.close()  # another process has the run, and decides what is undone
         failure = failure_of(attempt, error, stopped)
         if failure.status in ("cancelled", "timed out"):
             attempt.stop()
@@ -429,8 +429,7 @@ class Gate:
         passage.left = (*passage.left, *await self._undo(attempt, "it is run again"))
         attempt.transaction = None  # undone, and not to be undone again
         another = attempt.next()
-        if frame.log is not None:
-            await note_attempt(another, passage.left)
+        await note_attempt(another, passage.left)
         if scope.interrupted:
             raise asyncio.CancelledError  # it came while this attempt was undone
         if attempt.preview is not None:

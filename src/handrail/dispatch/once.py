@@ -48,7 +48,7 @@ async def _once(
     value = await frame.steps.step(
         f"{attempt.invocation.idempotency_key}/{key}",
         lambda: call_either(function),
-        run_id="" if frame.log is None else frame.log.run_id,
+        run_id=frame.log.run_id,
         unsettled=lambda: _settle_unknown(attempt, key, function, probe, on_unknown),
     )
     done = Settled(f"{attempt.name}: once({key!r})", attempt.id)

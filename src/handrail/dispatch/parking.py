@@ -147,8 +147,9 @@ class Parking:
         if not by_force and not self.may_park:
             return False
         run_log = self._root.log
-        assert run_log is not None, "only a run with a record is parked"
-        self.parked = run_log.closed = True
+        assert run_log.is_kept, "only a run with a record is parked"
+        run_log.close()
+        self.parked = True
         self._root.cancellation.cancel("parked")
         return True
 

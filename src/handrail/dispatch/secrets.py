@@ -61,7 +61,7 @@ def enters_again(attempt: Attempt) -> bool:
 async def mark(attempt: Attempt, what: str) -> None:
     """Record that a call has begun which may not be run twice, before it goes on."""
     log = attempt.frame.log
-    if log is not None:
+    if log.is_kept:
         if log.closed:  # nothing can be marked any more, so nothing that has to be may go on
             raise (
                 CancelledError if attempt.frame.cancellation.cancelled else RunBusy(log.run_id, "another one")

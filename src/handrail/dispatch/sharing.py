@@ -47,7 +47,7 @@ def give_ticket(attempt: Attempt) -> str:
     """The verb `ticket` of one call."""
     frame = attempt.frame
     log = frame.log
-    if log is None:
+    if not log.is_kept:
         raise NotSupported(
             "ticket", "Give the run a journal that other processes can reach: Adapter(model, journal=...)."
         )

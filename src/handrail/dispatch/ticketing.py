@@ -59,7 +59,6 @@ async def answer_for_tickets(attempt: Attempt, transaction: Transaction) -> None
 async def _close(attempt: Attempt) -> list[tuple[GivenTicket, Deposit | None]]:
     """Close the call's tickets and settle their shares. Returns those somebody redeemed, or had begun to."""
     run_log, tickets = attempt.frame.log, attempt.tickets or []
-    assert run_log is not None
     attempt.tickets = None
     deposits: Mapping[str, bytes] = {}
     found: list[tuple[GivenTicket, Deposit | None]] = []

@@ -59,7 +59,7 @@ class OpenTurn:
     def is_recorded(self) -> bool:
         """Are all of them over in the record of a run that is gone through again?"""
         log = self._gate.frame.log
-        return log is not None and all(log.is_over(each.call.place) for each in self._calls)
+        return all(log.is_over(each.call.place) for each in self._calls)
 
     def results(self) -> tuple[ToolResult[Any], ...]:
         """A result for every call, in the order they were asked for."""
