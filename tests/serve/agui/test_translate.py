@@ -21,7 +21,7 @@ from handrail.models.model_errors import ModelUnavailable
 from handrail.models.scripted import Reply
 from handrail.protocols import Environment, PolicyDecision
 from handrail.question import Answer, Question
-from handrail.serve.agui.book import Known
+from handrail.serve.agui.message_writer import Known
 from handrail.serve.agui.translator import Translator, messages_snapshot
 from handrail.serve.agui.wire_events import Event
 from handrail.tools import RunMode
@@ -240,7 +240,7 @@ class Small(Environment):
 
     async def ask(self, question: Question, /) -> Answer | None:
         self.questions.append(question)
-        self.tell(self.now.asked(question))
+        self.tell(self.now.ask(question))
         return None
 
     def rests(self, parking: Any) -> None:

@@ -21,7 +21,7 @@ from handrail.environment.unattended import LaterEnvironment
 from handrail.errors import AnswerRefused, RunParked, RunUnknown
 from handrail.events import ToolInvoked
 from handrail.journal.sqlite import SqliteJournal
-from handrail.protocols import Environment
+from handrail.protocols import Asker
 from handrail.question import Answer, Question
 from handrail.records import Check, Mask
 from handrail.resources.directory import DirectoryFilesystem
@@ -235,14 +235,14 @@ class SimulatedJournal(SqliteJournal):
     async def ask(
         self,
         question: Question,
-        environment: Environment | None = None,
+        asker: Asker | None = None,
         check: Check | None = None,
         mask: Mask | None = None,
         /,
     ) -> Answer:
-        if environment is not None:
+        if asker is not None:
             self.world.happened("shown", question=msgspec.to_builtins(question, builtin_types=()))
-        return await super().ask(question, environment, check, mask)
+        return await super().ask(question, asker, check, mask)
 
     async def step(
         self,
