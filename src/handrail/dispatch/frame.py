@@ -124,7 +124,7 @@ class Frame:
     filesystem: Forkable | None
     """The files, where they join a call's transaction: the short way to them."""
     broker: ApprovalBroker
-    log: RunLog | None
+    log: RunLog
     adapter: Callable[[Any], BoundAdapter] | None
     prompt_model: Callable[[Any], PromptModel] | None
     workers: Workers | None

@@ -21,7 +21,7 @@ from handrail.environment.unattended import LaterEnvironment
 from handrail.errors import AnswerRefused, RunParked, RunUnknown
 from handrail.events import ToolInvoked
 from handrail.journal.sqlite import SqliteJournal
-from handrail.protocols import Asker
+from handrail.protocols import Asker, Environment
 from handrail.question import Answer, Question
 from handrail.records import Check, Mask
 from handrail.resources.directory import DirectoryFilesystem
