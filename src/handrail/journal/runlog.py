@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import msgspec
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import Diverged, RunBusy
-from handrail.journal.memory import MemoryJournal
+from handrail.journals import Journal
 from handrail.place import Place
-from handrail.records import Asked, CommitUnit, Entry, EntryKind, Journal
+from handrail.records import Asked, CommitUnit, Entry, EntryKind
 
 T = TypeVar("T")
 
@@ -158,7 +158,7 @@ class RunLog:
 
     async def _add(self, kind: EntryKind, key: str, body: bytes) -> None:
         try:
-            await self.journal.note(self.run_id, Entry(kind, key, self.now(), body))
+            await self.journal.calls.note(self.run_id, Entry(kind, key, self.now(), body))
         except RunBusy:
             self._closed = True
             raise
@@ -175,7 +175,7 @@ class NoRunLog(RunLog):
     is_kept: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        super().__init__(MemoryJournal(), "", SYSTEM_CLOCK)
+        super().__init__(cast(Any, None), "", SYSTEM_CLOCK)
 
     def close(self) -> None:
         """Do nothing: the log is shared by all runs without a journal."""
