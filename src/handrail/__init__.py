@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from handrail.resources import Binding, given
     from handrail.resources.directory import DirectoryFilesystem
     from handrail.resources.memory import MemoryFilesystem
-    from handrail.resources.shell import Shell
+    from handrail.resources.shell import Allow, Shell
     from handrail.sections import FileTools, ShellTools
     from handrail.session import Session, kept
     from handrail.tools import PathArg, Tool, ToolExample, ToolResult, tool
@@ -89,7 +89,7 @@ _HOMES = {
     "handrail.resources": "Binding given",
     "handrail.resources.directory": "DirectoryFilesystem",
     "handrail.resources.memory": "MemoryFilesystem",
-    "handrail.resources.shell": "Shell",
+    "handrail.resources.shell": "Allow Shell",
     "handrail.sections": "FileTools ShellTools",
     "handrail.session": "Session kept",
     "handrail.tools": "PathArg Tool ToolExample ToolResult tool",
@@ -104,6 +104,7 @@ __all__ = [
     "Agent",
     "AgentContext",
     "AgentEnvironment",
+    "Allow",
     "Answer",
     "AnthropicModel",
     "Binding",

@@ -13,7 +13,6 @@ from typing_extensions import TypeVar
 from handrail.adapter import Adapter, PromptResponse, RunStream
 from handrail.adapter.options import checked_model
 from handrail.context import ToolContext
-from handrail.dispatch.call import LiveCall
 from handrail.dispatch.options import ResumeArguments, RunArguments, RunOptions
 from handrail.errors import DefinitionError, NotSupported
 from handrail.messages import Model
@@ -162,6 +161,8 @@ class Agent(Generic[OutputT]):
         )
 
     async def _run_inside(self, params: Any, context: ToolContext) -> ToolResult[Any]:
+        from handrail.dispatch.call import LiveCall
+
         call = context._call  # pyright: ignore[reportPrivateUsage]  # the run is nested in its frame
         if not isinstance(call, LiveCall):
             raise NotSupported("an agent", "Call it through a gate.")
@@ -182,7 +183,6 @@ class AgentCall:  # without a docstring: a model would be shown it
     message: Annotated[str, Field(description="What it is asked: it sees nothing else of this conversation.")]
 
 
-@dataclasses.dataclass(frozen=True)
 class AgentTool(Tool[Any, Any]):
     """An agent as a tool. All that it does is done by calls inside it."""
 

@@ -1,78 +1,63 @@
-"""What importing Handrail costs beside what it stands on, and what it leaves for later.
+"""What importing the names of hello world loads, and what it leaves for later.
 
-pydantic, anyio and Handrail all load themselves when they are used, so two lines are held to 1.2:
-the bare imports against each other, and the words a tool needs against the names of pydantic and the
-event loop that they are made of. All are measured in one run and shown (`-s`).
+Counts modules, which are the same on every machine. `make bench` measures the time.
 """
 
-import os
-import statistics
 import subprocess
 import sys
-from pathlib import Path
 
-FLOOR = "import pydantic, anyio, asyncio; from pydantic import BaseModel, Field, TypeAdapter"
-LINES = {
-    "python alone": "pass",
-    "import pydantic, anyio": "import pydantic, anyio",
-    "the same, names touched": "import pydantic, anyio; from pydantic import BaseModel, Field, TypeAdapter",
-    "the same, and the loop": FLOOR,
-    "import handrail": "import handrail",
-    "the words of a tool": "from handrail import Tool, ToolContext, ToolResult, gather, tool",
-}
-MOST = 1.2
-ROUNDS = 25 if os.environ.get("HANDRAIL_DEEP") else 7
+HELLO = "from handrail import Agent, tool"
+MOST_MODULES = 80
 
-LATER = ("griffe", "opentelemetry", "aiohttp", "starlette", "typer", "rich", "jinja2", "yaml")
+LATER = ("griffe", "opentelemetry", "aiohttp", "starlette", "typer", "rich", "jinja2", "yaml", "anyio")
 """Loaded when first used, or belonging to an extra."""
+UNUSED = ("difflib", "sqlite3", "tomllib", "tempfile", "http", "email.message", "zipfile")
+"""Parts of the standard library that hello world does not need and its floor does not load."""
+FLOOR = "import pydantic, asyncio; from pydantic import BaseModel, Field, TypeAdapter"
 
 
-def environment(bytecode: Path) -> dict[str, str]:
-    """An installed package has its bytecode on disk: here too, in a folder of the test's own."""
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return {**kept, "PYTHONPYCACHEPREFIX": str(bytecode)}
+def loaded_by(line: str) -> set[str]:
+    """The modules in `sys.modules` of a fresh interpreter after one line."""
+    code = f"import sys\n{line}\nprint(*sys.modules, sep='\\n')"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stderr == ""
+    return set(result.stdout.split())
 
 
-def cpu_milliseconds(line: str, env: dict[str, str]) -> float:
-    """User and system time of a fresh interpreter that runs one line."""
-    process = subprocess.Popen([sys.executable, "-c", line], env=env)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    return (usage.ru_utime + usage.ru_stime) * 1000
+def of_ours(modules: set[str]) -> list[str]:
+    return sorted(name for name in modules if name.partition(".")[0] == "handrail")
 
 
-def test_importing_costs_little_more_than_what_it_stands_on(tmp_path: Path):
-    """Medians of fresh interpreters, in turns: at most 1.2 times the floor."""
-    env = environment(tmp_path / "bytecode")
-    for line in LINES.values():
-        cpu_milliseconds(line, env)  # writes the bytecode
-    spent: dict[str, list[float]] = {name: [] for name in LINES}
-    for _ in range(ROUNDS):
-        for name, line in LINES.items():
-            spent[name].append(cpu_milliseconds(line, env))
-    medians = {name: statistics.median(times) for name, times in spent.items()}
-    print(f"\nCPU of a fresh interpreter, median of {ROUNDS}:")
-    for name, median in medians.items():
-        print(f"  {name:26} {median:6.1f} ms")
-    bare = medians["import handrail"] / medians["import pydantic, anyio"]
-    words = medians["the words of a tool"] / medians["the same, and the loop"]
-    print(
-        f"  import handrail is {bare:.2f} of the bare line; its words are {words:.2f} of what they are made of"
-    )
-    assert bare <= MOST
-    assert words <= MOST
+def test_hello_world_loads_few_modules():
+    """What defines an agent, and nothing of what runs one: that comes with the first run."""
+    ours = of_ours(loaded_by(HELLO))
+    assert len(ours) <= MOST_MODULES, ours
+    packages = {name.split(".")[1] for name in ours if "." in name}
+    assert not packages & {"journal", "guard", "resources", "environment", "runs", "workers", "serve", "cli"}
 
 
-def test_importing_loads_nothing_that_can_wait(tmp_path: Path):
-    """No docstring parser, no telemetry, nothing of an extra is in `sys.modules` afterwards."""
-    code = f"import sys; from handrail import tool, open_gate; print([name for name in {LATER!r} if name in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (result.stdout, result.stderr) == ("[]\n", "")
+def test_hello_world_loads_nothing_that_can_wait():
+    """No extra, no docstring parser, no telemetry, and little of the standard library beyond its floor."""
+    loaded, floor = loaded_by(HELLO), loaded_by(FLOOR)
+    assert [name for name in LATER if name in loaded] == []
+    assert [name for name in UNUSED if name in loaded and name not in floor] == []
+
+
+def test_the_package_itself_loads_nothing_else():
+    """`import handrail` is one module: names are loaded when they are used."""
+    assert of_ours(loaded_by("import handrail")) == ["handrail"]
+
+
+def test_a_gate_loads_no_shell_and_no_database():
+    """Tools alone, through a gate, need neither."""
+    loaded = loaded_by("from handrail import open_gate, tool")
+    assert not [
+        name for name in of_ours(loaded) if name.startswith(("handrail.resources.shell", "handrail.adapter"))
+    ]
+    assert [name for name in LATER if name in loaded] == []
 
 
 def test_the_packages_that_wait_are_named_as_they_are_imported():
-    """Guards the list above: the two of them that the core depends on exist by these names."""
-    code = f"import griffe, opentelemetry, sys; print([name for name in {LATER!r} if name in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.stdout == "['griffe', 'opentelemetry']\n"
+    """Guards the lists above: what the core depends on exists by these names."""
+    loaded = loaded_by("import griffe, opentelemetry, difflib, sqlite3, tomllib")
+    assert {"griffe", "opentelemetry", "difflib", "sqlite3", "tomllib"} <= loaded

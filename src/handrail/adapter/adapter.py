@@ -2,68 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from handrail.adapter.bound import Bound, prompt_model_of
-from handrail.adapter.conversation import Conversation, root_conversation
-from handrail.adapter.disclosure import opener
-from handrail.adapter.durable import (
-    Resumed,
-    answer_of,
-    begin_run,
-    carry_out,
-    check_resumed,
-    go_on,
-    prompt_of,
-    session_after,
-)
-from handrail.adapter.holding import held, taken
-from handrail.adapter.loop import run_until_done
-from handrail.adapter.masking import Masking
 from handrail.adapter.options import (
     Settings,
-    check_added,
-    check_files,
     check_prompt,
     check_sampling,
     checked_model,
     checked_workers,
-    forwarding,
     one_message,
 )
-from handrail.adapter.output import Output
 from handrail.adapter.pacing import Retry, Throttle
-from handrail.adapter.response import Outcome, PromptResponse, respond
-from handrail.adapter.run import Run
+from handrail.adapter.response import PromptResponse
 from handrail.adapter.stream import RunStream
-from handrail.context.verbs import PromptModel
-from handrail.dispatch.frame import Frame
-from handrail.dispatch.opening import open_frame
 from handrail.dispatch.options import HostArguments, ResumeArguments, RunArguments, RunOptions, check_kinds
-from handrail.dispatch.parking import Parking
-from handrail.errors import DefinitionError, RunError
-from handrail.guard.memory import keep_decisions
-from handrail.journal.runlog import RunLog
-from handrail.messages import Model, UserMessage
+from handrail.messages import Model
 from handrail.models import model_named
 from handrail.operation import Operation
-from handrail.prompt import Prompt, RenderedPrompt
+from handrail.prompt import Prompt
 from handrail.protocols import EventBus, Filesystem, WorkerSource
-from handrail.records import OVER
 from handrail.session import Dispatcher, Session
-from handrail.tools import Tool
 
 if TYPE_CHECKING:
+    from handrail.adapter.bound import Bound
+    from handrail.context.verbs import PromptModel
     from handrail.dispatch.call import LiveCall
 
 OutputT = TypeVar("OutputT")
-
-NO_MESSAGE = "Do what the instructions say."
-"""What is said to a model where the prompt itself holds all there is to say."""
 
 
 class Adapter:
@@ -195,121 +161,19 @@ class Adapter:
     async def _evaluate(
         self, prompt: Prompt[OutputT], options: RunOptions, streaming: bool = False
     ) -> PromptResponse[OutputT]:
-        bus, new_id, journal = options.bus, options.new_id, options.journal
-        own = bus if isinstance(bus, Dispatcher) else None
-        run_id = options.run_id or new_id()
-        session = options.session or Session(new_id=new_id, dispatcher=own)
-        options = options.replace(session=session, run_id=run_id)
-        if journal is None:
-            return await self._go(prompt, options, streaming, None)
-        with held(journal, run_id):
-            return await self._go(prompt, options, streaming, RunLog(journal, run_id, options.clock))
+        from handrail.adapter.evaluation import evaluate
+
+        return await evaluate(self, prompt, options, streaming)
 
     async def _resume(
         self, run_id: str, prompt: Prompt[Any] | None, options: RunOptions, heard: EventBus | None = None
     ) -> PromptResponse[Any]:
-        journal, session, clock = options.journal, options.session, options.clock
-        if journal is None:
-            raise RunError(
-                run_id, "this adapter has no journal", "Give it the one that has the run: journal=."
-            )
-        row = await journal.run(run_id)
-        prompt = prompt or prompt_of(run_id, row.record.app)
-        if row.status in OVER:
-            return answer_of(row, prompt, await session_after(journal, row, session))
-        check_resumed(row, prompt, options.filesystem, options.tools)
-        async with taken(journal, run_id) as row:
-            if row.status in OVER:  # since it was looked at
-                return answer_of(row, prompt, await session_after(journal, row, session))
-            recover: Any = getattr(options.filesystem, "recover", None)
-            if recover is not None:
-                await recover(journal)
-            resumed = await go_on(journal, row, session, clock)
-            await keep_decisions(resumed.session, journal)
-            return await self._go(
-                prompt, resumed.options(options), heard is not None, resumed.log, resumed, heard
-            )
+        from handrail.adapter.evaluation import resume
 
-    async def _go(
-        self,
-        prompt: Prompt[Any],
-        options: RunOptions,
-        streaming: bool,
-        log: RunLog | None,
-        resumed: Resumed | None = None,
-        heard: EventBus | None = None,
-    ) -> PromptResponse[Any]:
-        """One run, new or resumed, from its frame to its response."""
-        settings = self._settings().override(
-            temperature=options.temperature, max_tokens=options.max_tokens, streaming=streaming
-        )
-        frame = self._frame(prompt, options, settings, log)
-        check_files(prompt, frame)
-        check_added(prompt, options.tools)
-        if frame.parking is not None:
-            frame.parking.begin()
-        session, workers = frame.session, options.workers
-        conversation = root_conversation(session)
-        forward = forwarding(session, options.bus, heard)
-        run_id = frame.run_context.run_id
-        try:
-            with conversation, nullcontext() if workers is None else workers.enter(frame):
-                rendered = prompt.render(
-                    options.params, session=session, opened=options.opened, deadline=frame.deadline
-                )
-                if resumed is None:
-                    conversation.close_calls(run_id)
-                else:
-                    resumed.catch_up()
-                history = options.history
-                if history and (resumed is None or not len(conversation.messages)):
-                    frame.show([*rendered.tools, *options.tools], ())  # these say what in it is secret
-                    secretive = frame.secretive or rendered.secretive
-                    masked = Masking(frame, conversation).message if secretive else None
-                    conversation.begin_with(history, run_id, masked)  # else the session was saved with it
-                    if masked is not None:
-                        options = options.replace(history=tuple(masked(each) for each in history))
-                journal = None if log is None else options.journal
-                if journal is not None and resumed is None:
-                    await begin_run(journal, frame, prompt, rendered, options, self.model.name)
-                work = self.run_in(
-                    frame,
-                    settings,
-                    conversation,
-                    prompt,
-                    rendered,
-                    options.message,
-                    system=None if resumed is None else resumed.begin.system,
-                    tools=options.tools,
-                )
-                outcome = await (work if journal is None else carry_out(journal, frame, conversation, work))
-        finally:
-            forward()
-            await frame.resources.close()
-        return respond(outcome, frame)
+        return await resume(self, run_id, prompt, options, heard)
 
-    def _frame(
-        self, prompt: Prompt[Any], options: RunOptions, settings: Settings, log: RunLog | None
-    ) -> Frame:
-        environment = options.environment
-        frame = open_frame(
-            options.replace(resources=(*options.resources, *prompt.resources)),
-            prompt=prompt,
-            log=log,
-            adapter=lambda call: Bound(self, settings, call),
-            prompt_model=getattr(environment, "prompt_model", None)
-            or (lambda call: prompt_model_of(self, settings, call)),
-        )
-        if getattr(environment, "parks", False):
-            if log is None:
-                raise DefinitionError(
-                    f"{type(environment).__name__} parks runs, and that needs a journal. "
-                    "Give the adapter one: journal=SqliteJournal('runs.db')."
-                )
-            frame.parking = Parking(frame, environment)
-        return frame
-
-    def _settings(self) -> Settings:
+    def settings(self) -> Settings:
+        """How its runs ask the model, unless told otherwise."""
         return Settings(
             self.model,
             retry=self._retry,
@@ -320,69 +184,20 @@ class Adapter:
 
     def bound_to(self, call: LiveCall) -> Bound:
         """This adapter as one call has it, whoever opened the call's run."""
-        return Bound(self, self._settings(), call)
+        from handrail.adapter.bound import Bound
+
+        return Bound(self, self.settings(), call)
 
     def inside(self, call: LiveCall) -> Bound:
         """This adapter for a run inside a call of any run. It streams where that run does."""
+        from handrail.adapter.bound import Bound
+
         around = None if call.frame.adapter is None else call.adapter
         streams = isinstance(around, Bound) and around.streams
-        return Bound(self, self._settings().override(streaming=streams), call)
+        return Bound(self, self.settings().override(streaming=streams), call)
 
     def prompt_model_for(self, call: LiveCall) -> PromptModel:
         """The verb `prompt_model` of one call, on this adapter's model."""
-        return prompt_model_of(self, self._settings(), call)
+        from handrail.adapter.bound import prompt_model_of
 
-    async def run_in(
-        self,
-        frame: Frame,
-        settings: Settings,
-        conversation: Conversation,
-        prompt: Prompt[Any],
-        rendered: RenderedPrompt[Any],
-        message: str | None,
-        *,
-        output: Output | None = None,
-        on_text: Callable[[str], None] | None = None,
-        system: str | None = None,
-        tools: Sequence[Tool[Any, Any]] = (),
-    ) -> Outcome:
-        """One run, root or nested, from its rendered prompt to its end."""
-        if rendered.output_schema is not None:
-            output = Output(rendered.output_schema)
-        run: Run
-        closed = rendered.closed
-        extra = [opener(lambda: run.rendered, self.opens_in_place)] if closed else []
-        run = Run(
-            settings,
-            frame,
-            conversation,
-            rendered,
-            prompt_name=prompt.name,
-            output=output,
-            added=[tool for tool in tools if frame.offers(tool)],
-            extra_tools=extra,
-            feedback=prompt.feedback,
-            completion=prompt.completion,
-            on_text=on_text,
-        )
-        if system is not None:
-            run.system = system  # as it was sent before, whatever it would be rendered to now
-        for path in conversation.opened:
-            if path not in run.rendered.opened and any(each.path == path for each in closed):
-                run.open([path])
-        frame.task = asyncio.current_task()
-        run.begin()
-        run.say(UserMessage(NO_MESSAGE if message is None else message))
-        ended = "cancelled"
-        try:
-            outcome = await run_until_done(run)
-            ended = outcome.stop_reason
-            return outcome
-        except Exception as error:
-            ended = f"failed: {error}"
-            raise
-        finally:
-            frame.task = None
-            frame.cancellation.close()
-            if not frame.parked:
-                run.end(ended)
+        return prompt_model_of(self, self.settings(), call)

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from handrail.adapter.conversation import Conversation
+from handrail.adapter.loop import run_in
 from handrail.adapter.options import Settings, one_message
 from handrail.adapter.output import Output
 from handrail.adapter.response import PromptResponse, respond
@@ -92,8 +93,8 @@ class Bound:
                 rendered = prompt.render(
                     given.params, session=call.session, opened=given.opened, deadline=frame.deadline
                 )
-                outcome = await self._adapter.run_in(
-                    frame, settings, conversation, prompt, rendered, given.message
+                outcome = await run_in(
+                    self._adapter, frame, settings, conversation, prompt, rendered, given.message
                 )
             return respond(outcome, frame)
 
@@ -129,7 +130,8 @@ def prompt_model_of(adapter: Adapter, settings: Settings, call: LiveCall) -> Pro
 
         async def ask() -> Any:
             frame, conversation = await _nest(call, number, "prompt_model", asked)
-            outcome = await adapter.run_in(
+            outcome = await run_in(
+                adapter,
                 frame,
                 chosen,
                 conversation,

@@ -6,21 +6,89 @@ take it: each call has its one result.
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from handrail.adapter.advising import Advisers
 from handrail.adapter.answer import Answer
-from handrail.adapter.output import ANSWER_TOOL, REPAIRS, what_to_correct
+from handrail.adapter.conversation import Conversation
+from handrail.adapter.disclosure import opener
+from handrail.adapter.options import Settings
+from handrail.adapter.output import ANSWER_TOOL, REPAIRS, Output, what_to_correct
 from handrail.adapter.requesting import ask
 from handrail.adapter.response import Outcome
 from handrail.adapter.run import Run
+from handrail.dispatch.frame import Frame
 from handrail.dispatch.replaying import RecordedResult
 from handrail.dispatch.secrets import is_masked
 from handrail.dispatch.turn import OpenTurn
 from handrail.errors import ToolValidationError
 from handrail.messages import CallAnswered, CallAsked, ToolMessage, UserMessage
-from handrail.prompt import OPENER
-from handrail.tools import ToolResult
+from handrail.prompt import OPENER, Prompt, RenderedPrompt
+from handrail.tools import Tool, ToolResult
+
+if TYPE_CHECKING:
+    from handrail.adapter.adapter import Adapter
+
+NO_MESSAGE = "Do what the instructions say."
+"""The message to the model where the prompt itself says everything."""
+
+
+async def run_in(
+    adapter: Adapter,
+    frame: Frame,
+    settings: Settings,
+    conversation: Conversation,
+    prompt: Prompt[Any],
+    rendered: RenderedPrompt[Any],
+    message: str | None,
+    *,
+    output: Output | None = None,
+    on_text: Callable[[str], None] | None = None,
+    system: str | None = None,
+    tools: Sequence[Tool[Any, Any]] = (),
+) -> Outcome:
+    """One run, root or nested, from its rendered prompt to its end."""
+    if rendered.output_schema is not None:
+        output = Output(rendered.output_schema)
+    run: Run
+    closed = rendered.closed
+    extra = [opener(lambda: run.rendered, adapter.opens_in_place)] if closed else []
+    run = Run(
+        settings,
+        frame,
+        conversation,
+        rendered,
+        prompt_name=prompt.name,
+        output=output,
+        added=[tool for tool in tools if frame.offers(tool)],
+        extra_tools=extra,
+        feedback=prompt.feedback,
+        completion=prompt.completion,
+        on_text=on_text,
+    )
+    if system is not None:
+        run.system = system  # as it was sent before, whatever it would be rendered to now
+    for path in conversation.opened:
+        if path not in run.rendered.opened and any(each.path == path for each in closed):
+            run.open([path])
+    frame.task = asyncio.current_task()
+    run.begin()
+    run.say(UserMessage(NO_MESSAGE if message is None else message))
+    ended = "cancelled"
+    try:
+        outcome = await run_until_done(run)
+        ended = outcome.stop_reason
+        return outcome
+    except Exception as error:
+        ended = f"failed: {error}"
+        raise
+    finally:
+        frame.task = None
+        frame.cancellation.close()
+        if not frame.parked:
+            run.end(ended)
 
 
 async def run_until_done(run: Run) -> Outcome:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from handrail.adapter.output import ANSWER_TOOL
 from handrail.adapter.pacing import Retry, Throttle
-from handrail.dispatch.frame import Frame, check_tool
 from handrail.errors import DefinitionError
 from handrail.messages import Model
 from handrail.models import model_named
@@ -17,6 +16,9 @@ from handrail.prompt.section import walk
 from handrail.protocols import EventBus, Filesystem, WorkerSource
 from handrail.session import Session
 from handrail.tools import Tool
+
+if TYPE_CHECKING:
+    from handrail.dispatch.frame import Frame
 
 
 class Settings:
@@ -103,6 +105,8 @@ def check_added(prompt: Prompt[Any], tools: Sequence[Tool[Any, Any]]) -> None:
     """Tools that are added to one run are tools, under names that nothing else there has."""
     if not tools:
         return
+    from handrail.dispatch.frame import check_tool
+
     taken = {tool.name for tool in prompt.tools}
     taken.update(tool.name for _, section in walk(prompt.sections) for tool in section.tools)
     taken.update((OPENER, ANSWER_TOOL))

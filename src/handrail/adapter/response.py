@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from handrail.dispatch.frame import Frame
 from handrail.messages import Usage
 from handrail.session import Session
+
+if TYPE_CHECKING:
+    from handrail.dispatch.frame import Frame
 
 OutputT = TypeVar("OutputT")
 

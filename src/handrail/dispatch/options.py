@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -140,6 +139,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         given: dict[str, Any] = {}
         for name, value in arguments.items():
             if name not in known:
+                import difflib
+
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f" Did you mean {near[0]!r}?" if near else f" It takes {', '.join(sorted(known))}."
                 raise TypeError(f"{verb} takes no argument {name!r}.{hint}")

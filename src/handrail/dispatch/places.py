@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from handrail.errors import FileError
 from handrail.protocols import Filesystem
-from handrail.resources.paths import place
+from handrail.resources.paths import parse_path
 from handrail.session import SessionFork
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def places_of(call: LiveCall, params: Any, ran: bool) -> tuple[str, ...] | None:
     """
     found: list[str] = []
     try:
-        named = [place(each.path).path for each in call.tool.paths(params)]
+        named = [parse_path(each.path).path for each in call.tool.paths(params)]
         found += named
         if named and not ran:
             found += _followed(call, named)
@@ -40,7 +40,7 @@ def spelled(call: LiveCall, params: Any) -> dict[str, str]:
     found: dict[str, str] = {}
     for each in call.tool.paths(params):
         with contextlib.suppress(FileError):
-            found[each.path] = place(each.path).path
+            found[each.path] = parse_path(each.path).path
     return found
 
 

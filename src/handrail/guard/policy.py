@@ -14,7 +14,7 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.context import ToolContext
 from handrail.errors import DefinitionError, FileError, FileMissing, HandrailError, ResourceError
 from handrail.protocols import Filesystem, PolicyDecision, ToolPolicy
-from handrail.resources.paths import place
+from handrail.resources.paths import parse_path
 from handrail.session import kept
 from handrail.tools import EFFECTS, Effect, Tool, ToolResult
 from handrail.tools.checks import CAPABILITY
@@ -165,7 +165,7 @@ class ReadBeforeWritePolicy:
             return  # nothing was read, and writes were denied
         for each in named:
             try:
-                path = place(each.path).path
+                path = parse_path(each.path).path
             except FileError:
                 continue
             content = _content_digest(files, path)
@@ -174,7 +174,7 @@ class ReadBeforeWritePolicy:
 
     def _may_write(self, path: str, files: Filesystem, context: ToolContext) -> bool:
         try:
-            at = place(path).path
+            at = parse_path(path).path
         except FileError:
             return True  # not a path: the filesystem refuses it in better words
         current = _content_digest(files, at)
@@ -252,7 +252,7 @@ class CapabilityPolicy(_CheckOnly):
         self.name = name
         self._verdicts: dict[str, Verdict] = dict(verdicts or {})
         self._effects: dict[Effect, Verdict] = dict(effects or {})
-        self._scope = tuple(place(folder).path for folder in scope)
+        self._scope = tuple(parse_path(folder).path for folder in scope)
 
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
         decision = self._by_capability(tool) or self._by_effect(tool)
@@ -303,7 +303,7 @@ class CapabilityPolicy(_CheckOnly):
 
     def _in_scope(self, path: str) -> bool:
         try:
-            at = place(path).path
+            at = parse_path(path).path
         except FileError:
             return False
         return any(not folder or at == folder or at.startswith(f"{folder}/") for folder in self._scope)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from importlib import import_module
 
@@ -37,6 +36,8 @@ def check_name(name: str) -> tuple[str, str]:
             f"{name!r} is not the name of a model. Write provider:name, for example openai:gpt-5, "
             "anthropic:claude-sonnet-5 or local:smollm2-135m."
         )
+    import difflib
+
     near = difflib.get_close_matches(provider, PROVIDERS, n=1, cutoff=0.85)
     if provider not in PROVIDERS and (near or provider == "scripted"):
         hint = (

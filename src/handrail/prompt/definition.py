@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, cast, get_args, overload
 
+import msgspec
 from typing_extensions import TypeVar
 
 from handrail.deadline import Deadline
@@ -45,8 +46,7 @@ _MOST_CACHED = 64
 """How many renderings of one prompt are cached, one for each set of opened sections."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(msgspec.Struct, frozen=True):
     """What follows from a prompt's definition."""
 
     params_type: Any

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
+
+import msgspec
 
 from handrail.prompt.condition import Condition
 from handrail.prompt.section import Section, condition_of
@@ -19,8 +20,7 @@ OPENER = "open_sections"
 AnyTool = Tool[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(msgspec.Struct, frozen=True):
     """One enabled section with everything filled in, for one rendering."""
 
     path: str
@@ -36,8 +36,7 @@ class Node:
     children: tuple[Node, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(msgspec.Struct, frozen=True):
     """One section of a prompt with its templates read."""
 
     section: Section[Any]

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic
 
+import msgspec
 from typing_extensions import TypeVar
 
 from handrail.deadline import Deadline
@@ -18,8 +19,7 @@ from handrail.schema import Problem, Schema
 OutputT = TypeVar("OutputT", default=Any)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ScopedPolicy:
+class ScopedPolicy(msgspec.Struct, frozen=True):
     """A policy and the tools it decides on; None means every tool of the prompt.
 
     Whatever its scope, a policy is told the results of every tool. The scope includes the tools of sections
@@ -34,8 +34,7 @@ class ScopedPolicy:
         return self.tools is None or tool in self.tools
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ClosedSection:
+class ClosedSection(msgspec.Struct, frozen=True):
     """A section that is shown as a summary."""
 
     path: str
@@ -176,8 +175,7 @@ class RenderedPrompt(Generic[OutputT]):
         return Opening(text, tools, rendered)
 
 
-@dataclasses.dataclass(frozen=True)
-class Opening(Generic[OutputT]):
+class Opening(msgspec.Struct, Generic[OutputT], frozen=True):
     """The outcome of opening sections. The model gets `text` as the result of its call."""
 
     text: str

@@ -114,7 +114,6 @@ def _is_open(params: Any) -> bool:
     return not isinstance(params, type) and bool(getattr(params, "__parameters__", ()))
 
 
-@dataclasses.dataclass(frozen=True)
 class MarkdownSection(Section[ParamsT], Generic[ParamsT]):
     """A section shown as Markdown: `## Title`, one `#` more for each level below.
 
@@ -126,7 +125,6 @@ class MarkdownSection(Section[ParamsT], Generic[ParamsT]):
         return f"{'#' * min(depth + 2, 6)} {self.title}"
 
 
-@dataclasses.dataclass(frozen=True)
 class PlainSection(MarkdownSection[Any]):
     """A section made of a plain text: it has no heading."""
 

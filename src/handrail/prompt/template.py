@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any, cast, get_args, get_origin
 
+import msgspec
 from pydantic import BaseModel
 
 from handrail.errors import DefinitionError, PromptDefinitionError, PromptRenderError, ToolValidationError
@@ -18,8 +19,7 @@ from handrail.schema.problems import describe
 _DOLLAR = re.compile(r"\$(?:(?P<dollar>\$)|(?P<bare>[^\W\d]\w*)|\{(?P<braced>[^\W\d]\w*)\}|(?P<wrong>))")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Template:
+class Template(msgspec.Struct, frozen=True):
     """A text with placeholders. Values are put in as they are: a `$` in one means nothing."""
 
     parts: tuple[str, ...]

@@ -17,7 +17,7 @@ import msgspec
 from handrail.clock import Clock
 from handrail.errors import FileError, FileInTheWay, FileLimitReached, FileMissing, PathRefused
 from handrail.protocols import FileInfo, Match
-from handrail.resources.paths import Place, ancestors, file_place, join, nearest, place, split
+from handrail.resources.paths import ParsedPath, ancestors, join, nearest, parse_file_path, parse_path, split
 from handrail.resources.search import decode, encode, find, replaced, sorted_matches
 
 
@@ -156,7 +156,7 @@ class Layer:
         return decode(path, self.read_bytes(path))
 
     def read_bytes(self, path: str, /) -> bytes:
-        at = file_place(path)
+        at = parse_file_path(path)
         with self._shared.lock:
             self._enter()
             node = self._see(at.folder, at.name)
@@ -166,18 +166,18 @@ class Layer:
         return data if isinstance(data, bytes) else data.load()
 
     def stat(self, path: str, /) -> FileInfo:
-        at = place(path)
-        node = self._seen_place(at)
+        at = parse_path(path)
+        node = self._see_path(at)
         if not node.version:
             self._refuse_missing(at)
         return self._info(at.path, node)
 
     def exists(self, path: str, /) -> bool:
-        return self._seen_place(place(path)).version > 0
+        return self._see_path(parse_path(path)).version > 0
 
     def list(self, path: str = ".", /) -> Sequence[FileInfo]:
-        at = place(path)
-        node = self._seen_place(at)
+        at = parse_path(path)
+        node = self._see_path(at)
         if not node.version:
             self._refuse_missing(at)
         if node.data is not None:
@@ -195,7 +195,7 @@ class Layer:
 
     def _contents(self, glob: str) -> Iterator[tuple[str, bytes]]:
         for path in self.glob(glob):
-            data = self._seen_place(place(path)).data
+            data = self._see_path(parse_path(path)).data
             if data is not None:
                 yield path, loaded(data)
 
@@ -204,13 +204,13 @@ class Layer:
         seconds = modified.timestamp() if isinstance(modified, datetime) else modified or 0.0
         return FileInfo(path or ".", node.data is None, node.size, seconds)
 
-    def _seen_place(self, at: Place) -> Node:
+    def _see_path(self, at: ParsedPath) -> Node:
         with self._shared.lock:
             self._enter()
             return self._see(at.folder, at.name) if at.name else TOP
 
     def _kind(self, path: str) -> bool | None:
-        node = self._seen_place(place(path))
+        node = self._see_path(parse_path(path))
         return node.data is None if node.version else None
 
     def _kinds(self, folder: str) -> Mapping[str, bool]:
@@ -221,7 +221,7 @@ class Layer:
     # --- writing --------------------------------------------------------------------------------
 
     def write(self, path: str, content: str | bytes, /) -> None:
-        at = file_place(path)
+        at = parse_file_path(path)
         data = encode(path, content)
         shared = self._shared
         shared.acquire()
@@ -232,7 +232,7 @@ class Layer:
             shared.release()
 
     def append(self, path: str, content: str | bytes, /) -> None:
-        at = file_place(path)
+        at = parse_file_path(path)
         data = encode(path, content)
         with self._shared.lock:
             self._enter(at.path)
@@ -240,7 +240,7 @@ class Layer:
             self._store(at, (loaded(old.data) if old.data else b"") + data, old)
 
     def edit(self, path: str, old: str, new: str, /, *, all: bool = False) -> int:
-        at = file_place(path)
+        at = parse_file_path(path)
         with self._shared.lock:
             self._enter(at.path)
             node = self._see(at.folder, at.name)
@@ -251,7 +251,7 @@ class Layer:
         return count
 
     def mkdir(self, path: str, /) -> None:
-        at = place(path)
+        at = parse_path(path)
         with self._shared.lock:
             self._enter(at.path)
             if self._look(at.folder, at.name).is_folder:
@@ -295,7 +295,7 @@ class Layer:
             for folder, name, inner in below:
                 self._put_again(end.path + folder[len(start.path) :], name, inner)
 
-    def _store(self, at: Place, data: bytes, old: Node) -> None:
+    def _store(self, at: ParsedPath, data: bytes, old: Node) -> None:
         shared = self._shared
         size, old_size = len(data), 0
         if old.version:
@@ -345,8 +345,8 @@ class Layer:
 
     # --- refusals -----------------------------------------------------------------------------------
 
-    def _not_root(self, path: str, what: str) -> Place:
-        at = place(path)
+    def _not_root(self, path: str, what: str) -> ParsedPath:
+        at = parse_path(path)
         if not at.name:
             raise PathRefused(path, f"the root can't be {what}")
         return at
@@ -372,18 +372,18 @@ class Layer:
             problem = f"all files together would exceed {limits.max_total_size} bytes. Delete some first"
             raise FileLimitReached(path, problem)
 
-    def _refuse_no_file(self, at: Place, node: Node) -> NoReturn:
+    def _refuse_no_file(self, at: ParsedPath, node: Node) -> NoReturn:
         if node.version:
             raise FileError(at.path, "this is a folder, not a file. List it to see the files in it")
         self._refuse_missing(at)
 
-    def _refuse_taken(self, at: Place, node: Node, name: str) -> NoReturn:
+    def _refuse_taken(self, at: ParsedPath, node: Node, name: str) -> NoReturn:
         if node.is_folder:
             hint = f"To move into it, give the full new path: {join(at.path, name)!r}"
             raise FileInTheWay(at.path, f"a folder exists there already. {hint}")
         raise FileInTheWay(at.path, "a file exists there already. Delete it first, or choose another path")
 
-    def _refuse_missing(self, at: Place) -> NoReturn:
+    def _refuse_missing(self, at: ParsedPath) -> NoReturn:
         """Raise an error that says where the path stops existing and what was probably meant."""
         with self._shared.lock:
             lost = next((p for p in ancestors(at.path) if not self._has_folder(p)), at.path)

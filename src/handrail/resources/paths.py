@@ -28,7 +28,7 @@ _SHORT = 256
 _COMPARED = 500
 
 
-class Place(msgspec.Struct, frozen=True, gc=False):
+class ParsedPath(msgspec.Struct, frozen=True, gc=False):
     """A parsed path. All three parts of the root are empty."""
 
     path: str
@@ -38,36 +38,36 @@ class Place(msgspec.Struct, frozen=True, gc=False):
     """Whether it was written as only a folder can be: `.`, `docs/`, `docs/.`"""
 
 
-_places: dict[str, Place] = {}
-_file_places: dict[str, Place] = {}
+_paths: dict[str, ParsedPath] = {}
+_file_paths: dict[str, ParsedPath] = {}
 
 
-def place(path: str) -> Place:
+def parse_path(path: str) -> ParsedPath:
     """Return the one spelling of a path. `PathRefused` says what is wrong and what to write instead."""
     try:
-        return _places[path]
+        return _paths[path]
     except KeyError:
-        return _remember(_places, path, _parse(path))
+        return _remember(_paths, path, _parse(path))
     except TypeError:
         _refuse_type(path)
 
 
-def file_place(path: str) -> Place:
+def parse_file_path(path: str) -> ParsedPath:
     """Parse a path that must name a file."""
     try:
-        return _file_places[path]
+        return _file_paths[path]
     except (KeyError, TypeError):
-        made = place(path)
+        made = parse_path(path)
     if made.as_folder:
         raise PathRefused(path, "this names a folder, not a file. Name a file, as in 'docs/notes.txt'")
-    return _remember(_file_places, path, made)
+    return _remember(_file_paths, path, made)
 
 
-def _remember(places: dict[str, Place], path: str, made: Place) -> Place:
+def _remember(known: dict[str, ParsedPath], path: str, made: ParsedPath) -> ParsedPath:
     if len(path) <= _SHORT:
-        if len(places) >= _REMEMBERED:
-            places.clear()
-        places[path] = made
+        if len(known) >= _REMEMBERED:
+            known.clear()
+        known[path] = made
     return made
 
 
@@ -100,7 +100,7 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     return close[0] if close else None
 
 
-def _parse(path: object) -> Place:
+def _parse(path: object) -> ParsedPath:
     if not isinstance(path, str):
         _refuse_type(path)
     if not path:
@@ -119,7 +119,7 @@ def _parse(path: object) -> Place:
     _check_names(path, names)
     as_folder = not names or path.endswith(("/", "/."))
     *folders, last = names or [""]
-    return Place("/".join(names), "/".join(folders), last, as_folder)
+    return ParsedPath("/".join(names), "/".join(folders), last, as_folder)
 
 
 def _check_names(path: str, names: list[str]) -> None:

@@ -12,7 +12,7 @@ from fnmatch import translate
 
 from handrail.errors import EditRefused, FileError, PathRefused
 from handrail.protocols import Match
-from handrail.resources.paths import join, place
+from handrail.resources.paths import join, parse_path
 
 MAX_LINE = 500
 """Maximum characters of a line that `grep` shows."""
@@ -76,7 +76,7 @@ def _fitting(
 
 
 def _segments(pattern: str) -> tuple[list[_Segment], bool]:
-    at = place(pattern)
+    at = parse_path(pattern)
     if _BRACES.search(pattern):
         raise PathRefused(pattern, "patterns have no {a,b} alternatives. Search once for each of them")
     names = at.path.split("/") if at.path else []

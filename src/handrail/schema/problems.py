@@ -6,7 +6,6 @@ takes an answer for another one, `misfits` finds what is plainly wrong.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -207,6 +206,8 @@ def _unknown(location: Location, form: str, schema: Mapping[str, Any]) -> str:
     here = form_parts if any(form_parts) else parts
     properties = [part["properties"] for part in here if "properties" in part]
     known = sorted({name for names in properties if key not in names for name in names})
+    import difflib
+
     near = difflib.get_close_matches(str(key), known, n=1)
     if near:
         return f"unknown; did you mean {near[0]}?"

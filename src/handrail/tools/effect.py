@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 Effect = Literal["pure", "read", "staged", "idempotent", "compensable", "irreversible"]
 
@@ -11,8 +12,7 @@ AfterCrash = Literal["run again", "run again with the same key", "probe, else co
 UnderPolicy = Literal["allow", "allow in scope", "by capability", "ask"]
 
 
-@dataclass(frozen=True, slots=True)
-class EffectRules:
+class EffectRules(msgspec.Struct, frozen=True):
     """What an effect means for whoever runs the call."""
 
     strength: int

@@ -21,6 +21,7 @@ from typing import (
     get_type_hints,
 )
 
+import msgspec
 from pydantic import BaseModel
 
 from handrail.errors import DefinitionError
@@ -46,8 +47,7 @@ class PathArg:
             )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NamedPath:
+class NamedPath(msgspec.Struct, frozen=True):
     """A path that a call names, and what it means to do there."""
 
     path: str

@@ -9,8 +9,9 @@ import sys
 import types
 import typing
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Never, NoReturn, Union, cast, get_args, get_origin
+
+import msgspec
 
 from handrail.context import AgentContext, ToolContext, UserContext, WorkerContext
 from handrail.errors import ToolDefinitionError
@@ -26,8 +27,7 @@ MISSING: Any = inspect.Parameter.empty
 # --- signatures ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(msgspec.Struct, frozen=True):
     """The parameters of a callable, with every annotation resolved."""
 
     parameters: Mapping[str, inspect.Parameter]

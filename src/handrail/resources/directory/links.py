@@ -15,7 +15,7 @@ from handrail.protocols import FileInfo, Match
 from handrail.resources.directory.content import Held, OnDisk, is_link
 from handrail.resources.directory.ripgrep import WORTH, files_holding, plain_text
 from handrail.resources.layer import TOP, Layer, Node
-from handrail.resources.paths import file_place, join, place, split
+from handrail.resources.paths import join, parse_file_path, parse_path, split
 from handrail.resources.search import line_pattern, sorted_matches
 
 _FOLLOWED = 40
@@ -56,7 +56,7 @@ class Linked(Layer):
 
     def _followed(self, path: str, *, last: bool = True) -> str:
         """Resolve the links in a path. With `last=False` a link at its end is not resolved."""
-        at = place(path)
+        at = parse_path(path)
         self._enter()
         self._refuse_ours(at.path)
         node = self._look(at.folder, at.name) if at.name else TOP
@@ -74,7 +74,7 @@ class Linked(Layer):
     def resolved(self, path: str, /) -> str:
         """Return where a path leads as seen here: normalized, with every link resolved."""
         with self._shared.lock:
-            return place(self._followed(path)).path
+            return parse_path(self._followed(path)).path
 
     def _walk(self, given: str, path: str, last: bool) -> str:
         names = deque(path.split("/"))
@@ -112,13 +112,13 @@ class Linked(Layer):
     # --- reading ----------------------------------------------------------------------------------
 
     def read_bytes(self, path: str, /) -> bytes:
-        file_place(path)
+        parse_file_path(path)
         with self._shared.lock:
             return self._loaded(self._followed(path))
 
     def _loaded(self, path: str) -> bytes:
         """Read a path without links. A file that changes meanwhile is read again."""
-        at = file_place(path)
+        at = parse_file_path(path)
         pinned = self._is_pinned(at.folder, at.name)
         for _ in range(_TRIES):
             try:
@@ -149,7 +149,7 @@ class Linked(Layer):
         """Return the info of a link's target; of a dangling link, its own."""
         if is_link(node) and _can_be_said(path):
             try:
-                at = place(self._followed(path))
+                at = parse_path(self._followed(path))
             except PathRefused:
                 return super()._info(path, node)
             found = self._see(at.folder, at.name) if at.name else TOP
@@ -168,7 +168,7 @@ class Linked(Layer):
         """Return the members of a folder. A search does not descend through links, which could form a cycle."""
         with self._shared.lock:
             try:
-                here = place(self._followed(folder or ".")).path
+                here = parse_path(self._followed(folder or ".")).path
             except PathRefused:
                 return {}
             self._enter()
@@ -199,7 +199,7 @@ class Linked(Layer):
         asked: set[str] = set()
         for path in paths:
             with self._shared.lock:
-                at = place(self._followed(path))
+                at = parse_path(self._followed(path))
                 data = self._see(at.folder, at.name).data
                 # After a move, the file at that path is a different one.
                 if (
@@ -214,7 +214,7 @@ class Linked(Layer):
     def _contents_of(self, paths: Iterable[str]) -> Iterator[tuple[str, bytes]]:
         for path in paths:
             with self._shared.lock:
-                at = place(self._followed(path))
+                at = parse_path(self._followed(path))
                 node = self._look(at.folder, at.name)
                 if not isinstance(node.data, OnDisk | Held) or node.size > self._shared.limits.max_file_size:
                     self._see(at.folder, at.name)
@@ -228,17 +228,17 @@ class Linked(Layer):
     # --- writing ----------------------------------------------------------------------------------
 
     def write(self, path: str, content: str | bytes, /) -> None:
-        file_place(path)
+        parse_file_path(path)
         with self._shared.lock:
             super().write(self._followed(path), content)
 
     def append(self, path: str, content: str | bytes, /) -> None:
-        file_place(path)
+        parse_file_path(path)
         with self._shared.lock:
             super().append(self._followed(path), content)
 
     def edit(self, path: str, old: str, new: str, /, *, all: bool = False) -> int:
-        file_place(path)
+        parse_file_path(path)
         with self._shared.lock:
             return super().edit(self._followed(path), old, new, all=all)
 
@@ -258,6 +258,6 @@ class Linked(Layer):
 def _can_be_said(path: str) -> bool:
     """Whether a path on disk can be written as one of ours."""
     try:
-        return place(path).path == path
+        return parse_path(path).path == path
     except PathRefused:
         return False

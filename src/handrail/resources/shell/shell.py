@@ -17,7 +17,7 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, FileError, FileMissing, PathRefused
 from handrail.protocols import Filesystem
 from handrail.resources.mount import Layered, Layers
-from handrail.resources.paths import place
+from handrail.resources.paths import parse_path
 from handrail.resources.shell.copies import Copy, discard
 from handrail.resources.shell.process import Outcome, Stop, execute, turn
 from handrail.resources.shell.request import Reply, Request
@@ -109,7 +109,7 @@ class Shell:
         self.rules.check(argv)
         data = stdin.encode() if isinstance(stdin, str) else stdin or b""
         limit = self.timeout if timeout is None else _checked_timeout(timeout)
-        execution = _Execution(self._settings, tuple(argv), layers, place(cwd).path or ".", data, limit)
+        execution = _Execution(self._settings, tuple(argv), layers, parse_path(cwd).path or ".", data, limit)
         result = await _run_in_thread(execution)
         self.backend = result.backend
         return result

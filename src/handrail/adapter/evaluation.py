@@ -1,0 +1,169 @@
+"""One evaluation, new or resumed, from its options to its response.
+
+`Adapter` loads this module at the first run, and with it the gate and all that a run is made of.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from handrail.adapter.bound import Bound, prompt_model_of
+from handrail.adapter.conversation import root_conversation
+from handrail.adapter.durable import (
+    Resumed,
+    answer_of,
+    begin_run,
+    carry_out,
+    check_resumed,
+    go_on,
+    prompt_of,
+    session_after,
+)
+from handrail.adapter.holding import held, taken
+from handrail.adapter.loop import run_in
+from handrail.adapter.masking import Masking
+from handrail.adapter.options import Settings, check_added, check_files, forwarding
+from handrail.adapter.response import PromptResponse, respond
+from handrail.dispatch.frame import Frame
+from handrail.dispatch.opening import open_frame
+from handrail.dispatch.options import RunOptions
+from handrail.dispatch.parking import Parking
+from handrail.errors import DefinitionError, RunError
+from handrail.guard.memory import keep_decisions
+from handrail.journal.runlog import RunLog
+from handrail.prompt import Prompt
+from handrail.protocols import EventBus
+from handrail.records import OVER
+from handrail.session import Dispatcher, Session
+
+if TYPE_CHECKING:
+    from handrail.adapter.adapter import Adapter
+
+OutputT = TypeVar("OutputT")
+
+
+async def evaluate(
+    adapter: Adapter, prompt: Prompt[OutputT], options: RunOptions, streaming: bool = False
+) -> PromptResponse[OutputT]:
+    """Run a prompt, in a journal where there is one."""
+    bus, new_id, journal = options.bus, options.new_id, options.journal
+    own = bus if isinstance(bus, Dispatcher) else None
+    run_id = options.run_id or new_id()
+    session = options.session or Session(new_id=new_id, dispatcher=own)
+    options = options.replace(session=session, run_id=run_id)
+    if journal is None:
+        return await _go(adapter, prompt, options, streaming, None)
+    with held(journal, run_id):
+        return await _go(adapter, prompt, options, streaming, RunLog(journal, run_id, options.clock))
+
+
+async def resume(
+    adapter: Adapter,
+    run_id: str,
+    prompt: Prompt[Any] | None,
+    options: RunOptions,
+    heard: EventBus | None = None,
+) -> PromptResponse[Any]:
+    """Continue a recorded run; `heard` gets the events that are not in its record."""
+    journal, session, clock = options.journal, options.session, options.clock
+    if journal is None:
+        raise RunError(run_id, "this adapter has no journal", "Give it the one that has the run: journal=.")
+    row = await journal.run(run_id)
+    prompt = prompt or prompt_of(run_id, row.record.app)
+    if row.status in OVER:
+        return answer_of(row, prompt, await session_after(journal, row, session))
+    check_resumed(row, prompt, options.filesystem, options.tools)
+    async with taken(journal, run_id) as row:
+        if row.status in OVER:  # since it was looked at
+            return answer_of(row, prompt, await session_after(journal, row, session))
+        recover: Any = getattr(options.filesystem, "recover", None)
+        if recover is not None:
+            await recover(journal)
+        resumed = await go_on(journal, row, session, clock)
+        await keep_decisions(resumed.session, journal)
+        return await _go(
+            adapter, prompt, resumed.options(options), heard is not None, resumed.log, resumed, heard
+        )
+
+
+async def _go(
+    adapter: Adapter,
+    prompt: Prompt[Any],
+    options: RunOptions,
+    streaming: bool,
+    log: RunLog | None,
+    resumed: Resumed | None = None,
+    heard: EventBus | None = None,
+) -> PromptResponse[Any]:
+    """One run, new or resumed, from its frame to its response."""
+    settings = adapter.settings().override(
+        temperature=options.temperature, max_tokens=options.max_tokens, streaming=streaming
+    )
+    frame = _frame(adapter, prompt, options, settings, log)
+    check_files(prompt, frame)
+    check_added(prompt, options.tools)
+    if frame.parking is not None:
+        frame.parking.begin()
+    session, workers = frame.session, options.workers
+    conversation = root_conversation(session)
+    forward = forwarding(session, options.bus, heard)
+    run_id = frame.run_context.run_id
+    try:
+        with conversation, nullcontext() if workers is None else workers.enter(frame):
+            rendered = prompt.render(
+                options.params, session=session, opened=options.opened, deadline=frame.deadline
+            )
+            if resumed is None:
+                conversation.close_calls(run_id)
+            else:
+                resumed.catch_up()
+            history = options.history
+            if history and (resumed is None or not len(conversation.messages)):
+                frame.show([*rendered.tools, *options.tools], ())  # these say what in it is secret
+                secretive = frame.secretive or rendered.secretive
+                masked = Masking(frame, conversation).message if secretive else None
+                conversation.begin_with(history, run_id, masked)  # else the session was saved with it
+                if masked is not None:
+                    options = options.replace(history=tuple(masked(each) for each in history))
+            journal = None if log is None else options.journal
+            if journal is not None and resumed is None:
+                await begin_run(journal, frame, prompt, rendered, options, adapter.model.name)
+            work = run_in(
+                adapter,
+                frame,
+                settings,
+                conversation,
+                prompt,
+                rendered,
+                options.message,
+                system=None if resumed is None else resumed.begin.system,
+                tools=options.tools,
+            )
+            outcome = await (work if journal is None else carry_out(journal, frame, conversation, work))
+    finally:
+        forward()
+        await frame.resources.close()
+    return respond(outcome, frame)
+
+
+def _frame(
+    adapter: Adapter, prompt: Prompt[Any], options: RunOptions, settings: Settings, log: RunLog | None
+) -> Frame:
+    environment = options.environment
+    frame = open_frame(
+        options.replace(resources=(*options.resources, *prompt.resources)),
+        prompt=prompt,
+        log=log,
+        adapter=lambda call: Bound(adapter, settings, call),
+        prompt_model=getattr(environment, "prompt_model", None)
+        or (lambda call: prompt_model_of(adapter, settings, call)),
+    )
+    if getattr(environment, "parks", False):
+        if log is None:
+            raise DefinitionError(
+                f"{type(environment).__name__} parks runs, and that needs a journal. "
+                "Give the adapter one: journal=SqliteJournal('runs.db')."
+            )
+        frame.parking = Parking(frame, environment)
+    return frame
