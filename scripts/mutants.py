@@ -271,7 +271,7 @@ MUTANTS = [
     ),
     Mutant(
         "recorded answer of the model asked for again",
-        "adapter/requesting.py",
+        "adapter/answer.py",
         "        if recorded is not None:\n",
         "        if recorded is not None and recorded.calls:\n",
         SIMULATED,

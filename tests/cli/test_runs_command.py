@@ -45,7 +45,7 @@ class Line:
 
     def record(self, run_id: str, *script: Any, **options: Any) -> list[str]:
         """Record a run with the app of this folder; the ids of its calls."""
-        from handrail.adapter.durable import prompt_of
+        from handrail.adapter.run_record import prompt_of
 
         async def main() -> list[str]:
             recorder = Recorder(self.base)

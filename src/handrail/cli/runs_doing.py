@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from handrail import runs
-from handrail.adapter.durable import code_of, decode_begin, prompt_of
+from handrail.adapter.run_record import code_of, decode_begin, prompt_of
 from handrail.cli import options
 from handrail.cli import runs_view as view
 from handrail.cli.codes import CANCELLED, DONE, FAILED, WAITS

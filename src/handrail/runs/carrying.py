@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from handrail.adapter.durable import decode_begin
+from handrail.adapter.run_record import decode_begin
 from handrail.errors import RunError
 from handrail.records import CommitUnit, Entry, Journal, RunCopy, RunRow
 from handrail.runs.lineage import Lineage, lineage_of, parted

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from handrail.adapter.answer import RecordedAnswer
-from handrail.adapter.durable import decode_begin
+from handrail.adapter.run_record import decode_begin
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import RunError
 from handrail.ids import random_id

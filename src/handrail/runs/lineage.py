@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from handrail.adapter.durable import RunBegin, base_of, decode_begin, decode_outcome
-from handrail.adapter.undone import undone_in
+from handrail.adapter.run_record import RunBegin, base_of, decode_begin, decode_outcome
+from handrail.adapter.undone_calls import undone_in
 from handrail.errors import RunError
 from handrail.messages import Message
 from handrail.records import OVER, Decision, Journal, RunRow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from handrail.adapter.durable import decode_begin
+from handrail.adapter.run_record import decode_begin
 from handrail.records import Mark, RunRecord, RunRow, SessionRow
 from handrail.serve import snapshots
 from handrail.serve.naming import named_by

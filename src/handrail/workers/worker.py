@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from handrail.adapter.output import ANSWER_TOOL
+from handrail.adapter.response import ANSWER_TOOL
 from handrail.clock import Clock
 from handrail.context import RegistryView
 from handrail.deadline import Deadline
