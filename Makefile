@@ -1,14 +1,15 @@
-.PHONY: help run serve docs test test-deep test-live peers check bench bench-peers wheel clean
+.PHONY: help run serve docs test test-deep test-live peers check bench bench-compare bench-peers wheel clean
 
 help:
 	@echo 'make run        a real model in the process sorts an inbox (examples/inbox)'
 	@echo 'make serve      the same inbox on a page, where you sort it'
 	@echo 'make docs       build the documentation into site/, every link checked'
-	@echo 'make test       check, then the tests on every supported Python found here'
+	@echo 'make test       the checks, the tests, what may differ on other Pythons, the wheel'
 	@echo 'make test-deep  the same with full counts and the libraries compared with, then the mutants'
 	@echo 'make test-live  the contract of a model on real providers, where their keys are set'
 	@echo 'make check      lint, format, types, layers, lengths, public names'
-	@echo 'make bench      run the benchmarks'
+	@echo 'make bench      run every benchmark, then say which limits were missed'
+	@echo 'make bench-compare OLD=COMMIT   the gate at a commit and here, in one run'
 	@echo 'make bench-peers ARGS="--only floor,handrail"   the same work by other frameworks (bench/README.md)'
 	@echo 'make wheel      build the package into dist, and try it in clean environments'
 	@echo 'make clean      remove what the other targets made'
@@ -29,8 +30,6 @@ docs:
 	@echo 'open site/index.html'
 
 test:
-	@scripts/venv .venv requirements/dev.txt
-	@scripts/others & scripts/check; code=$$?; wait; exit $$code
 	@scripts/test
 
 test-deep: export HANDRAIL_DEEP = 1
@@ -49,10 +48,11 @@ check:
 
 bench:
 	@scripts/venv .venv requirements/dev.txt
-	@.venv/bin/python bench/run.py
-	@.venv/bin/python bench/directory.py
-	@.venv/bin/python bench/journal.py
-	@.venv/bin/python bench/parked.py
+	@.venv/bin/python bench/all.py
+
+bench-compare:
+	@scripts/venv .venv requirements/dev.txt
+	@.venv/bin/python bench/compare.py $(OLD)
 
 bench-peers:
 	@scripts/venv .venv requirements/dev.txt

@@ -10,7 +10,6 @@ import asyncio
 import gc
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -132,7 +131,7 @@ def through(gate: Gate) -> Timed:
     """As a model's turn enters the gate."""
 
     async def work() -> Any:
-        return await gate.pass_through(new_call(gate, "forecast"), ARGUMENTS)
+        return await gate.pass_through(new_call(gate, "forecast", ARGUMENTS))
 
     return lambda: cpu_of(work)
 
@@ -270,55 +269,10 @@ async def parallel() -> None:
     )
 
 
-def imports() -> None:
-    # As an installed package has it, bytecode is on disk: the first round of each line writes it.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-
-    def cpu(code: str) -> float:
-        before = os.times()
-        subprocess.run([sys.executable, "-c", code], check=True, env=environment)
-        after = os.times()
-        return (
-            after.children_user + after.children_system - before.children_user - before.children_system
-        ) * 1e3
-
-    lines = {
-        "bare": "import pydantic, anyio",
-        "ours": "import handrail",
-        "used": "import pydantic, anyio, asyncio; from pydantic import BaseModel, Field, TypeAdapter",
-        "words": "from handrail import Tool, ToolContext, ToolResult, gather, tool",
-        "floor": "import pydantic, asyncio; from pydantic import BaseModel, Field, TypeAdapter",
-        "hello": "from handrail import Agent, tool",
-    }
-    taken: dict[str, list[float]] = {name: [] for name in lines}
-    for _ in range(ROUNDS):
-        for name, line in lines.items():
-            taken[name].append(cpu(line))
-    times = {name: statistics.median(each) for name, each in taken.items()}
-    row(
-        "import handrail over import pydantic, anyio", times["ours"], "ms", times["ours"] / times["bare"], 1.2
-    )
-    row(
-        "the words of a tool over the names they need",
-        times["words"],
-        "ms",
-        times["words"] / times["used"],
-        1.2,
-    )
-    row(
-        "hello world's names over those of pydantic and asyncio",
-        times["hello"],
-        "ms",
-        times["hello"] / times["floor"],
-        1.4,
-    )
-
-
 def main() -> None:
     print(f"Python {sys.version.split()[0]}, {ROUNDS} rounds of {CALLS} calls, CPU time, medians\n")
     for part in (calls, flatness, forks, parallel):
         asyncio.run(part())
-    imports()
 
 
 if __name__ == "__main__":

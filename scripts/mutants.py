@@ -2,12 +2,14 @@
 """Break the code on purpose, one place at a time, and see that the tests notice.
 
 Each mutant is a guarantee taken away. One that no test catches is a guarantee nobody checks, and
-fails this script. Run by `make test-deep`; names as arguments choose some of them.
+fails this script. Run by `make test-deep`; names as arguments choose some of them, and `--find` only
+checks that each can still be made: whoever changes the code carries its mutants over.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -207,7 +209,7 @@ MUTANTS = [
     Mutant(
         "answer taken twice",
         "journal/sqlite.py",
-        "                if msgspec.msgpack.decode(found[0], type=Answer) != _plain(encoded):\n",
+        "                if msgspec.msgpack.decode(found[0], type=Answer) != plain(encoded):\n",
         "                connection.execute('UPDATE questions SET answer = ? WHERE id = ?', (encoded, answer.question_id))\n                if False:\n",
         SIMULATED,
     ),
@@ -230,15 +232,15 @@ MUTANTS = [
     Mutant(
         "inner result without its state",
         "dispatch/replaying.py",
-        "        [encode_item(event, call.frame.session.id) for event in transaction.events]\n        if succeeded and transaction is not None\n        else [],\n        files,\n",
-        "        [],\n        [],\n",
+        "        events,\n        files,\n        [_written",
+        "        [],\n        [],\n        [_written",
         SIMULATED,
     ),
     Mutant(
         "random nested id",
         "dispatch/frame.py",
-        '        run_id = f"{ids.request_id}{place}"\n',
-        '        run_id = f"{ids.request_id}{place}{id(call)}"\n',
+        "run_id = place.id(ids.request_id)\n",
+        'run_id = f"{place.id(ids.request_id)}{id(call)}"\n',
         SIMULATED,
     ),
     Mutant(
@@ -265,8 +267,8 @@ MUTANTS = [
     Mutant(
         "finished call run again",
         "dispatch/replaying.py",
-        "        return None if unit is None else _taken_up(call, unit)\n",
-        "        return None\n",
+        "        if unit is None:\n            return None\n",
+        "        if unit is not None or unit is None:\n            return None\n",
         SIMULATED,
     ),
     Mutant(
@@ -279,8 +281,8 @@ MUTANTS = [
     Mutant(
         "irreversible call not marked as begun",
         "dispatch/replaying.py",
-        "    if log is not None and not call.tool.enters_again:\n",
-        "    if log is not None and not call.tool.enters_again and False:\n",
+        "    if call.frame.log is not None and not enters_again(call):\n",
+        "    if False:\n",
         SIMULATED,
     ),
     Mutant(
@@ -339,19 +341,245 @@ MUTANTS = [
         "shown = list(rendered.tools)",
         "tests/environment/test_environments.py",
     ),
+    # --- what a call is, and where it happened ---------------------------------------------------------
+    Mutant(
+        "an idempotency key tells tries apart",
+        "place.py",
+        "return self._text(attempts=False)",
+        "return self._text(attempts=True)",
+        "tests/test_place.py",
+    ),
+    Mutant(
+        "question ids do not tell tries apart",
+        "dispatch/call.py",
+        "return self.attempt_place.question(which)",
+        "return self.place.attempt(1).question(which)",
+        "tests/dispatch/test_questions.py::test_each_try_asks_a_question_of_its_own",
+    ),
+    Mutant(
+        "depth not counted through agents",
+        "dispatch/call.py",
+        "            outer.depth + 1,\n",
+        "            0,\n",
+        "tests/adapter/test_adapter.py::test_depth_is_limited_through_nested_runs",
+    ),
+    Mutant(
+        "a context lives on after its call",
+        "dispatch/call.py",
+        "        if self.ended:\n            raise ContextExpired(self.id)",
+        "        pass",
+        "tests/context/test_context.py tests/dispatch/test_gate.py",
+    ),
+    # --- what a nested run inherits ---------------------------------------------------------------------
+    Mutant(
+        "a nested run spends what it likes",
+        "dispatch/options.py",
+        "budget=tracker.share(budget) if limited else None",
+        "budget=budget",
+        "tests/adapter/test_adapter.py::test_a_share_for_a_child",
+    ),
+    Mutant(
+        "a nested run has all the time it likes",
+        "dispatch/options.py",
+        "deadline=_earlier(self.deadline, given.deadline)",
+        "deadline=given.deadline",
+        "tests/adapter/test_options.py::test_of_two_deadlines_the_earlier_holds",
+    ),
+    Mutant(
+        "a nested run nests as deep as it likes",
+        "dispatch/options.py",
+        "depth_limit=_shallower(self.depth_limit, depth, levels)",
+        "depth_limit=99",
+        "tests/adapter/test_options.py::test_depth_can_only_get_tighter",
+    ),
+    Mutant(
+        "a model in a person's place is under no policy",
+        "adapter/bound.py",
+        "            policies=call.frame.policies,\n",
+        "",
+        "tests/environment/test_environments.py::test_a_model_in_a_persons_place_is_under_the_policies_of_the_run",
+    ),
+    # --- time ------------------------------------------------------------------------------------------
+    Mutant(
+        "a deadline is not paused for people",
+        "dispatch/parking.py",
+        "        deadline.pause()\n",
+        "        pass\n",
+        "tests/guard/test_approvals.py::test_a_deadline_pauses_for_people_only_if_it_says_so",
+    ),
+    Mutant(
+        "a timeout runs on while a person thinks",
+        "cancellation.py",
+        "        timer.pause()\n        return timer.resume\n",
+        "        return _do_nothing\n",
+        "tests/guard/test_approvals.py::test_time_a_person_takes_does_not_count_towards_the_timeout",
+    ),
+    Mutant(
+        "a timeout counts as a cancel from outside",
+        "cancellation.py",
+        "            self.task.uncancel()\n            return True\n",
+        "            return True\n",
+        "tests/dispatch/test_gate.py::test_timeouts_nest",
+    ),
+    Mutant(
+        "a cancel from outside is taken for a timeout",
+        "cancellation.py",
+        "self._stop(timer) and not self.interrupted:\n            raise TimedOut",
+        "self._stop(timer):\n            raise TimedOut",
+        "tests/dispatch/test_gate.py::test_timeout_and_an_outer_cancellation_at_the_same_moment",
+    ),
+    # --- cancellation ----------------------------------------------------------------------------------
+    Mutant(
+        "a swallowed cancel is committed",
+        "dispatch/gate.py",
+        "            await cancelled_after_all()\n",
+        "            pass\n",
+        "tests/dispatch/test_gate.py",
+    ),
+    Mutant(
+        "a cancel that comes while something is undone is lost",
+        "dispatch/gate.py",
+        "            raise asyncio.CancelledError  # it came while something was shielded from it\n",
+        "            pass\n",
+        "tests/dispatch/test_effects.py::test_a_cancel_during_compensation_is_raised_after_it",
+    ),
+    Mutant(
+        "the outer call is cancelled first",
+        "cancellation.py",
+        "        stopping.append(self)\n",
+        "        stopping.insert(0, self)\n",
+        "tests/test_cancellation.py::test_the_whole_tree_stops_children_first",
+    ),
+    Mutant(
+        "compensations run in the order of their calls",
+        "dispatch/undoing.py",
+        "in reversed(settled):",
+        "in settled:",
+        "tests/dispatch/test_effects.py::test_compensable_inner_calls_are_compensated_in_reverse_order",
+    ),
+    # --- questions -------------------------------------------------------------------------------------
+    Mutant(
+        "a late answer is taken",
+        "journal/desk.py",
+        "now >= question.expires_at:",
+        "False:",
+        "tests/dispatch/test_questions.py tests/guard/test_approval_attacks.py",
+    ),
+    Mutant(
+        "the last answer wins",
+        "journal/desk.py",
+        "            if lying.answer is not None:\n                return False\n",
+        "",
+        "tests/handoff/test_handoff.py::test_the_first_answer_is_the_answer",
+    ),
+    Mutant(
+        "an answered question is withdrawn",
+        "journal/sqlite.py",
+        "DELETE FROM questions WHERE answer IS NULL AND",
+        "DELETE FROM questions WHERE",
+        "tests/journal/test_sqlite_journal.py::test_an_answered_question_is_not_withdrawn",
+    ),
+    # --- records ---------------------------------------------------------------------------------------
+    Mutant(
+        "files that could not be changed stay in the record",
+        "dispatch/recording.py",
+        "            await journal.void(unit)\n",
+        "            pass\n",
+        "tests/resources/directory/test_gate.py::test_an_edit_in_the_last_moment_makes_it_void",
+    ),
+    Mutant(
+        "a finished inner call is run again",
+        "dispatch/replaying.py",
+        "        if inner is None:\n            return None\n",
+        "        if inner is not None or inner is None:\n            return None\n",
+        SIMULATED,
+    ),
+    Mutant(
+        "call ids by chance",
+        "dispatch/call.py",
+        'id or f"{frame.call_prefix}{number}", (name,)',
+        'id or f"{frame.call_prefix}{number}-{id(frame)}", (name,)',
+        SIMULATED,
+    ),
+    Mutant(
+        "a handler that went another way is not noticed",
+        "journal/runlog.py",
+        "        if was is not None and was != verb:\n",
+        "        if False:\n",
+        "tests/adapter/test_resume.py::test_a_verb_in_another_ones_place_is_a_divergence",
+    ),
+    Mutant(
+        "a lease is not renewed",
+        "adapter/holding.py",
+        "if await journal.keep(run_id):",
+        "if (await journal.run(run_id)).stopping:",
+        "tests/adapter/test_resume_held.py",
+    ),
+    Mutant(
+        "a run is taken twice in one process",
+        "adapter/holding.py",
+        "        if mine in _held:\n",
+        "        if False:\n",
+        "tests/adapter/test_resume_held.py::test_two_who_resume_a_parked_run_at_once_are_told_apart",
+    ),
+    Mutant(
+        "a resumed run has its budget afresh",
+        "adapter/durable.py",
+        "budget=None if limits is None else Budget(**limits)",
+        "budget=None",
+        "tests/adapter/test_resume.py",
+    ),
+    Mutant(
+        "a resumed run has no deadline",
+        "adapter/durable.py",
+        "deadline=deadline_after(begin.deadline, begin.pauses, row, self.log, options.clock)",
+        "deadline=None",
+        "tests/adapter/test_resume_held.py::test_what_people_take_does_not_count_however_often_a_run_is_parked",
+    ),
+    # --- parking ---------------------------------------------------------------------------------------
+    Mutant(
+        "what a parked run did is undone",
+        "dispatch/gate.py",
+        "        if self.frame.left_to_the_record:\n",
+        "        if False:\n",
+        "tests/adapter/test_resting.py::test_parked_at_rest_it_says_nothing_that_looks_like_an_end tests/adapter/test_resume.py",
+    ),
+    Mutant(
+        "a run is parked while something is at work",
+        "dispatch/parking.py",
+        "        return all(_rests(call, call in around) for call in live)\n",
+        "        return any(_rests(call, call in around) for call in live)\n",
+        "tests/adapter/test_resting.py",
+    ),
+    Mutant(
+        "an irreversible call is parked",
+        "dispatch/parking.py",
+        "(call.token is None or call.tool.enters_again)",
+        "True",
+        "tests/adapter/test_resting.py::test_a_handler_that_can_not_be_entered_again_rests_and_is_not_parked",
+    ),
 ]
 
 
-def caught(mutant: Mutant) -> bool:
-    """Does a test fail on the mutant? A mutant that can't be made or run is an error."""
+def find(mutant: Mutant) -> str:
+    """What is wrong with a mutant's definition: it can't be made of the code as it is, or its tests are gone."""
+    file = ROOT / "src" / "handrail" / mutant.file
+    if not file.is_file():
+        return f"there is no {mutant.file}"
+    times = file.read_text().count(mutant.old)
+    if times != 1:
+        return f"{mutant.file} holds its text {times} times, not once"
+    missing = [test for test in mutant.tests.split() if not (ROOT / test.partition("::")[0]).exists()]
+    return f"there is no {', '.join(missing)}" if missing else ""
+
+
+def catch(mutant: Mutant) -> str:
+    """The test that fails on the mutant; "" if none does."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "src")
         shutil.copytree(ROOT / "src", source)
         file = source / "handrail" / mutant.file
-        text = file.read_text()
-        if text.count(mutant.old) != 1:
-            sys.exit(f"{mutant.name}: {mutant.file} holds its text {text.count(mutant.old)} times, not once")
-        file.write_text(text.replace(mutant.old, mutant.new))
+        file.write_text(file.read_text().replace(mutant.old, mutant.new))
         run = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutant.tests.split()],
             cwd=ROOT,
@@ -359,6 +587,7 @@ def caught(mutant: Mutant) -> bool:
                 **os.environ,
                 "PYTHONPATH": str(source),
                 "HANDRAIL_DEEP": "",
+                "HANDRAIL_POINTS": "all",
                 "HYPOTHESIS_STORAGE_DIRECTORY": folder,
             },
             capture_output=True,
@@ -366,20 +595,29 @@ def caught(mutant: Mutant) -> bool:
         )
     if run.returncode not in (0, 1):
         sys.exit(f"{mutant.name}: the tests could not be run\n{run.stdout[-2000:]}{run.stderr[-2000:]}")
-    return run.returncode == 1
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
+    return failed[1] if failed else "a test" if run.returncode else ""
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
+    wrong = [f"{mutant.name}: {problem}" for mutant in MUTANTS if (problem := find(mutant))]
+    if wrong:
+        print("\n".join(wrong))
+        return 1
+    if arguments == ["--find"]:
+        print(f"{len(MUTANTS)} mutants can be made")
+        return 0
     survivors: list[str] = []
-    chosen = [mutant for mutant in MUTANTS if not sys.argv[1:] or mutant.name in sys.argv[1:]]
+    chosen = [mutant for mutant in MUTANTS if not arguments or mutant.name in arguments]
     for number, mutant in enumerate(chosen, 1):
-        verdict = "caught" if caught(mutant) else "SURVIVED"
-        print(f"mutant {number:2} {verdict:8} {mutant.name} ({mutant.file})", flush=True)
-        if verdict == "SURVIVED":
+        by = catch(mutant)
+        verdict = f"caught by {by}" if by else "SURVIVED"
+        print(f"mutant {number:2} {mutant.name} ({mutant.file}): {verdict}", flush=True)
+        if not by:
             survivors.append(mutant.name)
     print(f"{len(chosen) - len(survivors)} of {len(chosen)} mutants caught")
-    return 1 if survivors else 0
+    return 1 if survivors or not chosen else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

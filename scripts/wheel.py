@@ -1,11 +1,11 @@
 """Build the package as it is published, and see that it is right.
 
-    python scripts/wheel.py               builds dist/*.tar.gz and dist/*.whl, looks into them, tries them out
+    python scripts/wheel.py [--lean]      builds dist/*.tar.gz and dist/*.whl, looks into them, tries them out
     python scripts/wheel.py --look WHEEL  looks into one that is there
 
 The wheel is built from the sdist, so the sdist is complete too. It is installed into a clean environment of each
-supported Python found here; then, on the one that runs this, with each extra alone, into an environment of its own.
-Run by scripts/wheel, which makes what this needs.
+supported Python found here; then, on the one that runs this, with each extra alone, into an environment of its own;
+with --lean, with all of them in one, and the embedded model is left to the tests. Run by scripts/wheel, which makes what this needs.
 """
 
 from __future__ import annotations
@@ -168,6 +168,14 @@ def try_extra(extra: str, folder: Path, wheel: Path) -> list[str]:
     return [run([made, "-I", "-W", "error", ROOT / "scripts" / "extras.py", extra], cwd=folder)]
 
 
+def try_extras(extras: list[str], folder: Path, wheel: Path) -> list[str]:
+    """All of them in one environment are used, one after the other."""
+    offline = ["--no-index", "--find-links", folder / "fetched"]
+    made = clean(sys.executable, folder / "extras", *offline, f"{wheel}[{','.join(extras)}]")
+    script = ROOT / "scripts" / "extras.py"
+    return [run([made, "-I", "-W", "error", script, extra], cwd=folder) for extra in extras]
+
+
 def try_without(extra: str, made: Path, folder: Path) -> list[str]:
     """Where no extra is installed, each is missed by its name."""
     return [run([made, "-I", "-W", "error", ROOT / "scripts" / "extras.py", extra, "--missing"], cwd=folder)]
@@ -191,7 +199,7 @@ def classifiers() -> list[str]:
     return [line for line in map(str, listed) if re.search(r":: 3\.\d+$", line)]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
-def try_out(wheel: Path) -> None:
+def try_out(wheel: Path, lean: bool) -> None:
     """Everything that needs an environment, two at a time."""
     found = interpreters()
     own = "{}.{}".format(*sys.version_info)
@@ -203,7 +211,10 @@ def try_out(wheel: Path) -> None:
         fetched = pool.submit(fetch, wheel, names, folder / "fetched")
         cores = {version: pool.submit(try_core, version, found[version], folder, wheel) for version in found}
         fetched.result()
-        tried = [pool.submit(try_extra, name, folder, wheel) for name in names]
+        if lean:
+            tried = [pool.submit(try_extras, [name for name in names if name != "local"], folder, wheel)]
+        else:
+            tried = [pool.submit(try_extra, name, folder, wheel) for name in names]
         problems: list[str] = []
         tell(problems, *cores.values())
         if not problems:
@@ -238,7 +249,7 @@ def main(arguments: list[str]) -> int:
         print(
             f"{wheel.relative_to(ROOT)}: {wheel.stat().st_size // 1024} KiB, nothing missing, nothing too much"
         )
-        try_out(wheel)
+        try_out(wheel, "--lean" in arguments)
     except Wrong as wrong:
         print(wrong, file=sys.stderr)
         return 1

@@ -20,12 +20,12 @@ from support.servers import Aimock, Embedded, Llmock, aimock, embedded, llmock
 __all__ = ["folders", "new_files"]
 
 settings.register_profile(
-    "quick", max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "quick", max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile(
     "deep", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile("brief", settings.get_profile("quick"), max_examples=20)
+settings.register_profile("brief", settings.get_profile("quick"), max_examples=10)
 """For the interpreters after the first: the laws are the same, and only Python may differ."""
 settings.load_profile(
     os.environ.get("HANDRAIL_EXAMPLES") or ("deep" if os.environ.get("HANDRAIL_DEEP") else "quick")

@@ -161,16 +161,16 @@ class Agent(Generic[OutputT]):
         )
 
     async def _run_inside(self, params: Any, context: ToolContext) -> ToolResult[Any]:
-        from handrail.dispatch.call import LiveCall
+        from handrail.dispatch.attempt import Attempt
 
-        call = context._call  # pyright: ignore[reportPrivateUsage]  # the run is nested in its frame
-        if not isinstance(call, LiveCall):
+        attempt = context._source  # pyright: ignore[reportPrivateUsage]  # the run is nested in its frame
+        if not isinstance(attempt, Attempt):
             raise NotSupported("an agent", "Call it through a gate.")
         if isinstance(params, AgentCall):
             options = RunOptions(message=params.message)
         else:
             options = RunOptions(params=params)
-        response = await self.adapter.inside(call).run(self.prompt, options)
+        response = await self.adapter.inside(attempt).run(self.prompt, options)
         return result_of(self.name, response, self.prompt.output is not None)
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ opened, knows which cancellations it asked for itself, and takes those back. Wha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
@@ -145,6 +146,21 @@ def open_scope(run: Cancellation | None = None, loop: asyncio.AbstractEventLoop 
 
 
 def _do_nothing() -> None: ...
+
+
+async def shielded(work: Coroutine[Any, Any, T]) -> T:
+    """Finish `work` even if this task is cancelled meanwhile.
+
+    The cancellation is not lost: the task still counts it, and the scope around the work reports it.
+    """
+    import anyio
+
+    task = asyncio.ensure_future(work)
+    with anyio.CancelScope(shield=True):
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+    return task.result()
 
 
 # --- code of others, in our task ----------------------------------------------------------------------

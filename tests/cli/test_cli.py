@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -566,7 +567,7 @@ def test_what_tools_print_is_no_part_of_the_answer(noisy: Path):
 )
 def test_closed_streams_lead_nowhere(folder: Path, closed: str, more: str, code: int, out: str):
     """No traceback, the right code, and what one stream has does not come out of another."""
-    command = f"{' '.join(HANDRAIL)} run team/hello.md go {more} {closed}"
+    command = f"{shlex.join(HANDRAIL)} run team/hello.md go {more} {closed}"
     done = subprocess.run(
         ["sh", "-c", command], cwd=folder.parent, env=environment(), capture_output=True, text=True
     )

@@ -14,7 +14,7 @@ from handrail import AgentContext, Deadline, Operation, Tool, ToolContext, ToolR
 from handrail.context import (
     PROVIDER_REQUEST_ID,
     Approval,
-    Call,
+    ContextSource,
     Invocation,
     RequestView,
     ResponseAccumulator,
@@ -85,7 +85,7 @@ def test_each_member_is_read_from_the_call_behind_it(member: str):
     thing = object()
     context = headless_context(**{member: thing})
     assert getattr(context, member) is thing
-    assert getattr(context, member) is getattr(context._call, member)
+    assert getattr(context, member) is getattr(context._source, member)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_each_member_is_read_from_the_call_behind_it(member: str):
 def test_the_calls_own_facts_are_read_from_it_too(member: str):
     """Those that every call has, whatever was given."""
     context = headless_context()
-    assert getattr(context, member) is getattr(context._call, member)
+    assert getattr(context, member) is getattr(context._source, member)
 
 
 def test_the_table_of_the_specification_is_all_there():
@@ -163,18 +163,18 @@ def test_require_rendered_gives_it_or_names_the_prompt():
 def test_it_is_frozen(kind: Callable[[], Any], name: str):
     """Nothing can be set or deleted, what is there and what is not."""
     context = kind()
-    call = context._call
+    call = context._source
     with pytest.raises(AttributeError):
         setattr(context, name, None)
     with pytest.raises(AttributeError):
         delattr(context, name)
-    assert context._call is call
+    assert context._source is call
 
 
 def test_it_holds_one_thing():
     """A thin view: one field, the call behind it, and no room for another."""
     for context in (headless_context(), user_context(), agent_context()):
-        assert type(context).__struct_fields__ == ("_call",)
+        assert type(context).__struct_fields__ == ("_source",)
         assert not hasattr(context, "__dict__")
 
 
@@ -199,9 +199,9 @@ def test_its_repr_names_the_call_the_tool_and_whether_it_has_ended(make: Callabl
 
 def test_a_mock_call_is_a_call():
     """What stands behind a context satisfies the protocol, member by member."""
-    members = {name for name in vars(Call) if not name.startswith("_")}
+    members = {name for name in vars(ContextSource) if not name.startswith("_")}
     given = dict.fromkeys(MEMBERS, object())
-    call = headless_context(**given)._call
+    call = headless_context(**given)._source
     assert [name for name in members if not hasattr(call, name)] == []
 
 
@@ -216,7 +216,7 @@ def test_verbs_that_wait_return_an_operation(verb: str):
         context = everything()
         operation = VERBS[verb](context)
         assert isinstance(operation, Operation)
-        assert operation.home is context._call.home
+        assert operation.home is context._source.home
         await operation
 
     run(main)
@@ -357,9 +357,9 @@ def test_presence_follows_the_environment():
 def test_the_narrower_contexts_say_what_was_missing():
     """Made by mistake without the capability, they fail by name, not with a None to call."""
     with pytest.raises(AssertionError, match="only where somebody can be asked"):
-        UserContext(headless_context()._call).wait_for  # noqa: B018
+        UserContext(headless_context()._source).wait_for  # noqa: B018
     with pytest.raises(AssertionError, match="only where there is a model"):
-        AgentContext(headless_context()._call).prompt_model  # noqa: B018
+        AgentContext(headless_context()._source).prompt_model  # noqa: B018
 
 
 @pytest.mark.parametrize("outcome", ["denied", "timed out", "cancelled", "nobody there"])

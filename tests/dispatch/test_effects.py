@@ -15,7 +15,7 @@ from handrail import Deadline, ToolContext, ToolResult, TransientError, tool
 from handrail.dispatch import ToolCall, run_turn
 from handrail.events import ToolInvoked, ToolStarted
 from handrail.protocols import PolicyDecision
-from handrail.testing import run_virtual
+from handrail.testing import VirtualClock, run_virtual
 from handrail.tools import EFFECTS, Effect
 from support.rig import Note, Rig, leave_traces, nothing, staged
 
@@ -371,5 +371,61 @@ def test_compensation_is_shielded_from_cancellation() -> None:
         assert undone == ["seat 3"]
         assert rig.status("trip") == "cancelled"
         rig.assert_paired()
+
+    run_virtual(main)
+
+
+def trip_that_fails(undone: list[str]) -> list[Any]:
+    """A trip that books a seat and fails after a second; giving the seat back takes four more."""
+
+    async def unbook(params: Any, value: str, *, context: ToolContext) -> None:
+        await asyncio.sleep(4)
+        undone.append(value)
+
+    @tool(effect="compensable", compensate=unbook)
+    async def book() -> str:
+        """Book."""
+        return "seat 3"
+
+    @tool(effect="irreversible")
+    async def trip(context: ToolContext) -> None:
+        """Book, then fail."""
+        await context.call("book")
+        await asyncio.sleep(1)
+        raise ValueError("no hotel")
+
+    return [book, trip]
+
+
+def test_a_cancel_during_compensation_is_raised_after_it() -> None:
+    """A call that failed by itself and is cancelled while it compensates ends as cancelled, compensated."""
+
+    async def main() -> None:
+        undone: list[str] = []
+        rig = Rig(trip_that_fails(undone))
+        task = asyncio.ensure_future(rig.call("trip"))
+        await asyncio.sleep(3)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert undone == ["seat 3"]
+        rig.assert_paired()
+
+    run_virtual(main)
+
+
+def test_a_deadline_that_passes_during_compensation_cancels_nobody() -> None:
+    """The call has failed already: its caller hears of that, and goes on."""
+
+    async def main() -> None:
+        undone: list[str] = []
+        clock = VirtualClock()
+        rig = Rig(trip_that_fails(undone), clock=clock, deadline=Deadline.after(3, clock=clock))
+        failed = await rig.call("trip")
+        assert "no hotel" in failed.message
+        assert undone == ["seat 3"]
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
 
     run_virtual(main)

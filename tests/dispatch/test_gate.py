@@ -525,7 +525,7 @@ def test_handlers_start_only_with_a_token_of_the_gate() -> None:
         ran: list[str] = []
 
         async def body(text: str, context: ToolContext) -> None:
-            assert context._call.token is not None  # pyright: ignore[reportAttributeAccessIssue]
+            assert context._source.token is not None  # pyright: ignore[reportAttributeAccessIssue]
             ran.append(text)
 
         @tool(effect="irreversible")
@@ -543,11 +543,10 @@ def test_handlers_start_only_with_a_token_of_the_gate() -> None:
         assert ran == ["invoked", "turn", "one", "two", "nested", "gathered"]
         assert len(rig.of(ToolStarted)) == 7
 
-        call = new_call(rig.gate, "work")
-        call.tool = work
-        params = work.parse({"text": "stolen"})
+        attempt = rig.gate.open(new_call(rig.gate, "work", {"text": "stolen"})).attempt
+        params = attempt.params = work.parse({"text": "stolen"})
         with pytest.raises(SignatureMismatch, match="not let through the gate"):
-            await rig.gate._run_handler(call, work, ToolContext(call), open_scope())
+            await rig.gate._run_handler(attempt, work, ToolContext(attempt), open_scope())
         assert params.text not in ran
 
     run_virtual(main)
@@ -562,7 +561,13 @@ def test_only_the_gate_starts_handlers() -> None:
             if isinstance(node, ast.Attribute) and node.attr == "handler" and isinstance(node.ctx, ast.Load):
                 callers.add(str(file.relative_to(source)))
     # checks.py checks its signature; the others look whether there is one, or where it is defined.
-    look = {"dispatch/frame.py", "prompt/plan.py", "prompt/rendering.py", "workers/functions.py"}
+    look = {
+        "dispatch/frame.py",
+        "dispatch/handlers.py",
+        "prompt/plan.py",
+        "prompt/rendering.py",
+        "workers/functions.py",
+    }
     assert callers == {"dispatch/gate.py", "tools/checks.py", *look}
 
 

@@ -22,7 +22,7 @@ from handrail import (
     tool,
 )
 from handrail.dispatch import open_gate
-from handrail.errors import AnswerRefused, QuestionCancelled, QuestionTimedOut
+from handrail.errors import AnswerRefused, QuestionCancelled, QuestionTimedOut, TransientError
 from handrail.events import QuestionAnswered, QuestionAsked, ToolInvoked
 from handrail.guard import CapabilityPolicy
 from handrail.journal import MemoryJournal, QuestionDesk, digest, new_key
@@ -551,7 +551,7 @@ def test_nobody_to_ask_is_said_by_name(environment: Any):
 
     async def main() -> None:
         scene = Scene(environment, [choose, is_there])
-        assert "needs 'wait_for', which is not there" in (await scene.call()).message
+        assert "needs 'wait_for', which this run does not have" in (await scene.call()).message
         assert (await scene.gate.invoke("is_there")).value is False
 
     run_virtual(main)
@@ -787,3 +787,26 @@ def test_a_payload_that_can_not_be_shown_is_the_tools_fault():
         assert "Correct them" not in result.message
 
     run_virtual(main)
+
+
+def test_each_try_asks_a_question_of_its_own():
+    """A call that is tried again asks again: the answer to its first try is not the answer to its second."""
+    tries: list[str] = []
+
+    @tool(effect="staged")
+    async def order(context: UserContext) -> str:
+        """Let somebody choose, and fail the first time."""
+        tries.append((await context.wait_for("pick", {}, Choice)).selected)
+        if len(tries) == 1:
+            raise TransientError("the kitchen is busy")
+        return tries[-1]
+
+    async def main() -> None:
+        scene = Scene(Person(answers={"pick": {"selected": "tea"}}), [order])
+        await scene.gate.invoke("order")
+        asked = [event.question_id for event in scene.seen.of(QuestionAsked)]
+        assert len(asked) == 2
+        assert len(set(asked)) == 2
+
+    run_virtual(main)
+    assert tries == ["tea", "tea"]

@@ -386,3 +386,32 @@ async def test_handoffs_run_where_any_tool_does() -> None:
 
     rig = Rig([card_game(client=whoever), twice], environment=person())
     assert (await rig.call("twice")).value == "card 0 and card 0"
+
+
+def test_a_model_in_a_persons_place_is_under_the_policies_of_the_run() -> None:
+    """It is given a tool by the handler that asks it, and may not call it where the run may not."""
+    paid: list[int] = []
+
+    @tool(effect="staged", capabilities=["money.spend"])
+    async def pay(amount: int) -> str:
+        """Pay somebody."""
+        paid.append(amount)
+        return "paid"
+
+    @tool(effect="staged", run_mode="agent")
+    async def settle(context: AgentContext) -> str:
+        """Let the model settle it."""
+        return await context.prompt_model("Settle the bill.", str, tools=[pay])
+
+    def reply(request: Any) -> Any:
+        names = [each.tool.name for each in request.tools]
+        if len(request.messages) == 1:
+            return ToolCall("pay", {"amount": 5}) if "pay" in names else ToolCall("settle")
+        return '"settled"' if "pay" in names else "Done."
+
+    session = Session()
+    policies = [CapabilityPolicy({"money.spend": "deny"})]
+    prompt = Prompt("p", "Settle.", tools=[settle], policies=policies)
+    Adapter(ScriptedModel(reply)).evaluate(prompt, session=session).wait()
+    assert paid == []
+    assert {ended.tool: ended.status for ended in session[ToolInvoked].all()}["pay"] == "denied"

@@ -225,6 +225,17 @@ def test_a_question_that_was_withdrawn_may_be_asked_again(journal: Opened):
     assert journal(asked(answer(), question())).outcome == "declined"
 
 
+def test_an_answered_question_is_not_withdrawn(journal: Opened):
+    """Withdrawing the questions of a call takes back only those that nobody has answered."""
+    given = journal(asked(answer(), question()))
+
+    async def withdraw_and_ask(journal: SqliteJournal) -> Any:
+        await journal.withdraw("q")
+        return await journal.ask(question())
+
+    assert journal(withdraw_and_ask) == given
+
+
 def test_it_is_the_same_journal_whenever_it_is_opened(journal: Opened, tmp_path: Path):
     """Its id says so; another file is another journal. `power` waits for the disk, `process` does not."""
 

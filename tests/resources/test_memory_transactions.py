@@ -1,9 +1,7 @@
 """The end of a fork: threads that outlive it, what it costs, and any interleaving of many."""
 
-import statistics
 import sys
 import threading
-import time
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -18,6 +16,7 @@ from handrail.errors import (
 from handrail.resources.memory import MemoryFilesystem, MemoryFork
 from support.file_transactions import Transactions
 from support.filesystems import commit, tree
+from support.steps import steps_of
 
 # --- the end, and threads ------------------------------------------------------------------------
 
@@ -153,23 +152,22 @@ def test_no_update_is_lost_between_threads():
     assert root.read("n") == "200"
 
 
-def test_a_fork_and_a_commit_cost_the_same_at_any_size():
-    """Ten files or a hundred thousand: within a factor of two, and nothing is copied."""
+def test_a_fork_and_a_commit_take_the_same_steps_at_any_size():
+    """Ten files or ten thousand: the same number of calls, and nothing is copied."""
 
-    def median_cost(files: int) -> float:
+    def steps(files: int) -> int:
         root = MemoryFilesystem({f"d{number % 7}/f{number}": "" for number in range(files)})
-        times: list[float] = []
-        for _ in range(15):
-            start = time.process_time()
-            for _ in range(200):
-                fork = root.fork("call")
-                fork.write("d1/f1", "x")
-                fork.read("d2/f2")
-                commit(fork)
-            times.append(time.process_time() - start)
-        return statistics.median(times)
 
-    assert median_cost(100_000) <= 2 * median_cost(10)
+        def work() -> None:
+            fork = root.fork("call")
+            fork.write("d1/f1", "x")
+            fork.read("d2/f2")
+            commit(fork)
+
+        work()
+        return steps_of(work)
+
+    assert steps(10_000) <= steps(10) + 10
     fork = MemoryFilesystem({f"f{number}": "" for number in range(1000)}).fork("call")
     fork.write("f1", "x")
     fork.read("f2")

@@ -11,7 +11,7 @@ import pytest
 
 from handrail import Deadline, ToolContext, ToolResult, TransientError, gather, tool
 from handrail.dispatch import Gate, open_gate
-from handrail.dispatch.call import LiveCall
+from handrail.dispatch.attempt import Attempt
 from handrail.errors import ContextExpired, ResourceError
 from handrail.limits import Budget, BudgetTracker
 from handrail.protocols import BudgetTracker as BudgetTrackerProtocol
@@ -877,16 +877,16 @@ def test_resource_errors_are_ours_and_carry_the_resource():
 async def test_a_call_that_asked_for_resources_is_freed_when_it_is_over():
     """Without the collector: its view of them points back to it, and what it held would pile up."""
     scene = Scene(given(Thing, Thing("shared", [])), Binding(A, numbered([]), "call"))
-    others = _live_calls()  # those of other tests, which something may still hold
+    others = _attempts()  # those of other tests, which something may still hold
     gc.disable()
     try:
         for _ in range(3):
             assert (await scene.call(getting(Thing, A))).success
-        left = [each for each in _live_calls() if not any(each is other for other in others)]
+        left = [each for each in _attempts() if not any(each is other for other in others)]
     finally:
         gc.enable()
     assert left == []
 
 
-def _live_calls() -> list[LiveCall]:
-    return [each for each in gc.get_objects() if type(each) is LiveCall]
+def _attempts() -> list[Attempt]:
+    return [each for each in gc.get_objects() if type(each) is Attempt]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -291,21 +290,16 @@ async def test_a_thread_of_many_runs_stays_usable(tmp_path: Path) -> None:
     """What is shown of runs that are over is kept: the second look reads no run again."""
     async with served(tmp_path) as app:
         thread = app.thread()
-        for number in range(100):
+        for number in range(20):
             await thread.say(plan([["note", {"text": str(number)}]], "ok"))
             await over(thread)
-        began = time.perf_counter()
         first = await snapshot(app, thread)
-        cold = time.perf_counter() - began
         read: list[str] = []
         load = app.journal.load
         app.journal.load = lambda run_id: (read.append(run_id), load(run_id))[1]  # pyright: ignore
-        began = time.perf_counter()
         assert await snapshot(app, thread) == first
-        warm = time.perf_counter() - began
-        print(f"100 runs: {cold * 1000:.0f} ms, again {warm * 1000:.0f} ms")
         assert read == []
-        assert len(first["runs"]) == 100
+        assert len(first["runs"]) == 20
 
 
 async def test_an_agent_two_levels_down_stands_under_its_own_call(tmp_path: Path) -> None:

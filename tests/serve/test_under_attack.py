@@ -192,7 +192,7 @@ async def test_who_looks_while_a_tool_floods_sees_the_thread(tmp_path: Path) -> 
             for _ in range(4200):
                 number += 1
                 context.report_progress("more", done=number)
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.01)
         return "done"
 
     async with served(tmp_path, tools=[flood]) as app:

@@ -1,4 +1,4 @@
-"""The program `handrail`, run as a child process, and a folder of workers for it to run."""
+"""The program `handrail` in a process of its own, and a folder of workers for it to run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from support import warm_python
 
 HANDRAIL = [sys.executable, "-m", "handrail"]
 
@@ -163,12 +165,9 @@ def handrail(
 ) -> subprocess.CompletedProcess[str]:
     """Run it with nobody there, to its end."""
     given = stdin.encode() if isinstance(stdin, str) else stdin
-    done = subprocess.run(
-        [*HANDRAIL, *arguments],
-        cwd=cwd,
-        env=dict(env or environment()),
-        input=given,
-        capture_output=True,
-        timeout=150,
-    )
+    chosen = dict(env or environment())
+    if chosen.get("PYTHONUTF8") == "1":
+        done = warm_python.run(["-m", "handrail", *arguments], cwd=cwd, env=chosen, stdin=given)
+    else:  # another encoding is chosen when Python starts
+        done = subprocess.run([*HANDRAIL, *arguments], cwd=cwd, env=chosen, input=given, capture_output=True)
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())

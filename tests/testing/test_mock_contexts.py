@@ -316,7 +316,7 @@ def test_an_unknown_attribute_is_an_attribute_error():
     """The call behind it does not make things up."""
     context: Any = headless_context()
     assert not hasattr(context, "nonsense")
-    assert not hasattr(context._call, "nonsense")
+    assert not hasattr(context._source, "nonsense")
 
 
 # --- where it runs -------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ def test_made_on_a_loop_it_runs_there_and_made_in_a_script_on_the_shared_one():
 
     async def main() -> None:
         context = user_context({"pick": {"selected": "tea"}})
-        assert context._call.home.loop is asyncio.get_running_loop()
+        assert context._source.home.loop is asyncio.get_running_loop()
         assert (await context.wait_for("pick", {}, Choice)).selected == "tea"
 
     run(main)

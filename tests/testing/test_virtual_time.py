@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from datetime import UTC, datetime, timedelta
 
 import anyio
@@ -15,12 +14,10 @@ from handrail.testing import VirtualClock, VirtualTimeLoop, run_virtual
 from handrail.threads import run_in_thread
 
 DAY = 86_400.0
-QUICK = 5.0
-"""Real seconds that a test of days may take on a machine with much else to do."""
 
 
 def test_three_days_pass_in_no_time():
-    """A sleep of three days takes them on the loop's clock and none on the wall's."""
+    """A sleep of three days takes them on the loop's clock; on the wall's, the test would hang."""
 
     async def main() -> float:
         loop = asyncio.get_running_loop()
@@ -28,9 +25,7 @@ def test_three_days_pass_in_no_time():
         await asyncio.sleep(3 * DAY)
         return loop.time() - before
 
-    started = time.monotonic()
     assert run_virtual(main) == pytest.approx(3 * DAY)
-    assert time.monotonic() - started < QUICK
 
 
 def test_thirty_years_pass_as_well():
@@ -141,13 +136,12 @@ def test_a_thread_that_hangs_does_not_stop_time():
 
     async def main() -> float:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(run_in_thread(lambda: release.wait(30)), timeout=3600)
+            await asyncio.wait_for(run_in_thread(lambda: release.wait()), timeout=3600)
         return asyncio.get_running_loop().time()
 
-    started = time.monotonic()
     assert run_virtual(main) == 3600
+    assert not release.is_set()
     release.set()
-    assert time.monotonic() - started < QUICK
 
 
 def test_a_thread_waits_in_virtual_time():
@@ -231,9 +225,7 @@ def test_a_deadline_on_the_virtual_clock():
         with pytest.raises(DeadlineExceededError, match="2030-01-10T00:00:00"):
             deadline.check("the end")
 
-    started = time.monotonic()
     run_virtual(main)
-    assert time.monotonic() - started < QUICK
 
 
 def test_what_the_function_raises_comes_out():

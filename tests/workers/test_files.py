@@ -6,7 +6,6 @@ import contextlib
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -291,12 +290,10 @@ def test_templates_say_what_they_are_given() -> None:
 )
 def test_templates_fail_with_their_line_and_are_bounded(text: str, said: str) -> None:
     """What is missing, what is not safe, and what would take too long or too much."""
-    started = time.process_time()
     with pytest.raises(WorkerError) as raised:
         rendered(text, input="x" * 3000)
     assert said in str(raised.value)
     assert raised.value.problems[0].file == "x.md"
-    assert time.process_time() - started < 5
 
 
 PIECES = st.sampled_from(

@@ -28,7 +28,7 @@ from handrail.session import Dispatcher, Session
 if TYPE_CHECKING:
     from handrail.adapter.bound import Bound
     from handrail.context.verbs import PromptModel
-    from handrail.dispatch.call import LiveCall
+    from handrail.dispatch.attempt import Attempt
 
 OutputT = TypeVar("OutputT")
 
@@ -183,22 +183,22 @@ class Adapter:
             max_tokens=self._max_tokens,
         )
 
-    def bound_to(self, call: LiveCall) -> Bound:
+    def bound_to(self, attempt: Attempt) -> Bound:
         """This adapter as one call has it, whoever opened the call's run."""
         from handrail.adapter.bound import Bound
 
-        return Bound(self, self.settings(), call)
+        return Bound(self, self.settings(), attempt)
 
-    def inside(self, call: LiveCall) -> Bound:
+    def inside(self, attempt: Attempt) -> Bound:
         """This adapter for a run inside a call of any run. It streams where that run does."""
         from handrail.adapter.bound import Bound
 
-        around = None if call.frame.adapter is None else call.adapter
+        around = None if attempt.frame.adapter is None else attempt.adapter
         streams = isinstance(around, Bound) and around.streams
-        return Bound(self, self.settings().override(streaming=streams), call)
+        return Bound(self, self.settings().override(streaming=streams), attempt)
 
-    def prompt_model_for(self, call: LiveCall) -> PromptModel:
+    def prompt_model_for(self, attempt: Attempt) -> PromptModel:
         """The verb `prompt_model` of one call, on this adapter's model."""
         from handrail.adapter.bound import prompt_model_of
 
-        return prompt_model_of(self, self.settings(), call)
+        return prompt_model_of(self, self.settings(), attempt)

@@ -12,7 +12,7 @@ import pydantic_core
 
 from handrail.adapter.mask import StreamMask
 from handrail.adapter.undone_calls import tell_undone
-from handrail.cancellation import open_scope
+from handrail.cancellation import open_scope, shielded
 from handrail.context import (
     PROVIDER_REQUEST_ID,
     RATE_LIMIT,
@@ -22,7 +22,6 @@ from handrail.context import (
     RequestView,
     ResponseAccumulator,
 )
-from handrail.dispatch.undoing import shielded
 from handrail.errors import BudgetExceededError, DeadlineExceededError, ModelError
 from handrail.events import (
     CallDelta,

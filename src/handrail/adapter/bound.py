@@ -23,7 +23,7 @@ from handrail.tools import Tool
 
 if TYPE_CHECKING:
     from handrail.adapter.adapter import Adapter
-    from handrail.dispatch.call import LiveCall
+    from handrail.dispatch.attempt import Attempt
 
 OutputT = TypeVar("OutputT")
 
@@ -39,10 +39,10 @@ class Bound:
 
     __slots__ = ("_adapter", "_call", "_settings")
 
-    def __init__(self, adapter: Adapter, settings: Settings, call: LiveCall) -> None:
+    def __init__(self, adapter: Adapter, settings: Settings, attempt: Attempt) -> None:
         self._adapter = adapter
         self._settings = settings
-        self._call = call
+        self._call = attempt
 
     @property
     def streams(self) -> bool:
@@ -77,30 +77,30 @@ class Bound:
 
         It has the call's workers unless others are given. `levels` is how deep its calls may nest.
         """
-        call = self._call
-        call.home.check()
+        attempt = self._call
+        attempt.home.check()
         settings = self._settings
         if model is not None or given.temperature is not None:
             settings = settings.override(model=model, temperature=given.temperature)
-        _check_bound(call, prompt)
+        _check_bound(attempt, prompt)
         verb = f"evaluate {prompt.name}"
-        number = call.next_verb(verb)
+        number = attempt.next_verb(verb)
 
         async def evaluate() -> PromptResponse[OutputT]:
-            frame, conversation = await _nest(call, number, verb, prompt, given, levels)
+            frame, conversation = await _nest(attempt, number, verb, prompt, given, levels)
             with nullcontext() if given.workers is None else given.workers.enter(frame):
                 rendered = prompt.render(
-                    given.params, session=call.session, opened=given.opened, deadline=frame.deadline
+                    given.params, session=attempt.session, opened=given.opened, deadline=frame.deadline
                 )
                 outcome = await run_in(
                     self._adapter, frame, settings, conversation, prompt, rendered, given.message
                 )
             return respond(outcome, frame)
 
-        return Operation(evaluate, f"evaluate({prompt.name!r})", call.home)
+        return Operation(evaluate, f"evaluate({prompt.name!r})", attempt.home)
 
 
-def prompt_model_of(adapter: Adapter, settings: Settings, call: LiveCall) -> PromptModel:
+def prompt_model_of(adapter: Adapter, settings: Settings, attempt: Attempt) -> PromptModel:
     """The verb `prompt_model` of one call."""
 
     def verb(
@@ -113,22 +113,22 @@ def prompt_model_of(adapter: Adapter, settings: Settings, call: LiveCall) -> Pro
         tools: Sequence[Tool[Any, Any]] = (),
         on_text: Callable[[str], None] | None = None,
     ) -> Operation[Any]:
-        call.home.check()
+        attempt.home.check()
         wanted: Schema[Any] = Schema(schema)
         asked = Prompt(
             "prompt_model",
             (system or _NO_SYSTEM).replace("$", "$$"),
             tools=tools,
-            policies=call.frame.policies,
+            policies=attempt.frame.policies,
         )
         chosen = settings
         if model is not None or temperature is not None or on_text is not None:
             streams = True if on_text is not None else None
             chosen = settings.override(model=model, temperature=temperature, streaming=streams)
-        number = call.next_verb("prompt_model")
+        number = attempt.next_verb("prompt_model")
 
         async def ask() -> Any:
-            frame, conversation = await _nest(call, number, "prompt_model", asked)
+            frame, conversation = await _nest(attempt, number, "prompt_model", asked)
             outcome = await run_in(
                 adapter,
                 frame,
@@ -142,15 +142,17 @@ def prompt_model_of(adapter: Adapter, settings: Settings, call: LiveCall) -> Pro
             )
             return outcome.output
 
-        return Operation(ask, "prompt_model", call.home)
+        return Operation(ask, "prompt_model", attempt.home)
 
     return verb
 
 
-def _check_bound(call: LiveCall, prompt: Prompt[Any]) -> None:
+def _check_bound(attempt: Attempt, prompt: Prompt[Any]) -> None:
     """A nested run works with the resources of the run around it; one that brings others says so here."""
     unbound = [
-        each.protocol.__name__ for each in prompt.resources if not call.frame.resources.binds(each.protocol)
+        each.protocol.__name__
+        for each in prompt.resources
+        if not attempt.frame.resources.binds(each.protocol)
     ]
     if unbound:
         raise DefinitionError(
@@ -160,7 +162,7 @@ def _check_bound(call: LiveCall, prompt: Prompt[Any]) -> None:
 
 
 async def _nest(
-    call: LiveCall,
+    attempt: Attempt,
     number: int,
     verb: str,
     prompt: Prompt[Any],
@@ -168,9 +170,9 @@ async def _nest(
     levels: int | None = None,
 ) -> tuple[Frame, Conversation]:
     """A frame and a conversation inside the call, under ids that follow from the call's own."""
-    outer = call.frame
-    options = outer.options.nested(given, outer.tracker, call.depth + 1, levels)
-    frame = Frame.nested(call, number, options, prompt)
+    outer = attempt.frame
+    options = outer.options.nested(given, outer.tracker, attempt.depth + 1, levels)
+    frame = Frame.nested(attempt, number, options, prompt)
     if frame.log is not None:
-        await frame.log.note_verb(call.attempt_place.child(number), verb)
+        await frame.log.note_verb(attempt.place.child(number), verb)
     return frame, Conversation(frame.session, frame.run_context.run_id)

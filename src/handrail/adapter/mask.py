@@ -19,7 +19,7 @@ from handrail.schema.secrets import WITHHELD
 
 if TYPE_CHECKING:
     from handrail.adapter.conversation import Conversation
-    from handrail.dispatch.call import LiveCall
+    from handrail.dispatch.attempt import Attempt
     from handrail.tools import Tool
 
 
@@ -27,7 +27,7 @@ class _Asker(NamedTuple):
     """Looks up a worker in place of a call."""
 
     frame: Frame
-    parent: LiveCall | None
+    parent: Attempt | None
 
 
 class SecretMask:

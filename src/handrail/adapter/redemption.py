@@ -11,10 +11,12 @@ from typing import Any, Unpack
 import msgspec
 
 from handrail.adapter.run_record import go_on
+from handrail.cancellation import shielded
 from handrail.clock import Clock
 from handrail.context.ticket import Ticket
 from handrail.deadline import Deadline
-from handrail.dispatch.call import LiveCall, new_call
+from handrail.dispatch.attempt import Attempt
+from handrail.dispatch.call import Call, new_call
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.gate import Arguments, Gate
 from handrail.dispatch.opening import open_frame
@@ -22,9 +24,9 @@ from handrail.dispatch.options import GuardArguments, RunOptions, check_kinds
 from handrail.dispatch.replaying import Deposit, read_result, record_of
 from handrail.dispatch.sharing import share_of
 from handrail.dispatch.transaction import Settled, Transaction
-from handrail.dispatch.undoing import compensate, shielded
+from handrail.dispatch.undoing import compensate
 from handrail.errors import JournalError, PromptEvaluationError, TicketError
-from handrail.events import CallStatus, ToolInvoked
+from handrail.events import CallStatus
 from handrail.guard.memory import keep_decisions
 from handrail.journal.lease import LEASE_SECONDS, new_owner
 from handrail.limits import Budget
@@ -161,29 +163,32 @@ class _Redemption:
             around.open_transaction.drop()
             await shielded(gate.close())
 
-    async def _carry_out(self, gate: Gate, around: LiveCall, arguments: Arguments) -> ToolResult[Any]:
-        call = new_call(gate, self._tool.name, parent=around)
+    async def _carry_out(self, gate: Gate, around: Attempt, arguments: Arguments) -> ToolResult[Any]:
+        passage = gate.open(new_call(gate, self._tool.name, arguments, parent=around))
         ended: BaseException | None = None
         try:
-            await gate.pass_through(call, arguments)
+            await gate.carry(passage)
         except GeneratorExit:
             raise
         except BaseException as error:
             ended = error
-        result = call.result
-        if result is None or call.token is None:  # no handler has begun: it can still be redeemed
+        result, newest = passage.result, passage.attempt
+        has_begun = newest.number > 1 or newest.token is not None
+        if result is None or not has_begun:  # it can still be redeemed
             await shielded(self._box.give_back(*self._which, self._by))
         else:
-            await shielded(self._deposit(call, result, around.open_transaction))
+            await shielded(self._deposit(newest, result, passage.status, around.open_transaction))
         if result is None or (ended is not None and not isinstance(ended, PromptEvaluationError)):
             raise ended or asyncio.CancelledError
         return result
 
-    async def _deposit(self, call: LiveCall, result: ToolResult[Any], done: Transaction) -> None:
+    async def _deposit(
+        self, attempt: Attempt, result: ToolResult[Any], status: CallStatus, done: Transaction
+    ) -> None:
         """Leave what was done for the call that waits; if it does not any more, undo it here."""
-        frame = call.frame
+        frame = attempt.frame
         try:
-            inner = record_of(call, result, done, status=_status_of(call))
+            inner = record_of(attempt, result, done, status)
             deposit = Deposit(
                 inner=inner,
                 spent=dict(frame.tracker.spent()),
@@ -192,7 +197,7 @@ class _Redemption:
             )
             await self._box.deposit(*self._which, self._by, msgspec.msgpack.encode(deposit))
         except Exception as error:
-            left = await self._undo(call, done.settled or ())
+            left = await self._undo(attempt.gate, done.settled or ())
             if not left:
                 raise
             problem = error.problem if isinstance(error, TicketError) else str(error)
@@ -200,16 +205,16 @@ class _Redemption:
                 f"{problem}. Could not be undone: {', '.join(left)}", "Find out what stands."
             ) from error
 
-    async def _undo(self, call: LiveCall, settled: Iterable[Settled]) -> tuple[str, ...]:
+    async def _undo(self, gate: Gate, settled: Iterable[Settled]) -> tuple[str, ...]:
         """Compensate what was done to the world, in a transaction that comes to nothing as well."""
-        around = self._stand_in(call.gate)
-        undoing = new_call(call.gate, self._tool.name, parent=around)
+        around = self._stand_in(gate)
+        failed = gate.open(new_call(gate, self._tool.name, "{}", parent=around)).attempt
         try:
-            return (await compensate(call.gate, undoing, tuple(settled)))[1]
+            return (await compensate(gate, failed, tuple(settled)))[1]
         finally:
             around.open_transaction.drop()
 
-    def _stand_in(self, gate: Gate) -> LiveCall:
+    def _stand_in(self, gate: Gate) -> Attempt:
         """What is around the call here, in the place of the one that gave the ticket out.
 
         The call commits into its transaction, and that into nothing. Its ids follow from the ticket's
@@ -217,22 +222,21 @@ class _Redemption:
         """
         ticket, frame = self._ticket, gate.frame
         verb = Place.parse(ticket.place)
-        call = verb.outer or RUN
-        frame.place = call.parent or RUN
-        around = LiveCall(
+        place = verb.outer or RUN
+        frame.place = place.parent or RUN
+        call = Call(
             gate,
-            frame,
             ticket.tool,
+            None,
             ticket.call_id,
             ticket.path[:-1],
             asyncio.get_running_loop(),
-            frame.monotonic() - frame.began,
-            call.number,
+            place.number,
             depth=ticket.depth - 1,
             tool=self._tool,
-            tries=verb.attempt_at(call) or 1,
-            inner=verb.number - 1,
+            started=frame.monotonic() - frame.began,
         )
+        around = Attempt(call, frame, verb.attempt_at(place) or 1, inner=verb.number - 1)
         around.transaction = Transaction(frame.session, ticket.tool, EFFECTS[_effect_of(ticket)].writes)
         return around
 
@@ -258,11 +262,3 @@ class _Redemption:
             yield
         finally:
             holder.cancel()
-
-
-def _status_of(call: LiveCall) -> CallStatus:
-    """How it ended, also where it was tried again under the same id."""
-    ends: list[Any] = [
-        each.status for each in call.frame.session[ToolInvoked].all() if each.call_id == call.id
-    ]
-    return ends[-1] if ends else call.status

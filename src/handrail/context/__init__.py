@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from handrail.context.call import Call
 from handrail.context.extras import (
     PROVIDER_REQUEST_ID,
     RATE_LIMIT,
@@ -18,6 +17,7 @@ from handrail.context.extras import (
     RateLimit,
 )
 from handrail.context.facts import Approval, Invocation, RequestView, ResponseAccumulator, RunContext
+from handrail.context.source import ContextSource
 from handrail.context.ticket import Ticket
 from handrail.context.worker import Attachment, MessageCallback, RegistryView, WorkerFacts, WorkerMessage
 from handrail.errors import NotRendered
@@ -50,7 +50,7 @@ __all__ = [
     "AgentContext",
     "Approval",
     "Attachment",
-    "Call",
+    "ContextSource",
     "ExtraKey",
     "Extras",
     "Invocation",
@@ -79,10 +79,10 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
     gate makes contexts, and `handrail.testing` makes them for tests; nobody builds one by hand.
     """
 
-    _call: Call
+    _source: ContextSource
 
     def __repr__(self) -> str:
-        state = ", ended" if self._call.home.closed else ""
+        state = ", ended" if self._source.home.closed else ""
         return f"<{type(self).__name__} {self.call_id} of {self.tool.name}{state}>"
 
     # This call.
@@ -90,122 +90,122 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
     @property
     def call_id(self) -> str:
         """The id of this call. It is the same after a resume."""
-        return self._call.invocation.id
+        return self._source.invocation.id
 
     @property
     def tool(self) -> Tool[Any, Any]:
         """The tool being called."""
-        return self._call.tool
+        return self._source.tool
 
     @property
     def invocation(self) -> Invocation:
         """Id, start, attempt, idempotency key, and the path of calls that led here."""
-        return self._call.invocation
+        return self._source.invocation
 
     # The run.
 
     @property
     def prompt(self) -> PromptView:
         """The prompt being run, with `prompt.sections`, the unrendered tree."""
-        return self._call.prompt
+        return self._source.prompt
 
     @property
     def rendered_prompt(self) -> RenderedPromptView | None:
         """The prompt as rendered; None until it is."""
-        return self._call.rendered_prompt
+        return self._source.rendered_prompt
 
     def require_rendered(self) -> RenderedPromptView:
         """The prompt as rendered, or `NotRendered` that names it."""
-        rendered = self._call.rendered_prompt
+        rendered = self._source.rendered_prompt
         if rendered is None:
-            raise NotRendered(self._call.prompt.name)
+            raise NotRendered(self._source.prompt.name)
         return rendered
 
     @property
     def adapter(self) -> BoundAdapter:
         """The adapter of this run, bound to this call: what it evaluates inherits the call's limits."""
-        return self._call.adapter
+        return self._source.adapter
 
     @property
     def session(self) -> SessionView:
         """The session as this call sees it: a fork, to read and to dispatch into."""
-        return self._call.session
+        return self._source.session
 
     @property
     def event_bus(self) -> EventBus:
         """Where facts are published; the same as `session.dispatcher`."""
-        return self._call.event_bus
+        return self._source.event_bus
 
     @property
     def run_context(self) -> RunContext:
         """The ids that tie this call's records together."""
-        return self._call.run_context
+        return self._source.run_context
 
     @property
     def depth(self) -> int:
         """How many calls and workers lie around this one; 0 for a model's own call."""
-        return self._call.depth
+        return self._source.depth
 
     # The provider's side.
 
     @property
     def request(self) -> RequestView | None:
         """The request that led here, read-only, secrets redacted; None when no model asked."""
-        return self._call.request
+        return self._source.request
 
     @property
     def response_accumulator(self) -> ResponseAccumulator | None:
         """What the model has streamed so far in this turn; None when no model asked."""
-        return self._call.response_accumulator
+        return self._source.response_accumulator
 
     @property
     def extras(self) -> Extras:
         """What the adapter adds, by declared keys: `context.extras.get(RATE_LIMIT)`."""
-        return self._call.extras
+        return self._source.extras
 
     # Limits.
 
     @property
     def deadline(self) -> Deadline | None:
         """When the run must have ended; None where there is no deadline."""
-        return self._call.deadline
+        return self._source.deadline
 
     @property
     def signal(self) -> CancelSignal:
         """Whether this call has been cancelled."""
-        return self._call.signal
+        return self._source.signal
 
     @property
     def heartbeat(self) -> Heartbeat:
         """The lease of the job this call runs in."""
-        return self._call.heartbeat
+        return self._source.heartbeat
 
     @property
     def budget_tracker(self) -> BudgetTracker:
         """What may still be spent; the same object as `resources.get(BudgetTracker)`."""
-        return self._call.budget_tracker
+        return self._source.budget_tracker
 
     @property
     def cost_tracker(self) -> CostTracker:
         """What has been spent, here and below."""
-        return self._call.cost_tracker
+        return self._source.cost_tracker
 
     # Things.
 
     @property
     def resources(self) -> Resources:
         """What the prompt provides, by protocol."""
-        return self._call.resources
+        return self._source.resources
 
     @property
     def filesystem(self) -> Filesystem:
         """The files as this call sees them: a fork; the same as `resources.get(Filesystem)`."""
-        return self._call.filesystem
+        return self._source.filesystem
 
     @property
     def approval_controller(self) -> ApprovalController:
         """The approvals of the run, to look at. A tool asks with `request_approval`; it can't decide."""
-        return self._call.approval_controller
+        return self._source.approval_controller
 
     # Verbs, always there.
 
@@ -226,60 +226,60 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         (None: it does not know), then with `on_unknown="ask"` whoever is there does. Where nobody knows it is
         `OutcomeUnknown`; where it did happen, the value is None, since what it gave is lost.
         """
-        self._call.home.check()
-        return self._call.once(key, function, probe, on_unknown)
+        self._source.home.check()
+        return self._source.once(key, function, probe, on_unknown)
 
     def beat(self) -> Done:
         """Keep the lease. From the first beat on, only the handler's own beats count."""
-        self._call.home.check()
-        return self._call.beat()
+        self._source.home.check()
+        return self._source.beat()
 
     def report_progress(self, message: str, *, done: float | None = None, total: float | None = None) -> Done:
         """Tell whoever watches how far this is. It is shown at once, also if the call fails later."""
-        self._call.home.check()
-        return self._call.report_progress(message, done, total)
+        self._source.home.check()
+        return self._source.report_progress(message, done, total)
 
     def emit(self, event: object) -> Done:
         """Publish an event of the tool's own, at once, namespaced under the tool's name."""
-        self._call.home.check()
-        return self._call.emit(event)
+        self._source.home.check()
+        return self._source.emit(event)
 
     def request_approval(self, message: str) -> Operation[Approval]:
         """Ask whoever may approve. Denial does not raise: look at what comes back."""
-        self._call.home.check()
-        return self._call.request_approval(message)
+        self._source.home.check()
+        return self._source.request_approval(message)
 
     def request_permission(self, kind: str) -> Operation[Approval]:
         """Ask for a permission by its name. Denial does not raise."""
-        self._call.home.check()
-        return self._call.request_permission(kind)
+        self._source.home.check()
+        return self._source.request_permission(kind)
 
     def call(self, name: str, /, **arguments: Any) -> Operation[ToolResult[Any]]:
         """Call a tool or a worker by name, through the same gate as a model's call."""
-        self._call.home.check()
-        return self._call.call(name, arguments)
+        self._source.home.check()
+        return self._source.call_tool(name, arguments)
 
     def call_worker(self, name: str, input: Any, *, attachments: Sequence[Any] = ()) -> Operation[Any]:
         """Run a worker inside this call and give its value; `CallFailed` if it failed."""
-        self._call.home.check()
-        return self._call.call_worker(name, input, attachments)
+        self._source.home.check()
+        return self._source.call_worker(name, input, attachments)
 
     def ticket(self) -> str:
         """This call as a signed text from which another process can run its tool."""
-        self._call.home.check()
-        return self._call.ticket()
+        self._source.home.check()
+        return self._source.ticket()
 
     # Verbs of an environment.
 
     @property
     def wait_for(self) -> WaitFor | None:
         """Ask whoever is there; None where nobody can be asked."""
-        return self._call.wait_for
+        return self._source.wait_for
 
     @property
     def prompt_model(self) -> PromptModel | None:
         """Ask a model; None where none stands in for a person."""
-        return self._call.prompt_model
+        return self._source.prompt_model
 
 
 class UserContext(ToolContext, frozen=True, eq=False):
@@ -288,7 +288,7 @@ class UserContext(ToolContext, frozen=True, eq=False):
     @property
     def wait_for(self) -> WaitFor:
         """Ask whoever is there."""
-        verb = self._call.wait_for
+        verb = self._source.wait_for
         assert verb is not None, "the gate makes this context only where somebody can be asked"
         return verb
 
@@ -299,7 +299,7 @@ class AgentContext(ToolContext, frozen=True, eq=False):
     @property
     def prompt_model(self) -> PromptModel:
         """Ask a model."""
-        verb = self._call.prompt_model
+        verb = self._source.prompt_model
         assert verb is not None, "the gate makes this context only where there is a model"
         return verb
 
@@ -329,6 +329,6 @@ class WorkerContext(ToolContext, frozen=True, eq=False):
 
     @property
     def _facts(self) -> WorkerFacts:
-        facts = self._call.worker
+        facts = self._source.worker
         assert facts is not None, "the gate makes this context only in a worker"
         return facts

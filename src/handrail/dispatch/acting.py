@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from handrail.context import ToolContext
 from handrail.dispatch.asking import ask_value, note_verb
-from handrail.dispatch.call import LiveCall, new_call
+from handrail.dispatch.attempt import Attempt
+from handrail.dispatch.call import PART, new_call, new_part
 from handrail.dispatch.gate import Gate
 from handrail.errors import NotSupported
 from handrail.schema import Schema
@@ -20,26 +23,24 @@ from handrail.tools import Tool, ToolResult
 class Acting:
     """Runs the acts of one call, one after the other."""
 
-    __slots__ = ("_call", "_ids")
+    __slots__ = ("_attempt", "_ids")
 
     def __init__(self, context: ToolContext) -> None:
-        self._call = _call_of(context)
+        self._attempt = _attempt_of(context)
         self._ids: dict[str, str] = {}
 
     async def run(
-        self, act: Tool[Any, Any], *, asks_only: bool = False, given_secret: bool = False
+        self, act: Tool[Any, Any], *, only_asks: bool = False, has_secret: bool = False
     ) -> ToolResult[Any]:
         """Run the next act. Its id follows from the call's id and the order of acts."""
-        call = self._call
-        part = new_call(call.gate, act.name, parent=call)
-        part.tool, part.act, part.depth = act, True, call.depth
-        part.asks_only, part.given_secret = asks_only, given_secret
+        attempt = self._attempt
+        part = new_part(attempt, act, only_asks=only_asks, has_secret=has_secret)
         self._ids[part.id] = act.name
-        return await call.gate.pass_through(part, call.arguments)
+        return await attempt.gate.pass_through(part)
 
     def done(self) -> None:
         """All acts are over. From here on the call as a whole answers for what they did to the world."""
-        transaction = self._call.open_transaction
+        transaction = self._attempt.open_transaction
         if transaction.settled is not None:
             transaction.settled = [
                 each for each in transaction.settled if self._ids.get(each.call_id) != each.what
@@ -48,26 +49,25 @@ class Acting:
 
 async def run_alone(gate: Gate, act: Tool[Any, Any], arguments: bytes) -> ToolResult[Any]:
     """Run one act by itself, as a run's only call."""
-    part = new_call(gate, act.name)
-    part.tool, part.act = act, True
-    return await gate.pass_through(part, arguments)
+    call = new_call(gate, act.name, arguments)
+    return await gate.pass_through(msgspec.structs.replace(call, kind=PART, tool=act))
 
 
 async def hand_over(
     context: ToolContext, name: str, message: str, public: object, answer: Schema[Any]
 ) -> Any:
     """Put a handoff to whoever is there, and give their answer."""
-    call = _call_of(context)
-    call.home.check()
-    number = call.next_verb(f"handoff {name}")
-    await note_verb(call, number, f"handoff {name}")
-    return await ask_value(call, number, "handoff", name, message, public, answer)
+    attempt = _attempt_of(context)
+    attempt.home.check()
+    number = attempt.next_verb(f"handoff {name}")
+    await note_verb(attempt, number, f"handoff {name}")
+    return await ask_value(attempt, number, "handoff", name, message, public, answer)
 
 
-def _call_of(context: ToolContext) -> LiveCall:
-    call: object = context._call  # pyright: ignore[reportPrivateUsage]  # the gate's own
-    if not isinstance(call, LiveCall):
+def _attempt_of(context: ToolContext) -> Attempt:
+    attempt: object = context._source  # pyright: ignore[reportPrivateUsage]  # the gate's own
+    if not isinstance(attempt, Attempt):
         raise NotSupported(
             "a handoff", "Call it through a gate; with a context made for a test, call its acts one by one."
         )
-    return call
+    return attempt

@@ -36,39 +36,39 @@ from handrail.question import Answer, Lasting, Question, QuestionKind
 from handrail.schema import Schema, schema_of, to_json
 
 if TYPE_CHECKING:
-    from handrail.dispatch.call import LiveCall
+    from handrail.dispatch.attempt import Attempt
 
 
-def wait_for(call: LiveCall) -> WaitFor:
+def wait_for(attempt: Attempt) -> WaitFor:
     """The verb `wait_for` of one call."""
 
     def verb(kind: str, payload: object, schema: Any, *, timeout: float | None = None) -> Operation[Any]:
-        call.home.check()
+        attempt.home.check()
         if timeout is not None and not is_span(timeout):
             raise DefinitionError(
                 f"wait_for({kind!r}): the timeout is {timeout!r}. Give a positive number of seconds, or None to wait."
             )
-        number = call.next_verb(f"wait_for {kind}")
+        number = attempt.next_verb(f"wait_for {kind}")
         return Operation(
-            lambda: _wait_for(call, number, kind, payload, schema, timeout),
+            lambda: _wait_for(attempt, number, kind, payload, schema, timeout),
             f"wait_for({kind!r})",
-            call.home,
+            attempt.home,
         )
 
     return verb
 
 
 async def _wait_for(
-    call: LiveCall, number: int, kind: str, payload: object, schema: Any, timeout: float | None
+    attempt: Attempt, number: int, kind: str, payload: object, schema: Any, timeout: float | None
 ) -> Any:
-    await note_verb(call, number, f"wait_for {kind}")
+    await note_verb(attempt, number, f"wait_for {kind}")
     return await ask_value(
-        call, number, "input", kind, f"{call.name} asks: {kind}", payload, _schema(schema), timeout
+        attempt, number, "input", kind, f"{attempt.name} asks: {kind}", payload, _schema(schema), timeout
     )
 
 
 async def ask_value(
-    call: LiveCall,
+    attempt: Attempt,
     number: int,
     of: QuestionKind,
     kind: str,
@@ -79,36 +79,40 @@ async def ask_value(
 ) -> Any:
     """Ask whoever is there for a value of this kind, and take nothing that does not fit."""
     question = question_of(
-        call, call.question_id(number), of, kind, message, payload, wanted.json_schema, timeout
+        attempt, attempt.question_id(number), of, kind, message, payload, wanted.json_schema, timeout
     )
     if wanted.secret:
         question = msgspec.structs.replace(question, secret=True)
-    call.frame.session.record(QuestionAsked(question.id, call.id, kind, call.path, call.run_context))
+    attempt.frame.session.record(
+        QuestionAsked(question.id, attempt.id, kind, attempt.path, attempt.run_context)
+    )
     outcome, by = "cancelled", ""
     try:
-        with waiting_for_a_person(call):
-            answer = await put(call, question, wanted)
+        with waiting_for_a_person(attempt):
+            answer = await put(attempt, question, wanted)
         outcome, by = answer.outcome, answer.by
     finally:
-        if not call.frame.parked or outcome != "cancelled":  # else it stays open
-            call.frame.session.record(QuestionAnswered(question.id, call.id, outcome, by, call.run_context))
+        if not attempt.frame.parked or outcome != "cancelled":  # else it stays open
+            attempt.frame.session.record(
+                QuestionAnswered(question.id, attempt.id, outcome, by, attempt.run_context)
+            )
     value = _value_of(answer, kind)
     if has_secret(wanted, value):
-        await mark_given(call)
+        await mark_given(attempt)
     return wanted.parse_given(value)
 
 
-async def put(call: LiveCall, question: Question, wanted: Schema[Any]) -> Answer:
+async def put(attempt: Attempt, question: Question, wanted: Schema[Any]) -> Answer:
     """Ask whoever is there. Where nobody is who answers now, the run may be parked meanwhile."""
-    frame = call.frame
+    frame = attempt.frame
     mask = wanted.hide if wanted.secret else None
     return await frame.steps.ask(question, frame.environment, wanted.parse_given, mask)
 
 
-async def note_verb(call: LiveCall, number: int, verb: str) -> None:
-    log = call.frame.log
+async def note_verb(attempt: Attempt, number: int, verb: str) -> None:
+    log = attempt.frame.log
     if log is not None:
-        await log.note_verb(call.attempt_place.child(number), verb)
+        await log.note_verb(attempt.place.child(number), verb)
 
 
 def _value_of(answer: Answer, kind: str) -> Any:
@@ -122,47 +126,49 @@ def _value_of(answer: Answer, kind: str) -> Any:
     return answer.value
 
 
-def approval_verb(call: LiveCall, asks: Asks, operation: str, name: str, reason: str) -> Operation[Approval]:
+def approval_verb(
+    attempt: Attempt, asks: Asks, operation: str, name: str, reason: str
+) -> Operation[Approval]:
     """The verbs by which a handler asks for an approval for itself."""
-    call.home.check()
-    number = call.next_verb(f"approval {name}")
+    attempt.home.check()
+    number = attempt.next_verb(f"approval {name}")
 
     async def ask() -> Approval:
-        await note_verb(call, number, f"approval {name}")
-        approval, _ = await ask_approval(call, asks, name, reason, question_id=call.question_id(number))
+        await note_verb(attempt, number, f"approval {name}")
+        approval, _ = await ask_approval(attempt, asks, name, reason, question_id=attempt.question_id(number))
         return approval
 
-    return Operation(ask, operation, call.home)
+    return Operation(ask, operation, attempt.home)
 
 
 async def ask_approval(
-    call: LiveCall, asks: Asks, name: str, reason: str, diff: str = "", question_id: str | None = None
+    attempt: Attempt, asks: Asks, name: str, reason: str, diff: str = "", question_id: str | None = None
 ) -> tuple[Approval, DecidedBy]:
     """Ask the broker at the root, with everything the answer is to be bound to, the diff too."""
-    frame = call.frame
+    frame = attempt.frame
     session = frame.session
-    params = _params_that_came(call)
-    arguments = pydantic_core.from_json(call.tool.dump(params))  # secrets masked
-    cover = _covering(call, asks, name, params, arguments, diff)
+    params = _params_that_came(attempt)
+    arguments = pydantic_core.from_json(attempt.tool.dump(params))  # secrets masked
+    cover = _covering(attempt, asks, name, params, arguments, diff)
     keys = cover(session.id)
-    kept = call.tool.capabilities.isdisjoint(NEVER_REMEMBERED)
+    kept = attempt.tool.capabilities.isdisjoint(NEVER_REMEMBERED)
     scopes = {scope.words: scope.key for scope in keys.scopes} if kept else {}
-    payload = {"tool": call.name, "arguments": arguments, "reason": reason}
+    payload = {"tool": attempt.name, "arguments": arguments, "reason": reason}
     if kept:
         payload["scopes"] = tuple(scopes)  # without them, whoever asks offers no memory
     if diff:
         payload["diff"] = diff
     lasting = Lasting(
-        tool=call.name,
+        tool=attempt.name,
         words=keys.words,
         exact=keys.exact,
         any_diff=keys.any_diff,
         scopes=scopes,
-        run_context=call.run_context,
+        run_context=attempt.run_context,
     )
     question = question_of(
-        call,
-        question_id or call.next_approval_id(),
+        attempt,
+        question_id or attempt.next_approval_id(),
         "approval",
         name,
         reason,
@@ -174,26 +180,28 @@ async def ask_approval(
     recall = Recall(session, question, cover, frame.clock)
     asked = ApprovalRequest(
         question=question,
-        tool=call.name,
+        tool=attempt.name,
         arguments=arguments,
         diff=diff,
         scopes=tuple(scopes),
         recall=recall if kept else None,
     )
-    session.record(ApprovalRequested(question.id, call.id, call.name, call.path, reason, call.run_context))
+    session.record(
+        ApprovalRequested(question.id, attempt.id, attempt.name, attempt.path, reason, attempt.run_context)
+    )
     decided = Decided(Approval(False, "", "", "cancelled"), "asked")
     try:
-        with waiting_for_a_person(call):
-            decided = await decide(call, asked, recall)
+        with waiting_for_a_person(attempt):
+            decided = await decide(attempt, asked, recall)
     finally:
         if not frame.parked or decided.approval.outcome != "cancelled":  # else it stays open
             session.record(
                 ApprovalDecided(
                     question.id,
-                    call.id,
-                    call.name,
+                    attempt.id,
+                    attempt.name,
                     decided.approval,
-                    call.run_context,
+                    attempt.run_context,
                     decided.how,
                     decided.remembered,
                 )
@@ -202,21 +210,21 @@ async def ask_approval(
 
 
 def _covering(
-    call: LiveCall, asks: Asks, name: str, params: Any, shown: Any, diff: str
+    attempt: Attempt, asks: Asks, name: str, params: Any, shown: Any, diff: str
 ) -> Callable[[str], Coverage]:
     """The keys of a request, by the id of the session that they are for."""
-    frame = call.frame
-    places = places_of(call, params, bool(diff)) if asks == "call" else None
-    spellings = spelled(call, params)
+    frame = attempt.frame
+    places = places_of(attempt, params, bool(diff)) if asks == "call" else None
+    spellings = spelled(attempt, params)
 
     @cache
     def cover(session_id: str) -> Coverage:
         return coverage_of(
-            call.tool,
+            attempt.tool,
             asks,
             name,
             whose=(session_id, frame.session.principal),
-            arguments=call.arguments,
+            arguments=attempt.arguments,
             shown=shown,
             diff=diff,
             paths=places,
@@ -227,15 +235,15 @@ def _covering(
     return cover
 
 
-def _params_that_came(call: LiveCall) -> Any:
+def _params_that_came(attempt: Attempt) -> Any:
     """Parsed anew once the handler has had them: it may have changed its own."""
-    if not call.let_through or call.arguments is None:
-        return call.params
-    return call.tool.parse(call.arguments)
+    if not attempt.let_through or attempt.arguments is None:
+        return attempt.params
+    return attempt.tool.parse(attempt.arguments)
 
 
 def question_of(
-    call: LiveCall,
+    attempt: Attempt,
     question_id: str,
     kind: QuestionKind,
     name: str,
@@ -245,18 +253,18 @@ def question_of(
     timeout: float | None,
     lasting: Lasting | None = None,
 ) -> Question:
-    frame = call.frame
+    frame = attempt.frame
     now = frame.clock.now()
     try:
         shown = to_json(payload)
     except ToolValidationError as error:
-        raise ToolError(f"what {call.name} wants to ask can't be shown: {error}") from None
+        raise ToolError(f"what {attempt.name} wants to ask can't be shown: {error}") from None
     principal = frame.session.principal
     covered = (
-        call.tool.name,
-        call.tool.json_schema,
-        _text(call.arguments),
-        call.id,
+        attempt.tool.name,
+        attempt.tool.json_schema,
+        _text(attempt.arguments),
+        attempt.id,
         question_id,
         principal,
     )
@@ -269,8 +277,8 @@ def question_of(
         schema=schema,
         digest=digest(frame.key, kind, name, message, shown.decode(), schema, *covered),
         principal=principal,
-        asked_by=call.path,
-        call_id=call.id,
+        asked_by=attempt.path,
+        call_id=attempt.id,
         asked_at=now,
         expires_at=None if timeout is None else now + timedelta(seconds=timeout),
         run_id=frame.run_context.request_id,

@@ -16,7 +16,7 @@ from handrail.place import Place
 from handrail.protocols import ApprovalRequest
 
 if TYPE_CHECKING:
-    from handrail.dispatch.call import LiveCall
+    from handrail.dispatch.attempt import Attempt
 
 
 class Decided(msgspec.Struct, frozen=True):
@@ -37,14 +37,14 @@ class _Noted(msgspec.Struct, frozen=True):
     remembered: str
 
 
-async def decide(call: LiveCall, asked: ApprovalRequest, recall: Recall) -> Decided:
+async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> Decided:
     """What stood when this place was first come to, if it was; else what stands now.
 
     What somebody answered to this very question goes before all they said since, and so does what a
     remembered decision decided here: a call that was let go stays so, whatever was denied or revoked
     while its process was gone. Only *strict* holds for every call.
     """
-    frame, log = call.frame, call.frame.log
+    frame, log = attempt.frame, attempt.frame.log
     mode = getattr(frame.broker, "mode", None)
     if log is not None and log.resumed and mode != "strict":
         before = _before(log, asked)

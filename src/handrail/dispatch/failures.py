@@ -29,7 +29,7 @@ from handrail.events import CallStatus, DecidedBy
 from handrail.tools import ToolResult
 
 if TYPE_CHECKING:
-    from handrail.dispatch.call import LiveCall
+    from handrail.dispatch.attempt import Attempt
 
 _SHORT = 300
 _NOBODY = (
@@ -103,9 +103,9 @@ class Failure:
         return ToolResult.error(message, value)
 
 
-def failure_of(call: LiveCall, raised: BaseException, cancel_requested: bool) -> Failure:
+def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) -> Failure:
     """The row of the table for this error. Whatever it is, there is a result."""
-    name = call.name
+    name = attempt.name
     error = _concerning_the_run(raised)
     match error:
         case Refused():
@@ -134,12 +134,14 @@ def failure_of(call: LiveCall, raised: BaseException, cancel_requested: bool) ->
             return Failure("error", f"{name} failed: it cancelled itself.")
         case VisibilityExpansionRequired():
             return Failure("error", f"{name} needs sections that are not shown yet.", error)
-        case PromptEvaluationError() if error.run_id in (None, call.run_context.run_id):
+        case PromptEvaluationError() if error.run_id in (None, attempt.run_context.run_id):
             return Failure("error", f"{name} stopped the run: {error}", error)
-        case DeadlineExceededError() if call.deadline is not None and error.deadline == call.deadline.at:
-            return _ends_the_run(call, "timed out", error, "deadline")
+        case DeadlineExceededError() if (
+            attempt.deadline is not None and error.deadline == attempt.deadline.at
+        ):
+            return _ends_the_run(attempt, "timed out", error, "deadline")
         case BudgetExceededError() if error.of_root:
-            return _ends_the_run(call, "error", error, "budget")
+            return _ends_the_run(attempt, "error", error, "budget")
         case Conflict():
             places = ", ".join(error.places)
             what = f"{name} was not applied: changed by another call or by somebody else meanwhile: {places}."
@@ -159,7 +161,7 @@ def failure_of(call: LiveCall, raised: BaseException, cancel_requested: bool) ->
             | ActFailed()
         ):
             return Failure("error", f"{name} failed: {error}")
-        case TypeError() if "'NoneType' object is not callable" in str(error) and call.wait_for is None:
+        case TypeError() if "'NoneType' object is not callable" in str(error) and attempt.wait_for is None:
             return Failure("error", f"{name} failed: {in_short(error)}. {_NOBODY}")
         case Exception():
             return Failure("error", f"{name} failed: {in_short(error)}")
@@ -172,10 +174,10 @@ def _what_to_correct(name: str, error: ToolValidationError) -> str:
     return f"The arguments of {name} do not fit:\n{problems}\nCorrect them and call again."
 
 
-def _ends_the_run(call: LiveCall, status: CallStatus, error: Exception, phase: str) -> Failure:
-    ending = PromptEvaluationError(f"{call.name}: {error}", phase=phase, run_id=call.run_context.run_id)
+def _ends_the_run(attempt: Attempt, status: CallStatus, error: Exception, phase: str) -> Failure:
+    ending = PromptEvaluationError(f"{attempt.name}: {error}", phase=phase, run_id=attempt.run_context.run_id)
     ending.__cause__ = error
-    return Failure(status, f"{call.name} was not run: {error}", ending)
+    return Failure(status, f"{attempt.name} was not run: {error}", ending)
 
 
 def in_short(error: BaseException) -> str:

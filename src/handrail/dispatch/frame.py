@@ -35,7 +35,7 @@ from handrail.session import Dispatcher, Session, check_serialisable
 from handrail.tools import RunMode, Tool
 
 if TYPE_CHECKING:
-    from handrail.dispatch.call import LiveCall
+    from handrail.dispatch.attempt import Attempt
     from handrail.dispatch.parking import Parking
 
 
@@ -116,7 +116,7 @@ class Frame:
         "workers",
     )
 
-    outer: LiveCall | None
+    outer: Attempt | None
     """The call this run is nested in; None for a run of its own."""
     place: Place
     """Where in the outermost run this run is."""
@@ -180,7 +180,7 @@ class Frame:
 
     @classmethod
     def nested(
-        cls, call: LiveCall, number: int, options: RunOptions, prompt: PromptView | None = None
+        cls, call: Attempt, number: int, options: RunOptions, prompt: PromptView | None = None
     ) -> Frame:
         """A run inside a call, which shares all that the call has. `options` are those of `nested`.
 
@@ -189,7 +189,7 @@ class Frame:
         outer, ids = call.frame, call.frame.run_context
         frame = cls.__new__(cls)
         frame.outer = call
-        frame.place = place = call.attempt_place.nested_run(number)
+        frame.place = place = call.place.nested_run(number)
         frame.resources, frame.filesystem = outer.resources, outer.filesystem
         frame.steps, frame.broker, frame.key, frame.log = outer.steps, outer.broker, outer.key, outer.log
         frame.adapter, frame.prompt_model = outer.adapter, outer.prompt_model
@@ -231,9 +231,9 @@ class Frame:
         """What led to the calls that are at work now."""
         self.clock = clock = options.clock
         self.began_at = clock.now()
-        self.live: dict[LiveCall, asyncio.Task[Any]] = {}
+        self.live: dict[Attempt, asyncio.Task[Any]] = {}
         """The calls at work, and the task each runs in."""
-        self.ending: set[LiveCall] = set()
+        self.ending: set[Attempt] = set()
         """The calls that are over, and of which nobody has been told yet."""
         self.monotonic, self.began = clock.monotonic, clock.monotonic()
         self.call_prefix = f"{self.run_context.run_id}."
@@ -249,7 +249,7 @@ class Frame:
         self.policies = tuple(policies)
         self.secretive = self.secretive or any(tool.secret for tool in self.tools.values())
 
-    def ends(self, call: LiveCall) -> None:
+    def ends(self, call: Attempt) -> None:
         """A call is at work no more; what came of it has not been told yet."""
         del self.live[call]
         if self.parking is not None:

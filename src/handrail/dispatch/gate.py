@@ -14,22 +14,33 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import logging
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from handrail.cancellation import CancelScope, await_foreign, begin_foreign, open_scope
-from handrail.context import ToolContext
+import msgspec
+
+from handrail.cancellation import CancelScope, begin_foreign, open_scope, shielded
+from handrail.context import Approval, ToolContext
 from handrail.dispatch.asking import ask_approval
-from handrail.dispatch.call import LiveCall, new_call
+from handrail.dispatch.attempt import Attempt
+from handrail.dispatch.call import Call, new_call
 from handrail.dispatch.committing import commit_lock_of
 from handrail.dispatch.failures import Refused, SignatureMismatch, Unsuccessful, failure_of, not_approved
 from handrail.dispatch.frame import Frame
-from handrail.dispatch.policing import (
+from handrail.dispatch.handlers import (
+    begin,
+    cancelled_after_all,
+    check_nesting,
+    check_result,
+    context_in_worker,
+    look_up,
+    refuse_misfit,
+)
+from handrail.dispatch.policies import (
+    check_policies,
     close_policy_context,
-    policy_context,
-    policy_resources,
+    close_resources,
     tell_policies,
 )
 from handrail.dispatch.previewing import diff_of, runs_first
@@ -40,27 +51,19 @@ from handrail.dispatch.replaying import (
     from_the_record,
     inner_call,
     mark_begun,
-    note_try,
-)
-from handrail.dispatch.starting import (
-    begin,
-    cancelled_after_all,
-    check_needs,
-    check_result,
-    context_in_worker,
-    refuse_misfit,
+    note_attempt,
+    resume_attempt,
 )
 from handrail.dispatch.ticketing import answer_for_tickets, take_up_tickets
 from handrail.dispatch.transaction import Transaction, new_transaction
-from handrail.dispatch.undoing import compensate, forget_locals, shielded
-from handrail.errors import Conflict, DefinitionError, DepthExceededError, RunBusy, TransientError
-from handrail.events import ToolInvoked, ToolRolledBack, ToolStarted
+from handrail.dispatch.undoing import compensate, forget_locals
+from handrail.errors import Conflict, DefinitionError, RunBusy, TransientError
+from handrail.events import CallStatus, ToolInvoked, ToolRolledBack, ToolStarted
+from handrail.limits import Reservation
 from handrail.operation import Operation
-from handrail.protocols import PolicyDecision
 from handrail.schema import clear_json
 from handrail.threads import run_in_thread
 from handrail.tools import EFFECTS, Tool, ToolResult
-from handrail.tools.effect import refusal
 
 log = logging.getLogger("handrail.gate")
 
@@ -72,6 +75,25 @@ _RERUNS = 2
 """How often a call is run again because what it read was changed meanwhile."""
 _TOKEN = object()
 """What a call must hold to start a handler; given out in step 7 and nowhere else."""
+
+
+class Passage(msgspec.Struct, eq=False):
+    """One call on its way through the gate: what spans its attempts, and what comes of it."""
+
+    call: Call
+    attempt: Attempt
+    """The newest attempt."""
+    approved: Approval | None = None
+    reservation: Reservation | None = None
+    """What it may spend of the budget."""
+    reruns: int = 0
+    left: tuple[str, ...] = ()
+    """What earlier attempts did to the world that could not be undone."""
+    status: CallStatus = "ok"
+    result: ToolResult[Any] | None = None
+    error: BaseException | None = None
+    recorded: bool = False
+    """Whether its end is in the journal."""
 
 
 class Gate:
@@ -91,7 +113,7 @@ class Gate:
             raise DefinitionError(
                 f"invoke takes the name of a tool, not a {type(name).__name__}. Write invoke({named!r}, ...)."
             )
-        return Operation(lambda: self.pass_through(new_call(self, name, call_id), arguments), "invoke")
+        return Operation(lambda: self.pass_through(new_call(self, name, arguments, call_id)), "invoke")
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Stop every call of this run and everything below, children first. On the loop's thread."""
@@ -102,80 +124,87 @@ class Gate:
         self.frame.cancellation.close()
         await self.frame.resources.close()
 
-    async def pass_through(self, call: LiveCall, arguments: Arguments) -> ToolResult[Any]:
-        """What happens to a call. It always ends in exactly one `ToolInvoked`."""
-        frame = self.frame
-        if frame.log is not None and (before := await from_the_record(call, arguments)) is not None:
+    def pass_through(self, call: Call) -> Coroutine[Any, Any, ToolResult[Any]]:
+        """Take a call through the gate and return its result."""
+        return self.carry(self.open(call))
+
+    def open(self, call: Call) -> Passage:
+        """A call before the gate, with its first attempt."""
+        return Passage(call, Attempt(call, self.frame, has_secret=call.has_secret))
+
+    async def carry(self, passage: Passage) -> ToolResult[Any]:
+        """What happens to a call. It always ends in exactly one `ToolInvoked`, and `passage` has its result."""
+        frame, call, attempt = self.frame, passage.call, passage.attempt
+        if frame.log is not None and (before := await self._replay(passage)) is not None:
             return before
-        call.started, call.arguments = frame.monotonic() - frame.began, arguments
-        scope = call.scope = open_scope(None if call.undoing else frame.cancellation, call.loop)
+        call.begin(frame.monotonic() - frame.began)
+        kind = call.kind
+        scope = attempt.scope = open_scope(None if kind.undoes else frame.cancellation, call.loop)
         if frame.told.get(ToolStarted, True):  # somebody listens, or it is not known yet
             frame.publish(ToolStarted(call.id, call.name, call.path, call.started, frame.run_context))
-        frame.live[call] = scope.task
+        frame.live[attempt] = scope.task
         ending: BaseException | None = None
-        if frame.deadline is not None and not call.undoing:
+        if frame.deadline is not None and not kind.undoes:
             scope.start_deadline(frame.deadline)
         try:
-            tool = call.tool = frame.open_tools.get(call.name) or self._look_up(call)  # 1
+            tool = frame.open_tools.get(call.name) or look_up(attempt)  # 1
+            call.resolve(tool)
             if call.parent is not None:
-                self._check_nesting(call, call.parent)
-            policies = () if call.act else frame.policies
-            if policies and type(arguments) is not str and type(arguments) is not bytes:
-                arguments = clear_json(arguments)  # what is checked is what runs, whoever holds it
+                check_nesting(call, call.parent)
+            policies = () if kind.is_part else frame.policies
+            if policies and type(call.arguments) is not str and type(call.arguments) is not bytes:
+                call.settle(clear_json(call.arguments))  # what is checked is what runs, whoever holds it
             if frame.log is not None:
-                await decide_interrupted(call, arguments)
-            call.params, call.arguments = tool.parse(arguments), arguments  # 2
+                await decide_interrupted(attempt)
+            attempt.params = tool.parse(call.arguments)  # 2
             while True:
                 # Opened here and used from step 7 on: what policies look at counts as read by the call.
-                call.transaction = new_transaction(call, tool)
+                attempt.transaction = new_transaction(attempt, tool)
                 if policies:
-                    call.seen = tool.parse_again(call.params, arguments)  # no policy can change the handler's
-                    asked = await self.check_policies(call)  # 3
-                    if asked is not None and call.approved is None:
-                        call.preview = asked if runs_first(call) else None
-                        if call.preview is None:
-                            await self._approve(call, asked)  # 4
-                            await self.check_policies(call)  # what was true when it was asked may not be now
+                    await self._allow(passage)  # 3, 4
                 if frame.limited or frame.cancellation.cancelled:
-                    self._check_limits(call)  # 5
-                context = (tool.context_type if frame.worker is None else context_in_worker(tool))(call)  # 6
+                    self._check_limits(passage)  # 5
+                context = (tool.context_type if frame.worker is None else context_in_worker(tool))(
+                    attempt
+                )  # 6
                 if frame.log is not None:
-                    await mark_begun(call)
-                call.token = _TOKEN  # 7
+                    await mark_begun(attempt)
+                attempt.token = _TOKEN  # 7
                 try:
-                    handler = begin_foreign(self._run_handler(call, tool, context, scope))  # 8
+                    handler = begin_foreign(self._run_handler(attempt, tool, context, scope))  # 8
                     if handler is not None:
                         await handler
-                    result = call.finished
-                    if call.preview is not None:  # 4, of what it did
-                        await self._approve(call, call.preview, diff_of(call.open_transaction))
+                    result = attempt.finished
+                    if attempt.preview is not None:  # 4, of what it did
+                        await self._approve(passage, attempt.preview, diff_of(attempt.open_transaction))
                     if policies:
-                        await tell_policies(call, result)
+                        await tell_policies(attempt, result)
                     if frame.journal is None:
-                        done = self._commit(call, result)  # 9, success
+                        done = self._commit(passage, result)  # 9, success
                     else:
-                        done = await self._commit_journaled(call, result)  # 9, with a record
+                        done = await self._commit_journaled(passage, result)  # 9, with a record
                     if done:
                         break
                 except Conflict:
-                    if call.preview is None or call.reruns >= _RERUNS:
+                    if attempt.preview is None or passage.reruns >= _RERUNS:
                         raise
-                    call.reruns += 1  # it was approved on ground that has moved: run again, ask again
+                    passage.reruns += 1  # it was approved on ground that has moved: run again, ask again
                 except TransientError as error:
-                    await self._wait_to_retry(call, error)
-                call = await self._again(call, scope)
+                    await self._wait_to_retry(attempt, error)
+                attempt = await self._again(passage, scope)
         except GeneratorExit as error:
-            self._abandon(call, error)
+            self._abandon(passage, error)
             raise
         except BaseException as error:
+            attempt = passage.attempt
             error = scope.explain(error, f"{call.name} was done")
-            ending = await self._roll_back(call, error, scope.stopped)  # 9, failure
-        frame.ends(call)
-        if call.made_resources is not None or call.policies_made_resources:
-            await self._close_resources(call)
-        if frame.log is not None and not call.recorded:
-            ending = await record_end(call) or ending
-        result = self._end(call)  # 10
+            ending = await self._roll_back(passage, error, scope.stopped)  # 9, failure
+        frame.ends(attempt)
+        if attempt.made_resources is not None or attempt.policies_made_resources:
+            await close_resources(attempt)
+        if frame.log is not None and not passage.recorded:
+            ending = await self._record_end(passage) or ending
+        result = self._end(passage)  # 10
         interrupted = scope.close()
         if ending is not None:
             raise ending
@@ -183,99 +212,64 @@ class Gate:
             raise asyncio.CancelledError  # it came while something was shielded from it
         return result  # 11
 
-    # 1
-
-    def _look_up(self, call: LiveCall) -> Tool[Any, Any]:
-        tools = self.frame.tools
-        workers = self.frame.workers
-        tool = call.tool if call.act else tools.get(call.name)
-        if tool is None and workers is not None:
-            tool = workers.find(call.name, call)
-        if tool is None or tool.handler is None:
-            near = difflib.get_close_matches(call.name, tools, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(tools) or 'none'}."
-            if tool is None and workers is not None:
-                hint = workers.why_not(call.name) or hint
-            raise Refused("invalid", f"There is no tool {call.name!r} that can be called. {hint}")
-        call.tool = tool
-        if tool.needs:
-            check_needs(call, tool)
-        return tool
-
-    def _check_nesting(self, call: LiveCall, outer: LiveCall) -> None:
-        """Calls nest only so deep, and only into effects that the outer one may have."""
-        if call.depth > self.frame.depth_limit:
-            raise DepthExceededError(call.path, self.frame.depth_limit)
-        why_not = refusal(outer.tool.effect, call.tool.effect)
-        if why_not is not None:
-            mend = f"If it is meant to, define {outer.name} with effect={call.tool.effect!r}."
-            raise Refused("denied", f"{outer.name} may not call {call.name}: {why_not}. {mend}")
+    async def _replay(self, passage: Passage) -> ToolResult[Any] | None:
+        """What is recorded of a call that is over; else continue with the attempt that was under way."""
+        passage.left = resume_attempt(passage.attempt)
+        passage.result = await from_the_record(passage.attempt)
+        return passage.result
 
     # 3, 4
 
-    async def check_policies(self, call: LiveCall) -> str | None:
-        """Every policy must allow; one that raises denies. Returns why somebody must be asked."""
-        asked: str | None = None
-        call.decision = "deny"
-        context = call.policy_context
-        if context is None:
-            context = call.policy_context = policy_context(call)
-        for policy in self.frame.policies:
-            try:
-                decision = policy.check(call.tool, call.seen, context=context)
-                if not isinstance(decision, PolicyDecision):
-                    decision = await await_foreign(decision)
-                kind = decision.kind
-            except Exception as error:
-                log.exception(
-                    "the policy %r raised, or returned no PolicyDecision, on %s", policy.name, call.name
-                )
-                raise Refused(
-                    "denied", f"The policy {policy.name!r} could not decide and so denies {call.name}."
-                ) from error
-            if kind == "ask":
-                asked = asked or decision.reason or f"{policy.name} asks"
-            elif kind != "allow":  # also what is none of the three
-                raise Refused("denied", f"{call.name} is not allowed: {decision.reason}")
-        call.decision = "allow" if asked is None else f"ask: {asked}"
-        return asked
+    async def _allow(self, passage: Passage) -> None:
+        """Ask the policies, and somebody if they say so, unless the call runs before it is approved."""
+        attempt, arguments = passage.attempt, passage.call.arguments
+        attempt.seen = attempt.tool.parse_again(
+            attempt.params, arguments
+        )  # no policy can change the handler's
+        asked = await check_policies(attempt)
+        if asked is not None and passage.approved is None:
+            attempt.preview = asked if runs_first(attempt) else None
+            if attempt.preview is None:
+                await self._approve(passage, asked)
+                await check_policies(attempt)  # what was true when it was asked may not be now
 
-    async def _approve(self, call: LiveCall, reason: str, diff: str = "") -> None:
-        approval, how = await ask_approval(call, "call", call.name, reason, diff)
+    async def _approve(self, passage: Passage, reason: str, diff: str = "") -> None:
+        name = passage.call.name
+        approval, how = await ask_approval(passage.attempt, "call", name, reason, diff)
         if not approval.approved:
-            raise Refused("denied", not_approved(call.name, approval, how, reason, bool(diff)))
+            raise Refused("denied", not_approved(name, approval, how, reason, bool(diff)))
         if how != "remembered":  # what is remembered is looked up again if the call is run again
-            call.approved = approval
+            passage.approved = approval
 
     # 5
 
-    def _check_limits(self, call: LiveCall) -> None:
-        frame = self.frame
-        if call.undoing:
+    def _check_limits(self, passage: Passage) -> None:
+        frame, call = self.frame, passage.call
+        if call.kind.undoes:
             return  # what has to be undone is, also in a run that was cancelled or has run out of time
         frame.cancellation.check()
         if frame.deadline is not None:
             frame.deadline.check(f"{call.name} could run")
-        if frame.budget is not None and call.spending is None and not call.act:
-            call.spending = frame.budget.reserve(tool_calls=1)
+        if frame.budget is not None and passage.reservation is None and not call.kind.is_part:
+            passage.reservation = frame.budget.reserve(tool_calls=1)
 
     # 8
 
     async def _run_handler(
         self,
-        call: LiveCall,
+        attempt: Attempt,
         tool: Tool[Any, Any],
         context: ToolContext,
         scope: CancelScope,
     ) -> None:
-        """Run the handler in this task, or in a thread if it is not async. Its result is `call.finished`."""
+        """Run the handler in this task, or in a thread if it is not async. Its result is `attempt.finished`."""
         handler: Any = tool.handler
-        if call.token is not _TOKEN or handler is None:
+        if attempt.token is not _TOKEN or handler is None:
             raise SignatureMismatch("it was not let through the gate")
-        params = call.params
+        params = attempt.params
         leased = self.frame.lease is not None
         if leased:
-            call.heartbeat.keep(call.loop)
+            attempt.heartbeat.keep(attempt.call.loop)
         if tool.timeout is not None:
             scope.start_timeout(tool.timeout)
         try:
@@ -288,10 +282,10 @@ class Gate:
                 result = await begun
             else:
                 result = await run_in_thread(lambda: begin(handler, params, context))
-            call.finished = result
+            attempt.finished = result
         finally:
             if leased:
-                call.heartbeat.stop()
+                attempt.heartbeat.stop()
             if tool.timeout is not None:
                 scope.stop_timeout()
         if scope.stopped:
@@ -299,22 +293,23 @@ class Gate:
         check_result(tool, result)
         if not result.success:
             raise Unsuccessful(result)
-        if call.tickets is not None:
-            await take_up_tickets(call)
-        call.close()
+        if attempt.tickets is not None:
+            await take_up_tickets(attempt)
+        attempt.close()
 
     # 9
 
-    def _commit(self, call: LiveCall, result: ToolResult[Any]) -> bool:
+    def _commit(self, passage: Passage, result: ToolResult[Any]) -> bool:
         """Make what the call did part of what it was forked from. False: it must run again."""
-        transaction: Any = call.transaction
+        call, attempt = passage.call, passage.attempt
+        transaction: Any = attempt.transaction
         if call.parent is not None and call.parent.ended:
             raise Refused("cancelled", f"{call.name} was not applied: the call around it is over.")
         if transaction.touched:
             lock = self.frame.session.lock
             lock.acquire()  # from the version check to the last change nobody else comes in between
             try:
-                if self._must_run_again(call, transaction):
+                if self._must_run_again(passage, transaction):
                     return False
                 transaction.prepare()
                 if transaction.durable is None:
@@ -327,172 +322,178 @@ class Gate:
         if transaction.parent is not None:
             # What an inner call did to the world is the outer one's to answer for, should it fail.
             transaction.parent.inherit(transaction)
-            self._remember(call, transaction.parent)
-        call.result = result
+            self._remember(attempt, transaction.parent)
+        passage.result = result
         return True
 
-    async def _commit_journaled(self, call: LiveCall, result: ToolResult[Any]) -> bool:
+    async def _commit_journaled(self, passage: Passage, result: ToolResult[Any]) -> bool:
         """The same with a record: checked, recorded, applied, and nobody else commits in between."""
-        journal, log, transaction = self.frame.journal, self.frame.log, call.open_transaction
+        attempt = passage.attempt
+        journal, log, transaction = self.frame.journal, self.frame.log, attempt.open_transaction
         if journal is None or transaction.parent is not None:
             # It becomes part of the outer call's record; what it left there is kept in case that is entered again.
-            inner = None if log is None else inner_call(call, result)
-            done = self._commit(call, result)
+            inner = None if log is None else inner_call(attempt, result)
+            done = self._commit(passage, result)
             if done and log is not None:
-                call.recorded = await shielded(log.note("inner call", call.place, inner))
+                passage.recorded = await shielded(log.note("inner call", passage.call.place, inner))
             return done
         async with commit_lock_of(self.frame.session):
-            if self._must_run_again(call, transaction):
+            if self._must_run_again(passage, transaction):
                 return False
             transaction.prepare()
-            await shielded(commit_recorded(journal, call, result))
-        call.recorded = True
+            charged = passage.reservation is not None
+            await shielded(commit_recorded(journal, attempt, result, charged))
+        passage.recorded = True
         transaction.publish()
-        call.result = result
+        passage.result = result
         return True
 
-    def _must_run_again(self, call: LiveCall, transaction: Transaction) -> bool:
+    def _must_run_again(self, passage: Passage, transaction: Transaction) -> bool:
         """Was something the call read changed meanwhile? If all of it can be undone, it runs again."""
-        stale = transaction.stale()
-        if stale and EFFECTS[call.tool.effect].transactional:
-            if call.reruns >= _RERUNS or call.tool.reenters:
+        stale, tool = transaction.stale(), passage.call.tool
+        if stale and EFFECTS[tool.effect].transactional:
+            if passage.reruns >= _RERUNS or tool.reenters:
                 raise Conflict(stale)
-            call.reruns += 1
+            passage.reruns += 1
             return True
-        call.stale = stale
+        passage.attempt.stale = stale
         return False
 
-    def _remember(self, call: LiveCall, transaction: Transaction) -> None:
+    def _remember(self, attempt: Attempt, transaction: Transaction) -> None:
         """Note what a finished call did to the world, to be undone or named if that comes to nothing."""
-        finished: Any = call.finished
-        done = call.own_effect(finished) if isinstance(finished, ToolResult) else None  # pyright: ignore[reportUnknownArgumentType]  # whatever it holds
+        done = attempt.own_effect(attempt.finished)
         if done is not None:
             transaction.settle(done)
 
-    async def _roll_back(self, call: LiveCall, error: BaseException, stopped: bool) -> BaseException | None:
+    async def _roll_back(self, passage: Passage, error: BaseException, stopped: bool) -> BaseException | None:
         """Undo the call and find what comes of it. Returns what the run is to hear, if anything."""
+        attempt, name = passage.attempt, passage.call.name
         if isinstance(error, WasDone):
-            call.result = error.result
+            passage.result = error.result
             return None
         if isinstance(error, RunBusy) and self.frame.log is not None:
             self.frame.log.closed = True  # another process has the run, and decides what is undone
-        failure = failure_of(call, error, stopped)
+        failure = failure_of(attempt, error, stopped)
         if failure.status in ("cancelled", "timed out"):
-            call.stop()
-        call.status, call.error, call.result = failure.status, error, failure.result
+            attempt.stop()
+        passage.status, passage.error, passage.result = failure.status, error, failure.result
         if failure.status == "error" and log.isEnabledFor(logging.INFO):
-            log.info("%s failed", call.name, exc_info=error)
+            log.info("%s failed", name, exc_info=error)
         undone: tuple[str, ...] = ()
         try:
-            undone = await self._undo(call, failure.result.message)
+            undone = await self._undo(attempt, failure.result.message)
         except Exception:  # whatever happens here, the call gets its end
-            log.exception("undoing %s failed", call.name)
-        call.result = failure.told(tuple(dict.fromkeys((*call.left, *undone))))
+            log.exception("undoing %s failed", name)
+        passage.result = failure.told(tuple(dict.fromkeys((*passage.left, *undone))))
         return failure.reraise
 
-    def _abandon(self, call: LiveCall, error: BaseException) -> None:
+    def _abandon(self, passage: Passage, error: BaseException) -> None:
         """The coroutine was closed from outside: nothing can be awaited any more, so only what needs no waiting."""
-        call.close()
-        if call.transaction is not None:
-            call.transaction.drop()
-        call.status, call.error = "cancelled", error
-        call.result = ToolResult.error(f"{call.name} was abandoned: its coroutine was closed.")
-        self.frame.live.pop(call, None)
-        self._end(call)
+        attempt = passage.attempt
+        attempt.close()
+        if attempt.transaction is not None:
+            attempt.transaction.drop()
+        passage.status, passage.error = "cancelled", error
+        passage.result = ToolResult.error(f"{passage.call.name} was abandoned: its coroutine was closed.")
+        self.frame.live.pop(attempt, None)
+        self._end(passage)
 
-    async def _undo(self, call: LiveCall, reason: str) -> tuple[str, ...]:
-        """Drop the call's forks and compensate inner calls, last first. Returns what stands."""
-        call.close()
-        transaction = call.transaction
+    async def _undo(self, attempt: Attempt, reason: str) -> tuple[str, ...]:
+        """Drop the attempt's forks and compensate inner calls, last first. Returns what stands."""
+        attempt.close()
+        transaction = attempt.transaction
         if transaction is None:
             return ()
         transaction.drop()
         if self.frame.left_to_the_record:
             return ()  # parked, or another process has it: whoever goes on decides
-        self._remember(call, transaction)
-        if call.tickets is not None:
-            await shielded(answer_for_tickets(call, transaction))
-        compensated: tuple[str, ...] = ()
-        left: tuple[str, ...] = ()
+        self._remember(attempt, transaction)
+        if attempt.tickets is not None:
+            await shielded(answer_for_tickets(attempt, transaction))
+        compensated, left = tuple[str, ...](), tuple[str, ...]()
         if transaction.settled:
-            compensated, left = await shielded(compensate(self, call, transaction.settled))
-        if call.made_resources is not None or call.policies_made_resources:
-            await self._close_resources(call)
-        if call.policy_context is not None:
-            close_policy_context(call)
-        if call.token is not None:
+            compensated, left = await shielded(compensate(self, attempt, transaction.settled))
+        if attempt.made_resources is not None or attempt.policies_made_resources:
+            await close_resources(attempt)
+        if attempt.policy_context is not None:
+            close_policy_context(attempt)
+        if attempt.token is not None:
             self.frame.record(
-                ToolRolledBack(call.id, call.name, reason, compensated, left, self.frame.run_context)
+                ToolRolledBack(attempt.id, attempt.name, reason, compensated, left, self.frame.run_context)
             )
         return left
 
-    async def _again(self, call: LiveCall, scope: CancelScope) -> LiveCall:
-        """Undo this try and give the next one the call's place."""
-        frame = self.frame
-        another = call.again(await self._undo(call, "it is run again"))
-        call.transaction = None  # undone, and not to be undone again
+    async def _again(self, passage: Passage, scope: CancelScope) -> Attempt:
+        """Undo this attempt and begin the next."""
+        frame, attempt = self.frame, passage.attempt
+        passage.left = (*passage.left, *await self._undo(attempt, "it is run again"))
+        attempt.transaction = None  # undone, and not to be undone again
+        another = attempt.next()
         if frame.log is not None:
-            await note_try(another)
+            await note_attempt(another, passage.left)
         if scope.interrupted:
-            call.left = another.left
-            raise asyncio.CancelledError  # it came while this try was undone
-        another.params, another.arguments = call.tool.parse(call.arguments), call.arguments
-        del frame.live[call]
+            raise asyncio.CancelledError  # it came while this attempt was undone
+        if attempt.preview is not None:
+            passage.approved = None
+        another.params = passage.call.tool.parse(passage.call.arguments)
+        del frame.live[attempt]
         frame.live[another] = scope.task
+        passage.attempt = another
         return another
 
-    async def _wait_to_retry(self, call: LiveCall, error: TransientError) -> None:
+    async def _wait_to_retry(self, attempt: Attempt, error: TransientError) -> None:
         """Wait before trying again, or raise the error where it may not be tried again."""
-        if not EFFECTS[call.tool.effect].retried or call.attempt > _RETRIES:
+        if not EFFECTS[attempt.tool.effect].retried or attempt.retries >= _RETRIES:
             raise error
-        pause = 0.1 * 2 ** (call.attempt - 1) if error.retry_after is None else error.retry_after
+        pause = 0.1 * 2**attempt.retries if error.retry_after is None else error.retry_after
         deadline = self.frame.deadline
         if deadline is not None and pause >= deadline.remaining():
             raise error
-        call.attempt += 1
-        call.close()
+        attempt.retries += 1
+        attempt.close()
         await asyncio.sleep(pause)
 
     # 10
 
-    def _end(self, call: LiveCall) -> ToolResult[Any]:
-        frame = self.frame
-        if call.policy_context is not None:
-            close_policy_context(call)
-        if call.spending is not None:
-            call.spending.settle()
-        call.made_resources = None  # it points back here, and only the collector could free the circle
-        result: Any = call.result
-        if call.first is not None:
-            call.first.result = result
-        seconds = frame.monotonic() - frame.began - call.started
-        shown = call.tool.shown
-        parking = frame.parking
-        if parking is None or not parking.parked or call.recorded:  # else it has not ended: it is left
+    async def _record_end(self, passage: Passage) -> Exception | None:
+        """Record a call that changed nothing. Returns what the run has to hear, if that fails."""
+        if passage.result is None:
+            return None
+        try:
+            charged = passage.reservation is not None
+            passage.recorded = await record_end(passage.attempt, passage.result, passage.status, charged)
+        except Exception as error:
+            return error
+        return None
+
+    def _end(self, passage: Passage) -> ToolResult[Any]:
+        frame, call, attempt = self.frame, passage.call, passage.attempt
+        if attempt.policy_context is not None:
+            close_policy_context(attempt)
+        if passage.reservation is not None:
+            passage.reservation.settle()
+        attempt.made_resources = None  # it points back here, and only the collector could free the circle
+        result: Any = passage.result
+        shown, parking = call.tool.shown, frame.parking
+        if parking is None or not parking.parked or passage.recorded:  # else it has not ended: it is left
             frame.record(
                 ToolInvoked(
                     call.id,
                     call.name,
                     call.path,
-                    call.status,
+                    passage.status,
                     result if shown is None else shown(result),
-                    call.params,
-                    seconds,
-                    call.attempt,
-                    call.stale,
-                    call.error,
+                    attempt.params,
+                    frame.monotonic() - frame.began - call.started,
+                    attempt.retries + 1,
+                    attempt.stale,
+                    passage.error,
                     frame.run_context,
                 )
             )
-        if call.error is not None and call.status != "cancelled":
-            forget_locals(call.error)
+        if passage.error is not None and passage.status != "cancelled":
+            forget_locals(passage.error)
         if parking is not None:
-            frame.ending.discard(call)
-            parking.ended(call)
+            frame.ending.discard(attempt)
+            parking.ended(attempt)
         return result
-
-    async def _close_resources(self, call: LiveCall) -> None:
-        for resources in (call.made_resources, policy_resources(call)):
-            if resources is not None and not resources.untouched:
-                for error in await shielded(resources.close()):
-                    log.error("closing a resource of %s raised", call.name, exc_info=error)

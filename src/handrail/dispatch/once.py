@@ -17,43 +17,43 @@ from handrail.threads import call_either
 from handrail.tools import EFFECTS
 
 if TYPE_CHECKING:
-    from handrail.dispatch.call import LiveCall
+    from handrail.dispatch.attempt import Attempt
 
 OnUnknown = Literal["ask", "fail"]
 
 
 def once(
-    call: LiveCall,
+    attempt: Attempt,
     key: str,
     function: Callable[[], Any],
     probe: Callable[[], Any] | None,
     on_unknown: OnUnknown,
 ) -> Operation[Any]:
     """The verb `once` of one call."""
-    if EFFECTS[call.tool.effect].transactional:
+    if EFFECTS[attempt.tool.effect].transactional:
         raise EffectRefused(
-            call.name, call.tool.effect, f"it may not use `once` ({key!r}), which can't be rolled back"
+            attempt.name, attempt.tool.effect, f"it may not use `once` ({key!r}), which can't be rolled back"
         )
-    return Operation(lambda: _once(call, key, function, probe, on_unknown), f"once({key!r})", call.home)
+    return Operation(lambda: _once(attempt, key, function, probe, on_unknown), f"once({key!r})", attempt.home)
 
 
 async def _once(
-    call: LiveCall,
+    attempt: Attempt,
     key: str,
     function: Callable[[], Any],
     probe: Callable[[], Any] | None,
     on_unknown: OnUnknown,
 ) -> Any:
-    frame = call.frame
+    frame = attempt.frame
     value = await frame.steps.step(
-        f"{call.invocation.idempotency_key}/{key}",
+        f"{attempt.invocation.idempotency_key}/{key}",
         lambda: call_either(function),
         run_id="" if frame.log is None else frame.log.run_id,
-        unsettled=lambda: _settle_unknown(call, key, function, probe, on_unknown),
+        unsettled=lambda: _settle_unknown(attempt, key, function, probe, on_unknown),
     )
-    done = Settled(f"{call.name}: once({key!r})", call.id)
-    if all(each.what != done.what for each in call.open_transaction.settled or ()):
-        call.open_transaction.settle(done)
+    done = Settled(f"{attempt.name}: once({key!r})", attempt.id)
+    if all(each.what != done.what for each in attempt.open_transaction.settled or ()):
+        attempt.open_transaction.settle(done)
     return value
 
 
@@ -64,7 +64,7 @@ class _Asked(BaseModel):
 
 
 async def _settle_unknown(
-    call: LiveCall,
+    attempt: Attempt,
     key: str,
     function: Callable[[], Any],
     probe: Callable[[], Any] | None,
@@ -73,27 +73,27 @@ async def _settle_unknown(
     """A `once` found begun and not finished: probed, or asked about. Its value is None if it happened."""
     happened: Any = None if probe is None else await call_either(probe)
     if happened is None and on_unknown == "ask":
-        happened = await _ask_whether(call, key)
+        happened = await _ask_whether(attempt, key)
     if happened is None:
-        raise OutcomeUnknown(f"{call.name}: once({key!r})")
+        raise OutcomeUnknown(f"{attempt.name}: once({key!r})")
     return None if happened else await call_either(function)
 
 
-async def _ask_whether(call: LiveCall, key: str) -> bool | None:
-    environment = call.frame.environment
+async def _ask_whether(attempt: Attempt, key: str) -> bool | None:
+    environment = attempt.frame.environment
     if environment is None or environment.run_mode != "user":
         return None
     wanted: Schema[Any] = Schema(_Asked)
     question = question_of(
-        call,
-        call.question_id(f"once {key}"),
+        attempt,
+        attempt.question_id(f"once {key}"),
         "input",
         f"did {key!r} happen",
-        f"The process ended while {call.name} did {key!r}, and it is not known whether it happened. Did it?",
-        {"tool": call.name, "key": key},
+        f"The process ended while {attempt.name} did {key!r}, and it is not known whether it happened. Did it?",
+        {"tool": attempt.name, "key": key},
         wanted.json_schema,
         None,
     )
-    with waiting_for_a_person(call):
-        answer = await put(call, question, wanted)
+    with waiting_for_a_person(attempt):
+        answer = await put(attempt, question, wanted)
     return wanted.parse_value(answer.value).happened if answer.outcome == "answered" else None

@@ -14,7 +14,7 @@ from handrail.dispatch.secrets import was_given_one
 
 if TYPE_CHECKING:
     from handrail.deadline import Deadline
-    from handrail.dispatch.call import LiveCall
+    from handrail.dispatch.attempt import Attempt
     from handrail.dispatch.frame import Frame
 
 
@@ -23,26 +23,26 @@ log = logging.getLogger("handrail.dispatch")
 _GRACE = 0.1
 """How many seconds a handler has to go on, with one of several answers or after a call of its own, before it rests."""
 
-asker: ContextVar[LiveCall | None] = ContextVar("the call that asks", default=None)
+asker: ContextVar[Attempt | None] = ContextVar("the call that asks", default=None)
 """For an environment that leaves a question open: who waits for it."""
 
 
 @contextmanager
-def waiting_for_a_person(asks: LiveCall) -> Generator[None]:
+def waiting_for_a_person(asks: Attempt) -> Generator[None]:
     """Time a person takes counts neither towards the timeout nor, where it pauses, the deadline."""
     parking = asks.frame.parking
     if parking is not None:
         parking.asks()
     resume: list[Callable[[], None]] = []
     deadlines: list[Deadline] = []
-    call: LiveCall | None = asks
-    while call is not None:
-        if call.scope is not None:
-            resume.append(call.scope.pause())
-        deadline = call.frame.deadline
+    attempt: Attempt | None = asks
+    while attempt is not None:
+        if attempt.scope is not None:
+            resume.append(attempt.scope.pause())
+        deadline = attempt.frame.deadline
         if deadline is not None and deadline not in deadlines:
             deadlines.append(deadline)  # of the runs around this one too: they wait as well
-        call = call.parent
+        attempt = attempt.parent
     for deadline in deadlines:
         deadline.pause()
     token = asker.set(asks)
@@ -67,23 +67,23 @@ async def wait_for_later() -> bool:
     It ends with the question, and the run may be parked meanwhile. False: there is no record to leave it in.
     Whoever else waits, in a way of its own, keeps its run from coming to rest.
     """
-    call = asker.get()
-    if call is None or call.frame.parking is None:
+    attempt = asker.get()
+    if attempt is None or attempt.frame.parking is None:
         return False
-    call.waiting += 1
+    attempt.waiting += 1
     try:
-        call.frame.parking.consider()
+        attempt.frame.parking.consider()
         return await asyncio.get_running_loop().create_future()
     finally:
-        call.waiting -= 1
+        attempt.waiting -= 1
 
 
 def held_by_secret() -> bool:
     """In an environment's `ask`: was the call that asks, or one around it, given a secret? Then it can't be parked."""
-    call = asker.get()
-    while call is not None and not was_given_one(call):
-        call = call.parent
-    return call is not None
+    attempt = asker.get()
+    while attempt is not None and not was_given_one(attempt):
+        attempt = attempt.parent
+    return attempt is not None
 
 
 class Parking:
@@ -121,12 +121,12 @@ class Parking:
         live, around = self._at_work()
         if not live or self._asks_a_model() or any(frame.ending for frame in self._frames):
             return False
-        return all(_rests(call, call in around) for call in live)
+        return all(_rests(attempt, attempt in around) for attempt in live)
 
     @property
     def may_park(self) -> bool:
         """Is it quiet, and can all of it be entered again?"""
-        return self.quiet and all(_enters_again(call) for call in self._at_work()[0])
+        return self.quiet and all(_enters_again(attempt) for attempt in self._at_work()[0])
 
     def park(self, *, by_force: bool = False) -> bool:
         """Park the run now, if it may be. True: it is parked. On the run's loop.
@@ -175,53 +175,53 @@ class Parking:
                 log.exception("an environment that was told of a run at rest raised; the run is parked")
                 self.park()
 
-    def ended(self, call: LiveCall) -> None:
+    def ended(self, attempt: Attempt) -> None:
         """A call is over: what is around it may go on."""
-        if call.parent is None:
+        if attempt.parent is None:
             self.consider()
         else:
-            self.let_go_on(call.parent)
+            self.let_go_on(attempt.parent)
 
-    def let_go_on(self, call: LiveCall) -> None:
+    def let_go_on(self, attempt: Attempt) -> None:
         """Something this call waited for is over: its handler may go on without the rest, and has time to."""
 
         def over() -> None:
-            call.grace = None
+            attempt.grace = None
             self.consider()
 
         self._told = False
-        _has_gone_on(call)
+        _has_gone_on(attempt)
         with suppress(RuntimeError):  # closed from outside, with no loop to go on in
-            call.grace = asyncio.get_running_loop().call_later(_GRACE, over)
+            attempt.grace = asyncio.get_running_loop().call_later(_GRACE, over)
 
-    def _at_work(self) -> tuple[list[LiveCall], set[LiveCall]]:
+    def _at_work(self) -> tuple[list[Attempt], set[Attempt]]:
         """The calls that are not over, and those that are around others of them."""
-        live = [call for frame in self._frames for call in frame.live]
-        return live, {call.parent for call in live if call.parent is not None}
+        live = [attempt for frame in self._frames for attempt in frame.live]
+        return live, {attempt.parent for attempt in live if attempt.parent is not None}
 
     def _asks_a_model(self) -> bool:
         """Is there a run, beside the calls that wait, that has none at work itself?"""
         return any(frame.task is not None and not frame.live for frame in self._frames)
 
 
-def _has_gone_on(call: LiveCall) -> None:
+def _has_gone_on(attempt: Attempt) -> None:
     """What asks something new has heard what there was to hear."""
-    if call.grace is not None:
-        call.grace.cancel()
-        call.grace = None
+    if attempt.grace is not None:
+        attempt.grace.cancel()
+        attempt.grace = None
 
 
-def _rests(call: LiveCall, is_around: bool) -> bool:
+def _rests(attempt: Attempt, is_around: bool) -> bool:
     """Does this call wait, and for nothing that may come by itself?"""
-    if not call.waiting and not is_around:
+    if not attempt.waiting and not is_around:
         return False
     # Another of its questions has an answer or may have one, and that may be enough.
-    return call.asking <= call.waiting and call.grace is None
+    return attempt.asking <= attempt.waiting and attempt.grace is None
 
 
-def _enters_again(call: LiveCall) -> bool:
+def _enters_again(attempt: Attempt) -> bool:
     """Can this call be gone through again? Where its handler has not begun, it is being approved.
 
     One that was given a secret can't, wherever it is: the record has a mask in its place.
     """
-    return not was_given_one(call) and (call.token is None or call.tool.enters_again)
+    return not was_given_one(attempt) and (attempt.token is None or attempt.tool.enters_again)

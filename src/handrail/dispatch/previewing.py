@@ -11,17 +11,17 @@ from handrail.session import SessionFork
 from handrail.tools import EFFECTS
 
 if TYPE_CHECKING:
-    from handrail.dispatch.call import LiveCall
+    from handrail.dispatch.attempt import Attempt
 
 
-def runs_first(call: LiveCall) -> bool:
+def runs_first(attempt: Attempt) -> bool:
     """May this call run before it is approved? All of it must be undoable, and somebody there to look.
 
     Where nobody can be shown anything (nobody there, *strict*) nothing runs that has to be asked for,
     and nothing that asks somebody itself runs before it may.
     """
-    undoable = EFFECTS[call.tool.effect].previewed and not call.tool.reenters
-    return undoable and bool(getattr(call.frame.broker, "shows_previews", False))
+    undoable = EFFECTS[attempt.tool.effect].previewed and not attempt.tool.reenters
+    return undoable and bool(getattr(attempt.frame.broker, "shows_previews", False))
 
 
 def diff_of(transaction: Transaction) -> str:

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from handrail.cancellation import shielded
 from handrail.dispatch.replaying import inner_call, write_result
-from handrail.dispatch.undoing import shielded
+from handrail.events import CallStatus
 from handrail.records import CommitUnit, Journal
 from handrail.resources.paths import folder_of
 from handrail.session.serialization import encode_item
@@ -15,7 +16,7 @@ from handrail.threads import run_in_thread
 from handrail.tools import ToolResult
 
 if TYPE_CHECKING:
-    from handrail.dispatch.call import LiveCall
+    from handrail.dispatch.attempt import Attempt
 
 log = logging.getLogger("handrail.gate")
 
@@ -24,15 +25,20 @@ _LONGEST_DIFF = 64 * 1024
 
 
 def commit_unit(
-    call: LiveCall, result: ToolResult[Any], files: Sequence[Mapping[str, Any]] = (), diff: str = ""
+    attempt: Attempt,
+    result: ToolResult[Any],
+    charged: bool,
+    status: CallStatus = "ok",
+    files: Sequence[Mapping[str, Any]] = (),
+    diff: str = "",
 ) -> CommitUnit:
     """A call that is over and everything it changes, as plain data."""
-    transaction = call.transaction if result.success else None
-    frame = call.frame
+    transaction = attempt.transaction if result.success else None
+    frame = attempt.frame
     session = frame.session
     return CommitUnit(
-        run_id=call.run_context.request_id,
-        call_id=call.id,
+        run_id=attempt.run_context.request_id,
+        call_id=attempt.id,
         events=[]
         if transaction is None
         else [encode_item(event, session.id) for event in transaction.events],
@@ -40,51 +46,47 @@ def commit_unit(
         effects=[] if transaction is None else [done.what for done in transaction.settled or ()],
         files=files,
         session_id=session.id,
-        place=str(call.place),
-        tool=call.name,
-        arguments=_text(call),
-        status=call.status,
-        at=frame.began_at.timestamp() + call.started,
-        seconds=call.elapsed,
+        place=str(attempt.call.place),
+        tool=attempt.name,
+        arguments=_text(attempt),
+        status=status,
+        at=frame.began_at.timestamp() + attempt.call.started,
+        seconds=attempt.call.elapsed,
         reads=[] if transaction is None else transaction.reads(),
         writes=[] if transaction is None else transaction.writes(),
         diff=diff[:_LONGEST_DIFF],
-        charged=call.spending is not None,
+        charged=charged,
         root=folder_of(frame.filesystem),
-        decision=call.decision,
+        decision=attempt.decision,
     )
 
 
-def _text(call: LiveCall) -> str:
+def _text(attempt: Attempt) -> str:
     """The arguments as they can be shown: secrets masked."""
     try:
-        return call.tool.dump(call.params).decode()
+        return attempt.tool.dump(attempt.params).decode()
     except Exception:  # they could not be parsed
         return ""
 
 
-async def record_end(call: LiveCall) -> Exception | None:
+async def record_end(attempt: Attempt, result: ToolResult[Any], status: CallStatus, charged: bool) -> bool:
     """Record the end of a call that changed nothing, unless it ended because all of the run does.
 
-    Returns what the run has to hear, if it could not be recorded.
+    Returns whether it is recorded.
     """
-    log, result = call.frame.log, call.result
-    if log is None or result is None or log.closed or call.undoing:
-        return None
-    if call.status == "cancelled" or call.frame.cancellation.cancelled:
-        return None
-    try:
-        if call.parent is None:
-            await shielded(log.journal.commit(commit_unit(call, result)))
-            call.recorded = True
-        else:
-            call.recorded = await shielded(log.note("inner call", call.place, inner_call(call, result)))
-    except Exception as error:
-        return error
-    return None
+    log = attempt.frame.log
+    if log is None or log.closed or attempt.kind.undoes:
+        return False
+    if status == "cancelled" or attempt.frame.cancellation.cancelled:
+        return False
+    if attempt.parent is None:
+        await shielded(log.journal.commit(commit_unit(attempt, result, charged, status)))
+        return True
+    inner = inner_call(attempt, result, status)
+    return await shielded(log.note("inner call", attempt.call.place, inner))
 
 
-async def commit_recorded(journal: Journal, call: LiveCall, result: ToolResult[Any]) -> None:
+async def commit_recorded(journal: Journal, attempt: Attempt, result: ToolResult[Any], charged: bool) -> None:
     """Record what a prepared call changes, then change it. To be called with nobody else committing.
 
     1 staged bytes are written beside their targets, and synced if the journal is; 2 the journal
@@ -92,19 +94,19 @@ async def commit_recorded(journal: Journal, call: LiveCall, result: ToolResult[A
     place; 4 the journal notes that. A file that somebody changed between the check and 3 stays
     theirs: all others go back, and the record is made void before this raises `Conflict`.
     """
-    transaction = call.open_transaction
+    transaction = attempt.open_transaction
     if transaction.durable is None:
-        await journal.commit(commit_unit(call, result))
+        await journal.commit(commit_unit(attempt, result, charged))
         transaction.apply()
         return
     synced = journal.synced
 
     def stage() -> tuple[list[Mapping[str, Any]], str]:
         diff = transaction.file_diff()
-        return transaction.stage(call.id, journal.id, synced), diff
+        return transaction.stage(attempt.id, journal.id, synced), diff
 
     files, diff = await run_in_thread(stage)  # 1
-    unit = commit_unit(call, result, files, diff)
+    unit = commit_unit(attempt, result, charged, files=files, diff=diff)
     await journal.commit(unit)  # 2
     try:
         await run_in_thread(lambda: transaction.apply_durable(synced))  # 3
@@ -117,4 +119,4 @@ async def commit_recorded(journal: Journal, call: LiveCall, result: ToolResult[A
         try:
             await journal.applied(unit)  # 4
         except Exception:  # it is applied all the same: whoever recovers finds that out
-            log.exception("%s is committed and applied, but the journal could not note that", call.id)
+            log.exception("%s is committed and applied, but the journal could not note that", attempt.id)

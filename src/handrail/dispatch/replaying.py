@@ -28,7 +28,7 @@ from handrail.threads import call_either
 from handrail.tools import EFFECTS, Tool, ToolResult
 
 if TYPE_CHECKING:
-    from handrail.dispatch.call import LiveCall
+    from handrail.dispatch.attempt import Attempt
 
 logger = logging.getLogger("handrail.gate")
 
@@ -105,17 +105,17 @@ def write_result(result: ToolResult[Any], text: str | None = None) -> bytes:
     )
 
 
-def _is_lost(call: LiveCall, result: ToolResult[Any]) -> bool:
+def _is_lost(attempt: Attempt, result: ToolResult[Any]) -> bool:
     """Is this an answer with a secret in it, which the record can't give back?"""
-    return call.asks_only and result.success and has_secret(call.tool.result_schema, result.value)
+    return attempt.kind.only_asks and result.success and has_secret(attempt.tool.result_schema, result.value)
 
 
-def _write_act(call: LiveCall, result: ToolResult[Any]) -> bytes:
+def _write_act(attempt: Attempt, result: ToolResult[Any]) -> bytes:
     """The result of an act, which no model is told, and which must come back exactly as it is."""
-    if _is_lost(call, result) and call.tool.shown is not None:
-        return write_result(call.tool.shown(result), "")
+    if _is_lost(attempt, result) and attempt.tool.shown is not None:
+        return write_result(attempt.tool.shown(result), "")
     written = write_result(result, "")
-    if result.success and read_result(call.tool, written).value != result.value:
+    if result.success and read_result(attempt.tool, written).value != result.value:
         raise WrongResult(
             "what it returned is not the same after being recorded, and this run is journaled: "
             "give plain data, and nothing that is masked"
@@ -134,53 +134,52 @@ def read_result(tool: Tool[Any, Any], written: bytes) -> RecordedResult:
 # --- calls that are over ---------------------------------------------------------------------------
 
 
-async def from_the_record(call: LiveCall, arguments: Any) -> ToolResult[Any] | None:
+async def from_the_record(attempt: Attempt) -> ToolResult[Any] | None:
     """What came of this call before, with all it left; None where it has to run."""
-    log = call.frame.log
-    if log is None or not log.resumed or call.undoing:
+    log = attempt.frame.log
+    if log is None or not log.resumed or attempt.kind.undoes:
         return None
-    _begin_where_it_was(call, log)
-    if call.parent is None:
-        unit = log.finished(call.place)
+    if attempt.parent is None:
+        unit = log.finished(attempt.call.place)
         if unit is None:
             return None
-        await _bill_tickets(call, log)
-        return _taken_up(call, unit)
+        await _bill_tickets(attempt, log)
+        return _taken_up(attempt, unit)
     try:
-        log.check_verb(call.place, verb_of(call, arguments))
-        inner = log.find("inner call", call.place, InnerCall)
+        log.check_verb(attempt.call.place, verb_of(attempt))
+        inner = log.find("inner call", attempt.call.place, InnerCall)
         if inner is None:
             return None
-        if inner.lost and _is_asked_again(call, log):
+        if inner.lost and _is_asked_again(attempt, log):
             return None
-        call.tool = call.frame.tools.get(call.name, call.tool)
-        apply_inner(call, inner)
-        await _bill_tickets(call, log)
+        attempt.call.resolve(attempt.frame.tools.get(attempt.name, attempt.tool))
+        apply_inner(attempt, inner)
+        await _bill_tickets(attempt, log)
     except Conflict as error:
-        if call.given_secret:
+        if attempt.has_secret:
             raise  # and what it was given is not there any more
-        if EFFECTS[call.tool.effect].transactional:
+        if EFFECTS[attempt.tool.effect].transactional:
             return None  # what it worked on has changed since, and it can simply run again
-        raise OutcomeUnknown(f"{call.name} ({error})") from error
+        raise OutcomeUnknown(f"{attempt.name} ({error})") from error
     except Diverged as error:
-        raise OutcomeUnknown(f"{call.path[-2]} ({error})") from error
-    _bill_nested(call)
-    return end_as_recorded(call, inner.status, inner.result, inner.seconds)
+        raise OutcomeUnknown(f"{attempt.path[-2]} ({error})") from error
+    _bill_nested(attempt)
+    return end_as_recorded(attempt, inner.status, inner.result, inner.seconds)
 
 
-def _is_asked_again(call: LiveCall, log: RunLog) -> bool:
+def _is_asked_again(attempt: Attempt, log: RunLog) -> bool:
     """A handoff was given a secret that is gone: is somebody asked for it again?
 
     Not where `after` is over, which then comes from the record and hears no mask. Where it had begun with the
     secret, and may have done something that stands, its outcome is unknown.
     """
-    handoff = call.parent
+    handoff = attempt.parent
     assert handoff is not None
-    after = handoff.attempt_place.child(call.ordinal + 1)
+    after = handoff.place.child(attempt.call.number + 1)
     if log.has("inner call", after):
         return False
-    tried = log.find("call tried", after, _Try)
-    begun = log.has("call begun", after.attempt(1 if tried is None else tried.tries))
+    tried = log.find("call tried", after, _Begun)
+    begun = log.has("call begun", after.attempt(1 if tried is None else tried.number))
     if begun and not EFFECTS[handoff.tool.effect].transactional:
         raise OutcomeUnknown(handoff.name, f"{_NOT_KEPT}Find out what stands before you do it again.")
     return True
@@ -193,11 +192,11 @@ class _Spent(msgspec.Struct, frozen=True):
     cost: Decimal | None = None
 
 
-def _bill_nested(call: LiveCall, before: int | None = None) -> None:
+def _bill_nested(attempt: Attempt, before: int | None = None) -> None:
     """What the model said in runs nested in this call counts, although they are not gone through again."""
-    frame = call.frame
+    frame = attempt.frame
     assert frame.log is not None
-    for body in frame.log.answers_under(call.place, before):
+    for body in frame.log.answers_under(attempt.call.place, before):
         spent = msgspec.msgpack.decode(body, type=_Spent)
         frame.spending.add(spent.usage or Usage(), spent.cost)
         if frame.budget is not None:
@@ -205,49 +204,58 @@ def _bill_nested(call: LiveCall, before: int | None = None) -> None:
             frame.budget.reserve().settle(requests=1, **told)
 
 
-async def _bill_tickets(call: LiveCall, log: RunLog) -> dict[str, bytes]:
+async def _bill_tickets(attempt: Attempt, log: RunLog) -> dict[str, bytes]:
     """What was spent under the tickets of a call that is over counts. Returns what was deposited."""
-    places = log.tickets_under(call.place)
+    places = log.tickets_under(attempt.call.place)
     found = dict(await log.journal.tickets.close(log.run_id, places)) if places else {}
     for body in found.values():
         if body:
-            charge(call.frame, msgspec.msgpack.decode(body, type=Spent))
+            charge(attempt.frame, msgspec.msgpack.decode(body, type=Spent))
     return found
 
 
-def _taken_up(call: LiveCall, unit: CommitUnit) -> ToolResult[Any]:
-    frame = call.frame
-    call.tool = frame.tools.get(call.name, call.tool)
+def _taken_up(attempt: Attempt, unit: CommitUnit) -> ToolResult[Any]:
+    frame = attempt.frame
+    attempt.call.resolve(frame.tools.get(attempt.name, attempt.tool))
     if unit.charged and frame.budget is not None:
         frame.budget.reserve().settle(tool_calls=1)
-    _bill_nested(call)
-    return end_as_recorded(call, unit.status, unit.result, unit.seconds)
+    _bill_nested(attempt)
+    return end_as_recorded(attempt, unit.status, unit.result, unit.seconds)
 
 
-def end_as_recorded(call: LiveCall, status: Any, written: bytes, seconds: float) -> ToolResult[Any]:
+def end_as_recorded(attempt: Attempt, status: Any, written: bytes, seconds: float) -> ToolResult[Any]:
     """Give the call the end it had. Whoever listens has heard of it, then or where it ran; it is only kept."""
-    result = read_result(call.tool, written)
-    call.status, call.result = status, result
-    call.close()
-    frame = call.frame
+    result = read_result(attempt.tool, written)
+    attempt.close()
+    frame = attempt.frame
     frame.session.keep(
         ToolInvoked(
-            call.id, call.name, call.path, status, result, None, seconds, 1, (), None, frame.run_context
+            attempt.id,
+            attempt.name,
+            attempt.path,
+            status,
+            result,
+            None,
+            seconds,
+            1,
+            (),
+            None,
+            frame.run_context,
         )
     )
     return result
 
 
-def apply_inner(call: LiveCall, inner: InnerCall) -> None:
+def apply_inner(attempt: Attempt, inner: InnerCall) -> None:
     """Bring what an inner call did into the call around it again, or from where it was done."""
-    transaction = call.transaction = new_transaction(call, call.tool)
+    transaction = attempt.transaction = new_transaction(attempt, attempt.tool)
     transaction.writable = True
     for event in inner.events:
-        transaction.session.dispatch(decode_item(event, call.frame.session.id))
-    files = call.frame.filesystem
+        transaction.session.dispatch(decode_item(event, attempt.frame.session.id))
+    files = attempt.frame.filesystem
     if inner.files and files is not None:
         transaction.fork_of(files).redo(inner.files)
-    for done in settled_by(call, inner):
+    for done in settled_by(attempt, inner):
         transaction.settle(done)
     transaction.prepare()
     transaction.apply()
@@ -255,11 +263,11 @@ def apply_inner(call: LiveCall, inner: InnerCall) -> None:
         transaction.parent.inherit(transaction)
 
 
-def settled_by(call: LiveCall, inner: InnerCall) -> list[Settled]:
+def settled_by(attempt: Attempt, inner: InnerCall) -> list[Settled]:
     """What an inner call did to the world, to be undone or named should the one around it fail."""
     found: list[Settled] = []
     for done in inner.settled:
-        tool = call.frame.tools.get(done.tool) if done.tool else None
+        tool = attempt.frame.tools.get(done.tool) if done.tool else None
         if tool is not None and tool.secret and had_secret(tool, done.params):
             tool = None  # what it takes to undo it was not kept
         params = tool.parse(done.params) if tool is not None else None
@@ -280,35 +288,35 @@ def read_value(tool: Tool[Any, Any], written: bytes) -> Any:
 # --- what is recorded of inner calls ----------------------------------------------------------------
 
 
-def verb_of(call: LiveCall, arguments: Any) -> str:
+def verb_of(attempt: Attempt) -> str:
     """What an inner call is told by, when the handler around it is entered again.
 
     Secrets are masked first: a digest of a password can be guessed, and what a model wrote comes masked
     from the record.
     """
-    tool = call.tool if call.act else call.frame.tools.get(call.name, call.tool)
+    tool = attempt.tool if attempt.kind.is_part else attempt.frame.tools.get(attempt.name, attempt.tool)
+    arguments: Any = attempt.arguments
     if tool.secret:
         arguments = tool.mask(arguments)
     elif not isinstance(arguments, str | bytes):
         arguments = to_json(arguments)
     text = arguments if isinstance(arguments, bytes) else arguments.encode("utf-8", "surrogatepass")
-    return f"call {call.name} {hashlib.sha256(text).hexdigest()[:16]}"
+    return f"call {attempt.name} {hashlib.sha256(text).hexdigest()[:16]}"
 
 
-def inner_call(call: LiveCall, result: ToolResult[Any]) -> InnerCall:
+def inner_call(attempt: Attempt, result: ToolResult[Any], status: CallStatus = "ok") -> InnerCall:
     """What is recorded of an inner call, taken before its forks are merged."""
-    own = call.own_effect(result)
-    return record_of(
-        call, result, call.transaction if result.success else None, () if own is None else (own,)
-    )
+    own = attempt.own_effect(result)
+    transaction = attempt.transaction if result.success else None
+    return record_of(attempt, result, transaction, status, () if own is None else (own,))
 
 
 def record_of(
-    call: LiveCall,
+    attempt: Attempt,
     result: ToolResult[Any],
     transaction: Transaction | None,
+    status: CallStatus,
     also: Sequence[Settled] = (),
-    status: CallStatus | None = None,
 ) -> InnerCall:
     """A call with what stands in a transaction as what it did; and what it has done to the world besides."""
     files: list[Any] = []
@@ -319,18 +327,18 @@ def record_of(
             changes = getattr(fork, "done", None)
             if changes is not None:
                 files += changes()
-        events = [encode_item(event, call.frame.session.id) for event in transaction.events]
+        events = [encode_item(event, attempt.frame.session.id) for event in transaction.events]
         settled = [*(transaction.settled or ())]
     return InnerCall(
-        verb_of(call, call.arguments),
-        status or call.status,
-        _write_act(call, result) if call.act else write_result(result),
+        verb_of(attempt),
+        status,
+        _write_act(attempt, result) if attempt.kind.is_part else write_result(result),
         events,
         files,
         [_written(done) for done in (*settled, *also)],
-        call.elapsed,
-        call.act,
-        _is_lost(call, result),
+        attempt.call.elapsed,
+        attempt.kind.is_part,
+        _is_lost(attempt, result),
     )
 
 
@@ -349,23 +357,23 @@ def _written(done: Settled) -> _Done:
 # --- calls that were under way -----------------------------------------------------------------------
 
 
-async def mark_begun(call: LiveCall) -> None:
+async def mark_begun(attempt: Attempt) -> None:
     """Before the handler of a call that may not be run twice: it has begun."""
-    if call.frame.log is not None and not enters_again(call):
-        await mark(call, call.name)
+    if attempt.frame.log is not None and not enters_again(attempt):
+        await mark(attempt, attempt.name)
 
 
-async def decide_interrupted(call: LiveCall, arguments: Any) -> None:
+async def decide_interrupted(attempt: Attempt) -> None:
     """A call that had begun when the process ended, and may not run again: find what there is to say.
 
     Returns where it can run after all. `WasDone` and `Unsuccessful` carry its result. One that was given a
     secret may not: what a model wrote comes masked from the record, and parsing refuses that; what somebody
     answered it would have to ask for again, after it may have done something with the first.
     """
-    log, tool = call.frame.log, call.tool
+    log, tool, arguments = attempt.frame.log, attempt.tool, attempt.arguments
     if log is None or not log.resumed:
         return
-    begun = log.find("call begun", call.attempt_place, str)
+    begun = log.find("call begun", attempt.place, str)
     if tool.enters_again and not tool.secret and begun != GIVEN:
         return
     secret = tool.secret and had_secret(tool, arguments)
@@ -374,22 +382,22 @@ async def decide_interrupted(call: LiveCall, arguments: Any) -> None:
     lost = secret and is_masked(arguments)
     if begun is None:
         if lost:
-            await _withdraw(call, log)
+            await _withdraw(attempt, log)
         return
-    call.params = None if lost else tool.parse(arguments)
-    happened = None if lost or tool.probe is None else await _probe(call, tool.probe)
+    attempt.params = None if lost else tool.parse(arguments)
+    happened = None if lost or tool.probe is None else await _probe(attempt, tool.probe)
     if happened is False:
         return  # it never was, so there is nothing to repeat
-    _bill_nested(call)
+    _bill_nested(attempt)
     if happened:
         raise WasDone(
             ToolResult.ok(
                 None,
-                f"{call.name} was done before the process ended; what it returned was not recorded.",
+                f"{attempt.name} was done before the process ended; what it returned was not recorded.",
             )
         )
-    left = _left_by(call, await _bill_tickets(call, log))
-    await _withdraw(call, log)
+    left = _left_by(attempt, await _bill_tickets(attempt, log))
+    await _withdraw(attempt, log)
     why = _NOT_KEPT if secret or begun == GIVEN else ""
     if EFFECTS[tool.effect].transactional:
         mend = (
@@ -397,72 +405,79 @@ async def decide_interrupted(call: LiveCall, arguments: Any) -> None:
         )
         raise Unsuccessful(
             ToolResult.error(
-                f"{call.name} was interrupted when the process ended, and nothing of it stands. {why}"
+                f"{attempt.name} was interrupted when the process ended, and nothing of it stands. {why}"
                 f"Call it again, {mend}.{left}"
             )
         )
     if tool.effect == "compensable" and not lost:
-        own = Settled(call.name, call.id, tool, call.params, None, call.place)
-        undone, _ = await compensate(call.gate, call, [own])
+        own = Settled(attempt.name, attempt.id, tool, attempt.params, None, attempt.call.place)
+        undone, _ = await compensate(attempt.gate, attempt, [own])
         if undone:
             raise Unsuccessful(
                 ToolResult.error(
-                    f"{call.name} was interrupted when the process ended, and what it may have done was "
+                    f"{attempt.name} was interrupted when the process ended, and what it may have done was "
                     f"undone. Call it again if it is still wanted.{left}"
                 )
             )
-    raise OutcomeUnknown(call.name, f"{why}Find out what stands before you do it again.{left}")
+    raise OutcomeUnknown(attempt.name, f"{why}Find out what stands before you do it again.{left}")
 
 
-async def _withdraw(call: LiveCall, log: RunLog) -> None:
+async def _withdraw(attempt: Attempt, log: RunLog) -> None:
     """Nobody waits for an answer to what this call asked, or was asked about it, any more."""
-    await log.journal.withdraw(call.place.prefix(log.run_id))
+    await log.journal.withdraw(attempt.call.place.prefix(log.run_id))
 
 
-def _left_by(call: LiveCall, deposited: Mapping[str, bytes]) -> str:
+def _left_by(attempt: Attempt, deposited: Mapping[str, bytes]) -> str:
     """What inner calls of an interrupted call had done to the world, and others under its tickets."""
-    log = call.frame.log
+    log = attempt.frame.log
     assert log is not None
-    inner = [msgspec.msgpack.decode(body, type=InnerCall) for body in log.under(call.place)]
+    inner = [msgspec.msgpack.decode(body, type=InnerCall) for body in log.under(attempt.call.place)]
     inner += [msgspec.msgpack.decode(body, type=Deposit).inner for body in deposited.values() if body]
     done = list(dict.fromkeys(each.what for record in inner for each in record.settled))
     return f" It had done: {', '.join(done)}." if done else ""
 
 
-async def _probe(call: LiveCall, probe: Any) -> bool | None:
+async def _probe(attempt: Attempt, probe: Any) -> bool | None:
     """Ask the tool whether the call happened; one that raises does not know."""
-    probing = call.again()
-    probing.params, probing.token = call.params, _PROBING
-    probing.transaction = transaction = new_transaction(probing, call.tool)
-    context = call.tool.context_type(probing)
+    probing = attempt.next()
+    probing.params, probing.token = attempt.params, _PROBING
+    probing.transaction = transaction = new_transaction(probing, attempt.tool)
+    context = attempt.tool.context_type(probing)
     try:
-        return await call_either(probe, call.params, context=context)
+        return await call_either(probe, attempt.params, context=context)
     except Exception:
-        logger.exception("the probe of %s raised, so it is not known whether it happened", call.name)
+        logger.exception("the probe of %s raised, so it is not known whether it happened", attempt.name)
         return None
     finally:
         probing.close()
         transaction.drop()
 
 
-class _Try(msgspec.Struct, frozen=True):
-    tries: int
-    attempt: int
+class _Begun(msgspec.Struct, frozen=True):
+    """An attempt after the first, as it is recorded when it begins."""
+
+    number: int
+    retries: int
     left: tuple[str, ...]
 
 
-async def note_try(call: LiveCall) -> None:
-    """A call is tried again: what its first try left under its place does not count any more."""
-    log = call.frame.log
+async def note_attempt(attempt: Attempt, left: tuple[str, ...]) -> None:
+    """Record that a call is tried again: what earlier attempts recorded does not count any more."""
+    log = attempt.frame.log
     if log is not None:
-        await log.note("call tried", call.place, _Try(call.tries, call.attempt, call.left))
+        await log.note("call tried", attempt.call.place, _Begun(attempt.number, attempt.retries, left))
 
 
-def _begin_where_it_was(call: LiveCall, log: RunLog) -> None:
-    """A call that had been tried more than once goes on with its last try."""
-    if call.tries == 1:
-        found = log.find("call tried", call.place, _Try)
-        if found is not None:
-            call.tries, call.attempt, call.left = found.tries, found.attempt, found.left
-            if log.finished(call.place) is None and log.find("inner call", call.place, InnerCall) is None:
-                _bill_nested(call, before=call.tries)
+def resume_attempt(attempt: Attempt) -> tuple[str, ...]:
+    """Turn the first attempt at a call into the one that was under way. Returns what earlier ones left."""
+    log = attempt.frame.log
+    if log is None or not log.resumed or attempt.kind.undoes or attempt.number > 1:
+        return ()
+    place = attempt.call.place
+    found = log.find("call tried", place, _Begun)
+    if found is None:
+        return ()
+    attempt.number, attempt.retries = found.number, found.retries
+    if not log.is_over(place):
+        _bill_nested(attempt, before=attempt.number)
+    return found.left

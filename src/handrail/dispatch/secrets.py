@@ -14,7 +14,7 @@ from handrail.schema.secrets import MASK
 from handrail.tools import EFFECTS, Tool
 
 if TYPE_CHECKING:
-    from handrail.dispatch.call import LiveCall
+    from handrail.dispatch.attempt import Attempt
 
 GIVEN = "given a secret"
 """The mark of a call that was given one in an answer; that of another which may not run twice is its name."""
@@ -40,35 +40,37 @@ def has_secret(schema: Schema[Any] | None, value: object) -> bool:
     return schema is not None and schema.secret and schema_secrets.is_masked(schema.hide(value))
 
 
-def was_given_one(call: LiveCall) -> bool:
+def was_given_one(attempt: Attempt) -> bool:
     """Was it given a secret, as an argument or since?"""
-    return call.given_secret or (call.tool.secret and had_secret(call.tool, call.arguments))
+    return attempt.has_secret or (attempt.tool.secret and had_secret(attempt.tool, attempt.arguments))
 
 
-def enters_again(call: LiveCall) -> bool:
+def enters_again(attempt: Attempt) -> bool:
     """May this call's handler, once it was cut, be entered again from the top?
 
     Not where it was given a secret: that is kept nowhere, so nobody could give it again. Only an act can
     have been given one before it begins that is no argument: an answer, and if all of the act can be undone,
     that is asked for again.
     """
-    tool = call.tool
-    if call.given_secret and not EFFECTS[tool.effect].transactional:
+    tool = attempt.tool
+    if attempt.has_secret and not EFFECTS[tool.effect].transactional:
         return False
-    return tool.enters_again and not (tool.secret and had_secret(tool, call.arguments))
+    return tool.enters_again and not (tool.secret and had_secret(tool, attempt.arguments))
 
 
-async def mark(call: LiveCall, what: str) -> None:
+async def mark(attempt: Attempt, what: str) -> None:
     """Record that a call has begun which may not be run twice, before it goes on."""
-    log = call.frame.log
+    log = attempt.frame.log
     if log is not None:
         if log.closed:  # nothing can be marked any more, so nothing that has to be may go on
-            raise CancelledError if call.frame.cancellation.cancelled else RunBusy(log.run_id, "another one")
-        await log.note("call begun", call.attempt_place, what)
+            raise (
+                CancelledError if attempt.frame.cancellation.cancelled else RunBusy(log.run_id, "another one")
+            )
+        await log.note("call begun", attempt.place, what)
 
 
-async def mark_given(call: LiveCall) -> None:
+async def mark_given(attempt: Attempt) -> None:
     """Before a handler hears an answer with a secret in it: from here on it is not run again."""
-    call.given_secret = True
-    if not call.asks_only:
-        await mark(call, GIVEN)
+    attempt.has_secret = True
+    if not attempt.kind.only_asks:
+        await mark(attempt, GIVEN)

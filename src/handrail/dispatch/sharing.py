@@ -15,7 +15,7 @@ from handrail.messages import Usage
 from handrail.place import Place
 
 if TYPE_CHECKING:
-    from handrail.dispatch.call import LiveCall
+    from handrail.dispatch.attempt import Attempt
     from handrail.dispatch.frame import Frame
 
 _SMALLEST = Decimal("0.000001")
@@ -43,37 +43,37 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
     cost: Decimal | None = None
 
 
-def give_ticket(call: LiveCall) -> str:
+def give_ticket(attempt: Attempt) -> str:
     """The verb `ticket` of one call."""
-    frame = call.frame
+    frame = attempt.frame
     log = frame.log
     if log is None:
         raise NotSupported(
             "ticket", "Give the run a journal that other processes can reach: Adapter(model, journal=...)."
         )
-    if call.undoing or not call.let_through:
+    if attempt.kind.undoes or not attempt.let_through:
         raise NotSupported("ticket", "Only the handler of a tool can give one out.")
-    call.check()
-    number = call.next_verb("ticket")
-    given = GivenTicket(number, call.attempt_place.child(number))
+    attempt.check()
+    number = attempt.next_verb("ticket")
+    given = GivenTicket(number, attempt.place.child(number))
     ticket = Ticket(
         run_id=log.run_id,
         place=str(given.place),
-        call_id=call.id,
+        call_id=attempt.id,
         session_id=frame.session.id,
-        tool=call.name,
-        path=call.path,
-        depth=call.depth,
+        tool=attempt.name,
+        path=attempt.path,
+        depth=attempt.depth,
         deadline=None if frame.deadline is None else frame.deadline.at,
         budget={} if frame.budget is None else _half_of(frame.budget),
-        capabilities=tuple(sorted(call.tool.capabilities)),
-        effect=call.tool.effect,
+        capabilities=tuple(sorted(attempt.tool.capabilities)),
+        effect=attempt.tool.effect,
     )
     text = ticket.seal(frame.key)
     first = log.journal.tickets.issue(log.run_id, ticket.place, text)
-    if call.tickets is None:
-        call.tickets = []
-    call.tickets.append(given)
+    if attempt.tickets is None:
+        attempt.tickets = []
+    attempt.tickets.append(given)
     if first != text:  # the handler was entered before: its share may be at work already
         ticket = msgspec.structs.replace(ticket, budget=Ticket.open(first, frame.key).budget)
         text = ticket.seal(frame.key)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from handrail.dispatch.call import LiveCall
+from handrail.cancellation import shielded
+from handrail.dispatch.attempt import Attempt
+from handrail.dispatch.call import Call
 from handrail.dispatch.replaying import Deposit, apply_inner, end_as_recorded, settled_by
 from handrail.dispatch.sharing import GivenTicket, charge
 from handrail.dispatch.transaction import Settled, Transaction
-from handrail.dispatch.undoing import shielded
 from handrail.place import inner_call_id
 from handrail.tools import EFFECTS
 
@@ -22,44 +23,44 @@ if TYPE_CHECKING:
 log = logging.getLogger("handrail.gate")
 
 
-async def take_up_tickets(call: LiveCall) -> None:
+async def take_up_tickets(attempt: Attempt) -> None:
     """The handler is done: no more is taken, and what was done elsewhere is part of the call.
 
     Each is applied as an inner call that has just finished, in the order the tickets were given out.
     Where one does not fit any more, this raises, and the call answers for all of them.
     """
-    found = await shielded(_close(call))
-    transaction = call.open_transaction
+    found = await shielded(_close(attempt))
+    transaction = attempt.open_transaction
     for number, (given, deposit) in enumerate(found):
         if deposit is None:
             log.warning(
-                "a ticket of %s was being redeemed when its call ended, and counts for nothing", call.id
+                "a ticket of %s was being redeemed when its call ended, and counts for nothing", attempt.id
             )
-            _name_unknown(call, transaction)
+            _name_unknown(attempt, transaction)
             continue
-        inner = _inner_of(call, given)
+        inner = _inner_of(attempt, given)
         try:
             apply_inner(inner, deposit.inner)
         except BaseException:
-            _settle_all(call, transaction, found[number:])
+            _settle_all(attempt, transaction, found[number:])
             raise
         record = deposit.inner
         end_as_recorded(inner, record.status, record.result, record.seconds)
 
 
-async def answer_for_tickets(call: LiveCall, transaction: Transaction) -> None:
+async def answer_for_tickets(attempt: Attempt, transaction: Transaction) -> None:
     """The call has failed: nothing of what was done under its tickets is applied, all of it is undone or named."""
     try:
-        _settle_all(call, transaction, await _close(call))
+        _settle_all(attempt, transaction, await _close(attempt))
     except Exception:  # what else there is to undo is undone all the same
-        log.exception("the tickets of %s could not be closed", call.id)
+        log.exception("the tickets of %s could not be closed", attempt.id)
 
 
-async def _close(call: LiveCall) -> list[tuple[GivenTicket, Deposit | None]]:
+async def _close(attempt: Attempt) -> list[tuple[GivenTicket, Deposit | None]]:
     """Close the call's tickets and settle their shares. Returns those somebody redeemed, or had begun to."""
-    run_log, tickets = call.frame.log, call.tickets or []
+    run_log, tickets = attempt.frame.log, attempt.tickets or []
     assert run_log is not None
-    call.tickets = None
+    attempt.tickets = None
     deposits: Mapping[str, bytes] = {}
     found: list[tuple[GivenTicket, Deposit | None]] = []
     try:
@@ -69,7 +70,7 @@ async def _close(call: LiveCall) -> list[tuple[GivenTicket, Deposit | None]]:
             body = deposits.get(str(given.place))
             deposit = msgspec.msgpack.decode(body, type=Deposit) if body else None
             if deposit is not None:
-                charge(call.frame, deposit, given)
+                charge(attempt.frame, deposit, given)
             elif given.reserved is not None:
                 given.reserved.release()
             if body is not None:
@@ -78,35 +79,36 @@ async def _close(call: LiveCall) -> list[tuple[GivenTicket, Deposit | None]]:
 
 
 def _settle_all(
-    call: LiveCall, transaction: Transaction, found: Sequence[tuple[GivenTicket, Deposit | None]]
+    attempt: Attempt, transaction: Transaction, found: Sequence[tuple[GivenTicket, Deposit | None]]
 ) -> None:
     for _, deposit in found:
         if deposit is None:
-            _name_unknown(call, transaction)
+            _name_unknown(attempt, transaction)
             continue
-        for done in settled_by(call, deposit.inner):
+        for done in settled_by(attempt, deposit.inner):
             transaction.settle(done)
 
 
-def _name_unknown(call: LiveCall, transaction: Transaction) -> None:
+def _name_unknown(attempt: Attempt, transaction: Transaction) -> None:
     """Somebody had begun and nothing came of it; only what can't be rolled back there has to be named."""
-    if not EFFECTS[call.tool.effect].transactional:
-        what = f"{call.name} (under a ticket: it is not known whether it was done)"
-        transaction.settle(Settled(what, call.id))
+    if not EFFECTS[attempt.tool.effect].transactional:
+        what = f"{attempt.name} (under a ticket: it is not known whether it was done)"
+        transaction.settle(Settled(what, attempt.id))
 
 
-def _inner_of(call: LiveCall, given: GivenTicket) -> LiveCall:
-    """The call that was made elsewhere, as one inside this."""
-    return LiveCall(
+def _inner_of(attempt: Attempt, given: GivenTicket) -> Attempt:
+    """The call that was made elsewhere, as an inner call of this one."""
+    call = attempt.call
+    inner = Call(
         call.gate,
-        call.frame,
         call.name,
-        inner_call_id(call.id, call.tries, given.number),
+        call.arguments,
+        inner_call_id(call.id, attempt.number, given.number),
         call.path,
         call.loop,
-        call.frame.monotonic() - call.frame.began,
         given.number,
-        call,
+        attempt,
         call.depth,
         tool=call.tool,
     )
+    return Attempt(inner, attempt.frame)

@@ -14,7 +14,7 @@ from handrail.session import Session, SessionFork
 from handrail.tools import EFFECTS, Tool
 
 if TYPE_CHECKING:
-    from handrail.dispatch.call import LiveCall
+    from handrail.dispatch.attempt import Attempt
 
 
 class Settled:
@@ -221,8 +221,8 @@ class Transaction(msgspec.Struct, eq=False):
             self.settle(done)
 
 
-def new_transaction(call: LiveCall, tool: Tool[Any, Any]) -> Transaction:
+def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:
     """The transaction of one attempt at a call, inside that of the call around it."""
     writable = EFFECTS[tool.effect].writes
-    parent = None if call.parent is None else call.parent.transaction
-    return Transaction(call.frame.session, call.name, writable, parent)
+    parent = None if attempt.parent is None else attempt.parent.transaction
+    return Transaction(attempt.frame.session, attempt.name, writable, parent)

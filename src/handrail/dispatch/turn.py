@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from handrail.dispatch.call import LiveCall, new_call
-from handrail.dispatch.gate import Arguments, Gate
+from handrail.dispatch.call import new_call
+from handrail.dispatch.gate import Gate, Passage
 from handrail.messages import CallAsked
 from handrail.operation import cancel_and_await
 from handrail.tools import ToolResult
@@ -33,24 +33,24 @@ class Turn(msgspec.Struct, frozen=True):
 class OpenTurn:
     """A turn's calls. Whatever becomes of `run()`, also a cancellation, each has exactly one result."""
 
-    __slots__ = ("_gate", "_live")
+    __slots__ = ("_calls", "_gate")
 
     def __init__(
         self, gate: Gate, calls: Sequence[ToolCall | CallAsked], message_id: str | None = None
     ) -> None:
         self._gate = gate
-        self._live = [
-            (new_call(gate, call.name, call.id, None, message_id), call.arguments) for call in calls
+        self._calls = [
+            gate.open(new_call(gate, call.name, call.arguments, call.id, None, message_id)) for call in calls
         ]
 
     def run(self) -> Coroutine[Any, Any, BaseException | None]:
         """Run them all; what is returned is what the run has to hear, if anything."""
-        if len(self._live) == 1:
-            return _run_one(self._gate, *self._live[0])
+        if len(self._calls) == 1:
+            return _run_one(self._gate, self._calls[0])
         return self._run_groups()
 
     async def _run_groups(self) -> BaseException | None:
-        for group in _groups(self._gate, self._live):
+        for group in _groups(self._gate, self._calls):
             ending = await _run_group(self._gate, group)
             if ending is not None:
                 return ending
@@ -59,11 +59,11 @@ class OpenTurn:
     def is_recorded(self) -> bool:
         """Are all of them over in the record of a run that is gone through again?"""
         log = self._gate.frame.log
-        return log is not None and all(log.is_over(call.place) for call, _ in self._live)
+        return log is not None and all(log.is_over(each.call.place) for each in self._calls)
 
     def results(self) -> tuple[ToolResult[Any], ...]:
         """A result for every call, in the order they were asked for."""
-        return tuple([_result_of(call) for call, _ in self._live])
+        return tuple([_result_of(each) for each in self._calls])
 
 
 async def run_turn(gate: Gate, calls: Sequence[ToolCall], message_id: str | None = None) -> Turn:
@@ -76,25 +76,25 @@ async def run_turn(gate: Gate, calls: Sequence[ToolCall], message_id: str | None
     return Turn(turn.results(), ending)
 
 
-def _groups(gate: Gate, live: list[tuple[LiveCall, Any]]) -> Iterator[list[tuple[LiveCall, Any]]]:
-    """Neighbours run together; a call that runs alone is a group of its own, in its place."""
-    group: list[tuple[LiveCall, Any]] = []
-    for call, arguments in live:
-        tool = gate.frame.tools.get(call.name)
+def _groups(gate: Gate, calls: list[Passage]) -> Iterator[list[Passage]]:
+    """Neighbours run together; a call that runs alone is a group of its own, in its turn."""
+    group: list[Passage] = []
+    for each in calls:
+        tool = gate.frame.tools.get(each.call.name)
         if tool is not None and tool.alone:
             if group:
                 yield group
                 group = []
-            yield [(call, arguments)]
+            yield [each]
         else:
-            group.append((call, arguments))
+            group.append(each)
     if group:
         yield group
 
 
-async def _run_one(gate: Gate, call: LiveCall, arguments: Arguments) -> BaseException | None:
+async def _run_one(gate: Gate, call: Passage) -> BaseException | None:
     try:
-        await gate.pass_through(call, arguments)
+        await gate.carry(call)
     except asyncio.CancelledError:
         raise
     except BaseException as error:
@@ -102,11 +102,11 @@ async def _run_one(gate: Gate, call: LiveCall, arguments: Arguments) -> BaseExce
     return None
 
 
-async def _run_group(gate: Gate, group: list[tuple[LiveCall, Arguments]]) -> BaseException | None:
+async def _run_group(gate: Gate, group: list[Passage]) -> BaseException | None:
     if len(group) == 1:
-        return await _run_one(gate, *group[0])
+        return await _run_one(gate, group[0])
     loop = asyncio.get_running_loop()
-    tasks = [loop.create_task(gate.pass_through(call, arguments)) for call, arguments in group]
+    tasks = [loop.create_task(gate.carry(each)) for each in group]
     waiting = set(tasks)
     try:
         while waiting:
@@ -123,7 +123,7 @@ async def _run_group(gate: Gate, group: list[tuple[LiveCall, Arguments]]) -> Bas
     return None
 
 
-def _result_of(call: LiveCall) -> ToolResult[Any]:
-    if call.result is None:
-        return ToolResult.error(f"{call.name} was not run: the turn was stopped before it.")
-    return call.result
+def _result_of(each: Passage) -> ToolResult[Any]:
+    if each.result is None:
+        return ToolResult.error(f"{each.call.name} was not run: the turn was stopped before it.")
+    return each.result

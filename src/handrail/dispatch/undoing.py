@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import traceback
-from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from handrail.dispatch.call import LiveCall
+from handrail.dispatch.attempt import Attempt
+from handrail.dispatch.call import COMPENSATION, Call
 from handrail.dispatch.committing import commit_lock_of
 from handrail.dispatch.failures import in_short
 from handrail.dispatch.transaction import Settled, Transaction, new_transaction
@@ -19,31 +19,14 @@ from handrail.tools import ToolResult
 if TYPE_CHECKING:
     from handrail.dispatch.gate import Gate
 
-T = TypeVar("T")
-
 log = logging.getLogger("handrail.gate")
 
 _SECONDS = 30.0
 """How long one compensation may take."""
 
 
-async def shielded(work: Coroutine[Any, Any, T]) -> T:
-    """Carry `work` out whatever cancels this task meanwhile.
-
-    A cancellation is not lost: the task still counts it, and the gate raises it at the call's end.
-    """
-    import anyio
-
-    task = asyncio.ensure_future(work)
-    with anyio.CancelScope(shield=True):
-        while not task.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait({task})
-    return task.result()
-
-
 async def compensate(
-    gate: Gate, call: LiveCall, settled: Sequence[Settled]
+    gate: Gate, attempt: Attempt, settled: Sequence[Settled]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Compensate inner calls, last first. Returns what was compensated and what still stands."""
     compensated: list[str] = []
@@ -53,7 +36,7 @@ async def compensate(
             left.append(done.what)
             continue
         try:
-            await asyncio.wait_for(_compensate(gate, call, done), _SECONDS)
+            await asyncio.wait_for(_compensate(gate, attempt, done), _SECONDS)
             compensated.append(done.what)
         except (Exception, asyncio.CancelledError) as error:
             log.error("compensating %s (%s) raised", done.what, done.call_id, exc_info=error)
@@ -61,26 +44,32 @@ async def compensate(
     return tuple(compensated), tuple(left)
 
 
-async def _compensate(gate: Gate, call: LiveCall, done: Settled) -> None:
+async def _compensate(gate: Gate, attempt: Attempt, done: Settled) -> None:
     """Run one `compensate` handler in a transaction of its own, beside the call that failed."""
     tool = done.tool
     assert tool is not None
     assert tool.compensate is not None
-    # It is not one of the calls that are counted: a run gone through again does not undo again.
-    undoing = LiveCall(
-        gate,
-        call.frame,
-        tool.name,
-        f"{done.call_id}.undo",
-        (*call.path[:-1], tool.name),
-        call.loop,
-        call.started,
-        0,
-        call.parent,
-        call.depth,
-        _place=done.place.compensation,
+    # It is not counted among the calls: a resumed run does not undo again.
+    call = attempt.call
+    undoing = Attempt(
+        Call(
+            gate,
+            tool.name,
+            None,
+            f"{done.call_id}.undo",
+            (*call.path[:-1], tool.name),
+            call.loop,
+            0,
+            call.parent,
+            call.depth,
+            kind=COMPENSATION,
+            tool=tool,
+            started=call.started,
+            _place=done.place.compensation,
+        ),
+        attempt.frame,
+        params=done.params,
     )
-    undoing.tool, undoing.params, undoing.undoing = tool, done.params, True
     transaction = undoing.transaction = new_transaction(undoing, tool)
     context = tool.context_type(undoing)
     try:
@@ -95,7 +84,7 @@ async def _compensate(gate: Gate, call: LiveCall, done: Settled) -> None:
     transaction.publish()
 
 
-async def _commit(undoing: LiveCall, transaction: Transaction) -> None:
+async def _commit(undoing: Attempt, transaction: Transaction) -> None:
     """Commit what a compensation changed: recorded where the run is, as every change of state."""
     from handrail.dispatch.recording import commit_recorded
 
@@ -103,7 +92,7 @@ async def _commit(undoing: LiveCall, transaction: Transaction) -> None:
     if frame.journal is not None and transaction.parent is None:
         async with commit_lock_of(frame.session):
             transaction.prepare()
-            await commit_recorded(frame.journal, undoing, ToolResult.ok(None, "It was undone."))
+            await commit_recorded(frame.journal, undoing, ToolResult.ok(None, "It was undone."), False)
         return
     transaction.prepare()
     if transaction.durable is None:

@@ -13,7 +13,7 @@ from handrail.operation import Operation
 from handrail.protocols import Slice
 
 if TYPE_CHECKING:
-    from handrail.dispatch.call import LiveCall
+    from handrail.dispatch.attempt import Attempt
 
 T = TypeVar("T")
 
@@ -23,8 +23,8 @@ class CallBus:
 
     __slots__ = ("_call",)
 
-    def __init__(self, call: LiveCall) -> None:
-        self._call = call
+    def __init__(self, attempt: Attempt) -> None:
+        self._call = attempt
 
     def publish(self, event: object, /) -> None:
         """The same as `context.emit(event)`."""
@@ -44,8 +44,8 @@ class CallSession:
 
     __slots__ = ("_call",)
 
-    def __init__(self, call: LiveCall) -> None:
-        self._call = call
+    def __init__(self, attempt: Attempt) -> None:
+        self._call = attempt
 
     @property
     def id(self) -> str:
@@ -64,21 +64,21 @@ class CallSession:
         return CallBus(self._call)
 
     def __getitem__(self, kind: type[T], /) -> Slice[T]:
-        call = self._call
-        call.check()
-        return call.open_transaction.session[kind]
+        attempt = self._call
+        attempt.check()
+        return attempt.open_transaction.session[kind]
 
     def dispatch(self, event: object, /) -> None:
         """Reduce an event into the call's fork; it becomes real when the call commits."""
-        call = self._call
-        call.check()
+        attempt = self._call
+        attempt.check()
         if isinstance(event, Fact):
             raise reserved(event)
-        transaction = call.open_transaction
+        transaction = attempt.open_transaction
         if not transaction.writable:
             raise EffectRefused(
-                call.name,
-                call.tool.effect,
+                attempt.name,
+                attempt.tool.effect,
                 f"it may not dispatch {type(event).__name__}: that takes effect='staged'",
             )
         transaction.session.dispatch(event)
@@ -94,21 +94,21 @@ class PolicySession(CallSession):
     __slots__ = ()
 
     def __getitem__(self, kind: type[T], /) -> Slice[T]:
-        call = self._call
-        if call.let_through:
-            return call.open_transaction.session[kind]
-        outer = call.parent.transaction if call.parent is not None else None
-        state = call.frame.session.state if outer is None else outer.session.state
-        return call.frame.session.slice_in(state, kind)
+        attempt = self._call
+        if attempt.let_through:
+            return attempt.open_transaction.session[kind]
+        outer = attempt.parent.transaction if attempt.parent is not None else None
+        state = attempt.frame.session.state if outer is None else outer.session.state
+        return attempt.frame.session.slice_in(state, kind)
 
     def dispatch(self, event: object, /) -> None:
-        call = self._call
+        attempt = self._call
         if isinstance(event, Fact):
             raise reserved(event)
-        if call.let_through:
-            call.open_transaction.session.dispatch(event)
+        if attempt.let_through:
+            attempt.open_transaction.session.dispatch(event)
             return
-        session = call.frame.session
+        session = attempt.frame.session
         if not all(target.is_log for target in session.targets_of(event)):
             raise EventRefused(
                 event, "a policy's `check` may only log", "Keep what it counts in a slice of kind 'log'."
@@ -121,8 +121,8 @@ class CallApprovals:
 
     __slots__ = ("_call",)
 
-    def __init__(self, call: LiveCall) -> None:
-        self._call = call
+    def __init__(self, attempt: Attempt) -> None:
+        self._call = attempt
 
     @property
     def mode(self) -> str | None:
@@ -139,8 +139,8 @@ class CallSignal:
 
     __slots__ = ("_call",)
 
-    def __init__(self, call: LiveCall) -> None:
-        self._call = call
+    def __init__(self, attempt: Attempt) -> None:
+        self._call = attempt
 
     @property
     def cancelled(self) -> bool:
@@ -149,9 +149,9 @@ class CallSignal:
 
     def wait(self) -> Operation[None]:
         """Ends once the call is to stop."""
-        call = self._call
-        call.home.check()
-        return Operation(self._stopped, "signal.wait()", call.home)
+        attempt = self._call
+        attempt.home.check()
+        return Operation(self._stopped, "signal.wait()", attempt.home)
 
     async def _stopped(self) -> None:
         if self.cancelled:

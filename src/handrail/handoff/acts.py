@@ -70,12 +70,12 @@ class Acts:
         if state.parked is None:
             acting.done()
             return ToolResult(begun.message, state.value, True, begun.exclude_value_from_context)
-        answered = await acting.run(self.asking(state.parked.public), asks_only=True)
+        answered = await acting.run(self.asking(state.parked.public), only_asks=True)
         if not answered.success:
             return answered
         given = (state.parked.private, answered.value)
         ends = _with(self.ends, self.after, given, None, without_words)
-        ended = await acting.run(ends, given_secret=has_secret(self.answer, answered.value))
+        ended = await acting.run(ends, has_secret=has_secret(self.answer, answered.value))
         if ended.success:
             acting.done()
         return ended

@@ -14,13 +14,14 @@ from handrail.adapter.response import Output
 from handrail.adapter.run_record import Resumed, go_on, offer_of
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.context import ToolContext
-from handrail.dispatch.call import LiveCall, new_call
+from handrail.dispatch.attempt import Attempt
+from handrail.dispatch.call import new_call
 from handrail.dispatch.failures import Refused
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.gate import Gate
 from handrail.dispatch.opening import open_frame
 from handrail.dispatch.options import DEPTH_LIMIT, RunOptions
-from handrail.dispatch.policing import close_policy_context
+from handrail.dispatch.policies import check_policies, close_policy_context
 from handrail.dispatch.replaying import read_result
 from handrail.dispatch.secrets import is_masked
 from handrail.dispatch.transaction import new_transaction
@@ -227,7 +228,7 @@ class _Walk:
     async def go(self, answers: Sequence[RecordedAnswer]) -> Divergence | None:
         async def walk(params: None, *, context: ToolContext) -> ToolResult[Any]:
             self._show()
-            outer: Any = context._call  # pyright: ignore[reportPrivateUsage]  # it was made by this gate
+            outer: Any = context._source  # pyright: ignore[reportPrivateUsage]  # it was made by this gate
             self._found = await self._walk(outer, answers)
             raise _Dropped
 
@@ -244,7 +245,7 @@ class _Walk:
         policies = [within_scope(scoped.policy, scoped.tools) for scoped in rendered.policies]
         self._frame.show([*rendered.tools, *extra], policies)
 
-    async def _walk(self, outer: LiveCall, answers: Sequence[RecordedAnswer]) -> Divergence | None:
+    async def _walk(self, outer: Attempt, answers: Sequence[RecordedAnswer]) -> Divergence | None:
         made = 0
         for step, answer in enumerate(answers, 1):
             self._tally.steps = step
@@ -270,9 +271,7 @@ class _Walk:
             )
         return None
 
-    async def _call(
-        self, outer: LiveCall, step: int, asked: CallAsked, unit: CommitUnit
-    ) -> Divergence | None:
+    async def _call(self, outer: Attempt, step: int, asked: CallAsked, unit: CommitUnit) -> Divergence | None:
         if asked.name == OPENER:
             return self._open(step, unit)
         tool = self._frame.tools.get(asked.name)
@@ -293,7 +292,7 @@ class _Walk:
             self._take(outer, unit)
             return None
         self._tally.ran += 1
-        result = await self._gate.pass_through(new_call(self._gate, tool.name, parent=outer), asked.arguments)
+        result = await self._gate.pass_through(new_call(self._gate, tool.name, asked.arguments, parent=outer))
         was = read_result(tool, unit.result)
         if (result.success, result.render()) == (was.success, was.text):
             return None
@@ -341,25 +340,27 @@ class _Walk:
         return None, now
 
     async def _decide(
-        self, outer: LiveCall, step: int, tool: Tool[Any, Any], asked: CallAsked, unit: CommitUnit
+        self, outer: Attempt, step: int, tool: Tool[Any, Any], asked: CallAsked, unit: CommitUnit
     ) -> Divergence | None:
         """What policies say of the call today, without running it."""
         was, now = unit.decision or "allow", "allow"
         if self._frame.policies:
-            call = new_call(self._gate, tool.name, parent=outer)
+            call = new_call(self._gate, tool.name, asked.arguments, parent=outer)
             outer.inner -= 1  # it is not a call of its own
-            call.tool, call.params, call.arguments = tool, tool.parse(asked.arguments), asked.arguments
-            call.seen = tool.parse_again(call.params, asked.arguments)
-            call.transaction = new_transaction(call, tool)
+            call.resolve(tool)
+            attempt = self._gate.open(call).attempt
+            attempt.params = tool.parse(asked.arguments)
+            attempt.seen = tool.parse_again(attempt.params, asked.arguments)
+            attempt.transaction = new_transaction(attempt, tool)
             try:
-                await self._gate.check_policies(call)
-                now = call.decision
+                await check_policies(attempt)
+                now = attempt.decision
             except Refused as refused:
                 now = f"deny: {refused}"
             finally:
-                close_policy_context(call)
-                call.close()
-                call.transaction.drop()
+                close_policy_context(attempt)
+                attempt.close()
+                attempt.transaction.drop()
         if was.partition(":")[0] == now.partition(":")[0]:
             return None
         return self._differs(step, "policy", unit, was, now)
@@ -375,7 +376,7 @@ class _Walk:
             return False
         return not any(meet(changed, path) for changed in self._unknown for path in paths)
 
-    def _take(self, outer: LiveCall, unit: CommitUnit) -> None:
+    def _take(self, outer: Attempt, unit: CommitUnit) -> None:
         """Let what was recorded of a call have happened."""
         self._tally.taken += 1
         for event in unit.events:

@@ -103,7 +103,7 @@ def worker_context(
 
 def recorded(context: ToolContext) -> Recorded:
     """What was done through a context that this module made."""
-    call: object = context._call  # pyright: ignore[reportPrivateUsage]  # made here
+    call: object = context._source  # pyright: ignore[reportPrivateUsage]  # made here
     if not isinstance(call, MockCall):
         raise NotSupported("recorded", "Only contexts made by `handrail.testing` keep a record.")
     return call.recorded
@@ -111,7 +111,7 @@ def recorded(context: ToolContext) -> Recorded:
 
 def expire(context: ToolContext) -> None:
     """End the call of a context, as the gate does when a handler returns. From any thread."""
-    home = context._call.home  # pyright: ignore[reportPrivateUsage]  # what the gate does too
+    home = context._source.home  # pyright: ignore[reportPrivateUsage]  # what the gate does too
     here = asyncio._get_running_loop()  # pyright: ignore[reportPrivateUsage]  # asyncio documents it for this
     if here is home.loop or not home.loop.is_running():
         home.close()
@@ -215,7 +215,7 @@ class MockCall:
     def request_permission(self, kind: str) -> Operation[Approval]:
         return self.request_approval(kind)
 
-    def call(self, name: str, arguments: Mapping[str, Any]) -> Operation[ToolResult[Any]]:
+    def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Operation[ToolResult[Any]]:
         async def run() -> ToolResult[Any]:
             self.recorded.calls.append((name, dict(arguments)))
             if name not in self._results:
@@ -226,7 +226,7 @@ class MockCall:
 
     def call_worker(self, name: str, input: Any, attachments: Sequence[Any]) -> Operation[Any]:
         async def run() -> Any:
-            result = await self.call(name, {"input": input})
+            result = await self.call_tool(name, {"input": input})
             if not result.success:
                 raise CallFailed(name, result)
             return result.value

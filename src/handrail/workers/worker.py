@@ -46,6 +46,8 @@ from handrail.workers.problems import Finder, Refuse
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from handrail.workers.registry import WorkerRegistry
+
 
 class WorkerFolder(Protocol):
     """The folder of a worker, as its runs use it: a `WorkerRegistry`."""
@@ -112,7 +114,7 @@ class Worker:
     """Instructions, tools and policies. It takes `Rendered`, which `render` gives."""
     effect: Effect
     """The strongest effect a call of it can have."""
-    registry: WorkerFolder = dataclasses.field(repr=False)
+    registry: WorkerRegistry = dataclasses.field(repr=False)
     _template: Instructions = dataclasses.field(repr=False)
 
     def render(self, input: str, attachments: Sequence[str] = ()) -> Rendered:
@@ -282,7 +284,7 @@ class Draft:
 
     def finish(
         self,
-        registry: WorkerFolder,
+        registry: WorkerRegistry,
         workers: Mapping[str, Tool[Any, Any]],
         effect: Effect,
         creation_tools: Callable[[Effect], Sequence[Tool[Any, Any]]],

@@ -18,7 +18,7 @@ from handrail.context import (
     WorkerFacts,
     WorkerMessage,
 )
-from handrail.dispatch.call import LiveCall
+from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.options import RunOptions
 from handrail.errors import NotSupported
@@ -49,10 +49,10 @@ class Reach:
         """The worker this run belongs to; None: a run of no worker, which may call all of the folder."""
         self.given = given
 
-    def find(self, name: str, call: LiveCall, /) -> Tool[Any, Any] | None:
+    def find(self, name: str, attempt: Attempt, /) -> Tool[Any, Any] | None:
         if self.worker is None:
             return self.registry.tool(name) if name in self.registry.names else None
-        session = call.frame.session if call.parent is None else call.parent.session
+        session = attempt.frame.session if attempt.parent is None else attempt.parent.session
         created = self.registry.created(self.worker, name, session)
         return None if created is None else worker_tool(created, lambda: created)
 
@@ -139,8 +139,8 @@ def tool_for(
 
 async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolResult[Any]:
     """Run a worker inside a call that passed the gate."""
-    call = context._call  # pyright: ignore[reportPrivateUsage]  # its frame is where the run is nested
-    if not isinstance(call, LiveCall):
+    call = context._source  # pyright: ignore[reportPrivateUsage]  # its frame is where the run is nested
+    if not isinstance(call, Attempt):
         raise NotSupported("adapter", "Call the worker through a gate.")
     around = call.frame.workers
     reach = around if isinstance(around, Reach) else None

@@ -1,13 +1,11 @@
 """Commands on a folder: what they write is caught above it, the same way on both back ends."""
 
 import os
-import random
 import shlex
 import subprocess
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -515,25 +513,13 @@ def test_python_runs_inside(folder: Folder, backend: str):
     assert folder.run(anything(backend), PYTHON, "-c", code).output == "True /tmp/home\n"
 
 
-def test_a_hundred_thousand_files_cost_what_ten_do(tmp_path: Path):
-    """An overlay costs the same at any size: the median of several runs each, turn by turn."""
+def test_an_overlay_copies_nothing(tmp_path: Path):
+    """Whatever is in a folder, a command that changes nothing leaves nothing above it (bench/shell.py has the times)."""
     if not probe(tmp_path).overlay:
         pytest.skip("there is no overlay here")
-    small, large = Folder(tmp_path / "small"), Folder(tmp_path / "large")
-    for folder, count in ((small, 10), (large, 100_000)):
-        for number in range(0, count, 1000):
-            place = folder.root / str(number)
-            place.mkdir()
-            for name in range(min(count, 1000)):
-                (place / str(name)).touch()
-    shell = anything("overlay")
-    assert large.sh(shell, "find . -type f | wc -l").output.strip() == "100000"
-    times: dict[Folder, list[float]] = {small: [], large: []}
-    order = [small, large] * 20
-    random.Random(1).shuffle(order)
-    for folder in order:
-        finished = folder.run(shell, "true")
-        assert finished.backend == "overlay"
-        times[folder].append(finished.seconds)
-    # A busy machine doubles a time now and then; a copy of the large one would take hundreds of times as long.
-    assert median(times[large]) < 3 * median(times[small])
+    folder = Folder(tmp_path / "large")
+    for number in range(1000):
+        (folder.root / str(number)).touch()
+    finished = folder.sh(anything("overlay"), "find . -type f | wc -l")
+    assert (finished.backend, finished.output.strip()) == ("overlay", "1000")
+    assert list(folder.upper.iterdir()) == []

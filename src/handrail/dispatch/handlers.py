@@ -1,25 +1,57 @@
-"""Starting a handler, and what can be told from how it began and ended."""
+"""Handlers: finding the one to run, starting it, and checking what it returned."""
 
 from __future__ import annotations
 
 import asyncio
+import difflib
 from typing import Any
 
 from handrail.context import ToolContext, WorkerContext
-from handrail.dispatch.call import LiveCall
-from handrail.dispatch.failures import SignatureMismatch, WrongResult
-from handrail.errors import CapabilityMissing, ToolValidationError
+from handrail.dispatch.attempt import Attempt
+from handrail.dispatch.call import Call
+from handrail.dispatch.failures import Refused, SignatureMismatch, WrongResult
+from handrail.errors import CapabilityMissing, DepthExceededError, ToolValidationError
 from handrail.operation import Operation
 from handrail.schema import to_json
 from handrail.tools import Tool, ToolResult
+from handrail.tools.effect import refusal
 
 
-def check_needs(call: LiveCall, tool: Tool[Any, Any]) -> None:
-    if "user" in tool.needs and call.wait_for is None:
+def look_up(attempt: Attempt) -> Tool[Any, Any]:
+    """The tool that a call asks for. `Refused`, with a hint, if there is none that can be called."""
+    call, tools, workers = attempt.call, attempt.frame.tools, attempt.frame.workers
+    tool = call.tool if call.kind.is_part else tools.get(call.name)
+    if tool is None and workers is not None:
+        tool = workers.find(call.name, attempt)
+    if tool is None or tool.handler is None:
+        near = difflib.get_close_matches(call.name, tools, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(tools) or 'none'}."
+        if tool is None and workers is not None:
+            hint = workers.why_not(call.name) or hint
+        raise Refused("invalid", f"There is no tool {call.name!r} that can be called. {hint}")
+    if tool.needs:
+        call.resolve(tool)
+        check_needs(attempt, tool)
+    return tool
+
+
+def check_nesting(call: Call, outer: Attempt) -> None:
+    """Calls nest only so deep, and only into effects that the outer one may have."""
+    limit = call.frame.depth_limit
+    if call.depth > limit:
+        raise DepthExceededError(call.path, limit)
+    why_not = refusal(outer.tool.effect, call.tool.effect)
+    if why_not is not None:
+        advice = f"If it is meant to, define {outer.name} with effect={call.tool.effect!r}."
+        raise Refused("denied", f"{outer.name} may not call {call.name}: {why_not}. {advice}")
+
+
+def check_needs(attempt: Attempt, tool: Tool[Any, Any]) -> None:
+    if "user" in tool.needs and attempt.wait_for is None:
         raise CapabilityMissing(tool.name, "wait_for", "Run it where somebody can be asked.")
-    if "model" in tool.needs and call.prompt_model is None:
+    if "model" in tool.needs and attempt.prompt_model is None:
         raise CapabilityMissing(tool.name, "prompt_model", "Run it where a model stands in for the user.")
-    if "worker" in tool.needs and call.worker is None:
+    if "worker" in tool.needs and attempt.worker is None:
         raise CapabilityMissing(
             tool.name, "a worker", "Run it from one: list it under `tools:` in the worker's file."
         )

@@ -1,4 +1,4 @@
-"""What stands behind a context: one call, as the gate keeps it."""
+"""`ContextSource`: what a context is a view of."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from handrail.tools import Tool, ToolResult
 
 
-class Call(Protocol):
+class ContextSource(Protocol):
     """The members and verbs of a context, made when they are first asked for.
 
-    The gate's own call and the fakes of `handrail.testing` satisfy this; a context adds nothing to
+    The gate's attempts and the fakes of `handrail.testing` satisfy this; a context adds nothing to
     it but the refusal to work once `home` is closed.
     """
 
@@ -98,6 +98,6 @@ class Call(Protocol):
     def emit(self, event: object) -> Done: ...
     def request_approval(self, message: str) -> Operation[Approval]: ...
     def request_permission(self, kind: str) -> Operation[Approval]: ...
-    def call(self, name: str, arguments: Mapping[str, Any]) -> Operation[ToolResult[Any]]: ...
+    def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Operation[ToolResult[Any]]: ...
     def call_worker(self, name: str, input: Any, attachments: Sequence[Any]) -> Operation[Any]: ...
     def ticket(self) -> str: ...

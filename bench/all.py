@@ -1,0 +1,38 @@
+"""Run every part of the bench, and say at the end which limits were missed.
+
+A part that misses a limit, or fails, does not keep the others from running. The exit status is 1 if anything was missed.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PARTS = ("imports.py", "run.py", "directory.py", "journal.py", "parked.py")
+
+
+def run(part: str) -> list[str]:
+    """Run a part, show what it says, and return what it missed."""
+    print(f"== {part}", flush=True)
+    missed: list[str] = []
+    with subprocess.Popen([sys.executable, HERE / part], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            if line.rstrip().endswith("MISSED"):
+                missed.append(f"{part}: {' '.join(line.split())}")
+    if process.returncode and not missed:
+        missed.append(f"{part}: ended with exit status {process.returncode}")
+    return missed
+
+
+def main() -> int:
+    missed = [line for part in PARTS for line in run(part)]
+    print("\n".join(["== missed:", *missed]) if missed else "== every limit was kept")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

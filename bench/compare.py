@@ -1,0 +1,120 @@
+"""The gate at an old commit and here, round by round in one run, as ratios to the floor.
+
+    python bench/compare.py COMMIT
+
+Each side is a process that measures with its own bench/run.py, and they take turns, so a busy machine slows both. What
+a side costs is divided by its own floor of the same round. The bare gate may be at most 1 µs slower than at COMMIT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+ROUNDS = int(os.environ.get("ROUNDS", "30"))
+MOST = 1.0
+"""Microseconds that the bare gate may be slower."""
+
+
+def measure() -> None:
+    """In a side's process: a round for every line that comes."""
+    import run
+
+    side: Any = run
+    rows = {
+        "floor": side.floor,
+        "gate": side.through(side.a_gate()),
+        "invoked": side.invoked(side.a_gate()),
+        "timeout": side.through(side.a_gate(timeout=30)),
+        "writing floor": side.writing_floor,
+        "writing": side.through(side.a_gate(side.writing_handler)),
+    }
+
+    async def once() -> dict[str, float]:
+        return {name: await timed() for name, timed in rows.items()}
+
+    for _ in sys.stdin:
+        print(json.dumps(asyncio.run(once())), flush=True)
+
+
+class Side:
+    """A checkout whose gate is measured."""
+
+    def __init__(self, name: str, tree: Path) -> None:
+        self.name = name
+        path = os.pathsep.join([str(tree / "src"), str(tree / "bench")])
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", __file__, "--measure"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path, "CALLS": os.environ.get("CALLS", "1000")},
+        )
+        self.rounds: list[dict[str, float]] = []
+
+    def go(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print("go", file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"the side {self.name!r} ended early")
+        self.rounds.append(json.loads(line))
+
+    def close(self) -> None:
+        self._process.communicate()
+
+    def median(self, name: str) -> float:
+        return statistics.median(each[name] for each in self.rounds)
+
+    def ratio(self, name: str) -> float:
+        """Over the floor of the same round."""
+        floor = "writing floor" if name == "writing" else "floor"
+        return statistics.median(each[name] / each[floor] for each in self.rounds)
+
+
+def main(commit: str) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "old"
+        subprocess.run(["git", "worktree", "add", "--detach", "-q", tree, commit], cwd=ROOT, check=True)
+        try:
+            sides = [Side("old", tree), Side("new", ROOT)]
+            for number in range(ROUNDS + 1):
+                for side in sides if number % 2 else sides[::-1]:
+                    side.go()
+            for side in sides:
+                del side.rounds[0]  # everything was made in it
+                side.close()
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True)
+    return report(commit, *sides)
+
+
+def report(commit: str, old: Side, new: Side) -> int:
+    floor = statistics.median([old.median("floor"), new.median("floor")])
+    print(f"{ROUNDS} rounds, CPU time, medians; old is {commit}; the floor is {floor:.2f} µs\n")
+    print(f"{'':16} {'old':>10} {'new':>10} {'old/floor':>10} {'new/floor':>10}")
+    for name in ("gate", "invoked", "timeout", "writing"):
+        figures = f"{old.median(name):7.2f} µs {new.median(name):7.2f} µs"
+        print(f"{name:16} {figures} {old.ratio(name):9.2f}x {new.ratio(name):9.2f}x")
+    slower = (new.ratio("gate") - old.ratio("gate")) * floor
+    verdict = "ok" if slower <= MOST else "MISSED"
+    print(f"\nthe bare gate is {slower:+.2f} µs   at most {MOST:+} µs   {verdict}")
+    return 0 if slower <= MOST else 1
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--measure"]:
+        measure()
+    elif len(sys.argv) == 2:
+        sys.exit(main(sys.argv[1]))
+    else:
+        sys.exit("Name the commit to compare with: python bench/compare.py COMMIT")

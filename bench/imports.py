@@ -1,0 +1,62 @@
+"""What importing hello world's names costs, beside the names of pydantic and asyncio that they are made of.
+
+CPU time of fresh interpreters, medians over interleaved rounds. Bytecode is on disk, as an installed package has it.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+
+ROUNDS = int(os.environ.get("ROUNDS", "15"))
+FLOOR = "import pydantic, asyncio; from pydantic import BaseModel, Field, TypeAdapter"
+LINES = {
+    "python alone": "pass",
+    "pydantic, anyio": "import pydantic, anyio",
+    "handrail": "import handrail",
+    "names of pydantic": FLOOR,
+    "hello world's names": "from handrail import Agent, tool",
+    "the words of a tool": "from handrail import Tool, ToolContext, ToolResult, gather, tool",
+}
+LIMITS = [
+    ("handrail", "pydantic, anyio", 1.2),
+    ("hello world's names", "names of pydantic", 1.4),
+    ("the words of a tool", "names of pydantic", 1.4),
+]
+
+
+def cpu_milliseconds(line: str, environment: dict[str, str]) -> float:
+    """User and system time of a fresh interpreter that runs one line."""
+    process = subprocess.Popen([sys.executable, "-c", line], env=environment)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"`{line}` failed")
+    return (usage.ru_utime + usage.ru_stime) * 1e3
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as bytecode:
+        kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        environment = {**kept, "PYTHONPYCACHEPREFIX": bytecode}
+        for line in LINES.values():
+            cpu_milliseconds(line, environment)  # writes the bytecode
+        taken: dict[str, list[float]] = {name: [] for name in LINES}
+        for _ in range(ROUNDS):
+            for name, line in LINES.items():
+                taken[name].append(cpu_milliseconds(line, environment))
+    medians = {name: statistics.median(times) for name, times in taken.items()}
+    print(f"CPU of a fresh interpreter, median of {ROUNDS}")
+    for name, line in LINES.items():
+        print(f"{name:24} {medians[name]:7.1f} ms   {line}")
+    for name, floor, most in LIMITS:
+        ratio = medians[name] / medians[floor]
+        verdict = "ok" if ratio <= most else "MISSED"
+        print(f"{name} over {floor}: {ratio:.2f}x   at most {most}x   {verdict}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,422 @@
+"""`Attempt`: one try at a call. The context a handler gets is a view of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from handrail.cancellation import CancelScope
+from handrail.context import (
+    Approval,
+    Extras,
+    Invocation,
+    RequestView,
+    ResponseAccumulator,
+    RunContext,
+    ToolContext,
+    WorkerFacts,
+)
+from handrail.context.verbs import PromptModel, WaitFor
+from handrail.deadline import Deadline
+from handrail.dispatch.asking import approval_verb, wait_for
+from handrail.dispatch.call import Call, CallKind, new_call
+from handrail.dispatch.frame import Frame
+from handrail.dispatch.once import OnUnknown, once
+from handrail.dispatch.sharing import GivenTicket, give_ticket
+from handrail.dispatch.transaction import Settled, Transaction
+from handrail.dispatch.views import CallApprovals, CallBus, CallSession, CallSignal
+from handrail.errors import CallFailed, ContextExpired, NotSupported
+from handrail.events import Emitted, Progress
+from handrail.limits import BudgetTracker, Heartbeat, Spending
+from handrail.operation import DONE, Done, Home, Operation
+from handrail.place import Place
+from handrail.protocols import (
+    BoundAdapter,
+    Filesystem,
+    Forkable,
+    PromptView,
+    RenderedPromptView,
+)
+from handrail.resources.registry import CallResources
+from handrail.tools import Tool, ToolResult
+
+if TYPE_CHECKING:
+    from handrail.dispatch.gate import Gate
+
+
+class Attempt(msgspec.Struct, eq=False):
+    """One try at a call, as its handler and its policies see it through their contexts.
+
+    What only some handlers need is made when it is first asked for. Once the handler is over, its verbs
+    refuse with `ContextExpired`.
+    """
+
+    call: Call
+    frame: Frame
+    number: int = 1
+    """1-based: how often the handler was started, for whatever reason."""
+    retries: int = 0
+    """How many of these tries followed a transient failure."""
+    has_secret: bool = False
+    """Was given a secret. It is not recorded, so nobody could give it again."""
+    params: Any = None
+    seen: Any = None
+    """The params as policies see them."""
+    transaction: Transaction | None = None
+    token: object = None
+    """What the gate hands out in step 7: without it no handler starts."""
+    scope: CancelScope | None = None
+    """What may stop it, once it goes through the gate."""
+    finished: Any = None
+    """What the handler returned, even if the call then failed."""
+    decision: str = ""
+    """What the policies said, if there are any."""
+    preview: str | None = None
+    """Why it must be approved, if it runs first and is approved by what it did."""
+    stale: tuple[str, ...] = ()
+    approvals: int = 0
+    """How many approvals this attempt has asked for."""
+    inner: int = 0
+    """How many verbs it has used that are counted: calls, questions, nested runs, tickets."""
+    tickets: list[GivenTicket] | None = None
+    """The tickets it issued and has not closed."""
+    asking: int = 0
+    """How many of its questions are open."""
+    waiting: int = 0
+    """How many of these were left to be answered later."""
+    grace: asyncio.TimerHandle | None = None
+    """Runs while its handler may act on an answer."""
+    ended: bool = False
+    stopped: bool = False
+    policy_context: ToolContext | None = None
+    policies_made_resources: bool = False
+    bound: BoundAdapter | None = None
+    made_resources: CallResources | None = None
+    """Its view of the resources, once it asked for any."""
+    _home: Home | None = None
+    _invocation: Invocation | None = None
+    _heartbeat: Heartbeat | None = None
+    _cancel_watch: list[Callable[[], None]] | None = None
+
+    # The call.
+
+    @property
+    def gate(self) -> Gate:
+        return self.call.gate
+
+    @property
+    def name(self) -> str:
+        return self.call.name
+
+    @property
+    def id(self) -> str:
+        return self.call.id
+
+    @property
+    def tool(self) -> Tool[Any, Any]:
+        return self.call.tool
+
+    @property
+    def kind(self) -> CallKind:
+        return self.call.kind
+
+    @property
+    def parent(self) -> Attempt | None:
+        return self.call.parent
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        return self.call.path
+
+    @property
+    def depth(self) -> int:
+        return self.call.depth
+
+    @property
+    def arguments(self) -> Any:
+        return self.call.arguments
+
+    @property
+    def place(self) -> Place:
+        """Where this attempt is in the outermost run."""
+        return self.call.place.attempt(self.number)
+
+    # Its life.
+
+    @property
+    def home(self) -> Home:
+        """Where this attempt's operations run; closed with it."""
+        home = self._home
+        if home is None:
+            with self.frame.session.lock:  # two threads may ask at once, and there is one home
+                home = self._home
+                if home is None:
+                    home = self._home = Home(self.call.loop, self.call.id)
+                    home.closed = self.ended
+        return home
+
+    @property
+    def let_through(self) -> bool:
+        """Whether the gate has let the handler start. Until then only policies have looked."""
+        return self.token is not None
+
+    def check(self) -> None:
+        """Raise `ContextExpired` if the handler is over."""
+        if self.ended:
+            raise ContextExpired(self.call.id)
+
+    def close(self) -> None:
+        """The handler is over: from now on its context refuses."""
+        self.ended = True
+        if self._home is not None:
+            self._home.close()
+
+    def on_stop(self, watcher: Callable[[], None]) -> Callable[[], None]:
+        """Call `watcher` when the call is stopped from outside; what is returned takes it back."""
+        watchers = self._cancel_watch
+        if watchers is None:
+            watchers = self._cancel_watch = []
+        watchers.append(watcher)
+        return lambda: watchers.remove(watcher) if watcher in watchers else None
+
+    def stop(self) -> None:
+        """The call was cancelled or timed out: tell those who watch its signal."""
+        if not self.stopped:
+            self.stopped = True
+            for watcher in tuple(self._cancel_watch or ()):
+                watcher()
+
+    def next(self) -> Attempt:
+        """The next attempt at the same call. What is left of this one keeps a context that is over."""
+        has_secret = self.call.kind.is_part and self.has_secret
+        return Attempt(self.call, self.frame, self.number + 1, self.retries, has_secret, scope=self.scope)
+
+    # Numbers and ids. They follow from the order in which a handler makes its verbs, never from chance.
+
+    def next_number(self) -> int:
+        """The number of the next verb."""
+        self.inner += 1
+        return self.inner
+
+    def next_verb(self, verb: str) -> int:
+        """The number of the next verb, which is this one. `Diverged` if the record has another one there."""
+        number = self.next_number()
+        log = self.frame.log
+        if log is not None and log.resumed:
+            log.check_verb(self.place.child(number), verb)
+        return number
+
+    def question_id(self, which: int | str) -> str:
+        """The id of the question asked by a verb, by the verb's number or the question's name."""
+        return self.place.question(which).id(self.run_context.request_id)
+
+    def next_approval_id(self) -> str:
+        """The id of the next approval the gate asks for."""
+        self.approvals += 1
+        return self.place.approval(self.approvals).id(self.run_context.request_id)
+
+    def own_effect(self, result: Any) -> Settled | None:
+        """What this call itself has done to the world, if a rollback must know of it."""
+        tool = self.tool
+        if not isinstance(result, ToolResult) or not result.success or tool.delegates:
+            return None
+        if tool.effect == "compensable":
+            value: Any = result.value  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # whatever it holds
+            return Settled(self.name, self.id, tool, self.params, value, self.call.place)
+        return Settled(self.name, self.id) if tool.effect == "irreversible" else None
+
+    # Facts.
+
+    @property
+    def invocation(self) -> Invocation:
+        if self._invocation is None:
+            call = self.call
+            started_at = self.frame.began_at + timedelta(seconds=call.started)
+            self._invocation = Invocation(
+                call.id, started_at, self.retries + 1, f"{call.key}#{call.name}", call.message_id, call.path
+            )
+        return self._invocation
+
+    @property
+    def run_context(self) -> RunContext:
+        return self.frame.run_context
+
+    @property
+    def prompt(self) -> PromptView:
+        return self._there("prompt", self.frame.prompt, "Run the tool from a prompt.")
+
+    @property
+    def rendered_prompt(self) -> RenderedPromptView | None:
+        return self.frame.rendered_prompt
+
+    @property
+    def request(self) -> RequestView | None:
+        return self.frame.provider.request
+
+    @property
+    def response_accumulator(self) -> ResponseAccumulator | None:
+        return self.frame.provider.accumulator
+
+    @property
+    def extras(self) -> Extras:
+        return self.frame.provider.extras
+
+    # Things.
+
+    @property
+    def adapter(self) -> BoundAdapter:
+        bound = self.bound
+        if bound is None:
+            make = self._there("adapter", self.frame.adapter, "Run the tool from an adapter.")
+            bound = self.bound = make(self)
+        return bound
+
+    @property
+    def session(self) -> CallSession:
+        return CallSession(self)
+
+    @property
+    def event_bus(self) -> CallBus:
+        return CallBus(self)
+
+    @property
+    def deadline(self) -> Deadline | None:
+        return self.frame.deadline
+
+    @property
+    def signal(self) -> CallSignal:
+        return CallSignal(self)
+
+    @property
+    def heartbeat(self) -> Heartbeat:
+        if self._heartbeat is None:
+            self._heartbeat = Heartbeat(self.frame.lease, self.frame.clock)
+        return self._heartbeat
+
+    @property
+    def budget_tracker(self) -> BudgetTracker:
+        return self.frame.tracker
+
+    @property
+    def cost_tracker(self) -> Spending:
+        return self.frame.spending
+
+    @property
+    def approval_controller(self) -> CallApprovals:
+        return CallApprovals(self)
+
+    @property
+    def worker(self) -> WorkerFacts | None:
+        return self.frame.worker
+
+    @property
+    def resources(self) -> CallResources:
+        if self.made_resources is None:
+            self.made_resources = CallResources(self.frame.resources, self, self.frame.given)
+        return self.made_resources
+
+    @property
+    def filesystem(self) -> Filesystem:
+        files = self.frame.filesystem
+        if files is None:
+            return self.resources.get(Filesystem)
+        self.check()
+        return self.open_transaction.fork_of(files)
+
+    def fork(self, protocol: type, resource: Forkable) -> Any:
+        """The call's own version of a resource."""
+        return self.open_transaction.fork_of(resource)
+
+    @property
+    def open_transaction(self) -> Transaction:
+        """The call's transaction, which is there from step 7 on."""
+        transaction = self.transaction
+        if transaction is None:
+            raise NotSupported("session", "The call's transaction opens when its handler runs.")
+        return transaction
+
+    # Verbs.
+
+    def once(
+        self,
+        key: str,
+        function: Callable[[], Any],
+        probe: Callable[[], Any] | None,
+        on_unknown: OnUnknown,
+    ) -> Operation[Any]:
+        return once(self, key, function, probe, on_unknown)
+
+    def beat(self) -> Done:
+        self.heartbeat.beat()
+        return DONE
+
+    def report_progress(self, message: str, done: float | None, total: float | None) -> Done:
+        self._publish(Progress(self.id, self.name, message, done, total, self.run_context))
+        return DONE
+
+    def emit(self, event: object) -> Done:
+        self._publish(Emitted(self.id, self.name, event, self.run_context))
+        return DONE
+
+    def _publish(self, fact: Progress | Emitted) -> None:
+        self.frame.session.dispatcher.publish(fact)
+
+    def request_approval(self, message: str) -> Operation[Approval]:
+        return approval_verb(self, "message", f"request_approval({message!r})", message, message)
+
+    def request_permission(self, kind: str) -> Operation[Approval]:
+        return approval_verb(
+            self,
+            "permission",
+            f"request_permission({kind!r})",
+            kind,
+            f"{self.name} asks for the permission {kind!r}",
+        )
+
+    def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Operation[ToolResult[Any]]:
+        inner = new_call(self.gate, name, arguments, parent=self)
+        return Operation(lambda: self.gate.pass_through(inner), f"call({name!r})", self.home)
+
+    def call_worker(self, name: str, input: Any, attachments: Sequence[Any]) -> Operation[Any]:
+        workers = self.frame.workers
+        if workers is None:
+            raise NotSupported(
+                "call_worker",
+                "Run the tool from a worker, or give the run some: Adapter(model, workers=WorkerRegistry(folder)).",
+            )
+        arguments = workers.arguments(input, attachments)
+        inner = new_call(self.gate, name, arguments, parent=self)
+        return Operation(lambda: self._call_worker(inner), f"call_worker({name!r})", self.home)
+
+    async def _call_worker(self, inner: Call) -> Any:
+        tool = self.frame.tools.get(inner.name)
+        if tool is not None and not tool.delegates:
+            said = f"{inner.name} is a tool here, not a worker. Use `context.call({inner.name!r}, ...)`."
+            raise CallFailed(inner.name, ToolResult.error(said))
+        result = await self.gate.pass_through(inner)
+        if not result.success:
+            raise CallFailed(inner.name, result)
+        return result.value
+
+    def ticket(self) -> str:
+        return give_ticket(self)
+
+    # Verbs of an environment.
+
+    @property
+    def wait_for(self) -> WaitFor | None:
+        return wait_for(self) if self.frame.can_ask(self.tool) else None
+
+    @property
+    def prompt_model(self) -> PromptModel | None:
+        make = self.frame.prompt_model
+        return make(self) if make is not None and self.frame.can_prompt(self.tool) else None
+
+    def _there(self, member: str, value: Any, mend: str) -> Any:
+        if value is None:
+            raise NotSupported(member, mend)
+        return value

@@ -1,0 +1,147 @@
+"""A call as its policies see it: the same facts, a session and files of their own standing."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+
+from handrail.cancellation import await_foreign, shielded
+from handrail.context import ToolContext
+from handrail.dispatch.attempt import Attempt
+from handrail.dispatch.failures import Refused
+from handrail.dispatch.views import PolicySession
+from handrail.errors import ContextExpired
+from handrail.operation import Home
+from handrail.protocols import Filesystem, Forkable, PolicyDecision
+from handrail.resources.registry import CallResources
+from handrail.tools import ToolResult
+
+log = logging.getLogger("handrail.gate")
+
+
+class PolicyCall(msgspec.Struct, eq=False):
+    """Stands behind the context that policies get.
+
+    Before the handler it shows what the call will start from; afterwards, what the call did. Policies
+    may write state although the tool's effect is only to read.
+    """
+
+    _call: Attempt
+    _ended: bool = False
+    _home: Home | None = None
+    _resources: CallResources | None = None
+
+    @property
+    def home(self) -> Home:
+        if self._home is None:
+            self._home = Home(self._call.call.loop, self._call.id)
+            self._home.closed = self._ended
+        return self._home
+
+    def check(self) -> None:
+        """Raise `ContextExpired` if the call is over: later than for its handler, since policies hear of that."""
+        if self._ended:
+            raise ContextExpired(self._call.id)
+
+    def fork(self, protocol: type, resource: Forkable) -> Any:
+        return self._call.fork(protocol, resource)
+
+    def close(self) -> None:
+        """The call is over, and with it what its policies may do through the context."""
+        self._ended = True
+        if self._home is not None:
+            self._home.close()
+
+    @property
+    def session(self) -> PolicySession:
+        return PolicySession(self._call)
+
+    @property
+    def resources(self) -> CallResources:
+        if self._resources is None:
+            self._call.policies_made_resources = True
+            frame = self._call.frame
+            self._resources = CallResources(frame.resources, self, frame.given)
+        return self._resources
+
+    @property
+    def filesystem(self) -> Filesystem:
+        files = self._call.frame.filesystem
+        return self.resources.get(Filesystem) if files is None else self._call.fork(Filesystem, files)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+
+def policy_context(attempt: Attempt) -> ToolContext:
+    """The context that a call's policies get."""
+    behind: Any = PolicyCall(attempt)  # what it lacks of a call's members it takes from the call itself
+    return ToolContext(behind)
+
+
+def close_policy_context(attempt: Attempt) -> None:
+    """End that context with the call, and with it the circle that only the collector could free."""
+    context = attempt.policy_context
+    if context is not None:
+        attempt.policy_context = None
+        behind: Any = context._source  # pyright: ignore[reportPrivateUsage]  # made here
+        behind.close()
+
+
+def policy_resources(attempt: Attempt) -> CallResources | None:
+    """What policies made for this call, if anything."""
+    if attempt.policy_context is None:
+        return None
+    behind: Any = attempt.policy_context._source  # pyright: ignore[reportPrivateUsage]  # made here
+    return behind._resources
+
+
+async def close_resources(attempt: Attempt) -> None:
+    """Close what an attempt and its policies made for themselves."""
+    for resources in (attempt.made_resources, policy_resources(attempt)):
+        if resources is not None and not resources.untouched:
+            for error in await shielded(resources.close()):
+                log.error("closing a resource of %s raised", attempt.name, exc_info=error)
+
+
+async def check_policies(attempt: Attempt) -> str | None:
+    """Ask every policy: all must allow, and one that raises denies. Returns why somebody must be asked."""
+    asked: str | None = None
+    tool, name = attempt.tool, attempt.name
+    attempt.decision = "deny"
+    context = attempt.policy_context
+    if context is None:
+        context = attempt.policy_context = policy_context(attempt)
+    for policy in attempt.frame.policies:
+        try:
+            decision = policy.check(tool, attempt.seen, context=context)
+            if not isinstance(decision, PolicyDecision):
+                decision = await await_foreign(decision)
+            kind = decision.kind
+        except Exception as error:
+            log.exception("the policy %r raised, or returned no PolicyDecision, on %s", policy.name, name)
+            raise Refused(
+                "denied", f"The policy {policy.name!r} could not decide and so denies {name}."
+            ) from error
+        if kind == "ask":
+            asked = asked or decision.reason or f"{policy.name} asks"
+        elif kind != "allow":  # also what is none of the three
+            raise Refused("denied", f"{name} is not allowed: {decision.reason}")
+    attempt.decision = "allow" if asked is None else f"ask: {asked}"
+    return asked
+
+
+async def tell_policies(attempt: Attempt, result: ToolResult[Any]) -> None:
+    """Every policy hears of a success before it is committed; one that raises fails the call."""
+    context: Any = attempt.policy_context
+    for policy in attempt.frame.policies:
+        try:
+            told = policy.on_result(attempt.tool, attempt.seen, result, context=context)
+            if told is not None:
+                await told
+        except Exception as error:
+            raise Refused(
+                "denied", f"The policy {policy.name!r} refused what {attempt.name} did: {error}"
+            ) from error
