@@ -19,12 +19,13 @@ LINES = {
     "handrail": "import handrail",
     "names of pydantic": FLOOR,
     "hello world's names": "from handrail import Agent, tool",
+    "names of pydantic, anyio": f"import anyio; {FLOOR}",
     "the words of a tool": "from handrail import Tool, ToolContext, ToolResult, gather, tool",
 }
 LIMITS = [
     ("handrail", "pydantic, anyio", 1.2),
     ("hello world's names", "names of pydantic", 1.4),
-    ("the words of a tool", "names of pydantic", 1.4),
+    ("the words of a tool", "names of pydantic, anyio", 1.2),
 ]
 
 

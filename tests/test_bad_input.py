@@ -236,7 +236,7 @@ FILES: dict[str, Row] = {
         lambda: files().read("a\0b"),
         PathRefused,
         "control character",
-        "Leave that out",
+        "Remove it",
     ),
     "path of Windows": (
         lambda: files().read("docs\\a.txt"),
@@ -253,7 +253,7 @@ FILES: dict[str, Row] = {
     "path that is a number": (
         lambda: files().read(3),  # pyright: ignore[reportArgumentType]  # wrong on purpose
         PathRefused,
-        "this is a int",
+        "must be a str, not a int",
         "Pass a str",
     ),
     "path misspelt": (lambda: files().read("docs/A.txt"), FileMissing, "'docs/A.txt'", "docs/a.txt"),
@@ -377,7 +377,7 @@ LIMITS: dict[str, Row] = {
         lambda: Deadline.after(1e15),
         DefinitionError,
         "beyond the calendar",
-        "Leave the deadline out",
+        "Leave it out",
     ),
     "deadline that is none": (
         lambda: any_after(None),
@@ -477,7 +477,7 @@ POLICIES: dict[str, Row] = {
     "sequence of a name": (
         lambda: any_sequence({"b": "a"}),
         DefinitionError,
-        "'b' needs 'a', a text",
+        "'b' needs a text, 'a'",
         "{'a'}",
     ),
     "sequence of itself": (
@@ -573,7 +573,7 @@ GATES: dict[str, Row] = {
         lambda: any_binding(Store, Store()),
         ResourceError,
         "resource Store",
-        "`given(protocol, thing)`",
+        "`given(protocol, object)`",
     ),
     "binding of a class": (
         lambda: any_binding(Store, Store),
@@ -584,7 +584,7 @@ GATES: dict[str, Row] = {
     "binding of a function of nothing": (
         lambda: any_binding(Store, nothing_taken),
         ResourceError,
-        "does not take the resources",
+        "must take the resources",
         "`lambda resources: ...`",
     ),
     "binding to a name": (
@@ -725,7 +725,7 @@ TOLD: dict[str, Told] = {
         ("write", {"path": "a", "text": ""}),
         "error",
         "resource Filesystem: nothing is bound to it",
-        "Give it with `resources=[given(protocol, thing)]`",
+        "Pass `resources=[given(protocol, object)]`",
     ),
     "nothing bound": (
         [doing(lambda context: context.resources.get(Store))],
@@ -741,7 +741,7 @@ TOLD: dict[str, Told] = {
         ("do", {}),
         "error",
         "resource Store",
-        "Give it with `resources=[given(protocol, thing)]`",
+        "Pass `resources=[given(protocol, object)]`",
     ),
     "asked for by a list": (
         [doing(lambda context: context.resources.get([]))],  # pyright: ignore[reportArgumentType]  # wrong on purpose
@@ -749,7 +749,7 @@ TOLD: dict[str, Told] = {
         ("do", {}),
         "error",
         "resource []",
-        "Give it with `resources=[given(protocol, thing)]`",
+        "Pass `resources=[given(protocol, object)]`",
     ),
     "nobody to ask": (
         [choose],

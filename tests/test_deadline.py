@@ -66,7 +66,7 @@ def test_after_counts_from_now(clock: FakeClock):
 def test_after_no_time_is_refused(seconds: float, clock: FakeClock):
     """A deadline in the past or at no time is a mistake of whoever set it."""
     with pytest.raises(
-        DefinitionError, match=f"after {seconds} seconds is no deadline. Give a positive number"
+        DefinitionError, match=f"after {seconds} seconds is not a deadline. Give a positive number"
     ):
         Deadline.after(seconds, clock=clock)
 
@@ -74,7 +74,7 @@ def test_after_no_time_is_refused(seconds: float, clock: FakeClock):
 @pytest.mark.parametrize("seconds", [float("inf"), 1e12, 1e300])
 def test_after_the_end_of_the_calendar_is_refused(seconds: float, clock: FakeClock):
     """No limit at all is said by leaving the deadline out."""
-    with pytest.raises(DefinitionError, match=r"beyond the calendar\. Leave the deadline out"):
+    with pytest.raises(DefinitionError, match=r"beyond the calendar\. Leave it out"):
         Deadline.after(seconds, clock=clock)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import gc
+import operator
 import sys
 import threading
 import traceback
@@ -142,8 +143,39 @@ def test_its_task_can_be_shown_and_debugged():
         assert "Operation" in repr(task)
         assert stuck.log == ["began", "cancelled", "cleaned up"]
         assert await asyncio.create_task(value_of(1)) == 1
+        never_begun = asyncio.create_task(value_of(1))
+        never_begun.cancel()
+        await asyncio.wait([never_begun])
+        assert "Operation" in repr(never_begun)
+        finished = asyncio.create_task(value_of(1))
+        await finished
+        assert "Operation" in repr(finished)
 
     asyncio.run(main(), debug=True)
+
+
+def test_a_task_can_test_its_coroutine():
+    """As its repr does from Python 3.12 on: before it begins, while it runs, and after it."""
+    truth: Callable[[object], bool] = operator.truth
+
+    async def main() -> None:
+        stuck = Stuck()
+        task = asyncio.create_task(stuck.operation)
+        assert truth(stuck.operation)
+        await stuck.has_begun()
+        assert truth(stuck.operation)
+        task.cancel()
+        await asyncio.wait([task])
+        assert truth(stuck.operation)
+        never_begun = value_of(1)
+        task = asyncio.create_task(never_begun)
+        task.cancel()
+        await asyncio.wait([task])
+        assert truth(never_begun)
+        with pytest.raises(OperationHasNoTruth):
+            truth(value_of(1))
+
+    run(main)
 
 
 def test_anyios_task_group_starts_it():

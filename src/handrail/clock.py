@@ -1,6 +1,6 @@
-"""Time, as the one seam through which all of Handrail reads it.
+"""Clocks: the one seam through which Handrail reads the time.
 
-Tests inject their own clock; nothing else in the package asks the system what time it is.
+Tests inject their own; nothing else in the package asks the system for the time.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What time it is, twice over: for people and records, and for measuring."""
+    """The time of day, for people and records, and a monotonic time, for measuring."""
 
     def now(self) -> datetime:
-        """The time of day, in UTC. It may jump: a machine's clock can be set."""
+        """The time of day in UTC. It may jump, since a machine's clock can be set."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never go back. Only differences mean anything."""
+        """Seconds that never go backwards. Only differences have a meaning."""
         ...
 
 

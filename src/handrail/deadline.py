@@ -1,4 +1,4 @@
-"""Deadlines: stored as a time of day, enforced on a clock that never jumps."""
+"""Deadlines: stored as UTC, enforced on the monotonic clock."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DeadlineExceededError, DefinitionError
 
 _CENTURIES = 1000 * 365.25 * 24 * 3600.0
-"""Seconds after which no calendar is sure to go on."""
+"""The longest span in seconds: dates beyond it may not be representable."""
 
 
 def is_span(seconds: object) -> bool:
-    """Is it a number of seconds that can pass: above 0, and within the calendar?"""
+    """Whether this is a positive number of seconds that dates can represent."""
     return not isinstance(seconds, bool) and isinstance(seconds, int | float) and 0 < seconds <= _CENTURIES
 
 
 class Deadline:
-    """The moment a run must have ended by.
+    """The time by which a run must have ended.
 
-    `at` is UTC and is what records and tickets carry. What is enforced is the monotonic distance to
-    it measured once, when the deadline is made, so setting the machine's clock neither shortens nor
-    lengthens a run. With `pauses_for_people`, time between `pause()` and `resume()` does not count;
-    pauses nest.
+    `at` is UTC, for records and tickets. The monotonic distance to it is measured once, when the deadline is
+    made, and enforced: setting the machine's clock neither shortens nor lengthens a run. With
+    `pauses_for_people`, time between `pause()` and `resume()` does not count. Pauses nest.
     """
 
     __slots__ = ("_clock", "_ends", "_paused_at", "_pauses", "at", "pauses_for_people")
@@ -30,7 +29,7 @@ class Deadline:
     def __init__(self, at: datetime, *, clock: Clock = SYSTEM_CLOCK, pauses_for_people: bool = False) -> None:
         if not isinstance(at, datetime):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
             raise DefinitionError(
-                f"a deadline at {at!r} is no time. Give a datetime, or use `Deadline.after(300)`."
+                f"a deadline at {at!r} is not a time. Give a datetime, or use `Deadline.after(300)`."
             )
         if at.tzinfo is None:
             raise DefinitionError(
@@ -53,10 +52,10 @@ class Deadline:
             if type(seconds) in (int, float) and seconds > _CENTURIES:
                 raise DefinitionError(
                     f"a deadline after {seconds} seconds lies beyond the calendar. "
-                    "Leave the deadline out where there is none."
+                    "Leave it out for a run without a deadline."
                 )
             raise DefinitionError(
-                f"a deadline after {seconds} seconds is no deadline. Give a positive number."
+                f"a deadline after {seconds} seconds is not a deadline. Give a positive number."
             )
         at = clock.now() + timedelta(seconds=seconds)
         return cls(at, clock=clock, pauses_for_people=pauses_for_people)
@@ -68,7 +67,7 @@ class Deadline:
 
     @property
     def paused(self) -> bool:
-        """Does somebody think, so that the time does not count?"""
+        """Whether the clock is stopped while a person thinks."""
         return self._pauses > 0
 
     @property
@@ -76,12 +75,12 @@ class Deadline:
         return self.remaining() <= 0
 
     def check(self, doing: str) -> None:
-        """Raise `DeadlineExceededError` if it has passed; `doing` says what did not happen."""
+        """Raise `DeadlineExceededError` if it has passed; `doing` names what was not done."""
         if self.remaining() <= 0:
             raise DeadlineExceededError(self.at, doing)
 
     def pause(self) -> None:
-        """Stop the clock while a person thinks. Nothing happens unless `pauses_for_people`."""
+        """Stop the clock while a person thinks. Does nothing unless `pauses_for_people`."""
         if not self.pauses_for_people:
             return
         if self._pauses == 0:
@@ -89,7 +88,7 @@ class Deadline:
         self._pauses += 1
 
     def resume(self) -> None:
-        """Let the clock run again, once every `pause` has its `resume`."""
+        """Restart the clock, once every `pause` has had its `resume`."""
         if self._pauses == 0:
             return
         self._pauses -= 1

@@ -2,7 +2,7 @@
 
 Each is ours *and* the builtin a caller expects, and carries data beside its message. What belongs to one
 package lives there: commands in `resources.shell.shell_errors`, requests to models in `models.model_errors`,
-simulations in `testing.simulation`.
+serving in `serve.refusals`, simulations in `testing.simulation`.
 
     HandrailError
     ├── DefinitionError (ValueError)             a definition is wrong; raised where it is defined
@@ -52,7 +52,6 @@ simulations in `testing.simulation`.
     │       ├── EditRefused (ValueError)             the text to replace is not there, or not unique
     │       └── FileLimitReached                     too large, or too many
     ├── AnswerRefused (ValueError)               .question, .problems: unknown, late, forged, or invalid
-    ├── RequestRefused (ValueError)              .status, .kind, .fields, .retry_after: a server does not serve it
     ├── ModelError (RuntimeError)                .model, .status, .retry_after, .transient
     ├── ConversationBusy (RuntimeError)          .conversation: another evaluation is using it
     ├── PromptRenderError (ValueError)           .prompt, .problem, .hint: wrong params or session
@@ -62,12 +61,6 @@ simulations in `testing.simulation`.
     │   ├── RunBusy                                .owner: another process has it
     │   ├── RunParked                              .questions: it waits for answers, and can be resumed
     │   └── Diverged                               .place: the replay differs from the record
-    ├── ServeError                               .thread: a server refuses it
-    │   ├── ThreadNameRefused (ValueError)         it can't be called that
-    │   ├── ThreadUnknown (LookupError)            there is none of theirs with this id
-    │   ├── ThreadBusy (RuntimeError)              a run of it is under way
-    │   ├── QuestionsOpen (RuntimeError)           .count: it waits for answers
-    │   └── ServerStopping (RuntimeError)          nothing is begun any more
     └── VisibilityExpansionRequired              .sections: show these in full and evaluate again
 
     OperationNeverAwaited (RuntimeWarning)       a warning: an operation was never used
@@ -480,26 +473,6 @@ class AnswerRefused(HandrailError, ValueError):
         """What is wrong with its value; empty if it was refused for another reason."""
 
 
-class RequestRefused(HandrailError, ValueError):
-    """A request to a server that is not served, and why. `kind` is what programs tell it by."""
-
-    def __init__(
-        self,
-        status: int,
-        kind: str,
-        message: str,
-        *,
-        fields: Sequence[tuple[str, str]] = (),
-        retry_after: float | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.kind = kind
-        self.fields = tuple(fields)
-        """What is wrong in its body: JSON pointers, each with the hint."""
-        self.retry_after = retry_after
-
-
 class ModelError(HandrailError, RuntimeError):
     """A request to a model failed. The run retries if it is `transient`."""
 
@@ -604,45 +577,3 @@ class VisibilityExpansionRequired(HandrailError):
     def __init__(self, sections: Sequence[str]) -> None:
         super().__init__(f"show in full and evaluate again: {', '.join(sections)}")
         self.sections = tuple(sections)
-
-
-class ServeError(HandrailError):
-    """Something a server refuses; `thread` is the conversation it is about."""
-
-    def __init__(self, thread: str, problem: str, hint: str) -> None:
-        self.thread = thread
-        super().__init__(f"thread {thread!r}: {problem}. {hint}")
-
-
-class ThreadNameRefused(ServeError, ValueError):
-    """It can't be called that."""
-
-
-class ServerStopping(ServeError, RuntimeError):
-    """The server begins nothing any more."""
-
-    def __init__(self, thread: str) -> None:
-        super().__init__(thread, "the server is stopping", "Try again when it is back.")
-
-
-class ThreadUnknown(ServeError, LookupError):
-    """There is no such conversation, or it is somebody else's."""
-
-    def __init__(self, thread: str) -> None:
-        super().__init__(thread, "there is none of yours with this id", "Say something in it to begin one.")
-
-
-class ThreadBusy(ServeError, RuntimeError):
-    """A run of it is under way."""
-
-    def __init__(self, thread: str) -> None:
-        super().__init__(thread, "a run of it is under way", "Wait until it is over, or cancel it.")
-
-
-class QuestionsOpen(ServeError, RuntimeError):
-    """It waits for answers."""
-
-    def __init__(self, thread: str, count: int) -> None:
-        self.count = count
-        waits = "a question waits for an answer" if count == 1 else f"{count} questions wait for answers"
-        super().__init__(thread, waits, "Answer, or cancel the run, before you say something new.")

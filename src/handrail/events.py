@@ -1,8 +1,8 @@
 """The facts Handrail publishes. Each call has exactly one `ToolStarted` and one `ToolInvoked`.
 
-Facts are sent to whoever subscribed; those that say what became of something (`ToolInvoked`,
-`ToolRolledBack`, approvals, questions) are kept in the session's logs too. These names are ours: a
-tool publishes its own events with `context.emit`, which wraps them in `Emitted`.
+Facts go to the subscribers of the event bus. Outcomes (`ToolInvoked`, `ToolRolledBack`, approvals, questions)
+are kept in the session's logs too. Only Handrail publishes facts: a tool publishes its own events with
+`context.emit`, which wraps them in `Emitted`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from handrail.messages import Message, StopReason, Usage
 from handrail.tools.result import ToolResult
 
 DecidedBy = Literal["asked", "remembered", "mode", "nobody"]
-"""How a request was decided: somebody was asked, had decided before, a mode did, or nobody was there."""
+"""How a request was decided: by a person, by a remembered decision, by a mode, or because nobody was there."""
 CallStatus = Literal["ok", "error", "denied", "cancelled", "timed out", "invalid", "conflict"]
 
 
 class Fact(msgspec.Struct, frozen=True):
-    """The root of what only Handrail itself publishes."""
+    """Base of the events that only Handrail itself publishes."""
 
 
 class ToolStarted(Fact, frozen=True, gc=False):
-    """A call was asked for. Nothing has been looked up, parsed or allowed yet."""
+    """A call was requested. It has not been looked up, parsed or allowed yet."""
 
     call_id: str
     tool: str
@@ -39,7 +39,7 @@ class ToolStarted(Fact, frozen=True, gc=False):
 
 
 class ToolInvoked(Fact, frozen=True):
-    """A call is over, and this is what came of it."""
+    """A call is over, with this result."""
 
     call_id: str
     tool: str
@@ -47,18 +47,18 @@ class ToolInvoked(Fact, frozen=True):
     status: CallStatus
     result: ToolResult[Any]
     params: Any
-    """What the arguments were parsed to; None when they could not be."""
+    """The parsed arguments; None if they could not be parsed."""
     seconds: float
     attempts: int
     stale: tuple[str, ...]
-    """What the call had read that was changed by somebody else before it committed."""
+    """What the call had read and somebody else changed before it committed."""
     error: BaseException | None
-    """What was raised, with its traceback, for telemetry and never for a model."""
+    """The exception with its traceback, for telemetry. Never shown to a model."""
     run_context: RunContext
 
 
 class ToolRolledBack(Fact, frozen=True):
-    """What a call had done was undone."""
+    """A call was undone."""
 
     call_id: str
     tool: str
@@ -70,7 +70,7 @@ class ToolRolledBack(Fact, frozen=True):
 
 
 class Progress(Fact, frozen=True):
-    """How far a call is, for whoever watches."""
+    """Progress of a call, as it reported it."""
 
     call_id: str
     tool: str
@@ -81,7 +81,7 @@ class Progress(Fact, frozen=True):
 
 
 class Emitted(Fact, frozen=True):
-    """An event of a tool's own, under the tool's name."""
+    """An event that a tool published, under the tool's name."""
 
     call_id: str
     tool: str
@@ -90,7 +90,7 @@ class Emitted(Fact, frozen=True):
 
 
 class ApprovalRequested(Fact, frozen=True):
-    """A call needs to be approved: somebody is asked, unless it is decided without."""
+    """A call needs approval. A person is asked unless it is decided without one."""
 
     question_id: str
     call_id: str
@@ -101,7 +101,7 @@ class ApprovalRequested(Fact, frozen=True):
 
 
 class ApprovalDecided(Fact, frozen=True):
-    """What came of asking."""
+    """A request for approval was decided."""
 
     question_id: str
     call_id: str
@@ -110,14 +110,14 @@ class ApprovalDecided(Fact, frozen=True):
     run_context: RunContext
     how: DecidedBy = "asked"
     remembered: str | None = None
-    """The id of the remembered decision that decided it, where one did."""
+    """The id of the remembered decision that decided it, if one did."""
 
 
 class ApprovalRemembered(Fact, frozen=True):
-    """Somebody decided for more than one call. It holds in this session until it is revoked."""
+    """A decision for more than one call. It holds in this session until it is revoked."""
 
     id: str
-    """It is revoked by this. Made of the question it answered, and of what that was about."""
+    """The id to revoke it by, derived from the question and its subject."""
     tool: str
     """The tool it was asked about."""
     covers: Literal["exact", "scope"]
@@ -128,14 +128,14 @@ class ApprovalRemembered(Fact, frozen=True):
     by: str
     at: datetime
     asked_by: tuple[str, ...]
-    """The path of calls that led to whoever asked."""
+    """The path of calls that led to the request."""
     key: str
-    """What a request must have to be covered; it fits this session and its principal only."""
+    """The key of the requests it covers. Valid for this session and its principal only."""
     run_context: RunContext
 
 
 class ApprovalRevoked(Fact, frozen=True):
-    """A remembered decision counts no more. It belongs to no run: somebody outside took it back."""
+    """A remembered decision was revoked. It belongs to no run, since it was revoked from outside."""
 
     id: str
     tool: str
@@ -145,7 +145,7 @@ class ApprovalRevoked(Fact, frozen=True):
 
 
 class QuestionAsked(Fact, frozen=True):
-    """A call waits for somebody's answer."""
+    """A call waits for an answer."""
 
     question_id: str
     call_id: str
@@ -177,7 +177,7 @@ class PromptRendered(Fact, frozen=True):
 
 
 class MessageAdded(Fact, frozen=True):
-    """A conversation has grown by a message. A session's conversations are made of these."""
+    """A message was added to a conversation. A session's conversations are made of these."""
 
     conversation: str
     message: Message
@@ -185,7 +185,7 @@ class MessageAdded(Fact, frozen=True):
 
 
 class SectionOpened(Fact, frozen=True):
-    """A section that was shown as a summary is shown in full from here on."""
+    """A section shown as a summary is shown in full from now on."""
 
     conversation: str
     path: str
@@ -202,26 +202,26 @@ class ModelRequested(Fact, frozen=True):
 
 
 class ModelResponded(Fact, frozen=True):
-    """A model has answered, and this is what it took."""
+    """A model has answered."""
 
     model: str
     stop_reason: StopReason
     usage: Usage
     cost: Decimal | None
-    """In US dollars; None where nobody knows the price."""
+    """In US dollars; None if the price is unknown."""
     seconds: float
     attempt: int
     run_context: RunContext
 
 
 class ModelFailed(Fact, frozen=True):
-    """A request came to nothing. What was streamed of it does not count."""
+    """A request failed. What was streamed of it does not count."""
 
     model: str
     attempt: int
     error: str
     retry_in: float | None
-    """Seconds until it is tried again; None when it is not."""
+    """Seconds until the retry; None if there is none."""
     run_context: RunContext
 
 
@@ -233,14 +233,14 @@ class TextDelta(Fact, frozen=True, gc=False):
 
 
 class ThinkingDelta(Fact, frozen=True, gc=False):
-    """More of what the model says it thinks, in a streamed run."""
+    """More of the model's thinking, in a streamed run."""
 
     text: str
     run_context: RunContext
 
 
 class CallDelta(Fact, frozen=True, gc=False):
-    """A call the model is writing, in a streamed run; `name` comes with its first piece."""
+    """A piece of a call the model is writing, in a streamed run. The first piece has the `name`."""
 
     index: int
     call_id: str
@@ -250,7 +250,7 @@ class CallDelta(Fact, frozen=True, gc=False):
 
 
 class Advised(Fact, frozen=True):
-    """The model was given advice, or held to its task; or whoever was to do so raised."""
+    """The model was given advice or told what is missing; or the provider or checker raised."""
 
     kind: Literal["feedback", "completion"]
     by: str
@@ -264,7 +264,7 @@ class PromptExecuted(Fact, frozen=True):
 
     prompt: str
     stop_reason: str
-    """Why it ended; `failed: ...` or `cancelled` where there is no response."""
+    """Why it ended; `failed: ...` or `cancelled` if there is no response."""
     usage: Usage
     cost: Decimal | None
     run_context: RunContext

@@ -1,4 +1,4 @@
-"""Identifiers and chance. Random ids are unguessable; everything below a run counts from the run's own."""
+"""Random ids and random numbers. Ids are unguessable; those below a run are derived from the run's."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import secrets
 from collections.abc import Callable
 
 NewId = Callable[[], str]
-"""Makes one fresh identifier. Injected wherever one is made, so that tests can number theirs."""
+"""Makes a fresh id. Injected wherever one is made, so that tests can number theirs."""
 
 
 def random_id() -> str:
-    """128 bits nobody can guess, safe in a URL and in a file's name."""
+    """128 random bits in hex, safe in a URL and in a file name."""
     return secrets.token_hex(16)
 
 
 Chance = Callable[[], float]
-"""A number from 0 to 1. Injected wherever something is left to chance, so that tests can choose."""
+"""Makes a number from 0 to 1. Injected wherever something is random, so that tests can choose it."""
 
 
 def random_fraction() -> float:
-    """Any number from 0 up to, not including, 1."""
+    """A random number from 0 up to, but not including, 1."""
     return secrets.randbits(53) / (1 << 53)

@@ -1,4 +1,4 @@
-"""What is said between a run and its model: messages, the parts of an answer, and their cost in tokens.
+"""Messages between a run and its model: the conversation, requests, the parts of an answer, usage.
 
 A conversation is a `Sent[Message]`: it only grows, and what was encoded for a wire once is kept as
 bytes, so that a turn costs the same however long the conversation has become.
@@ -23,31 +23,31 @@ T = TypeVar("T")
 
 
 class CallAsked(msgspec.Struct, frozen=True):
-    """One tool call in a model's message, as it was sent: nothing of it has been checked."""
+    """One tool call in a model's message, as it was sent and not yet checked."""
 
     id: str
     name: str
     arguments: str
-    """JSON text, or what the model sent in its place."""
+    """JSON text, or whatever the model sent instead."""
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What a provider wants back exactly as it was, such as signed thoughts; only its own wire reads it."""
+    """Data that a provider wants back unchanged, such as signed thoughts. Only its own wire reads it."""
 
     wire: str
     data: bytes
 
 
 class UserMessage(msgspec.Struct, frozen=True, tag="user"):
-    """What the other side says: a person, a program, or the run itself where it holds a model to its task."""
+    """A message to the model, from a person, a program, or the run itself."""
 
     text: str
     by_run: bool = False
-    """Said by the run itself: advice, or what is to be corrected."""
+    """Whether the run itself wrote it: advice, or a request for a correction."""
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
-    """What a model said, and the calls it asked for."""
+    """What the model said, and the calls it wants."""
 
     text: str = ""
     calls: tuple[CallAsked, ...] = ()
@@ -72,18 +72,18 @@ class ToolMessage(msgspec.Struct, frozen=True, tag="tool"):
 
     @property
     def text(self) -> str:
-        """What the results say, one after the other."""
+        """The texts of the results, one per line."""
         return "\n".join(result.text for result in self.results)
 
 
 Message = UserMessage | AssistantMessage | ToolMessage
 
 Encode = Callable[[Any], bytes]
-"""Turns one item into the JSON of one wire: one element, or several with commas between them."""
+"""Encodes one item as JSON for one wire: one element, or several with commas between them."""
 
 
 class Sent(Generic[T]):
-    """A sequence that only grows, and that keeps what each wire made of it.
+    """An append-only sequence that caches its encoding for each wire.
 
     `encoded(encode)` joins the items with commas; an item is encoded once for each encoder. Encoders
     are told apart by identity, so a wire uses one function for all its requests.
@@ -99,7 +99,7 @@ class Sent(Generic[T]):
         self._items.append(item)
 
     def encoded(self, encode: Encode) -> bytes:
-        """All items as one wire writes them, commas between."""
+        """All items as one wire encodes them, with commas between them."""
         items = self._items
         done, written = self._encoded.get(encode, (0, None))
         if written is None:
@@ -121,7 +121,7 @@ class Sent(Generic[T]):
         return self._items[start:]
 
     def copy(self) -> Sent[T]:
-        """Another that starts with the same items, and grows by itself."""
+        """A copy with the same items that grows independently."""
         copied = Sent(self._items)
         copied._encoded = {encode: (done, bytearray(raw)) for encode, (done, raw) in self._encoded.items()}
         return copied
@@ -149,12 +149,12 @@ class Usage(msgspec.Struct, frozen=True):
     """Tokens, as the provider counted them."""
 
     input: int = 0
-    """All that was sent, also what came from the provider's cache."""
+    """All input tokens, those read from the provider's cache included."""
     output: int = 0
     cached: int = 0
-    """How much of the input came from the provider's cache."""
+    """Input tokens read from the provider's cache."""
     cache_writes: int = 0
-    """How much of the input was put there."""
+    """Input tokens written to the provider's cache."""
     requests: int = 0
 
     def __add__(self, other: Usage) -> Usage:
@@ -173,7 +173,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class SentPart(msgspec.Struct, frozen=True):
-    """The request is on its way: what was sent, without secrets, and what the answer's headers say."""
+    """The request was sent: its body without secrets, and the headers of the answer."""
 
     body: bytes
     headers: dict[str, str]
@@ -190,13 +190,13 @@ class TextPart(msgspec.Struct, frozen=True):
 
 
 class ThinkingPart(msgspec.Struct, frozen=True):
-    """More of what a model says it thinks: shown to whoever watches, never taken for the answer."""
+    """More of the model's thinking. Shown to people, never part of the answer."""
 
     text: str
 
 
 class CallPart(msgspec.Struct, frozen=True):
-    """A call, or more of one. `index` says which: pieces of one call have the same."""
+    """A call, or a piece of one. Pieces of the same call have the same `index`."""
 
     index: int
     id: str = ""
@@ -205,13 +205,13 @@ class CallPart(msgspec.Struct, frozen=True):
 
 
 class UsagePart(msgspec.Struct, frozen=True):
-    """What the request used; the last one counts."""
+    """Tokens that the request used. The last one counts."""
 
     usage: Usage
 
 
 class StopPart(msgspec.Struct, frozen=True):
-    """The answer is whole. A stream that ends without one was cut off."""
+    """The answer is complete. A stream that ends without this was cut off."""
 
     reason: StopReason
     kept: Kept | None = None
@@ -225,23 +225,23 @@ class Offered(msgspec.Struct, frozen=True):
 
     tool: Tool[Any, Any]
     deferred: bool = False
-    """It was added to a conversation that had begun."""
+    """Whether it was added to a conversation that had already begun."""
 
 
 class ModelRequest(msgspec.Struct, frozen=True):
-    """One request to a model: the conversation so far, what it may call, and what it is to answer."""
+    """One request to a model: the conversation so far, the tools, and the wanted output."""
 
     system: str
     messages: Sent[Message]
     tools: Sent[Offered]
     output: Schema[Any] | None = None
-    """What the answer must be, where the model can be held to it by its provider."""
+    """The schema of the answer, if the provider can enforce it."""
     temperature: float | None = None
     max_tokens: int | None = None
     stream: bool = False
-    """Is somebody there to see the answer while it is written?"""
+    """Whether the answer is streamed to somebody while it is written."""
     must_call: bool = False
-    """The answer has to be a call."""
+    """Whether the answer has to be a call."""
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -250,19 +250,19 @@ class Price(msgspec.Struct, frozen=True):
     input: Decimal
     output: Decimal
     cached: Decimal | None = None
-    """For input that came from the provider's cache; None when it costs what other input does."""
+    """For input from the provider's cache; None if it costs the same as other input."""
 
 
 class Traits(msgspec.Struct, frozen=True):
-    """What a model's provider can do, and what it takes for it."""
+    """What a model's provider supports, and its price."""
 
     price: Price | None = None
-    """None: look it up in the table of prices."""
+    """None: look it up in the price table."""
 
     native_output: bool = False
-    """It can be held to a JSON Schema; elsewhere the answer is asked for as the call of a tool."""
+    """Whether it can enforce a JSON Schema. Otherwise the answer is requested as a tool call."""
     defers_tools: bool = False
-    """Tools can be added to a running conversation without the loss of its cache."""
+    """Whether tools can be added to a conversation without losing its cache."""
 
 
 class Model(Protocol):

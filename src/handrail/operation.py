@@ -117,7 +117,7 @@ class Operation(Coroutine[Any, Any, T]):
     It is a coroutine to the rest of Python, so `asyncio.TaskGroup.create_task(operation)` accepts it.
     """
 
-    __slots__ = ("__weakref__", "_factory", "_running", "_task", "home", "name")
+    __slots__ = ("__weakref__", "_factory", "_in_task", "_running", "_task", "home", "name")
 
     def __init__(
         self, factory: Callable[[], Coroutine[Any, Any, T]], name: str, home: Home | None = None
@@ -127,6 +127,7 @@ class Operation(Coroutine[Any, Any, T]):
         self.home = home
         self._running: Coroutine[Any, Any, T] | None = None
         self._task: asyncio.Task[Any] | None = None
+        self._in_task = False
 
     def __await__(self) -> Generator[Any, Any, T]:
         factory = self._factory
@@ -189,6 +190,7 @@ class Operation(Coroutine[Any, Any, T]):
     def send(self, value: Any, /) -> Any:
         task = _current_task()
         if self._running is None:
+            self._in_task = True
             self._running, self._task = self._begin(), task
         elif task is not self._task:
             raise self._used_twice()  # two tasks were created from it
@@ -217,6 +219,7 @@ class Operation(Coroutine[Any, Any, T]):
     ) -> Any:
         error = typ if isinstance(typ, BaseException) else _instance(typ, val).with_traceback(tb)
         if self._running is None:
+            self._in_task = True
             self._factory = None
             raise error
         if _current_task() is not self._task:
@@ -233,7 +236,7 @@ class Operation(Coroutine[Any, Any, T]):
             self._running.close()
 
     def __bool__(self) -> NoReturn:
-        if sys._getframe(1).f_globals.get("__name__") == "asyncio.base_tasks":  # pyright: ignore[reportPrivateUsage]  # inspect.currentframe is the same
+        if self._in_task or _is_a_tasks(self):
             # From Python 3.12 on, the repr of a task tests its coroutine like this.
             return True  # pyright: ignore[reportGeneralTypeIssues]  # for a type checker there is none
         self._factory = None  # the error says enough; suppress the warning
@@ -263,6 +266,15 @@ class Operation(Coroutine[Any, Any, T]):
 
     def __repr__(self) -> str:
         return f"<Operation {self.name}{'' if self._factory is not None else ', used'}>"
+
+
+def _is_a_tasks(operation: Operation[Any]) -> bool:
+    """Whether a task of the running loop was made of this operation."""
+    try:
+        tasks = asyncio.all_tasks()
+    except RuntimeError:
+        return False  # no loop runs here
+    return any(task.get_coro() is operation for task in tasks)
 
 
 def _current_task() -> asyncio.Task[Any] | None:

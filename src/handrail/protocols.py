@@ -1,8 +1,7 @@
-"""The seams: what one layer asks of another without knowing who answers.
+"""The seams: protocols through which one layer uses another without knowing its implementation.
 
-Everything that reaches the outside world (time, a model, a person, a disk, a record) goes through
-one of these, and each has a public fake: `ScriptedModel`, `MemoryFilesystem`, `MemoryJournal`, and
-those of `handrail.testing`.
+Everything that reaches the outside world (a model, a person, a disk, a record) goes through one of these, and
+each has a public fake: `ScriptedModel`, `MemoryFilesystem`, `MemoryJournal`, and those of `handrail.testing`.
 """
 
 from __future__ import annotations
@@ -72,12 +71,12 @@ class SessionView(Protocol):
     def dispatcher(self) -> EventBus: ...
     def __getitem__(self, kind: type[T], /) -> Slice[T]: ...
     def dispatch(self, event: object, /) -> None:
-        """Reduce an event into the slices. A reducer that raises undoes it, and raises here."""
+        """Reduce an event into the slices. If a reducer raises, the event is undone and the error raised here."""
         ...
 
 
 class Fork(Protocol):
-    """One call's own version of something, until it is committed or dropped.
+    """One call's own version of a resource, until it is committed or dropped.
 
     Committing is in two steps, so that several forks commit together or not at all: every one is
     prepared, which may refuse, and only then is every one applied, which may not. Once prepared or
@@ -85,24 +84,24 @@ class Fork(Protocol):
     """
 
     def stale(self) -> Sequence[str]:
-        """What this fork read that somebody else has changed since; empty when nothing was."""
+        """What this fork read and somebody else has changed since."""
         ...
 
     def prepare(self) -> None:
-        """Close the fork and check that it can be applied; `Conflict` names what stands against it."""
+        """Close the fork and check that it can be applied; `Conflict` names what prevents it."""
         ...
 
     def apply(self) -> None:
-        """Make the changes part of what was forked. It can't fail and does not wait."""
+        """Apply the changes to what was forked. It can't fail and does not wait."""
         ...
 
     def drop(self) -> None:
-        """Forget the changes. Harmless when there are none, or when called twice."""
+        """Discard the changes. Harmless if there are none, or if called twice."""
         ...
 
 
 class DurableFork(Fork, Protocol):
-    """A fork of something that outlives the process, as a folder on a disk does.
+    """A fork of something that outlives the process, such as a folder on disk.
 
     Nobody can lock the world out: after `prepare` has checked everything somebody may still change
     a file, and a disk may be full. So such forks are applied before those in memory, and may still
@@ -111,22 +110,22 @@ class DurableFork(Fork, Protocol):
     """
 
     def stage(self, call_id: str, /, *, journal: str = "", synced: bool = False) -> Mapping[str, Any] | None:
-        """After `prepare`: write down all that `apply` needs. None where there is nothing to apply.
+        """After `prepare`: write down everything that `apply` needs. None if there is nothing to apply.
 
         What is returned goes into the journal whose id is given, as one of the unit's `files`.
         """
         ...
 
     def apply(self, *, synced: bool = False) -> None:
-        """Make the changes. If it raises, everything is as it was."""
+        """Apply the changes. If it raises, nothing has changed."""
         ...
 
     def revert(self) -> None:
-        """Take back what was applied, because something that belongs to it failed."""
+        """Undo what was applied, because another part of the commit failed."""
         ...
 
     def applied(self) -> None:
-        """All that belongs to it was applied: it stands."""
+        """Called once all parts of the commit are applied: it is final."""
         ...
 
 
@@ -135,7 +134,7 @@ class Forkable(Protocol):
     """A resource that joins a call's transaction: the call works on a fork of it."""
 
     def fork(self, owner: str, /, *, writable: bool = True) -> Any:
-        """A fork for the call called `owner`, at the same cost however much there is.
+        """A fork for the call named `owner`. Its cost does not depend on the size of the resource.
 
         What is returned satisfies the resource's own protocol and `Fork`, and can be forked again.
         """
@@ -143,16 +142,16 @@ class Forkable(Protocol):
 
 
 class Resources(Protocol):
-    """Things a tool can ask for by the protocol they satisfy."""
+    """Resources that a tool gets by the protocol they satisfy."""
 
     def get(self, protocol: type[T], /) -> T: ...
     def open(self, protocol: type[T], /) -> Operation[T]:
-        """The same for a binding that has to be awaited."""
+        """The same for a binding whose provider is async."""
         ...
 
 
 class FileInfo(msgspec.Struct, frozen=True):
-    """What `stat` and `list` say of a path."""
+    """A file or folder, as `stat` and `list` describe it."""
 
     path: str
     is_directory: bool
@@ -177,7 +176,7 @@ class Filesystem(Protocol):
     def write(self, path: str, content: str | bytes, /) -> None: ...
     def append(self, path: str, content: str | bytes, /) -> None: ...
     def edit(self, path: str, old: str, new: str, /, *, all: bool = False) -> int:
-        """Replace the one occurrence of `old`, or every one with `all`; says how many there were."""
+        """Replace the one occurrence of `old`, or all of them; returns how many were replaced."""
         ...
 
     def list(self, path: str = ".", /) -> Sequence[FileInfo]: ...
@@ -212,10 +211,10 @@ class Heartbeat(Protocol):
 
 
 class BudgetTracker(Protocol):
-    """What may still be spent: here and, through it, in every run above."""
+    """What may still be spent by this run, within the budgets of all runs above it."""
 
     def remaining(self) -> Mapping[str, float]:
-        """What is left of each limited unit; a unit without a limit is not in it."""
+        """What is left of each limited unit. Units without a limit are left out."""
         ...
 
 
@@ -229,7 +228,7 @@ class CostTracker(Protocol):
 
 
 class PolicyDecision(msgspec.Struct, frozen=True):
-    """Allow, deny with a reason, or ask whoever may approve."""
+    """Allow, deny with a reason, or ask for approval."""
 
     kind: Literal["allow", "deny", "ask"]
     reason: str = ""
@@ -240,12 +239,12 @@ class PolicyDecision(msgspec.Struct, frozen=True):
 
     @staticmethod
     def deny(reason: str) -> PolicyDecision:
-        """Refuse the call. The reason is for the model: say what to do instead."""
+        """Refuse the call. The model is told the reason: say what to do instead."""
         return PolicyDecision("deny", reason)
 
     @staticmethod
     def ask(reason: str = "") -> PolicyDecision:
-        """Let the call run if somebody approves it; the reason is shown to them."""
+        """Let the call run if a person approves it. They are shown the reason."""
         return PolicyDecision("ask", reason)
 
 
@@ -263,69 +262,69 @@ class ToolPolicy(Protocol):
     def on_result(
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
     ) -> Awaitable[None] | None:
-        """After a success, before its commit. Raising fails the call and undoes it."""
+        """Called after a success, before the commit. Raising fails the call and undoes it."""
         ...
 
 
 class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody is asked to approve. The digest covers all of it."""
+    """What a person is asked to approve. The digest covers all of it."""
 
     question: Question
     tool: str
     arguments: Any
     diff: str = ""
     scopes: tuple[str, ...] = ()
-    """What it can be decided for beside this one call, in words, the narrowest first."""
+    """Scopes beyond this one call that the decision can be made for, in words, the narrowest first."""
     recall: ApprovalRecall | None = None
-    """What the session remembers about it."""
+    """What the session remembers about this request."""
 
 
 class ApprovalRecall(Protocol):
-    """What a session remembers about one request. A broker asks it before it asks anybody."""
+    """What a session remembers about one request. A broker looks here before it asks a person."""
 
     used: ApprovalRemembered | None
-    """Set by the broker to what decided the request, where something remembered did."""
+    """Set by the broker to the remembered decision that decided the request, if one did."""
 
     def find(self) -> ApprovalRemembered | None:
-        """The decision that covers the request. A denial goes before every approval."""
+        """The decision that covers the request. Denials come before approvals."""
         ...
 
     def keep(self, approved: bool, reason: str, by: str, scope: str | None = None) -> None:
-        """Remember an answer for one of the scopes that were offered, or for exactly this request."""
+        """Remember an answer for one of the offered scopes, or for exactly this request."""
         ...
 
     def when_covered(self, wake: Callable[[], object], /) -> Callable[[], None]:
-        """Call `wake` once something is remembered that covers the request; returns how to stop."""
+        """Call `wake` once a remembered decision covers the request; returns a function that stops this."""
         ...
 
 
 class DecisionBook(Protocol):
-    """The decisions of one session, where they outlive its process."""
+    """The recorded decisions of one session, which outlive its process."""
 
     def write(self, decision: ApprovalRemembered | ApprovalRevoked, /) -> None:
-        """Record one, before it counts. From any thread."""
+        """Record a decision before it takes effect. May be called from any thread."""
         ...
 
     async def read(self) -> None:
-        """Let the session know what was recorded since, by whichever process."""
+        """Tell the session of decisions that were recorded since, by any process."""
         ...
 
 
 class ApprovalController(Protocol):
-    """What a tool may see of the approvals of its run. It can look; only people decide."""
+    """The approvals of a run as its tools see them: read-only. Only people decide."""
 
     @property
     def mode(self) -> str | None:
-        """`interactive`, `approve_all`, `strict`; None where no mode was chosen."""
+        """`interactive`, `approve_all` or `strict`; None if no mode was chosen."""
         ...
 
     def list(self) -> tuple[ApprovalRemembered, ...]:
-        """What was decided for more than one call of this session, and not revoked."""
+        """The remembered decisions of this session that were not revoked."""
         ...
 
 
 class ApprovalBroker(Protocol):
-    """The one place at the root of a run where approvals are decided.
+    """Decides, at the root of a run, what policies ask about.
 
     One with `shows_previews` true is asked about a staged call after it ran in its fork, with a diff.
     """
@@ -347,7 +346,7 @@ class Environment(Protocol):
     @property
     def run_mode(self) -> RunMode: ...
     async def ask(self, question: Question, /) -> Answer:
-        """Put a question to whoever is there and wait for what they say."""
+        """Ask the question and wait for the answer."""
         ...
 
 
@@ -380,14 +379,14 @@ class BoundAdapter(Protocol):
 
 
 class Workers(Protocol):
-    """The workers that the calls of one run may reach, beside the tools it offers to its model."""
+    """The workers that calls of one run may call, beside the tools offered to its model."""
 
     def find(self, name: str, call: Any, /) -> Tool[Any, Any] | None:
-        """The worker of this name as a tool, or None where the run may not call one."""
+        """The worker of this name as a tool; None if the run may not call it."""
         ...
 
     def why_not(self, name: str, /) -> str:
-        """What to say to whoever asked for a worker that is not there, or not theirs to call."""
+        """Why a worker can't be called: it does not exist, or the run may not call it."""
         ...
 
     def arguments(self, input: Any, attachments: Sequence[Any], /) -> Mapping[str, Any]:

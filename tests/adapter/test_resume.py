@@ -232,7 +232,7 @@ async def test_an_answer_that_does_not_fit_is_asked_for_again(tmp_path: Path):
     adapter = Adapter(script, journal=journal_at(tmp_path), environment=LaterEnvironment())
     [question] = (await until_parked(adapter.evaluate(prompt, "go", run_id="run"))).questions
     other = journal_at(tmp_path)
-    with pytest.raises(AnswerRefused, match="number is 'many'; a whole number is wanted"):
+    with pytest.raises(AnswerRefused, match="number must be a whole number, got 'many'"):
         other.answer(answer_to(question, {"number": "many"}))
     other.answer(answer_to(question, {"number": -1}))
     later = Adapter(script, journal=other, environment=LaterEnvironment())

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from handrail import (
     Adapter,
+    Budget,
     Deadline,
     LaterEnvironment,
     Prompt,
@@ -20,7 +21,7 @@ from handrail import (
     ToolContext,
     tool,
 )
-from handrail.errors import DefinitionError, RunBusy, RunError, RunParked
+from handrail.errors import DefinitionError, PromptEvaluationError, RunBusy, RunError, RunParked
 from handrail.journal import MemoryJournal
 from handrail.question import Answer, Question
 from handrail.records import Journal
@@ -164,6 +165,42 @@ async def test_what_people_take_does_not_count_however_often_a_run_is_parked(tmp
         journal.answer(answer_to(parked.value.questions[0]))
         going = adapter.resume("run", prompt)
     assert (await going).text == "done"
+
+
+async def test_a_resumed_run_keeps_its_budget_and_its_deadline(tmp_path: Path):
+    """What it had left when it was parked is what it has when it goes on: nothing, in both cases."""
+    clock = Shifted()
+    journal = SqliteJournal(tmp_path / "runs.db", clock=clock)
+    prompt = Prompt("p", "Do.", tools=[ask])
+    limits: dict[str, Any] = {"budget": Budget(requests=1), "deadline": Deadline.after(3600, clock=clock)}
+    for name, limit in limits.items():
+        script = ScriptedModel([ToolCall("ask"), "done"])
+        adapter = Adapter(script, journal=journal, environment=LaterEnvironment(), clock=clock)
+        with pytest.raises(RunParked) as parked:
+            await adapter.evaluate(prompt, "go", run_id=name, **{name: limit})
+        clock.by += timedelta(hours=2)
+        journal.answer(answer_to(parked.value.questions[0]))
+        with pytest.raises(PromptEvaluationError, match=name):
+            await adapter.resume(name, prompt)
+        assert len(script.requests) == 1
+
+
+async def test_the_lease_of_a_run_at_work_is_renewed(journal: Journal, monkeypatch: pytest.MonkeyPatch):
+    """As long as its process is at it, nobody else may take it."""
+    monkeypatch.setattr("handrail.adapter.run_lease.LEASE_SECONDS", 0.1)
+
+    @tool(effect="staged")
+    async def wait_for_the_lease() -> str:
+        """Wait until the lease lasts longer than it did."""
+        before = (await journal.run("run")).leased_until
+        while (await journal.run("run")).leased_until <= before:
+            await asyncio.sleep(0.01)
+        return "renewed"
+
+    prompt = Prompt("p", "Do.", tools=[wait_for_the_lease])
+    adapter = Adapter(ScriptedModel([ToolCall("wait_for_the_lease"), "done"]), journal=journal)
+    async with asyncio.timeout(60):
+        assert (await adapter.evaluate(prompt, "go", run_id="run")).text == "done"
 
 
 async def test_runs_of_a_session_are_in_order_although_the_clock_was_set_back(journal: Any):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from support import ROOT
+from support import ROOT, warm_python
 from support.raw_server import raw_server, whole
 from support.terminals import window
 
@@ -131,16 +131,8 @@ WITH_A_MODEL = {
 
 
 def run(example: str | Path, *arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, FOLDER / example, *arguments]
-    return subprocess.run(
-        command,
-        cwd=cwd,
-        env=os.environ | env,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    done = warm_python.run([FOLDER / example, *arguments], cwd=cwd, env=os.environ | env)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 @pytest.mark.timeout(300)  # a real model is at work in one of them

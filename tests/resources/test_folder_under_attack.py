@@ -413,7 +413,7 @@ def test_a_line_has_one_number(root: Path) -> None:
         ToolCall("read_file", {"path": "old.c", "from_line": 3, "lines": 1}),
     )
     assert found == (True, "old.c:3: three")
-    assert shown == (True, "3\tthree\n(lines 3 to 3 of 4. Go on with from_line=4.)")
+    assert shown == (True, "3\tthree\n(lines 3 to 3 of 4. Continue with from_line=4.)")
 
 
 # --- completion --------------------------------------------------------------------------------

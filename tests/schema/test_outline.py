@@ -31,13 +31,16 @@ SCHEMA: Schema[Order] = Schema(Order)
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ({"seats": "many"}, ["seats is 'many'; a whole number is wanted"]),
-        ({"seats": True}, ["seats is true; a whole number is wanted"]),
+        ({"seats": "many"}, ["seats must be a whole number, got 'many'"]),
+        ({"seats": True}, ["seats must be a whole number, got true"]),
         ({}, ["seats is missing"]),
-        (True, ["the answer is true; an object is wanted"]),
-        ({"seats": 1, "extra": 2}, ["extra is unknown; known are seats, name, tags, inner, price"]),
-        ({"seats": 1, "tags": ["a", 2]}, ["tags[1] is 2; a text is wanted"]),
-        ({"seats": 1, "inner": {"kind": "c"}}, ["inner.kind is 'c'; one of 'a', 'b' is wanted"]),
+        (True, ["the answer must be an object, got true"]),
+        (
+            {"seats": 1, "extra": 2},
+            ["extra is unknown; the known fields are seats, name, tags, inner, price"],
+        ),
+        ({"seats": 1, "tags": ["a", 2]}, ["tags[1] must be text, got 2"]),
+        ({"seats": 1, "inner": {"kind": "c"}}, ["inner.kind must be one of 'a', 'b', got 'c'"]),
         ({"seats": 1, "inner": {"kind": "a", "next": {"kind": 1}}}, ["inner.next.kind is 1"]),
     ],
 )

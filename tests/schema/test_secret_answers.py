@@ -121,7 +121,7 @@ async def _run_and_look(login: Tool[Any, Any], value: Any, folder: Path) -> dict
         "shown events": plain_json(heard),
         "session": save(session),
         "tree": tree,
-        "shown tree": snapshots.tree(tree),
+        "shown tree": snapshots.run_tree(tree),
         "asked": await journal.asked("run"),
         "export": written(folder / "run.jsonl"),
         "terminal": lines.getvalue(),
@@ -615,9 +615,9 @@ async def test_somebody_answers_a_server_with_a_secret(how: str, tmp_path: Path)
         [row] = await thread.rows()
         found = {
             "feed": [item.data for item in thread.feed.since(0)],
-            "snapshot": await snapshots.thread(app.journal, thread),
+            "snapshot": await snapshots.thread_snapshot(app.journal, thread),
             "messages": await thread.messages(),
-            "tree": snapshots.tree(await show(app.journal, row.record.id)),
+            "tree": snapshots.run_tree(await show(app.journal, row.record.id)),
             "journal": recorded_in(tmp_path),
         }
         for where, each in found.items():

@@ -279,7 +279,7 @@ async def _run_and_look(login: Login, script: list[Any], folder: Path) -> dict[s
         "events": heard,
         "session": save(session),
         "tree": await show(journal, "run"),
-        "shown tree": snapshots.tree(await show(journal, "run")),
+        "shown tree": snapshots.run_tree(await show(journal, "run")),
         "export": written(folder / "run.jsonl"),
         "terminal": lines.getvalue(),
         "log": log.getvalue(),
@@ -322,7 +322,7 @@ async def _serve_and_look(login: Login, folder: Path) -> dict[str, Any]:
 
     def make() -> Threads:
         model = ScriptedModel([ToolCall("login", login.arguments, id="c1"), "done"])
-        return Threads(PromptSource(prompt, Adapter(model)), journal, look_every=None)
+        return Threads(PromptSource(prompt, Adapter(model)), journal, poll_seconds=None)
 
     threads = make()
     await threads.start()
@@ -330,17 +330,17 @@ async def _serve_and_look(login: Login, folder: Path) -> dict[str, Any]:
     joined: list[Any] = []
     run_id = await thread.say("go")
     while thread.live is not None:
-        joined.append([event.data for event in (await snapshots.joining(journal, thread))[0]])
+        joined.append([event.data for event in (await snapshots.joining_events(journal, thread))[0]])
         await asyncio.sleep(0)
     await over(thread)
     found["feed"] = events(thread.feed)
     found["joined"] = joined
-    found["snapshot"] = await snapshots.thread(journal, thread)
-    found["tree"] = snapshots.tree(await show(journal, run_id))
+    found["snapshot"] = await snapshots.thread_snapshot(journal, thread)
+    found["tree"] = snapshots.run_tree(await show(journal, run_id))
     await threads.stop(0.05)
     threads = make()
     await threads.start()
-    found["after a restart"] = await snapshots.thread(journal, threads.thread("ada", "t"))
+    found["after a restart"] = await snapshots.thread_snapshot(journal, threads.thread("ada", "t"))
     await threads.stop(0.05)
     journal.close()
     found["journal"] = recorded_in(folder)

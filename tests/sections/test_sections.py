@@ -68,7 +68,7 @@ def test_a_file_is_read_in_pages(files: Any) -> None:
         ToolCall("read_file", {"path": "notes.txt", "from_line": 5000}),
     )
     assert first.startswith("1\tline 1\n2\tline 2\n")
-    assert first.endswith("400\tline 400\n(lines 1 to 400 of 1000. Go on with from_line=401.)")
+    assert first.endswith("400\tline 400\n(lines 1 to 400 of 1000. Continue with from_line=401.)")
     assert last == "999\tline 999\n1000\tline 1000\n(lines 999 to 1000 of 1000.)"
     assert past == "notes.txt has 1000 lines; there is no line 5000."
 
@@ -161,7 +161,7 @@ def test_a_pattern_that_could_take_for_ever_is_refused(pattern: str, refused: bo
     files.write("a.txt", "a" * 40 + "!\n")
     ((ok, said),) = run(files, ToolCall("search_files", {"pattern": pattern}))
     assert ok is not refused
-    assert ("could take for ever" in said) is refused
+    assert ("could take forever" in said) is refused
 
 
 def test_only_reading() -> None:

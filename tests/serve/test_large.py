@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from handrail import Adapter, Prompt, ScriptedModel, ToolCall, tool
 from handrail.messages import ModelRequest, ToolMessage
-from handrail.serve.agui.shortening import MOST_CHARACTERS, shortened
+from handrail.serve.agui.message_writer import MOST_CHARACTERS, shorten
 from handrail.serve.source import PromptSource
 from support.serving import serving
 
@@ -51,7 +51,7 @@ async def test_a_large_result_is_shortened_and_ends_no_stream(tmp_path: Path, as
         for content, pages in zip(shown, asked, strict=True):
             left_out = pages * 1_000_000 - MOST_CHARACTERS
             assert content.startswith("é" * MOST_CHARACTERS + "\n\n[")
-            assert f"[{left_out:,} of {pages:,},000,000 characters are left out here" in content
+            assert f"[{left_out:,} of {pages:,},000,000 characters are not shown" in content
             assert f"/runs/{run_id}]" in content
         seen = await client.idle("a")
         assert [each["content"] for each in seen["messages"] if each["role"] == "tool"] == shown
@@ -66,7 +66,7 @@ async def test_a_large_result_is_shortened_and_ends_no_stream(tmp_path: Path, as
 @given(st.text(max_size=20), st.integers(-5, 5))
 def test_what_fits_is_as_it_is_and_the_rest_is_counted(head: str, over: int):
     text = head + "x" * (MOST_CHARACTERS + over - len(head))
-    found = shortened(text, "run.1~1/1")
+    found = shorten(text, "run.1~1/1")
     if over <= 0:
         assert found == text
     else:

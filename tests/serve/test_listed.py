@@ -14,11 +14,10 @@ from starlette.requests import Request
 
 from handrail.journal import MemoryJournal
 from handrail.records import Mark, RunCopy, RunRecord, RunRow
-from handrail.serve import listed
-from handrail.serve.asked import before_of, mark_of
-from handrail.serve.listed import Listed
+from handrail.serve import threads as threads_module
 from handrail.serve.middleware import PRINCIPAL
-from handrail.serve.threads import Threads
+from handrail.serve.requests import before_of, format_mark
+from handrail.serve.threads import ThreadList, Threads
 from support.served_threads import begin
 from support.serving import serving, source
 
@@ -32,7 +31,7 @@ SESSIONS = st.lists(
 )
 
 
-async def listing(sessions: list[tuple[float, str, str]]) -> Listed:
+async def listing(sessions: list[tuple[float, str, str]]) -> ThreadList:
     journal = MemoryJournal()
     for number, (changed, named, words) in enumerate(sessions):
         record = RunRecord(
@@ -45,13 +44,13 @@ async def listing(sessions: list[tuple[float, str, str]]) -> Listed:
             begin=begin(words),
         )
         await journal.bring(RunCopy(row=RunRow(record=record, status="done", changed_at=changed)))
-    return Listed(Threads(source(), journal))
+    return ThreadList(Threads(source(), journal))
 
 
 def by_wire(mark: Mark) -> Mark | None:
     """A mark as a client sends it back."""
     scope = {"type": "http", "headers": [], "query_string": b"", PRINCIPAL: "local"}
-    text = mark_of(Request(scope), mark)
+    text = format_mark(Request(scope), mark)
     return before_of(Request({**scope, "query_string": f"before={quote(text, safe='')}".encode()}))
 
 
@@ -90,7 +89,7 @@ def test_pages_have_every_thread_once_in_order(
 
 async def test_one_request_does_not_look_through_everything(monkeypatch: pytest.MonkeyPatch):
     """It says where it was, and the next one goes on."""
-    monkeypatch.setattr(listed, "_MOST_SEARCHED", 4)
+    monkeypatch.setattr(threads_module, "_MOST_SEARCHED", 4)
     made = await listing([(float(at), "local/t{}", "red" if at == 0 else "blue") for at in range(10)])
     page, next = await made.page("local", limit=2, words="red")
     assert page == []

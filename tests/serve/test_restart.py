@@ -16,11 +16,11 @@ import pytest
 
 from handrail import SqliteJournal, ToolContext, tool
 from handrail.clock import SystemClock
-from handrail.errors import ServerStopping
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.runs import show
 from handrail.serve import snapshots
 from handrail.serve.agui.frontend_tools import frontend_tool
+from handrail.serve.refusals import ServerStopping
 from support import SUPPORT, importing_support
 from support.programs import HANDRAIL
 from support.recorded import Pick
@@ -239,7 +239,7 @@ async def test_a_run_that_can_not_go_on_is_named_and_can_be_cancelled(
 
         app.make = make_broken  # pyright: ignore[reportAttributeAccessIssue]
         await app.restart()
-        assert "could not be gone on with" in caplog.text
+        assert "could not resume the run of thread" in caplog.text
         assert app.thread().live is None
         await app.thread().cancel()
         assert (await app.journal.run(run_id)).status == "cancelled"
@@ -305,7 +305,7 @@ async def test_an_answer_from_elsewhere_brings_a_parked_run_back(tmp_path: Path)
         run_id = await thread.say(plan([["choose", {}], ["choose", {}]], "ok"))
         await over(thread)
         assert app.threads.parked == 1
-        await app.threads.look()
+        await app.threads.poll()
         assert thread.live is None, "there is nothing to do yet"
         first, second = await thread.questions()
         answering = ["runs", "answer", run_id, first.id, "--value", '{"n": 8}']
@@ -317,17 +317,17 @@ async def test_an_answer_from_elsewhere_brings_a_parked_run_back(tmp_path: Path)
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        await app.threads.look()
+        await app.threads.poll()
         await over(thread)
         assert [each.id for each in await thread.questions()] == [second.id]
         answered_elsewhere(app, second, {"n": 9})
-        await app.threads.look()
+        await app.threads.poll()
         await over(thread)
         assert texts(await thread.messages())[2:] == ["choose: got 8", "choose: got 9", "ok"]
 
 
 async def test_the_server_looks_by_itself(tmp_path: Path) -> None:
-    async with served(tmp_path, park_after=0.0, look_every=0.01) as app:
+    async with served(tmp_path, park_after=0.0, poll_seconds=0.01) as app:
         thread = app.thread()
         await thread.say(plan([["choose", {}]], "ok"))
         await over(thread)
@@ -374,10 +374,10 @@ async def test_a_question_that_expires_while_its_run_is_parked(tmp_path: Path) -
         thread = app.thread()
         await thread.say(plan([["hurry", {}]], "too late"))
         await over(thread)
-        await app.threads.look()
+        await app.threads.poll()
         assert thread.live is None
         clock.by = timedelta(hours=2)
-        await app.threads.look()
+        await app.threads.poll()
         await over(thread)
         assert list(await thread.questions()) == []
         assert texts(await thread.messages())[-1] == "too late"
@@ -412,7 +412,7 @@ async def test_a_run_says_how_long_it_waited_for_whom(tmp_path: Path, restarted:
         assert call.seconds is not None
         assert call.at <= question.asked_at.timestamp() < asked.answered_at
         assert call.at + call.seconds > asked.answered_at - 0.02  # measured by another clock
-        [shown] = snapshots.tree(tree)["turns"][0]["calls"][0]["questions"]
+        [shown] = snapshots.run_tree(tree)["turns"][0]["calls"][0]["questions"]
         assert datetime.fromisoformat(shown["answered_at"]).timestamp() == pytest.approx(asked.answered_at)
 
 

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from handrail import Prompt, ToolContext, tool
-from handrail.errors import ThreadUnknown
 from handrail.messages import AssistantMessage, UserMessage
 from handrail.serve import snapshots
+from handrail.serve.refusals import ThreadUnknown
 from handrail.serve.thread import Thread
 from support.served_threads import App, Held, SlowModel, answer_to, give, over, plan, served, settle
 
@@ -24,7 +24,7 @@ UNTIMED = {"last_event_id"}
 
 async def snapshot(app: App, thread: Thread) -> dict[str, Any]:
     """What somebody sees; all but where in the feed that is."""
-    shown = await snapshots.thread(app.journal, thread)
+    shown = await snapshots.thread_snapshot(app.journal, thread)
     return json.loads(json.dumps({key: value for key, value in shown.items() if key not in UNTIMED}))
 
 
@@ -102,9 +102,9 @@ def test_a_thread_that_was_dropped_is_the_same_when_it_is_made_again(
 async def test_a_thread_nobody_used_is_unknown(tmp_path: Path) -> None:
     async with served(tmp_path) as app:
         with pytest.raises(ThreadUnknown):
-            await snapshots.thread(app.journal, app.thread())
+            await snapshots.thread_snapshot(app.journal, app.thread())
         with pytest.raises(ThreadUnknown):
-            await snapshots.joining(app.journal, app.thread())
+            await snapshots.joining_events(app.journal, app.thread())
 
 
 async def test_a_parked_thread_shows_what_was_said_and_what_waits(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ async def test_what_is_seen_and_what_follows_make_one_whole(tmp_path: Path) -> N
 
         async def look() -> None:
             while thread.live is not None:
-                joined.append(await snapshots.thread(app.journal, thread))
+                joined.append(await snapshots.thread_snapshot(app.journal, thread))
 
         for number in range(5):
             await thread.say(
@@ -152,7 +152,7 @@ async def test_what_is_seen_and_what_follows_make_one_whole(tmp_path: Path) -> N
                 )
             )
             await asyncio.gather(look(), look(), look())
-        final = await snapshots.thread(app.journal, thread)
+        final = await snapshots.thread_snapshot(app.journal, thread)
         assert len(joined) > 20
         for each in joined:
             place = thread.feed.number_of(each["last_event_id"])
@@ -191,7 +191,7 @@ async def test_whoever_joins_is_told_what_is_open(tmp_path: Path) -> None:
         thread = app.thread()
         await thread.say(plan([["hold", {}]], [["choose", {}]], "ok"), leg="first")
         await held.has_begun.wait()
-        told, number, leg = await snapshots.joining(app.journal, thread)
+        told, number, leg = await snapshots.joining_events(app.journal, thread)
         kinds = [event.data["type"] for event in told]
         assert kinds[:3] == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "STATE_SNAPSHOT"]
         assert (told[0].data["runId"], leg, number) == ("first", "first", thread.feed.last)
@@ -206,14 +206,14 @@ async def test_whoever_joins_is_told_what_is_open(tmp_path: Path) -> None:
                 assert thread.live.environment.parking is not None
                 assert thread.live.environment.parking.park()
                 await over(thread)
-            told, number, leg = await snapshots.joining(app.journal, thread)
+            told, number, leg = await snapshots.joining_events(app.journal, thread)
             [interrupt] = told[-1].data["outcome"]["interrupts"]
             [question] = await thread.questions()
             assert interrupt["toolCallId"] == question.call_id
             assert (leg, number) == ("", thread.feed.last)
         await give(thread, question, {"n": 1})
         await over(thread)
-        told, _, _ = await snapshots.joining(app.journal, thread)
+        told, _, _ = await snapshots.joining_events(app.journal, thread)
         assert told[-1].data["outcome"] == {"type": "success"}
 
 
@@ -276,13 +276,15 @@ async def test_files_and_undo_are_shown(tmp_path: Path) -> None:
         thread = app.thread()
         await thread.say(plan([["write", {"path": "a.txt", "text": "x"}], ["note", {"text": "n"}]], "ok"))
         await over(thread)
-        [change] = await snapshots.changes(app.journal, thread)
+        [change] = await snapshots.file_changes(app.journal, thread)
         assert (change["paths"], change["undone"], change["undoable"]) == (["a.txt"], False, True)
-        await snapshots.thread(app.journal, thread)  # what is kept of it must not hide that it is undone
+        await snapshots.thread_snapshot(
+            app.journal, thread
+        )  # what is kept of it must not hide that it is undone
         await thread.undo(change["call_id"])
-        [change] = await snapshots.changes(app.journal, thread)
+        [change] = await snapshots.file_changes(app.journal, thread)
         assert (change["undone"], change["undoable"]) == (True, False)
-        shown = await snapshots.thread(app.journal, thread)
+        shown = await snapshots.thread_snapshot(app.journal, thread)
         assert shown["calls"][change["call_id"]]["undone"] is True
 
 

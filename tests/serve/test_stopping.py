@@ -17,10 +17,10 @@ import uvicorn
 
 from handrail import SqliteJournal
 from handrail.serve import Limits, asgi
-from handrail.serve.event_streams import EventStream, Streams, lines
+from handrail.serve.app import on_stop_signal
+from handrail.serve.event_streams import EventStream, Streams, follow
 from handrail.serve.feed import Feed
-from handrail.serve.metrics import Metrics
-from handrail.serve.stopping import told_first
+from handrail.serve.metrics import EVENTS_SENT, PrometheusMetrics
 from support.serving import Client, serving, source
 
 APP = """
@@ -111,11 +111,11 @@ async def test_a_reader_that_takes_nothing_does_not_hold_the_end_up(
         raw.connect((client.name, client.port))
         raw.sendall(client.head("GET", "/threads/a/events?follow=1"))
         for _ in range(60):
-            sent = client.app.metrics.events
+            sent = client.app.metrics.value(EVENTS_SENT)
             await client.say("a", "long 1000")
             await client.idle("a")
             await asyncio.sleep(0.1)
-            if sent == client.app.metrics.events:
+            if sent == client.app.metrics.value(EVENTS_SENT):
                 break
         else:
             raise AssertionError("it takes everything")
@@ -124,8 +124,8 @@ async def test_a_reader_that_takes_nothing_does_not_hold_the_end_up(
 
 
 async def test_a_stream_that_comes_while_all_are_ended_is_ended_too():
-    streams = Streams(Limits(), Metrics())
-    stream = EventStream(streams, streams.take("anna"), lines(Feed("boot"), 0))
+    streams = Streams(Limits(), PrometheusMetrics())
+    stream = EventStream(streams, streams.take("anna"), follow(Feed("boot"), 0))
     streams.close()
     sent: list[Any] = []
 
@@ -143,7 +143,7 @@ async def test_a_signal_is_heard_by_the_app_and_then_by_whoever_listened():
     before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
     ours = signal.getsignal(signal.SIGTERM)
     try:
-        with told_first(lambda: heard.append("the app")):
+        with on_stop_signal(lambda: heard.append("the app")):
             signal.raise_signal(signal.SIGTERM)
             await asyncio.sleep(0)
         assert heard == [signal.SIGTERM, "the app"]
@@ -155,7 +155,7 @@ async def test_a_signal_is_heard_by_the_app_and_then_by_whoever_listened():
 async def test_a_signal_that_nobody_listens_for_is_left_alone():
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        with told_first(lambda: None):
+        with on_stop_signal(lambda: None):
             assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)

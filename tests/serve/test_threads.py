@@ -9,15 +9,8 @@ from typing import Any
 
 import pytest
 
-from handrail.errors import (
-    AnswerRefused,
-    QuestionsOpen,
-    RunBusy,
-    ThreadBusy,
-    ThreadNameRefused,
-    ThreadUnknown,
-    UndoRefused,
-)
+from handrail.errors import AnswerRefused, RunBusy, UndoRefused
+from handrail.serve.refusals import QuestionsOpen, ThreadBusy, ThreadNameRefused, ThreadUnknown
 from support.served_threads import Held, answer_to, by, events, give, kinds, over, plan, served, settle, texts
 
 # --- a run goes on whoever looks ------------------------------------------------------------------
@@ -92,7 +85,7 @@ async def test_nobody_speaks_over_an_open_question(tmp_path: Path) -> None:
         thread = app.thread()
         await thread.say(plan([["choose", {}]]))
         await settle(thread)
-        with pytest.raises(QuestionsOpen, match="a question waits for an answer"):
+        with pytest.raises(QuestionsOpen, match="a question is waiting for an answer"):
             await thread.say(plan("hello"))
 
 
@@ -279,7 +272,7 @@ async def test_a_run_that_waits_leaves_memory_and_an_answer_brings_it_back(tmp_p
         assert (await app.journal.run(run_id)).status == "parked"
         requests = len(app.model.requests)
         assert texts(await thread.messages())[1:3] == ["note()", "note: noted once"]
-        assert await thread.seen_state() == {"Noted": [{"text": "once"}]}
+        assert await thread.read_state() == {"Noted": [{"text": "once"}]}
         [question] = await thread.questions()
         await give(thread, question, {"n": 5})
         await over(thread)
@@ -410,14 +403,14 @@ async def test_undone_in_memory_and_after_a_restart(tmp_path: Path, restarted: b
         done = await thread.undo(wrote)
         assert (list(done.paths), (tmp_path / "files/a.txt").exists()) == (["a.txt"], False)
         await thread.undo(noted)
-        assert await thread.seen_state() == {"Noted": []}
+        assert await thread.read_state() == {"Noted": []}
         told = [each["value"] for each in events(thread.feed) if each.get("name") == "handrail.undone"]
         assert [each["call_id"] for each in told] == [wrote, noted]
         with pytest.raises(UndoRefused, match="undone already"):
             await thread.undo(wrote)
-        with pytest.raises(UndoRefused, match="no such call"):
+        with pytest.raises(UndoRefused, match="no finished call"):
             await thread.undo("nope")
-        with pytest.raises(UndoRefused, match="no such call"):
+        with pytest.raises(UndoRefused, match="no finished call"):
             await app.thread("t", "eve").undo(wrote)
 
 
@@ -474,7 +467,7 @@ async def test_an_approval_is_revoked_while_the_run_goes(tmp_path: Path) -> None
 )
 async def test_names_that_are_none_are_refused(tmp_path: Path, principal: str, id: str) -> None:
     async with served(tmp_path) as app:
-        with pytest.raises(ThreadNameRefused, match=r"Give|Let"):
+        with pytest.raises(ThreadNameRefused, match=r"Use|must return"):
             app.threads.thread(principal, id)
 
 

@@ -28,7 +28,7 @@ from handrail.models.scripted import Reply, Scripted
 from handrail.records import Asked, CommitUnit
 from handrail.serve import snapshots
 from handrail.serve.agui.wire_events import Event
-from handrail.serve.event_streams import lines
+from handrail.serve.event_streams import follow
 from handrail.serve.feed import Feed
 from handrail.serve.source import PromptSource
 from support.recorded import write
@@ -199,7 +199,7 @@ async def test_who_looks_while_a_tool_floods_sees_the_thread(tmp_path: Path) -> 
         thread = app.thread()
         await thread.say(plan([["flood", {}]]))
         try:
-            shown = await snapshots.thread(app.journal, thread)
+            shown = await snapshots.thread_snapshot(app.journal, thread)
         finally:
             enough.set()
         assert [facts["status"] for facts in shown["calls"].values()] == ["running"]
@@ -211,7 +211,7 @@ async def test_a_reader_of_a_leg_that_takes_too_long_is_told_so(leg: str, ends: 
     """A client of AG-UI does not come again by itself, and must not take this for the end; our page does."""
     feed = Feed("boot", most_items=10)
     feed.append([Event({"type": "RUN_STARTED", "runId": "mine"})])
-    reading = lines(feed, 0, leg=leg)
+    reading = follow(feed, 0, leg=leg)
     told = await anext(reading)
     feed.append(Event({"type": "TEXT_MESSAGE_CONTENT", "delta": str(number)}) for number in range(100))
     told += b"".join([chunk async for chunk in reading])

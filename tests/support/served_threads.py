@@ -104,7 +104,7 @@ class App:
         self.app_name = options.pop("app_name", "")
         self.policies = [CapabilityPolicy()]
         self.model_type: type[ScriptedModel] = options.pop("model_type", ScriptedModel)
-        self.options.setdefault("look_every", None)
+        self.options.setdefault("poll_seconds", None)
         self.threads = self.make()
 
     def open(self) -> SqliteJournal:
@@ -165,14 +165,14 @@ def kinds(feed: Feed, after: int = 0) -> list[str]:
 
 async def settle(thread: Thread) -> None:
     """Wait until its run rests, or is over."""
-    while thread.live is not None and (thread.live.leg or not thread.live.has_begun):
+    while thread.live is not None and (thread.live.leg or not thread.live.has_started):
         assert await thread.feed.after(thread.feed.last, 5), "nothing happens"
 
 
 async def over(thread: Thread) -> None:
     """Wait until this process has no run of it."""
     while thread.live is not None:
-        await thread.live.over()
+        await thread.live.wait()
         await asyncio.sleep(0)
 
 

@@ -241,6 +241,8 @@ async def answer(reader: asyncio.StreamReader) -> Said:
         status, headers = await start(reader)
     if headers.get("transfer-encoding") == "chunked":
         return Said(status, headers, b"".join([chunk async for chunk in _chunks(reader)]))
+    if "content-length" not in headers and headers.get("connection") == "close":
+        return Said(status, headers, await reader.read())
     return Said(status, headers, await reader.readexactly(int(headers.get("content-length", "0"))))
 
 

@@ -157,9 +157,9 @@ def _cannot_listen(asked: ServeAsked, error: OSError) -> str:
 
 
 def _check_installed() -> None:
-    from handrail.serve.extra import NEEDED, missing_extra
+    from handrail.serve import REQUIRED, missing_extra
 
-    for name in NEEDED:
+    for name in REQUIRED:
         if importlib.util.find_spec(name) is None:
             raise missing_extra(name)
 

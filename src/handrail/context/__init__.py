@@ -72,7 +72,7 @@ T = TypeVar("T")
 
 
 class ToolContext(msgspec.Struct, frozen=True, eq=False):
-    """What one call may see and do; built for that call, dead after it.
+    """What one call may see and do. It is built for the call and expires with it.
 
     It is frozen and holds nothing itself: every member is read from the call behind it. Once the
     call is over every verb refuses with `ContextExpired`, also from a thread that outlived it. The
@@ -111,11 +111,11 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def rendered_prompt(self) -> RenderedPromptView | None:
-        """The prompt as rendered; None until it is."""
+        """The rendered prompt; None until it is rendered."""
         return self._source.rendered_prompt
 
     def require_rendered(self) -> RenderedPromptView:
-        """The prompt as rendered, or `NotRendered` that names it."""
+        """The rendered prompt; raises `NotRendered` if there is none yet."""
         rendered = self._source.rendered_prompt
         if rendered is None:
             raise NotRendered(self._source.prompt.name)
@@ -123,7 +123,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def adapter(self) -> BoundAdapter:
-        """The adapter of this run, bound to this call: what it evaluates inherits the call's limits."""
+        """The adapter of this run, bound to this call: evaluations inherit the call's limits."""
         return self._source.adapter
 
     @property
@@ -143,31 +143,31 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def depth(self) -> int:
-        """How many calls and workers lie around this one; 0 for a model's own call."""
+        """How many calls and workers this call is nested in; 0 for a model's own call."""
         return self._source.depth
 
     # The provider's side.
 
     @property
     def request(self) -> RequestView | None:
-        """The request that led here, read-only, secrets redacted; None when no model asked."""
+        """The model request that led to this call, read-only, secrets redacted; None if no model did."""
         return self._source.request
 
     @property
     def response_accumulator(self) -> ResponseAccumulator | None:
-        """What the model has streamed so far in this turn; None when no model asked."""
+        """What the model has streamed so far in this turn; None if no model asked for the call."""
         return self._source.response_accumulator
 
     @property
     def extras(self) -> Extras:
-        """What the adapter adds, by declared keys: `context.extras.get(RATE_LIMIT)`."""
+        """Values that the adapter adds under declared keys: `context.extras.get(RATE_LIMIT)`."""
         return self._source.extras
 
     # Limits.
 
     @property
     def deadline(self) -> Deadline | None:
-        """When the run must have ended; None where there is no deadline."""
+        """When the run must have ended; None if it has no deadline."""
         return self._source.deadline
 
     @property
@@ -187,24 +187,24 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def cost_tracker(self) -> CostTracker:
-        """What has been spent, here and below."""
+        """What this run and the runs below it have spent."""
         return self._source.cost_tracker
 
     # Things.
 
     @property
     def resources(self) -> Resources:
-        """What the prompt provides, by protocol."""
+        """The resources of the run, by protocol."""
         return self._source.resources
 
     @property
     def filesystem(self) -> Filesystem:
-        """The files as this call sees them: a fork; the same as `resources.get(Filesystem)`."""
+        """This call's fork of the files; the same as `resources.get(Filesystem)`."""
         return self._source.filesystem
 
     @property
     def approval_controller(self) -> ApprovalController:
-        """The approvals of the run, to look at. A tool asks with `request_approval`; it can't decide."""
+        """The approvals of the run, read-only. A tool asks with `request_approval`; it can't decide."""
         return self._source.approval_controller
 
     # Verbs, always there.
@@ -217,40 +217,40 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         probe: Callable[[], Any] | None = None,
         on_unknown: Literal["ask", "fail"] = "ask",
     ) -> Operation[T]:
-        """Do what can't be rolled back, at most once settled.
+        """Do something that can't be rolled back, settled at most once.
 
-        Keyed by this call's identity and `key`, never by arguments. A settled one is not run again:
-        its recorded value is returned. Execution is at least once, the settled effect at most once.
+        Keyed by this call's identity and `key`, never by its arguments. Once settled it is not run again: the
+        recorded value is returned. Execution is at least once, the settled effect at most once.
 
-        One found begun and not settled after a crash is decided first: `probe` says whether it happened
-        (None: it does not know), then with `on_unknown="ask"` whoever is there does. Where nobody knows it is
-        `OutcomeUnknown`; where it did happen, the value is None, since what it gave is lost.
+        If a crash left it begun but not settled, `probe` is asked first whether it happened (None: unknown),
+        then, with `on_unknown="ask"`, a person. If nobody knows, `OutcomeUnknown` is raised. If it did happen,
+        the value is None, since its result is lost.
         """
         self._source.home.check()
         return self._source.once(key, function, probe, on_unknown)
 
     def beat(self) -> Done:
-        """Keep the lease. From the first beat on, only the handler's own beats count."""
+        """Renew the lease. From the first beat on, only the handler's own beats count."""
         self._source.home.check()
         return self._source.beat()
 
     def report_progress(self, message: str, *, done: float | None = None, total: float | None = None) -> Done:
-        """Tell whoever watches how far this is. It is shown at once, also if the call fails later."""
+        """Report progress to the people watching. It is shown at once, even if the call fails later."""
         self._source.home.check()
         return self._source.report_progress(message, done, total)
 
     def emit(self, event: object) -> Done:
-        """Publish an event of the tool's own, at once, namespaced under the tool's name."""
+        """Publish an event of your own at once, under the tool's name."""
         self._source.home.check()
         return self._source.emit(event)
 
     def request_approval(self, message: str) -> Operation[Approval]:
-        """Ask whoever may approve. Denial does not raise: look at what comes back."""
+        """Ask for approval. A denial does not raise: check the result."""
         self._source.home.check()
         return self._source.request_approval(message)
 
     def request_permission(self, kind: str) -> Operation[Approval]:
-        """Ask for a permission by its name. Denial does not raise."""
+        """Ask for a permission by name. A denial does not raise: check the result."""
         self._source.home.check()
         return self._source.request_permission(kind)
 
@@ -260,12 +260,12 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         return self._source.call_tool(name, arguments)
 
     def call_worker(self, name: str, input: Any, *, attachments: Sequence[Any] = ()) -> Operation[Any]:
-        """Run a worker inside this call and give its value; `CallFailed` if it failed."""
+        """Run a worker inside this call and return its value; raises `CallFailed` if it failed."""
         self._source.home.check()
         return self._source.call_worker(name, input, attachments)
 
     def ticket(self) -> str:
-        """This call as a signed text from which another process can run its tool."""
+        """A signed text with which another process can run this call's tool."""
         self._source.home.check()
         return self._source.ticket()
 
@@ -273,28 +273,28 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def wait_for(self) -> WaitFor | None:
-        """Ask whoever is there; None where nobody can be asked."""
+        """Ask the person on the other side; None if nobody can be asked."""
         return self._source.wait_for
 
     @property
     def prompt_model(self) -> PromptModel | None:
-        """Ask a model; None where none stands in for a person."""
+        """Ask the model in a person's place; None if there is none."""
         return self._source.prompt_model
 
 
 class UserContext(ToolContext, frozen=True, eq=False):
-    """A context with somebody to ask. A handler that takes this one is only offered where there is."""
+    """A context with a person to ask. A tool whose handler takes it is only offered where there is one."""
 
     @property
     def wait_for(self) -> WaitFor:
-        """Ask whoever is there."""
+        """Ask the person on the other side."""
         verb = self._source.wait_for
         assert verb is not None, "the gate makes this context only where somebody can be asked"
         return verb
 
 
 class AgentContext(ToolContext, frozen=True, eq=False):
-    """A context with a model to ask. A handler that takes this one is only offered where there is."""
+    """A context with a model to ask. A tool whose handler takes it is only offered where there is one."""
 
     @property
     def prompt_model(self) -> PromptModel:
@@ -305,16 +305,16 @@ class AgentContext(ToolContext, frozen=True, eq=False):
 
 
 class WorkerContext(ToolContext, frozen=True, eq=False):
-    """The context that a worker's tools get. A handler that takes this one is only offered in a worker."""
+    """The context of a worker's tools. A tool whose handler takes it is only offered in a worker."""
 
     @property
     def registry(self) -> RegistryView:
-        """The workers that this one may call, by name, with what each says it does."""
+        """The workers that this one may call, by name, with their descriptions."""
         return self._facts.registry
 
     @property
     def creation_defaults(self) -> Mapping[str, Any]:
-        """What a worker made by this one gets where its maker leaves it out."""
+        """Defaults for workers that this one creates."""
         return self._facts.creation_defaults
 
     @property
@@ -324,7 +324,7 @@ class WorkerContext(ToolContext, frozen=True, eq=False):
 
     @property
     def message_callback(self) -> MessageCallback | None:
-        """Who hears every message of this worker and of those below it; None where nobody does."""
+        """Called with every message of this worker and of those below it; None if not wanted."""
         return self._facts.message_callback
 
     @property

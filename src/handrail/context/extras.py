@@ -1,4 +1,4 @@
-"""Extras: what an adapter adds to a context beyond the common members, under declared keys."""
+"""Extras: values that an adapter adds to a context under declared keys."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _check_json(name: str, value: Any) -> None:
 
 @dataclass(frozen=True)  # no slots: a subscripted call, ExtraKey[...](...), sets an attribute
 class ExtraKey(Generic[T]):
-    """A name in the extras and the type of what is there.
+    """The name and type of a value in the extras.
 
     Values are JSON unless the key is `opaque`: then `about` must say how long the object lives and
     from which threads it may be used.
@@ -59,12 +59,12 @@ class ExtraKey(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """What the provider last said about how much more it will take."""
+    """The provider's rate limit, as it last reported it."""
 
     requests_left: int | None = None
     tokens_left: int | None = None
     resets_at: datetime | None = None
-    """When all of it is there again."""
+    """When the limit is fully restored."""
 
 
 TRACING_SPAN: ExtraKey[Any] = ExtraKey(

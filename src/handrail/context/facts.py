@@ -1,4 +1,4 @@
-"""What is known about one call and the run it belongs to, as plain frozen values."""
+"""Facts about one call and its run, as frozen values."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class Invocation(msgspec.Struct, frozen=True):
     id: str
     started_at: datetime
     attempt: int
-    """1 for the first time, 2 after the first retry."""
+    """1 for the first attempt, 2 for the first retry."""
     idempotency_key: str
-    """The same for every attempt of this call, also after a crash: give it to systems that take one."""
+    """The same for every attempt of this call, also after a crash. Pass it to systems that accept one."""
     parent_message: str | None
-    """The id of the model's message that asked for the call; None when no model did."""
+    """The id of the model's message that asked for the call; None if no model did."""
     path: tuple[str, ...]
     """The names of the calls that led here, outermost first, this one last."""
 
 
 class RunContext(msgspec.Struct, frozen=True):
-    """The ids that tie a call's records together. All are there from the start."""
+    """The ids that tie a call's records together, all known from the start."""
 
     run_id: str
     request_id: str
@@ -56,7 +56,7 @@ ApprovalOutcome = Literal["approved", "denied", "timed out", "cancelled", "nobod
 
 
 class Approval(msgspec.Struct, frozen=True):
-    """What came of asking. It is true exactly when it was approved."""
+    """The decision on a request for approval. It is true if it was approved."""
 
     approved: bool
     reason: str

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 class ContextSource(Protocol):
-    """The members and verbs of a context, made when they are first asked for.
+    """The members and verbs of a context, made when they are first used.
 
-    The gate's attempts and the fakes of `handrail.testing` satisfy this; a context adds nothing to
-    it but the refusal to work once `home` is closed.
+    The gate's attempts and the fakes of `handrail.testing` satisfy this. A context only adds that its verbs
+    refuse once `home` is closed.
     """
 
     @property

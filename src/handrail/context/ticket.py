@@ -1,4 +1,4 @@
-"""`Ticket`: a call in a form that another process can take up, signed so that it can't be made up."""
+"""`Ticket`: a signed form of a call, with which another process runs its tool."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _SHORTEST_KEY = 16
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """What another process needs to run this call's tool, and nothing secret.
 
-    The share of the budget in it is already reserved: whoever holds the ticket can spend it and no
-    more. Changes made under a ticket commit through the gate of the run it names.
+    Its share of the budget is already reserved: the holder of the ticket can spend that and no more. Changes
+    made under a ticket commit through the gate of the run it names.
     """
 
     run_id: str
-    """The run as its journal has it."""
+    """The id of the run in its journal."""
     place: str
-    """Where in that run the ticket was given out: the same when the handler is entered again."""
+    """Where in the run the ticket was issued. It is the same when the handler is re-entered."""
     call_id: str
     session_id: str
     tool: str
@@ -36,17 +36,17 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     budget: dict[str, float]
     capabilities: tuple[str, ...]
     effect: str
-    """The effect of the call: no tool that runs under the ticket may do more than it could call itself."""
+    """The effect of the call. It limits the tools that may run under the ticket."""
 
     def seal(self, key: bytes) -> str:
-        """The ticket as text, signed with `key`: stable, URL-safe, for the process to come."""
+        """The ticket as stable, URL-safe text, signed with `key`."""
         _check_key(key)
         body = msgspec.json.encode({"v": _VERSION, **msgspec.to_builtins(self)}, order="sorted")
         return f"{_text(body)}.{_text(_signature(body, key))}"
 
     @staticmethod
     def open(text: str, key: bytes) -> Ticket:
-        """The ticket that this text is, if it was sealed with the same key."""
+        """Read a sealed ticket, if it was signed with the same key."""
         _check_key(key)
         encoded, dot, signature = str(text).partition(".")
         try:

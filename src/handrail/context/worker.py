@@ -1,4 +1,4 @@
-"""What a worker's tools see of the worker: what it was given, and what it may call."""
+"""What a worker's tools see of their worker: its attachments, and the workers it may call."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 
 class Attachment(msgspec.Struct, frozen=True):
-    """A file that a worker was given: a name and bytes. It stays as it was when it was handed over."""
+    """A file given to a worker: a name and bytes, as they were when it was given."""
 
     name: str
     content: bytes
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size in bytes."""
         return len(self.content)
 
     def read(self) -> bytes:
-        """All of it."""
+        """The content as bytes."""
         return self.content
 
     def text(self) -> str:
-        """The same as text, or `ToolValidationError` where it is none."""
+        """The content as text; raises `ToolValidationError` if it is not UTF-8."""
         try:
             return self.content.decode()
         except UnicodeDecodeError:
@@ -39,7 +39,7 @@ class Attachment(msgspec.Struct, frozen=True):
 
 
 class RegistryView(msgspec.Struct, frozen=True):
-    """The workers that a worker may call, to look at: their names, and what each says it does."""
+    """The workers that a worker may call: their names and descriptions."""
 
     descriptions: Mapping[str, str]
 
@@ -49,15 +49,15 @@ class RegistryView(msgspec.Struct, frozen=True):
 
 
 class WorkerMessage(msgspec.Struct, frozen=True):
-    """One message of a worker's conversation, as it was added."""
+    """A message that was added to a worker's conversation."""
 
     path: tuple[str, ...]
-    """The worker that was started, and the calls that led from it to the one that speaks."""
+    """The path of calls from the worker that was started to the one whose message it is."""
     message: Message
 
     @property
     def worker(self) -> str:
-        """Whose conversation it is."""
+        """The name of the worker whose conversation it is."""
         return self.path[-1]
 
 
@@ -65,7 +65,7 @@ MessageCallback = Callable[[WorkerMessage], None]
 
 
 class WorkerFacts(msgspec.Struct, frozen=True):
-    """What a worker's run has beside what every run has."""
+    """What a worker's run has in addition to any run."""
 
     name: str
     registry: RegistryView

@@ -1,7 +1,7 @@
-"""`Schema`: one Python type, what a model is told about it, and how what it sends is taken in.
+"""`Schema`: a Python type, its JSON Schema for a model, and the parsing of what the model sends.
 
-Validation and JSON Schema are pydantic's; this module closes what pydantic leaves open (unknown keys,
-infinities) and puts every problem of one input into words a model can act on.
+Validation and JSON Schema are pydantic's. This module also refuses what pydantic lets through (unknown keys,
+infinities) and reports every problem of an input in words a model can act on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 JsonSchema = dict[str, Any]
 Validate = Callable[..., Any]
 
-_MASKED = "is masked, so what stood here is not known any more: secrets are not kept. Give it again"
+_MASKED = "is masked: secrets are not kept, so the value is not known. Give it again"
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -44,10 +44,10 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Schema(Generic[T]):
-    """A type that inputs are checked against. Made once for a type, used for every input.
+    """A type that inputs are parsed into. Made once for a type, used for every input.
 
-    - Parsing is strict JSON: no text is taken for a number, no number for a truth value.
-    - A key that the type does not have is refused at every depth, and the JSON Schema says so.
+    - Parsing is strict JSON: text is never read as a number, nor a number as true or false.
+    - Unknown keys are refused at every depth, and the JSON Schema says so.
     - NaN and the infinities are refused, however they are written.
     - Every problem of one input is reported at once.
     """
@@ -71,12 +71,12 @@ class Schema(Generic[T]):
         self.json_schema = _json_schema_of(self._adapter, annotation)
         self._may_hold_floats = any(_holds_floats(part) for part in _schemas_in(self.json_schema))
         self.quick: Validate | None = None if self._may_hold_floats else self._validate
-        """Where only the type itself has to be looked at: what takes good input in at once."""
+        """Validates good input in one step, if the type needs no check for infinities; else None."""
         self.secret = holds_secrets(self._adapter.core_schema, self.json_schema)
-        """Can there be a secret in it?"""
+        """Whether its values can hold a secret."""
 
     def parse(self, data: str | bytes) -> T:
-        """The value that this JSON text stands for, or `ToolValidationError` with every problem."""
+        """Parse JSON text, or raise `ToolValidationError` with every problem."""
         suspect = self._may_hold_floats and _SUSPECT[type(data)].search(data)
         problems: list[Problem] = []
         value: Any = None
@@ -86,7 +86,7 @@ class Schema(Generic[T]):
             found = problems_of(error.errors(include_url=False), data, self.json_schema)
             problems = [Problem(where, what) for where, what in found]
         except Exception as error:
-            # A validator or `__post_init__` of the user's raised something pydantic lets through.
+            # A validator or `__post_init__` of the user raised something that pydantic does not catch.
             problems.append(Problem("", f"refused by the type itself: {type(error).__name__}: {error}"))
         if suspect:
             said = {problem.where for problem in problems}
@@ -96,7 +96,7 @@ class Schema(Generic[T]):
         raise ToolValidationError("; ".join(map(str, problems)), problems)
 
     def parse_value(self, value: object) -> T:
-        """The same for a Python value: it goes through JSON, as a model's would."""
+        """Parse a Python value by way of JSON, as if a model had sent it."""
         if isinstance(value, BaseModel) or dataclasses.is_dataclass(value):
             return self.parse(self.clear(value))
         return self.parse(clear_json(value))
@@ -110,13 +110,13 @@ class Schema(Generic[T]):
         return True
 
     def parse_given(self, value: object) -> T:
-        """The same for a person's answer: where there can be secrets, a mask is refused."""
+        """Parse a person's answer: where there can be secrets, a mask is refused."""
         if self.secret:
             refuse_masks(clear_json(value))
         return self.parse_value(value)
 
     def clear(self, value: object) -> bytes:
-        """The value as JSON with the secrets in it, by the type's own rules: to be parsed, and never kept."""
+        """The value as JSON with secrets in clear. Parse it at once; never keep it."""
         kind = get_origin(self.annotation) or self.annotation
         if not isinstance(kind, type) or not isinstance(value, kind):
             return clear_json(value)
@@ -128,17 +128,17 @@ class Schema(Generic[T]):
             raise _unwritable(error) from None
 
     def dump(self, value: T) -> bytes:
-        """The value as the JSON text that it can be parsed from; secrets masked."""
+        """The value as JSON text from which it can be parsed, with secrets masked."""
         written = self._serializer.to_json(value, by_alias=True, round_trip=True)
         if not self.secret:
             return written
         return pydantic_core.to_json(masked(pydantic_core.from_json(written), self.json_schema))
 
     def mask(self, data: str | bytes) -> str:
-        """This JSON text as it can be shown and recorded: the secrets in it masked.
+        """The JSON text with its secrets masked, to be shown and recorded.
 
-        What does not fit the type is withheld as a whole, since nobody can tell what of it is secret. What
-        was masked before stays as it is.
+        Text that does not fit the type is withheld whole, since any part of it may be secret. What was masked
+        before stays as it is.
         """
         try:
             return self.dump(self._validate(data, strict=True, extra="forbid")).decode()
@@ -151,7 +151,7 @@ class Schema(Generic[T]):
             return WITHHELD
 
     def hide(self, value: object) -> Any:
-        """The same for a value, as plain JSON."""
+        """A value as plain JSON with its secrets masked."""
         return pydantic_core.from_json(self.mask(self.clear(value)))
 
     def __repr__(self) -> str:
@@ -160,12 +160,12 @@ class Schema(Generic[T]):
 
 @lru_cache(maxsize=512)
 def schema_of(annotation: type[T]) -> Schema[T]:
-    """The schema of a type that is asked for again and again, as `wait_for` does."""
+    """The cached schema of a type that is needed often, as by `wait_for`."""
     return Schema(annotation)
 
 
 def to_json(value: object) -> bytes:
-    """A Python value as JSON text: dataclasses, models, enums, dates and paths too; secrets masked."""
+    """A Python value as JSON text: dataclasses, models, enums, dates and paths too. Secrets are masked."""
     try:
         return pydantic_core.to_json(value, inf_nan_mode="constants")
     except (pydantic_core.PydanticSerializationError, ValueError, RecursionError) as error:
@@ -173,7 +173,7 @@ def to_json(value: object) -> bytes:
 
 
 def refuse_masks(data: str | bytes) -> None:
-    """Refuse what was masked: nobody is to try a mask for a password."""
+    """Refuse masked values: a mask must never be used as a password."""
     if (MASK if isinstance(data, str) else MASK.encode()) not in data or not _is_json(data):  # pyright: ignore[reportOperatorIssue]  # of one kind
         return
     problems = [Problem(where, _MASKED) for where in dict.fromkeys(masks_in(pydantic_core.from_json(data)))]
@@ -182,7 +182,7 @@ def refuse_masks(data: str | bytes) -> None:
 
 
 def clear_json(value: object) -> bytes:
-    """The same with the secrets in it: what is to be parsed at once, and neither shown nor kept."""
+    """A Python value as JSON text with secrets in clear. Parse it at once; never show or keep it."""
     written = to_json(value)
     return in_clear(value) if MASK.encode() in written else written
 
@@ -196,7 +196,7 @@ def _is_json(data: str | bytes) -> bool:
 
 
 def _stands_at(value: Any, location: tuple[str | int, ...]) -> Any:
-    """What an input has where an error is; labels that pydantic puts in for forms of a union are passed by."""
+    """The part of an input where an error is. Labels that pydantic adds for members of a union are skipped."""
     here = value
     for part in location:
         if isinstance(here, dict) and part in here:
@@ -233,7 +233,7 @@ def _adapter_for(annotation: Any, namespace: Mapping[str, Any] | None) -> TypeAd
 
 
 def _serializer_of(adapter: TypeAdapter[Any]) -> pydantic_core.SchemaSerializer:
-    """Writes what can be sent: a dataclass's fields with init=False can't."""
+    """A serializer that leaves out fields with init=False: they can't be sent."""
     if not any(_is_unsendable(part) for part in _parts(adapter.core_schema)):
         return adapter.serializer
     return pydantic_core.SchemaSerializer(_without_unsendable(adapter.core_schema))
@@ -266,7 +266,7 @@ def _indescribable(annotation: Any, error: Exception) -> DefinitionError:
 
 
 class _Closed(GenerateJsonSchema):
-    """Says of every object with known fields that it has no others, and leaves titles out."""
+    """Closes every object with known fields, and leaves titles out."""
 
     ignored_warning_kinds: ClassVar[set[JsonSchemaWarningKind]] = {  # pyright: ignore[reportIncompatibleVariableOverride]  # pydantic leaves ClassVar out
         "skipped-choice",
@@ -294,7 +294,7 @@ class _Closed(GenerateJsonSchema):
         raise PydanticUserError("a class can't be sent as JSON", code=None)
 
     def encode_default(self, dft: Any) -> Any:
-        # What JSON has no words for, and what nobody should read, is not shown.
+        # Values that JSON can't express, and secrets, are not shown.
         encoded = super().encode_default(dft)
         if any(_unfit_to_show(part) for part in _values(encoded)):
             raise pydantic_core.PydanticSerializationError("not to be shown")
@@ -333,7 +333,7 @@ def _json_schema_of(adapter: TypeAdapter[Any], annotation: Any) -> JsonSchema:
 
 
 def _parts(schema: Any) -> Iterator[JsonSchema]:
-    """Every schema inside a JSON Schema or a core schema, itself included."""
+    """Every dict inside a JSON Schema or a core schema, itself included."""
     return (cast(JsonSchema, part) for part in _values(schema) if isinstance(part, dict))
 
 
@@ -349,7 +349,7 @@ def _values(value: Any) -> Iterator[Any]:
 
 
 def _schemas_in(schema: JsonSchema) -> Iterator[JsonSchema]:
-    """Every schema inside a JSON Schema, itself included; names of fields and values are not schemas."""
+    """Every schema inside a JSON Schema, itself included."""
     yield schema
     for word, inner in schema.items():
         if word in ("properties", "patternProperties", "$defs"):
@@ -378,7 +378,7 @@ _SUSPECT: dict[type, re.Pattern[Any]] = {
 
 
 def _infinities_in(data: str | bytes, schema: JsonSchema) -> Iterator[Problem]:
-    """What is no finite number, or would be none as a float."""
+    """Numbers that are not finite, or too large for a float."""
     try:
         value = pydantic_core.from_json(data)
     except (ValueError, TypeError):

@@ -319,7 +319,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 _WORDS = {
     "object": "an object",
     "array": "a list",
-    "string": "a text",
+    "string": "text",
     "boolean": "true or false",
     "null": "null",
     "integer": "a whole number",
@@ -391,12 +391,12 @@ def _misfits_in_object(
         if name in fields:
             yield from _misfits(fields[name], part, _field_at(at, name), defs, depth + 1)
         elif schema.get("additionalProperties") is False:
-            unknown = f"is unknown; known are {', '.join(fields) or 'none'}"
+            unknown = f"is unknown; the known fields are {', '.join(fields) or 'none'}"
             yield Misfit(_field_at(at, name), unknown, unknown)
 
 
 def _unwanted(at: str, value: object, wanted: str) -> Misfit:
-    return Misfit(at, f"is {_quoted(value)}; {wanted} is wanted", f"is something else; {wanted} is wanted")
+    return Misfit(at, f"must be {wanted}, got {_quoted(value)}", f"must be {wanted}")
 
 
 def _is_kind(kind: str, value: object) -> bool:

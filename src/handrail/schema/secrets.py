@@ -1,7 +1,7 @@
-"""What is secret among values, by their type: finding it, masking it, and telling what was masked.
+"""Secrets in values: finding them by type, masking them, and recognising masks.
 
-A `SecretStr` is told by how its type is written as JSON, and by `writeOnly` in the JSON Schema: what both
-say is masked, so that neither a custom serializer nor a custom JSON Schema brings one to light.
+A secret is recognised by pydantic's serializer for `SecretStr` and by `writeOnly` in the JSON Schema. Either
+is enough, so that neither a custom serializer nor a custom JSON Schema exposes one.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pydantic_core import core_schema
 from handrail.schema.problems import Location, forms_of, inside, location_of
 
 MASK = str(SecretStr("any"))
-"""What stands in the place of a secret wherever somebody, or a journal, could read it."""
+"""Stands for a secret wherever a person or a journal could read it."""
 WITHHELD = pydantic_core.to_json({MASK: "not shown: there may be a secret in it"}).decode()
-"""What stands in the place of arguments in which nobody can tell what is secret."""
+"""Stands for arguments that are withheld whole, since any part of them may be secret."""
 
 
 @lru_cache(maxsize=1)
@@ -35,7 +35,7 @@ def _maskers() -> tuple[Any, ...]:
 
 
 def holds_secrets(core: Any, json_schema: Any) -> bool:
-    """Can there be a secret in what this type describes?"""
+    """Whether values of this type can hold a secret."""
     if any(part.get("writeOnly") is True for part in _parts(json_schema)):
         return True
     return any(
@@ -57,9 +57,9 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def masked(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> Any:
-    """Plain JSON with a mask wherever the JSON Schema says that a value is written and never read.
+    """Plain JSON with a mask wherever the JSON Schema says `writeOnly`.
 
-    `root` is what the schema is a part of, where it is one.
+    `root` is the whole schema, if this is a part of one.
     """
     root = schema if root is None else root
     return _masked(value, forms_of(schema, root), root)
@@ -80,7 +80,7 @@ def _masked(value: Any, forms: list[Mapping[str, Any]], root: Mapping[str, Any])
 
 
 def _is_meant(value: Any, form: Mapping[str, Any]) -> bool:
-    """Is this what the form is about? Nothing is no secret, and a number is none where text is asked for."""
+    """Whether this value is the secret that the schema describes: not empty, and of its type."""
     if value is None or value == "":
         return False
     return isinstance(value, str) or form.get("type") != "string"
@@ -94,12 +94,12 @@ def _key(key: str, forms: list[Mapping[str, Any]], root: Mapping[str, Any]) -> s
 
 
 def is_masked(value: Any) -> bool:
-    """Does a mask stand in this plain JSON?"""
+    """Whether this plain JSON holds a mask."""
     return any(True for _ in masks_in(value))
 
 
 def masks_in(value: Any, location: Location = ()) -> Iterator[str]:
-    """Where a mask stands in plain JSON, in words; "" where it is all of it."""
+    """The places of masks in plain JSON; "" for the value itself."""
     if isinstance(value, str):
         if value == MASK:
             yield location_of(location)
@@ -114,13 +114,13 @@ def masks_in(value: Any, location: Location = ()) -> Iterator[str]:
             yield from masks_in(one, (*location, at))
 
 
-# --- as they are -------------------------------------------------------------------------------
+# --- in clear ----------------------------------------------------------------------------------
 
 _ANYTHING = pydantic_core.SchemaSerializer(core_schema.any_schema())
 
 
 def in_clear(value: object, serializer: pydantic_core.SchemaSerializer = _ANYTHING) -> bytes:
-    """A Python value as JSON text with its secrets in it: to be parsed again at once, and never kept."""
+    """A Python value as JSON text with its secrets in clear. Parse it at once; never keep it."""
     plain = serializer.to_python(value, by_alias=True, round_trip=True, warnings=False)
     return pydantic_core.to_json(_revealed(plain), inf_nan_mode="constants")
 

@@ -17,10 +17,10 @@ from handrail.sections.patterns import REFUSED, may_not_end
 from handrail.tools import PathArg, Tool, ToolResult, tool
 
 PAGE_LINES = 400
-"""How many lines of a file are shown at once, unless a model asks for fewer."""
+"""The most lines of a file that are shown at once."""
 _LONG_LINE = 2000
 _PAGE_ITEMS = 200
-"""How many entries or matches are shown at once."""
+"""The most entries or matches that are shown at once."""
 
 ReadPath = Annotated[str, PathArg("read"), Field(description="A path relative to the folder, with `/`.")]
 WritePath = Annotated[str, PathArg("write"), Field(description="A path relative to the folder, with `/`.")]
@@ -61,14 +61,12 @@ async def edit_file(
     old: Annotated[
         str, Field(description="The exact text to replace, as it is in the file, without line numbers.")
     ],
-    new: Annotated[str, Field(description="What takes its place.")],
-    all: Annotated[
-        bool, Field(description="Replace every occurrence; otherwise there must be just one.")
-    ] = False,
+    new: Annotated[str, Field(description="The text to put in its place.")],
+    all: Annotated[bool, Field(description="Replace every occurrence of `old`.")] = False,
     *,
     context: ToolContext,
 ) -> ToolResult[str]:
-    """Replace text in a file that was read before. The text must be there exactly once, or give all."""
+    """Replace text in a file that was read before. `old` must occur exactly once, unless `all` is true."""
     try:
         count = context.filesystem.edit(path, old, new, all=all)
     except FileError as error:
@@ -153,7 +151,7 @@ WRITING: tuple[Tool[Any, Any], ...] = (write_file, edit_file, delete_file, move_
 _TEMPLATE = "Paths are relative to one folder and can't lead out of it."
 _TEMPLATE_WRITING = (
     f"{_TEMPLATE} Read a file before you change it. A call that fails changes nothing. "
-    "When somebody else changed a file meanwhile you are told: read it again."
+    "You are told when somebody else has changed a file: read it again."
 )
 
 
@@ -194,7 +192,7 @@ def _changed(change: Any, said: str) -> ToolResult[str]:
 
 
 def _page(path: str, text: str, first: int, count: int) -> str:
-    lines = text.removesuffix("\n").split("\n")  # as a search counts them
+    lines = text.removesuffix("\n").split("\n")  # numbered as in a search
     if not text:
         return f"{path} is empty."
     if first > len(lines):
@@ -203,7 +201,7 @@ def _page(path: str, text: str, first: int, count: int) -> str:
     last = first + len(shown) - 1
     numbered = [f"{number}\t{_cut(line)}" for number, line in enumerate(shown, first)]
     if first > 1 or last < len(lines):
-        more = f" Go on with from_line={last + 1}." if last < len(lines) else ""
+        more = f" Continue with from_line={last + 1}." if last < len(lines) else ""
         numbered.append(f"(lines {first} to {last} of {len(lines)}.{more})")
     return "\n".join(numbered)
 

@@ -1,9 +1,8 @@
-"""Patterns from strangers: one that could take for ever is refused before it is tried.
+"""Regular expressions from a model: one that could take exponential time is refused before it is tried.
 
-Python's engine tries alternatives by going back, without letting anything else run meanwhile, so a model
-could hold up the whole process with a few characters. What makes that possible is something that fits in
-several ways inside something that is repeated: each round multiplies the ways there are. So does each of many
-that stand in a row.
+Python's engine backtracks and blocks the process meanwhile, so a few characters could hold up everything. That
+happens when a part that matches in several ways is repeated: each repetition multiplies the ways. Many such
+parts in a row do the same.
 """
 
 from __future__ import annotations
@@ -15,29 +14,29 @@ from re import _parser as parser  # pyright: ignore[reportAttributeAccessIssue, 
 from typing import Any
 
 REFUSED = (
-    "this pattern could take for ever: a group that is repeated often, or without end, may not hold another repeat, "
-    "nor alternatives. Look for something simpler, such as plain text"
+    "this pattern could take forever: a repeated group may not contain another repeat or alternatives. "
+    "Search for something simpler, such as plain text"
 )
 _ENDLESS = 20
-"""In how many ways a repeat without end is taken to fit: (\\w+ ){3} passes, four of these do not."""
+"""Ways to match assumed for an unbounded repeat: (\\w+ ){3} passes, four of these do not."""
 _BOUNDED = 8
-"""In how many ways a repeat with an end is taken to fit at most, among those that stand in a row."""
+"""The most ways to match assumed for a bounded repeat among several in a row."""
 _MOST = 100_000
 
 
 def may_not_end(pattern: str) -> bool:
-    """Could a search for it take for ever on some line?"""
+    """Whether a search with this pattern could take forever on some line."""
     try:
         parsed: Any = parser.parse(pattern)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # it has no types
     except (re.error, RecursionError, OverflowError):
-        return False  # refused elsewhere, as no pattern at all
+        return False  # not a valid pattern: refused elsewhere
     return math.isinf(_ways(parsed)) or _ways(parsed, in_a_row=True) > _MOST
 
 
 def _ways(parsed: Any, in_a_row: bool = False) -> float:
-    """In how many ways it can fit one text, roughly; infinity where rounds of a repeat make them too many.
+    """Roughly how many ways a pattern can match one text; infinity if a repeat makes them too many.
 
-    `in_a_row` leaves out what has no end: many of these take long, and by far not for ever.
+    `in_a_row` leaves out unbounded repeats: many of them take long, but not forever.
     """
     ways = 1.0
     for what, given in parsed:
@@ -62,7 +61,7 @@ def _ways_of_repeat(least: Any, most: Any, repeated: Any, *, in_a_row: bool) -> 
 
 
 def _parts(given: Any) -> list[Any]:
-    """The patterns that are in an operation's arguments."""
+    """The patterns among an operation's arguments."""
     if isinstance(given, parser.SubPattern):  # pyright: ignore[reportUnknownMemberType]
         return [given]
     if type(given) in (list, tuple):

@@ -1,4 +1,4 @@
-"""`ShellTools`: running commands, as a section that is ready to use."""
+"""`ShellTools`: a section with a tool that runs commands."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ as it was. Outside the folder nothing can be written but `/tmp`, which is thrown
 def run_command_tool(shell: Shell) -> Tool[Any, Any]:
     """The tool `run_command` on this shell.
 
-    What a command does in the folder is part of the call, and undone with it. One that may use the network
-    can do more than that, so then the tool is irreversible.
+    What a command does in the folder is part of the call and undone with it. With access to the network it can
+    do more than that, so the tool is then irreversible.
     """
 
     @tool(effect="irreversible" if shell.network else "staged", capabilities={"proc.exec", "fs.write"})
@@ -52,7 +52,7 @@ def run_command_tool(shell: Shell) -> Tool[Any, Any]:
 
 @dataclasses.dataclass(frozen=True, init=False)
 class ShellTools(MarkdownSection[Any]):
-    """A section with `run_command`, for what the shell's rules allow.
+    """A section with the tool `run_command`, for the commands that the shell's rules allow.
 
     The run's filesystem is where commands work: `evaluate(..., filesystem=DirectoryFilesystem(folder))`.
     """

@@ -1,4 +1,4 @@
-"""A served app: AG-UI over SSE for any client, and a page of our own with it.
+"""Serves an app: AG-UI over SSE for any client, with a page of its own.
 
     from handrail.serve import PromptSource, asgi
     app = asgi(PromptSource(prompt, adapter), journal=SqliteJournal("runs.db"))
@@ -11,7 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from handrail.serve.extra import NEEDED, missing_extra
+from handrail.errors import DefinitionError
 
 if TYPE_CHECKING:
     from handrail.serve.app import ServedApp, asgi
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Limits", "PromptSource", "ServedApp", "Source", "Threads", "WorkersSource", "asgi", "load"]
 
+REQUIRED = ("starlette", "uvicorn", "ag_ui")
+"""The packages of the extra `serve`."""
 _HOMES = {
     "Limits": "limits",
     "PromptSource": "source",
@@ -33,6 +35,13 @@ _HOMES = {
 }
 
 
+def missing_extra(name: str) -> DefinitionError:
+    """The error for a package of the extra that is not installed."""
+    return DefinitionError(
+        f"serving needs {name}, which is not installed. Install it with: pip install 'handrail[serve]'"
+    )
+
+
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
@@ -41,6 +50,6 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(f"{__name__}.{home}"), name)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
-        if missing not in NEEDED:
+        if missing not in REQUIRED:
             raise
         raise missing_extra(missing) from None

@@ -1,32 +1,37 @@
-"""`asgi`: the server as an ASGI app. What each address does is in `routes`."""
+"""`asgi`: the server as an ASGI app. The addresses are in `routes`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
-from contextlib import asynccontextmanager
+import signal
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.types import Receive, Scope, Send
 
 from handrail.records import Journal
-from handrail.serve.extra import missing_extra
+from handrail.serve.event_streams import Streams
 from handrail.serve.limits import Limits
-from handrail.serve.metrics import Metrics
+from handrail.serve.metrics import PrometheusMetrics, end_leg, refuse
+from handrail.serve.middleware import GuardMiddleware
 from handrail.serve.principals import Authenticate, Principals
+from handrail.serve.refusals import exception_handlers
+from handrail.serve.routes import Routes
 from handrail.serve.source import Source
-from handrail.serve.stopping import told_first
 from handrail.serve.threads import Threads
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
 
 
 class ServedApp:
-    """An ASGI app that serves `source`: AG-UI at `/agent`, the page at `/`. Called `asgi` outside.
+    """An ASGI app that serves `source`: AG-UI at `/agent`, the page at `/`. Exported as `asgi`.
 
-    Runs are recorded in `journal`; those that a process before this one left are gone on with at the
-    start, and at the end every run is parked. `hosts` and `origins` are names it answers to, and pages it
-    takes requests from, beside its own.
+    Runs are recorded in `journal`. On startup, runs that an earlier process left are resumed; on shutdown,
+    every run is parked. `hosts` are additional host names the app answers to, `origins` additional origins
+    whose pages may use it.
     """
 
     def __init__(
@@ -43,41 +48,30 @@ class ServedApp:
         park_after: float = 300.0,
         grace: float = 5.0,
     ) -> None:
-        try:
-            from starlette.applications import Starlette
-        except ImportError:
-            raise missing_extra("starlette") from None
-        from handrail.serve import refusals
-        from handrail.serve.event_streams import Streams
-        from handrail.serve.middleware import Guard
-        from handrail.serve.pages import Pages
-        from handrail.serve.routes import Routes
-
         self.limits = limits or Limits()
-        self.metrics = Metrics()
-        self.threads = Threads(source, journal, park_after=park_after, ended=self.metrics.leg_ended)
+        self.metrics = PrometheusMetrics()
+        self.threads = Threads(source, journal, park_after=park_after, ended=partial(end_leg, self.metrics))
         self.streams = Streams(self.limits, self.metrics)
         self._grace = grace
-        self._stopping: asyncio.Task[None] | None = None
+        self._stop_task: asyncio.Task[None] | None = None
         principals = Principals(journal.key, token=token, authenticate=authenticate, limits=self.limits)
-        self.is_open = principals.open
-        """May everybody come in who reaches it?"""
+        self.is_open = principals.is_open
+        """Whether the app has no authentication."""
         routes = Routes(
             self.threads,
             principals=principals,
             streams=self.streams,
             metrics=self.metrics,
             limits=self.limits,
-            pages=Pages(),
             renderers=renderers,
         )
         app = Starlette(
             routes=routes.list(),
             lifespan=self._lifespan,
-            exception_handlers=refusals.handlers(self.metrics),
+            exception_handlers=exception_handlers(partial(refuse, self.metrics)),
         )
         app.router.redirect_slashes = False
-        self._guard = Guard(
+        self._guard = GuardMiddleware(
             app,
             principals=principals,
             metrics=self.metrics,
@@ -87,29 +81,59 @@ class ServedApp:
             stopping=lambda: self.threads.stopping,
         )
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._guard(scope, receive, send)
 
     async def stop(self) -> None:
-        """Begin nothing any more, leave every run to the journal, and end every stream. Once is enough."""
-        await asyncio.shield(self._begin_to_stop())
+        """Accept no new work, park every run, and end every stream. Calling it again is harmless."""
+        await asyncio.shield(self._start_stopping())
 
-    def _begin_to_stop(self) -> asyncio.Task[None]:
-        if self._stopping is None:
-            self._stopping = asyncio.get_running_loop().create_task(self._stop())
-        return self._stopping
+    def _start_stopping(self) -> asyncio.Task[None]:
+        if self._stop_task is None:
+            self._stop_task = asyncio.get_running_loop().create_task(self._stop())
+        return self._stop_task
 
     async def _stop(self) -> None:
         await self.threads.stop(self._grace)
-        await asyncio.sleep(0.05)  # readers are told in portions: the last one is on its way
+        await asyncio.sleep(0.05)  # feeds wake their readers in batches: let the last one through
         self.streams.close()
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:
         await self.threads.start()
-        with told_first(self._begin_to_stop):
+        with on_stop_signal(self._start_stopping):
             yield
         await self.stop()
 
 
 asgi = ServedApp
+
+
+@contextmanager
+def on_stop_signal(stop: Callable[[], object]) -> Generator[None]:
+    """Call `stop` in the event loop on SIGINT or SIGTERM, before the handler that was installed.
+
+    A server tells its app to shut down only when all connections are closed, and a stream closes only when
+    the app ends it: each would wait for the other. This does nothing for a signal without a handler, which
+    ends the process, nor outside the main thread, where signals never arrive.
+    """
+    loop = asyncio.get_running_loop()
+    handlers: dict[int, Callable[[int, Any], Any]] = {}
+
+    def handle(number: int, frame: Any) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(stop)
+        handlers[number](number, frame)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before = signal.getsignal(number)
+            if callable(before) and before is not signal.default_int_handler:
+                handlers[number] = before
+                signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, before in handlers.items():
+            if signal.getsignal(number) is handle:
+                signal.signal(number, before)

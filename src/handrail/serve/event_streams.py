@@ -7,19 +7,20 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
+from starlette.types import Receive, Scope, Send
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import RequestRefused
 from handrail.serve.feed import Event, Feed, FellBehind
-from handrail.serve.limits import Limits, Places
-from handrail.serve.metrics import Metrics
-from handrail.serve.middleware import BEGAN, Receive, Scope, Send
+from handrail.serve.limits import Limits, Quota
+from handrail.serve.metrics import EVENTS_SENT, FIRST_EVENT, Metrics
+from handrail.serve.middleware import STARTED
+from handrail.serve.refusals import RequestRefused
 
 PING_SECONDS = 15.0
 PING = b": ping\n\n"
-_BEHIND = {
+_FELL_BEHIND = {
     "type": "RUN_ERROR",
-    "message": "More happened at once than is kept for a reader. The run goes on: look at the thread again.",
+    "message": "More events arrived at once than the server keeps for a reader. The run continues: load the thread again.",
     "code": "FellBehind",
 }
 _HEADERS = [
@@ -29,13 +30,13 @@ _HEADERS = [
 ]
 
 
-def encoded(data: bytes, id: str = "") -> bytes:
-    """One event on the wire. Lines end in a bare newline: clients of AG-UI can't read anything else."""
+def encode(data: bytes, id: str = "") -> bytes:
+    """One server-sent event. Lines end in a bare newline: AG-UI clients can't read anything else."""
     head = f"id: {id}\n".encode() if id else b""
     return b"%sdata: %s\n\n" % (head, data)
 
 
-async def lines(
+async def follow(
     feed: Feed,
     number: int,
     *,
@@ -45,20 +46,20 @@ async def lines(
     nested: bool = True,
     ping: float = PING_SECONDS,
 ) -> AsyncGenerator[bytes]:
-    """What comes after a place in a feed, until a leg ends, or up to a place; without both, until the reader goes.
+    """The events after a position in a feed, until a leg ends or up to a position, else without end.
 
-    A reader that has fallen out of what is kept is sent away: it comes again, and gets a snapshot. One of a
-    leg is told so: a client of AG-UI does not come again by itself, and must not take this for the end.
+    A reader that fell behind what the feed keeps is disconnected; when it returns it gets a snapshot. A
+    reader of one leg is told first: an AG-UI client does not return by itself and must not take this for the end.
     """
-    told = _of(before, nested)
-    if told:
-        yield b"".join(told)
+    first = _encode_all(before, nested)
+    if first:
+        yield first
     while until is None or number < until:
         try:
             items = await feed.after(number, ping)
         except FellBehind:
             if leg:
-                yield b"".join(_of([Event(_BEHIND)], nested))
+                yield _encode_all([Event(_FELL_BEHIND)], nested)
             return
         if not items:
             yield PING
@@ -67,7 +68,7 @@ async def lines(
             number = item.number
             data = item.data if nested else item.older
             if data is not None:
-                out.append(encoded(data, feed.id_of(number)))
+                out.append(encode(data, feed.id_of(number)))
             if leg and item.ends in (leg, "*"):
                 yield b"".join(out)
                 return
@@ -75,23 +76,23 @@ async def lines(
             yield b"".join(out)
 
 
-async def only(events: Sequence[Event], *, nested: bool = True) -> AsyncGenerator[bytes]:
-    """These events, and the end."""
-    yield b"".join(_of(events, nested))
+async def send_all(events: Sequence[Event], *, nested: bool = True) -> AsyncGenerator[bytes]:
+    """These events, then the end."""
+    yield _encode_all(events, nested)
 
 
-def _of(events: Sequence[Event], nested: bool) -> list[bytes]:
-    """What a client gets of these: one from before protocol 1.0 sees no nested runs."""
-    told = [each.data if nested else each.older for each in events]
-    return [encoded(msgspec.json.encode(data)) for data in told if data is not None]
+def _encode_all(events: Sequence[Event], nested: bool) -> bytes:
+    """The events as a client reads them. Clients from before protocol 1.0 see no nested runs."""
+    data = (each.data if nested else each.older for each in events)
+    return b"".join(encode(msgspec.json.encode(each)) for each in data if each is not None)
 
 
 class Streams:
-    """The streams that are open: how many a principal has, and how all of them are ended."""
+    """The open streams of a server: the quota of each principal, and closing all of them."""
 
     def __init__(self, limits: Limits, metrics: Metrics, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._places = Places(
-            limits.streams, "TooManyStreams", "you have as many streams open as you may. Close one first."
+        self._quota = Quota(
+            limits.streams, "TooManyStreams", "you have as many open streams as allowed. Close one first."
         )
         self._open: set[EventStream] = set()
         self._closed = False
@@ -100,59 +101,59 @@ class Streams:
 
     @property
     def count(self) -> int:
-        return self._places.total
+        return self._quota.total
 
-    def take(self, principal: str) -> Place:
-        """A place for one more stream, or `RequestRefused`."""
+    def take(self, principal: str) -> Slot:
+        """A slot for one more stream, or `RequestRefused`."""
         if self._closed:
             raise RequestRefused(503, "Stopping", "the server is stopping. Try again soon.", retry_after=5.0)
-        self._places.take(principal)
-        return Place(self._places, principal)
+        self._quota.take(principal)
+        return Slot(self._quota, principal)
 
     def add(self, stream: EventStream) -> None:
         self._open.add(stream)
-        if self._closed:  # meanwhile: it had its place already
+        if self._closed:  # since it took its slot
             stream.end()
 
     def discard(self, stream: EventStream) -> None:
         self._open.discard(stream)
 
     def close(self) -> None:
-        """End every stream: what its feed holds by now has been sent or can be asked for again."""
+        """End every stream. Readers can ask for what they did not get."""
         self._closed = True
         for stream in list(self._open):
             stream.end()
 
 
-class Place:
-    """One stream's place, given back once."""
+class Slot:
+    """The slot of one stream in its principal's quota. It is given back once."""
 
-    def __init__(self, places: Places, principal: str) -> None:
-        self._places: Places | None = places
+    def __init__(self, quota: Quota, principal: str) -> None:
+        self._quota: Quota | None = quota
         self._principal = principal
 
     def give_back(self) -> None:
-        places, self._places = self._places, None
-        if places is not None:
-            places.give_back(self._principal)
+        quota, self._quota = self._quota, None
+        if quota is not None:
+            quota.give_back(self._principal)
 
 
 class EventStream:
-    """The answer that sends a stream. It ends with what it sends, when its reader goes, or when it is ended.
+    """A response that streams events until they end, the reader leaves, or `end` is called.
 
-    A server that cancels it ends it too. That is no failure: nothing is lost by it, so nothing is raised.
+    When the server cancels it, it ends too and raises nothing, because nothing is lost.
     """
 
-    def __init__(self, streams: Streams, place: Place, chunks: AsyncGenerator[bytes]) -> None:
+    def __init__(self, streams: Streams, slot: Slot, chunks: AsyncGenerator[bytes]) -> None:
         self._streams = streams
-        self._place = place
+        self._slot = slot
         self._chunks = chunks
         self._scope: asyncio.Timeout | None = None
         self._ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watcher = asyncio.get_running_loop().create_task(_until_gone(receive))
-        watcher.add_done_callback(self._gone)
+        watcher = asyncio.get_running_loop().create_task(_wait_for_disconnect(receive))
+        watcher.add_done_callback(self._disconnected)
         self._streams.add(self)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
@@ -164,9 +165,9 @@ class EventStream:
         finally:
             self._streams.discard(self)
             self._scope = None
-            watcher.remove_done_callback(self._gone)
+            watcher.remove_done_callback(self._disconnected)
             watcher.cancel()
-            self._place.give_back()
+            self._slot.give_back()
             await self._chunks.aclose()
 
     def end(self) -> None:
@@ -175,7 +176,7 @@ class EventStream:
         if self._scope is not None and not ended:
             self._scope.reschedule(asyncio.get_running_loop().time())
 
-    def _gone(self, watcher: asyncio.Task[None]) -> None:
+    def _disconnected(self, watcher: asyncio.Task[None]) -> None:
         self.end()
 
     async def _pump(self, scope: Scope, send: Send) -> None:
@@ -183,12 +184,12 @@ class EventStream:
         async for chunk in self._chunks:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
             if chunk != PING:
-                metrics.events += chunk.count(b"\n\n")  # in JSON no line is empty
+                metrics.add(EVENTS_SENT, chunk.count(b"\n\n"))  # JSON contains no empty lines
                 if first:
                     first = False
-                    metrics.first_event.add(self._streams.clock.monotonic() - scope[BEGAN])
+                    metrics.record(FIRST_EVENT, self._streams.clock.monotonic() - scope[STARTED])
 
 
-async def _until_gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -16,41 +16,42 @@ __all__ = ["Event", "Feed", "FellBehind", "Item"]
 _MOST_ITEMS = 4096
 _MOST_BYTES = 4 * 2**20
 _AT_ONCE = 256
-"""How many events a reader is given at a time: one that is far behind does not hold all of them again."""
+"""How many events a reader gets at a time, so that one that is far behind does not hold a copy of all."""
 _STARTED = b'"RUN_STARTED"'
 _PAUSE = 0.02
-"""Readers are woken at most this often, in seconds: a token each would cost every viewer a wake-up."""
+"""Seconds between wake-ups of readers. Waking every viewer for every token would be too expensive."""
 
 
 class Item(NamedTuple):
-    """An event on its place in the feed."""
+    """An event and its position in the feed."""
 
     number: int
     data: bytes
     nested: bool
     ends: str
-    """The leg that ends with it; "" for none, `*` for whichever is open."""
+    """The leg that ends with this event; "" for none, `*` for any."""
     plain: bytes | None = None
-    """What clients of before protocol 1.0 get in its place, where it is to be something else."""
+    """What clients from before protocol 1.0 get instead, if it differs."""
 
     @property
     def older(self) -> bytes | None:
-        """The event for a client of before 1.0; None where it gets nothing."""
+        """The event for a client from before protocol 1.0; None if it gets nothing."""
         if self.plain is not None:
             return self.plain
         return None if self.nested else self.data
 
 
 class FellBehind(Exception):
-    """A reader wants what is kept no more: it needs a snapshot."""
+    """A reader asked for events that are no longer kept. It needs a snapshot."""
 
 
 class Feed:
-    """What happened in a thread, newest last, as far back as is kept.
+    """The events of a thread, oldest first, as far back as they are kept.
 
-    Each reader has a place of its own, and nobody waits for a reader: one that is slow falls out of what
-    is kept, and is told so. One that waits for what comes next gets it, however much comes at once. The first event after a silence is told at once, those that follow it closely
-    together. `boot` tells the numbers of this feed from those of any other, of this process or of one before it.
+    Each reader has its own position, and nothing waits for a reader: a slow one falls behind what is kept
+    and is told so. A reader that is waiting gets all that arrives, however much. The first event after a
+    pause is delivered at once, those that follow closely in batches. `boot` distinguishes the ids of this
+    feed from those of any other, in this process or an earlier one.
     """
 
     def __init__(
@@ -68,14 +69,14 @@ class Feed:
         self._last = 0
         self._most_items, self._most_bytes = most_items, most_bytes
         self._pause = pause
-        self._ended = ended  # told of every event that ends a leg
+        self._ended = ended  # called with every event that ends a leg
         self._changed: asyncio.Future[None] | None = None
         self._waiting: dict[object, int] = {}
-        """The places of the readers that wait. What comes after them stays until they are woken, however much it is."""
+        """The positions of waiting readers. Events after them are kept until the readers have been woken."""
         self._timer: asyncio.TimerHandle | None = None
-        self._told_at = float("-inf")
+        self._woken_at = float("-inf")
         self.owner: object = None
-        """Whose feed it is. A reader keeps it alive by this, and is found by whoever comes next."""
+        """The thread of this feed, which a reader keeps in memory through it."""
 
     @property
     def last(self) -> int:
@@ -84,14 +85,14 @@ class Feed:
 
     @property
     def size(self) -> tuple[int, int]:
-        """How many events are kept, and how many bytes they take."""
+        """How many events are kept, and their size in bytes."""
         return len(self._items), self._bytes
 
     def id_of(self, number: int) -> str:
         return f"{self._boot}-{number}"
 
     def number_of(self, id: str) -> int | None:
-        """The place an id stands for; None where it is not one of this feed, or kept no more."""
+        """The position of an id; None if it is not of this feed, or no longer kept."""
         boot, _, number = id.rpartition("-")
         if boot != self._boot or not (number.isascii() and number.isdecimal()) or len(number) > 18:
             return None
@@ -99,7 +100,7 @@ class Feed:
         return found if self._oldest() - 1 <= found <= self._last else None
 
     def append(self, events: Iterable[Event]) -> None:
-        """Add events, and wake whoever waits for one."""
+        """Add events, and wake waiting readers."""
         before = self._last
         for event in events:
             data = event.data
@@ -110,9 +111,7 @@ class Feed:
                 self._ended(data)
             plain = None if event.plain is None else msgspec.json.encode(event.plain)
             item = Item(self._last + 1, msgspec.json.encode(data), event.nested, ends, plain)
-            self._last += (
-                1  # only now: one that can't be encoded has no place, and the next is found on its own
-            )
+            self._last += 1  # only now: an event that can't be encoded takes no position
             self._items.append(item)
             self._bytes += _size(item)
         while self._is_too_much() and self._items[0].number <= min(
@@ -120,18 +119,18 @@ class Feed:
         ):
             self._bytes -= _size(self._items.popleft())
         if self._last > before and self._changed is not None:
-            self._tell_soon()
+            self._wake_soon()
 
     def forget(self) -> None:
-        """Keep nothing of what happened. Whoever reads it has fallen behind; no id of before is a place any more."""
+        """Drop all events. Readers fall behind, and earlier ids become invalid."""
         self._items.clear()
         self._bytes = 0
         self._last += 1
         if self._changed is not None:
-            self._tell_soon()
+            self._wake_soon()
 
     def since(self, number: int, most: int | None = None) -> Sequence[Item]:
-        """The events after a place, as far as they are there now, at most so many."""
+        """The events after a position that are available now, at most `most`."""
         skip = number - self._oldest() + 1
         if skip < 0:
             raise FellBehind
@@ -139,7 +138,7 @@ class Feed:
         return [self._items[at] for at in range(skip, end)]
 
     def before_leg(self, leg: str, number: int) -> int:
-        """The place right before a leg begins, looked for after a place; that place where it is not found."""
+        """The position just before a leg starts, searched after `number`; `number` itself if it is not found."""
         oldest = self._oldest()
         for at in range(len(self._items) - 1, max(number - oldest, -1), -1):
             data = self._items[at].data
@@ -150,7 +149,7 @@ class Feed:
         return number
 
     async def after(self, number: int, seconds: float | None = None) -> Sequence[Item]:
-        """The next events after a place; waits for one, at most so long, and then has none."""
+        """The next events after a position. Waits up to `seconds` for one, and then returns none."""
         if number >= self._last:
             if self._changed is None:
                 self._changed = asyncio.get_running_loop().create_future()
@@ -162,19 +161,19 @@ class Feed:
                 del self._waiting[waits]
         return self.since(number, _AT_ONCE)
 
-    def _tell_soon(self) -> None:
+    def _wake_soon(self) -> None:
         loop = asyncio.get_running_loop()
-        next_at = self._told_at + self._pause
+        next_at = self._woken_at + self._pause
         if loop.time() >= next_at:
-            self._tell()
+            self._wake()
         elif self._timer is None:
-            self._timer = loop.call_at(next_at, self._tell)
+            self._timer = loop.call_at(next_at, self._wake)
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._told_at = asyncio.get_running_loop().time()
+        self._woken_at = asyncio.get_running_loop().time()
         waited, self._changed = self._changed, None
         if waited is not None and not waited.done():
             waited.set_result(None)

@@ -1,4 +1,4 @@
-"""`Limits`: how much a server takes, and what counts towards it."""
+"""`Limits`: how much a server accepts, with the rates and quotas that enforce it."""
 
 from __future__ import annotations
 
@@ -7,48 +7,49 @@ from collections import OrderedDict
 from dataclasses import dataclass, fields
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import DefinitionError, RequestRefused
+from handrail.errors import DefinitionError
+from handrail.serve.refusals import RequestRefused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What is refused, and when. Each refusal says which of these it was."""
+    """The limits of a server. Each refusal names the limit that was reached."""
 
     body_bytes: int = 2**20
     body_seconds: float = 20.0
-    """A body has to be there after so long."""
+    """How long a request body may take to arrive."""
     header_bytes: int = 16 * 1024
     header_seconds: float = 10.0
-    """A connection that has sent no whole request after so long is closed."""
+    """How long the headers of a request may take to arrive. `handrail serve` only."""
     idle_seconds: float = 15.0
-    """A connection is kept so long for the next request."""
+    """How long a connection is kept open for the next request. `handrail serve` only."""
     write_seconds: float = 30.0
-    """A reader that takes nothing for so long, though there is something for it, is let go."""
+    """How long a client may leave its data unread before it is disconnected. `handrail serve` only."""
     connections: int = 1000
+    """Requests in progress at once, open streams included."""
     streams: int = 256
-    """Streams open at once, of one principal."""
+    """Open streams of one principal."""
     requests_per_second: float = 50.0
     burst: int = 200
-    """Requests of one principal at once, when it was quiet before."""
+    """Requests that a principal may send at once after a quiet period."""
     wrong_tokens: int = 10
-    """Wrong tokens from one address at once; after them, one in six seconds."""
+    """Wrong tokens from one address at once; after that, one every six seconds."""
     runs: int = 1000
-    """Runs at work at once; those that wait for an answer do not count."""
+    """Active runs. Runs that wait for an answer do not count."""
     runs_per_principal: int = 100
     message_chars: int = 100_000
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            given = getattr(self, field.name)
-            if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < math.inf:
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise DefinitionError(
-                    f"Limits({field.name}={given!r}) would let nothing through, or bounds nothing. "
-                    "Give a positive number."
+                    f"Limits({field.name}={value!r}) is not a positive, finite number. Use one."
                 )
 
 
 class Rate:
-    """Buckets that fill again with time, one a key; the ones longest unused are forgotten."""
+    """Token buckets, one for each key. The least recently used are dropped."""
 
     def __init__(
         self, per_second: float, burst: int, *, clock: Clock = SYSTEM_CLOCK, most: int = 10_000
@@ -58,7 +59,7 @@ class Rate:
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, key: str) -> float:
-        """Take one: 0.0, or the seconds until there is one again."""
+        """Take a token: 0.0, or the seconds until the next one is available."""
         left, now = self._now(key)
         if left < 1.0:
             return (1.0 - left) / self._per_second
@@ -69,7 +70,7 @@ class Rate:
         return 0.0
 
     def wait(self, key: str) -> float:
-        """The seconds until there is one again, without taking any."""
+        """The seconds until a token is available, without taking it."""
         left, _ = self._now(key)
         return 0.0 if left >= 1.0 else (1.0 - left) / self._per_second
 
@@ -79,27 +80,27 @@ class Rate:
         return min(float(self._burst), left + (now - at) * self._per_second), now
 
 
-class Places:
-    """How many of something each principal has at once."""
+class Quota:
+    """How many of something each principal may hold at once."""
 
-    def __init__(self, each: int, kind: str, what: str, most: float = math.inf) -> None:
-        self._each, self._most = each, most
-        self._kind, self._what = kind, what
-        self._taken: dict[str, int] = {}
+    def __init__(self, each: int, kind: str, message: str, total: float = math.inf) -> None:
+        self._each, self._most = each, total
+        self._kind, self._message = kind, message
+        self._held: dict[str, int] = {}
         self.total = 0
 
     def take(self, principal: str, *, beside: int = 0, beside_total: int = 0) -> None:
-        """Take one more, or `RequestRefused`; `beside` are those that are counted elsewhere."""
-        taken = self._taken.get(principal, 0)
-        if taken + beside >= self._each or self.total + beside_total >= self._most:
-            raise RequestRefused(429, self._kind, self._what, retry_after=5.0)
-        self._taken[principal] = taken + 1
+        """Take one, or raise `RequestRefused`. `beside` counts those that are held but tracked elsewhere."""
+        held = self._held.get(principal, 0)
+        if held + beside >= self._each or self.total + beside_total >= self._most:
+            raise RequestRefused(429, self._kind, self._message, retry_after=5.0)
+        self._held[principal] = held + 1
         self.total += 1
 
     def give_back(self, principal: str) -> None:
-        left = self._taken[principal] - 1
+        left = self._held[principal] - 1
         self.total -= 1
         if left:
-            self._taken[principal] = left
+            self._held[principal] = left
         else:
-            del self._taken[principal]
+            del self._held[principal]

@@ -1,4 +1,4 @@
-"""`LiveRun`: a run of a thread that this process carries out, leg by leg."""
+"""`LiveRun`: a run of a thread that this process executes, leg by leg, and the environment it asks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from handrail.errors import HandrailError, JournalError, PromptEvaluationError, RunParked
+from handrail.dispatch.parking import Parking, wait_for_later
+from handrail.errors import HandrailError, JournalError, PromptEvaluationError, QuestionCancelled, RunParked
 from handrail.events import ApprovalDecided, PromptRendered, QuestionAnswered, ToolInvoked
 from handrail.messages import Message
 from handrail.place import is_in_run
-from handrail.question import Question
+from handrail.question import Answer, Question
 from handrail.records import CommitUnit
 from handrail.serve.agui.translator import Translator
-from handrail.serve.asking import BrowserEnvironment
 from handrail.serve.feed import Event, Feed
+from handrail.tools import RunMode
 
 if TYPE_CHECKING:
     from handrail.adapter.stream import RunStream
@@ -24,16 +25,96 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("handrail.serve")
 
-_STOPPING = "The server is stopping. The run goes on when it is back: follow the thread again."
-_LEAST_TO_END = 1.0
-"""How many seconds a run that is cut has to end, however short the grace was."""
+_STOPPING = "The server is stopping. The run resumes when it is back: follow the thread again."
+_MIN_CUT_SECONDS = 1.0
+"""How long a run that is cut has to end, however short the grace period was."""
+
+
+class BrowserEnvironment:
+    """The people who have the thread open, now or later. Answers reach the run through the journal.
+
+    A run that waits stays in memory for `park_after` seconds, because somebody may answer soon. Then it is
+    parked, and an answer resumes it. With None it is parked only when the server stops.
+    """
+
+    run_mode: RunMode = "user"
+    parks = True
+    """The run may be parked."""
+
+    def __init__(
+        self,
+        *,
+        on_question: Callable[[Question], None],
+        on_rest: Callable[[], None],
+        park_after: float | None,
+    ) -> None:
+        self._on_question = on_question
+        self._on_rest = on_rest
+        self._park_after = park_after
+        self._timer: asyncio.TimerHandle | None = None
+        self._leaving = False
+        self._at_rest = False
+        self.stays = False
+        """Whether the run stays in memory at its next rest, because a question is about to be closed."""
+        self.was_cut = False
+        """Whether the run was parked by force. Then it has work to do even before an answer arrives."""
+        self.parking: Parking | None = None
+        """Parks the run; None until it has started."""
+
+    async def ask(self, question: Question, /) -> Answer:
+        """Show the question. Its answer arrives through the journal."""
+        self.go_on()
+        self._on_question(question)
+        await wait_for_later()
+        raise QuestionCancelled(question.name)
+
+    def begins(self, parking: Parking) -> None:
+        """The run has started."""
+        self.parking = parking
+
+    def rests(self, parking: Parking) -> None:
+        """Everything in the run waits for an answer."""
+        self.go_on()
+        self._at_rest = True
+        self._on_rest()
+        if self._leaving:
+            self._leave(parking)
+        elif self.stays:
+            self.stays = False
+        elif self._park_after is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._park_after, parking.park)
+
+    def go_on(self) -> None:
+        """The run continues or has ended: do not park it."""
+        self._at_rest = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def leave(self) -> None:
+        """Park the run as soon as it rests, or now if it does."""
+        self._leaving = True
+        if self._at_rest and self.parking is not None:
+            self._leave(self.parking)
+
+    def cut(self) -> bool:
+        """Park the run whatever it does, as if the process had died. False if it has not started."""
+        if self.parking is None:
+            return False
+        self.was_cut = self.was_cut or not self.parking.parked
+        return self.parking.park(by_force=True)
+
+    def _leave(self, parking: Parking) -> None:
+        """Park a run at rest. One that can't be re-entered is cut: waiting longer would not help."""
+        if not parking.park():
+            self.cut()
 
 
 class LiveRun:
-    """One run, from its beginning or its resumption here to its end, or until it is parked.
+    """One run, from its start or resumption in this process until it ends or is parked.
 
-    What it does goes to the thread's feed, in legs: a leg ends when the run is over or when everything
-    in it waits for somebody, and another begins when it goes on. Nothing here waits for a reader.
+    Its events go to the thread's feed, in legs. A leg ends when the run ends or when everything in it waits
+    for an answer; the next begins when it continues. Nothing here waits for a reader.
     """
 
     def __init__(
@@ -50,119 +131,121 @@ class LiveRun:
     ) -> None:
         self.run_id = run_id
         self.session = session
-        self.environment = BrowserEnvironment(asked=self._asked, rested=self.rest, park_after=park_after)
+        self.environment = BrowserEnvironment(
+            on_question=self._add_question, on_rest=self.rest, park_after=park_after
+        )
         self.questions: dict[str, Question] = {}
-        """What waits for an answer."""
+        """The open questions, by id."""
         self.parked = False
         self.was_answered = False
-        """Was it parked in the moment in which an answer came?"""
+        """Whether an answer arrived just as the run was being parked."""
         self._feed = feed
         self._translator = translator
         self._state = state
         self._commits = commits
-        self._told_of: set[str] = set()
-        """The calls of which is known what they did to files."""
+        self._reported: set[str] = set()
+        """Calls whose file changes have been reported."""
         self._has_committed = False
-        self._looking: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
         self._new_leg = new_leg
         self._first_leg = ""
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
-        self._begun: asyncio.Future[None] = self._loop.create_future()
+        self._started: asyncio.Future[None] = self._loop.create_future()
         self._changed: asyncio.Future[None] | None = None
         self._failure: Exception | None = None
         self._is_cancelled = self._is_stopping = self._is_over = self._is_resumed = False
 
     @property
     def leg(self) -> str:
-        """The leg that is open; "" while everything waits."""
+        """The open leg; "" while everything waits."""
         return self._translator.leg or ""
 
     @property
-    def has_begun(self) -> bool:
-        """Is it recorded, and its session as it was when it began?"""
-        return self._begun.done()
+    def has_started(self) -> bool:
+        """Whether the run is recorded and its session is loaded."""
+        return self._started.done()
 
     @property
-    def leaves(self) -> bool:
-        """Is it being parked? Then it takes no answer any more; the journal does."""
+    def is_parking(self) -> bool:
+        """Whether it is being parked. Then answers go to the journal, not to this run."""
         parking = self.environment.parking
         return parking is not None and parking.parked
 
-    # What its thread does with it.
+    # For its thread.
 
     def recall(self, said: Sequence[Message]) -> None:
-        """Let it be known what a run that is resumed here has said: nobody says it again."""
+        """Tell a resumed run which messages have already been sent, so that none is sent again."""
         self._is_resumed = True
         self._translator.recall(self.run_id, said)
 
     async def start(self, stream: RunStream[Any], leg: str, over: Callable[[LiveRun], None]) -> None:
-        """Carry it out. It is recorded when this returns; what kept it from that is raised.
+        """Execute the run. It is recorded when this returns; an error before that is raised.
 
-        `over` is told when this process has it no more.
+        `over` is called when this process no longer executes it.
         """
         self._first_leg = leg
-        self._task = self._loop.create_task(self._carry(stream, over), name=f"run {self.run_id}")
-        await asyncio.wait({self._begun})
+        self._task = self._loop.create_task(self._execute(stream, over), name=f"run {self.run_id}")
+        await asyncio.wait({self._started})
         if self._failure is not None:
             raise self._failure
 
     def go_on(self, leg: str = "") -> str:
-        """Open the next leg, unless one is open; the one that is now."""
+        """Open the next leg, unless one is open. Returns the open leg."""
         if not self.leg:
             self.environment.go_on()
             self._feed.append(self._translator.begin_leg(leg or self._new_leg(), self._state()))
         return self.leg
 
     def rest(self) -> None:
-        """Everything waits: the leg ends, and says for what."""
+        """End the leg because everything waits for an answer."""
         if self.leg and self.questions:
             self._feed.append(self._translator.interrupt(list(self.questions.values()), self._state()))
-            self._tell_change()
+            self._notify()
 
     def open(self) -> Sequence[Event]:
-        """What somebody who joins now must be told to follow."""
+        """The events that a reader who joins now needs in order to follow."""
         return self._translator.open()
 
-    async def asks(self, question_id: str) -> bool:
-        """Wait until it asks this; False where it rests, or is over, without."""
-        while question_id not in self.questions and not self._is_over and (self.leg or not self.has_begun):
+    async def wait_for_question(self, question_id: str) -> bool:
+        """Wait until the run asks this question. False if it rests or ends without asking it."""
+        while question_id not in self.questions and not self._is_over and (self.leg or not self.has_started):
             if self._changed is None:
                 self._changed = self._loop.create_future()
             await asyncio.wait({self._changed})
         return question_id in self.questions
 
     async def cancel(self) -> None:
-        """End the run, and what is under way is undone."""
+        """Cancel the run. What is in progress is rolled back."""
         self._is_cancelled = True
         if self._task is not None:
             self._task.cancel()
-        await self.over()
+        await self.wait()
 
     async def park(self, grace: float) -> None:
-        """Leave the run to the journal: at rest where it comes to that in time, else as if we had died."""
+        """Park the run: at rest if it gets there within `grace` seconds, else as if the process had died."""
         self._is_stopping = True
         self.environment.leave()
         if self._task is None or (await asyncio.wait({self._task}, timeout=grace))[0]:
             return
         if not self.environment.cut():
-            self._task.cancel()  # nothing of it has begun here
-        await asyncio.wait({self._task}, timeout=max(grace, _LEAST_TO_END))
+            self._task.cancel()  # it has not started here
+        await asyncio.wait({self._task}, timeout=max(grace, _MIN_CUT_SECONDS))
 
-    async def over(self) -> None:
-        """Wait until this process has it no more."""
+    async def wait(self) -> None:
+        """Wait until this process no longer executes the run."""
         if self._task is not None:
             await asyncio.wait({self._task})
 
-    # What becomes of it.
+    # Execution.
 
-    async def _carry(self, stream: RunStream[Any], over: Callable[[LiveRun], None]) -> None:
+    async def _execute(self, stream: RunStream[Any], over: Callable[[LiveRun], None]) -> None:
         stop = self.session.dispatcher.subscribe(object, self._hear)
         try:
-            ended = await self._ended(stream)
-            if self._looking is not None:  # before the end is told, also if it is cancelled in this moment
+            ended = await self._outcome(stream)
+            if self._reporting is not None:  # before the end, even if this is cancelled now
                 with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait({self._looking})
+                    await asyncio.wait({self._reporting})
         finally:
             stop()
             self.environment.go_on()
@@ -171,11 +254,11 @@ class LiveRun:
             self.go_on(self._first_leg)
             self._feed.append(ended())
         self._is_over = True
-        self._has_begun()
-        self._tell_change()
+        self._mark_started()
+        self._notify()
 
-    async def _ended(self, stream: RunStream[Any]) -> Callable[[], Sequence[Event]] | None:
-        """How the run ended, to be said; None where it was parked."""
+    async def _outcome(self, stream: RunStream[Any]) -> Callable[[], Sequence[Event]] | None:
+        """Wait for the run. Returns what makes the events of its end; None if it was parked at rest."""
         translator = self._translator
         try:
             response = await stream.response
@@ -186,7 +269,7 @@ class LiveRun:
             self.questions = waits
             if self.leg and self._is_stopping:
                 return lambda: translator.fail(_STOPPING, "ServerStopping")
-            return None  # it rested before, and said so
+            return None  # its leg has ended already
         except asyncio.CancelledError:
             if self._is_stopping and not self._is_cancelled:
                 return lambda: translator.fail(_STOPPING, "ServerStopping")
@@ -197,24 +280,22 @@ class LiveRun:
             message, code = str(error), error.phase
             return lambda: translator.fail(message, code)
         except HandrailError as error:
-            self._failure = None if self.has_begun else error
+            self._failure = None if self.has_started else error
             message, code = str(error), type(error).__name__
             return lambda: translator.fail(message, code)
         except Exception as error:
-            self._failure = None if self.has_begun else error
-            log.exception("run %s ended in an error of ours", self.run_id)
-            message = (
-                f"The run ended in an error of the server: {type(error).__name__}. Its log has the rest."
-            )
+            self._failure = None if self.has_started else error
+            log.exception("run %s ended in an internal error", self.run_id)
+            message = f"The run ended in an internal error of the server: {type(error).__name__}. Its log has the details."
             return lambda: translator.fail(message, "internal")
         return lambda: translator.finish(output=response.output)
 
-    # What happens in it.
+    # Events.
 
-    def _asked(self, question: Question) -> None:
+    def _add_question(self, question: Question) -> None:
         self.questions[question.id] = question
-        self._feed.append(self._translator.asked(question))
-        self._tell_change()
+        self._feed.append(self._translator.ask(question))
+        self._notify()
 
     def _hear(self, event: object) -> None:
         context = getattr(event, "run_context", None)
@@ -227,46 +308,44 @@ class LiveRun:
 
     def _take(self, event: object) -> None:
         if self._is_over:
-            return  # said by a thread that outlived its call
-        begins = isinstance(event, PromptRendered) and event.run_context.run_id == self.run_id
-        if not self.has_begun:
-            if not begins:
-                return  # what was said elsewhere is taken over, before the run is recorded
+            return  # from a thread that outlived its call
+        starts = isinstance(event, PromptRendered) and event.run_context.run_id == self.run_id
+        if not self.has_started:
+            if not starts:
+                return  # history that a client brought, added before the run is recorded
             self.go_on(self._first_leg)
-            self._has_begun()
-        if begins and self._is_resumed:
-            return  # the translator knows how far it was
+            self._mark_started()
+        if starts and self._is_resumed:
+            return  # the translator was told how far it got
         if isinstance(event, QuestionAnswered | ApprovalDecided):
             self.questions.pop(event.question_id, None)
         self._feed.append(self._translator.take(event))
         if isinstance(event, ToolInvoked) and event.status == "ok" and len(event.path) == 1:
             self._feed.append(self._translator.changed(self._state()))
             self._has_committed = True
-            if self._looking is None:
-                self._looking = self._loop.create_task(self._look_at_commits())
+            if self._reporting is None:
+                self._reporting = self._loop.create_task(self._report_changes())
 
-    async def _look_at_commits(self) -> None:
-        """Say what calls that are over did to files: the record knows. One look is for all that are over by then."""
+    async def _report_changes(self) -> None:
+        """Report the file changes of finished calls, from the journal. One query serves all that have finished by then."""
         try:
             while self._has_committed:
                 self._has_committed = False
                 for unit in await self._commits():
-                    if unit.call_id not in self._told_of:
-                        self._told_of.add(unit.call_id)
+                    if unit.call_id not in self._reported:
+                        self._reported.add(unit.call_id)
                         paths = [place[5:] for place in unit.writes if place.startswith("file ")]
                         self._feed.append(self._translator.committed(unit.call_id, unit.diff, paths))
         except JournalError:
-            log.warning(
-                "what calls of run %s did to files could not be looked up", self.run_id, exc_info=True
-            )
+            log.warning("could not read the file changes of run %s", self.run_id, exc_info=True)
         finally:
-            self._looking = None
+            self._reporting = None
 
-    def _has_begun(self) -> None:
-        if not self._begun.done():
-            self._begun.set_result(None)
+    def _mark_started(self) -> None:
+        if not self._started.done():
+            self._started.set_result(None)
 
-    def _tell_change(self) -> None:
+    def _notify(self) -> None:
         changed, self._changed = self._changed, None
         if changed is not None:
             changed.set_result(None)

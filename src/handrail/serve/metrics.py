@@ -1,98 +1,118 @@
-"""`Metrics`: what a server counts, as Prometheus reads it. No principal and no thread is named in it."""
+"""`Metrics`: what a server reports about its work. No principal and no thread is named in it.
+
+The rest of the package only calls `Metrics.add` and `Metrics.record`. `PrometheusMetrics` keeps the numbers
+in memory and renders them as Prometheus text.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
+REQUESTS = "handrail_requests_total"
+REFUSED = "handrail_refused_total"
+RUNS_STARTED = "handrail_runs_begun_total"
+RUNS_ENDED = "handrail_runs_over_total"
+EVENTS_SENT = "handrail_events_sent_total"
+BYTES_SENT = "handrail_sent_bytes_total"
+FIRST_EVENT = "handrail_first_event_seconds"
+
+_COUNTERS = {
+    REQUESTS: "Requests answered.",
+    REFUSED: "Requests refused, by reason.",
+    RUNS_ENDED: "Runs that ended here, by outcome.",
+    RUNS_STARTED: "Runs started here.",
+    EVENTS_SENT: "Events sent to readers, counted once for each reader.",
+    BYTES_SENT: "Bytes of response bodies sent.",
+}
+_WITHOUT_LABELS = (RUNS_STARTED, EVENTS_SENT, BYTES_SENT)
+_HISTOGRAMS = {FIRST_EVENT: "Time from a request to the first event of its response."}
 _BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
-Labels = tuple[tuple[str, str], ...]
+_Labels = tuple[tuple[str, str], ...]
 
 
-class Histogram:
-    """How often something took how long."""
+class Metrics(Protocol):
+    """Receives the numbers of a server: counters and durations, each under one of the names above."""
+
+    def add(self, name: str, amount: int = 1, /, **labels: str) -> None:
+        """Increase a counter."""
+        ...
+
+    def record(self, name: str, seconds: float, /) -> None:
+        """Record a duration."""
+        ...
+
+
+def refuse(metrics: Metrics, kind: str) -> None:
+    """Count a refused request."""
+    metrics.add(REFUSED, reason=kind)
+
+
+def end_leg(metrics: Metrics, event: Mapping[str, Any]) -> None:
+    """Count a run as ended by the event that ends its leg, unless it waits for an answer or is parked."""
+    if event["type"] == "RUN_ERROR":
+        outcome = "parked" if event.get("code") == "ServerStopping" else "error"
+    else:
+        told: Mapping[str, Any] = event.get("outcome") or {}
+        outcome = str(told.get("type", "success"))
+    if outcome not in ("interrupt", "parked"):
+        metrics.add(RUNS_ENDED, outcome=outcome)
+
+
+class PrometheusMetrics:
+    """The numbers since the process started, and their Prometheus text."""
 
     def __init__(self) -> None:
-        self._counts = [0] * (len(_BOUNDS) + 1)
-        self._sum = 0.0
+        self._counts: dict[str, Counter[_Labels]] = {name: Counter() for name in _COUNTERS}
+        for name in _WITHOUT_LABELS:
+            self._counts[name][()] = 0
+        self._buckets = {name: [0] * (len(_BOUNDS) + 1) for name in _HISTOGRAMS}
+        self._sums = dict.fromkeys(_HISTOGRAMS, 0.0)
 
-    def add(self, seconds: float) -> None:
-        self._counts[bisect_left(_BOUNDS, seconds)] += 1
-        self._sum += seconds
+    def add(self, name: str, amount: int = 1, /, **labels: str) -> None:
+        self._counts[name][tuple(labels.items())] += amount
 
-    def lines(self, name: str) -> Iterable[str]:
-        total = 0
-        for bound, count in zip((*map(str, _BOUNDS), "+Inf"), self._counts, strict=True):
-            total += count
-            yield f'{name}_bucket{{le="{bound}"}} {total}'
-        yield f"{name}_sum {self._sum:.6f}"
-        yield f"{name}_count {total}"
+    def record(self, name: str, seconds: float, /) -> None:
+        self._buckets[name][bisect_left(_BOUNDS, seconds)] += 1
+        self._sums[name] += seconds
 
-
-class Metrics:
-    """Counts, from the start of the process."""
-
-    def __init__(self) -> None:
-        self.requests: Counter[Labels] = Counter()
-        self.refused: Counter[Labels] = Counter()
-        self.runs_over: Counter[Labels] = Counter()
-        self.runs_begun = 0
-        self.events = 0
-        """Sent to readers; one that three readers get counts three times."""
-        self.bytes = 0
-        self.first_event = Histogram()
-
-    def request(self, route: str, method: str, status: int) -> None:
-        self.requests[("route", route), ("method", method), ("status", str(status))] += 1
-
-    def refuse(self, kind: str) -> None:
-        self.refused[(("reason", kind),)] += 1
-
-    def leg_ended(self, event: Mapping[str, Any]) -> None:
-        """Count the run as over, unless it waits for somebody or is parked, by the event that ends its leg."""
-        if event["type"] == "RUN_ERROR":
-            outcome = "parked" if event.get("code") == "ServerStopping" else "error"
-        else:
-            told: Mapping[str, Any] = event.get("outcome") or {}
-            outcome = str(told.get("type", "success"))
-        if outcome not in ("interrupt", "parked"):
-            self.runs_over[(("outcome", outcome),)] += 1
+    def value(self, name: str, /, **labels: str) -> int:
+        """The current value of a counter."""
+        return self._counts[name][tuple(labels.items())]
 
     def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """All of it, with what stands right now."""
+        """All numbers as Prometheus text, with `gauges`: name to description and current value."""
         lines: list[str] = []
 
-        def head(name: str, kind: str, says: str) -> None:
-            lines.extend((f"# HELP {name} {says}", f"# TYPE {name} {kind}"))
+        def start(name: str, kind: str, description: str) -> None:
+            lines.extend((f"# HELP {name} {description}", f"# TYPE {name} {kind}"))
 
-        for name, says, counts in (
-            ("handrail_requests_total", "Requests answered.", self.requests),
-            ("handrail_refused_total", "Requests refused, by reason.", self.refused),
-            ("handrail_runs_over_total", "Runs that came to an end here, by outcome.", self.runs_over),
-        ):
-            head(name, "counter", says)
-            lines += [f"{name}{_labels(labels)} {count}" for labels, count in sorted(counts.items())]
-        for name, says, count in (
-            ("handrail_runs_begun_total", "Runs begun here.", self.runs_begun),
-            ("handrail_events_sent_total", "Events sent to readers.", self.events),
-            ("handrail_sent_bytes_total", "Bytes of answers sent.", self.bytes),
-        ):
-            head(name, "counter", says)
-            lines.append(f"{name} {count}")
-        for name, (says, value) in gauges.items():
-            head(name, "gauge", says)
+        for name, description in _COUNTERS.items():
+            start(name, "counter", description)
+            lines += [
+                f"{name}{_render(labels)} {count}" for labels, count in sorted(self._counts[name].items())
+            ]
+        for name, (description, value) in gauges.items():
+            start(name, "gauge", description)
             lines.append(f"{name} {value:g}")
-        head("handrail_first_event_seconds", "histogram", "From a request to the first event of its answer.")
-        lines += self.first_event.lines("handrail_first_event_seconds")
+        for name, description in _HISTOGRAMS.items():
+            start(name, "histogram", description)
+            total = 0
+            for bound, count in zip((*map(str, _BOUNDS), "+Inf"), self._buckets[name], strict=True):
+                total += count
+                lines.append(f'{name}_bucket{{le="{bound}"}} {total}')
+            lines += [f"{name}_sum {self._sums[name]:.6f}", f"{name}_count {total}"]
         return "\n".join(lines) + "\n"
 
 
-def _labels(labels: Labels) -> str:
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels) + "}"
+def _render(labels: _Labels) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in labels) + "}"
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,6 +1,6 @@
-"""`Guard`: what every request has to pass before a route sees it, and what every answer carries.
+"""`GuardMiddleware`: the checks every request passes before a route sees it, and the headers of every response.
 
-Plain ASGI around the app: nothing here waits for a stream, or holds one back.
+It is plain ASGI middleware: streams pass through it unbuffered.
 """
 
 from __future__ import annotations
@@ -8,30 +8,24 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import RequestRefused
 from handrail.ids import NewId, random_id
 from handrail.serve.limits import Limits, Rate
-from handrail.serve.metrics import Metrics
+from handrail.serve.metrics import BYTES_SENT, REQUESTS, Metrics, refuse
 from handrail.serve.principals import Principals
-from handrail.serve.refusals import INCIDENT, response
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from handrail.serve.refusals import INCIDENT, RequestRefused, error_response, server_error
 
 log = logging.getLogger("handrail.serve")
 
-PRINCIPAL, BEGAN = "handrail.principal", "handrail.began"
-"""Where in a request's scope it stands who it is by, and when it came."""
+PRINCIPAL, STARTED = "handrail.principal", "handrail.started"
+"""The keys in a request's scope of who sent it, and when it arrived."""
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -45,6 +39,11 @@ HEADERS = (
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
+_PREFLIGHT = {
+    "access-control-allow-methods": "GET, POST, DELETE",
+    "access-control-allow-headers": "authorization, content-type, last-event-id",
+    "access-control-max-age": "600",
+}
 _SAFE = ("GET", "HEAD")
 _METHODS = (*_SAFE, "POST", "DELETE")
 _CLOSE = (b"connection", b"close")
@@ -52,21 +51,21 @@ _DRAIN_SECONDS = 1.0
 
 
 def is_static(path: str) -> bool:
-    """The page and its files: the same for everybody, and nothing in them is anybody's."""
+    """Whether a path is the page or one of its files, which are public and the same for everybody."""
     return path == "/" or path.startswith("/assets/")
 
 
 def is_open(path: str) -> bool:
-    """What is answered without knowing who asks."""
+    """Whether a path is served without authentication."""
     return is_static(path) or path in ("/health", "/login")
 
 
-class Guard:
-    """Hosts, origins, principals, rates, sizes and times, in this order; then the app."""
+class GuardMiddleware:
+    """Checks load, host, origin, principal, rate and body, in this order, then calls the app."""
 
     def __init__(
         self,
-        app: App,
+        app: ASGIApp,
         *,
         principals: Principals,
         metrics: Metrics,
@@ -81,83 +80,106 @@ class Guard:
         self._principals = principals
         self._metrics = metrics
         self._limits = limits
-        self._hosts = frozenset(_host(each.lower()) for each in hosts)
+        self._hosts = frozenset(_normalize_host(each.lower()) for each in hosts)
         self._origins = frozenset(each.lower().rstrip("/") for each in origins)
         self._stopping = stopping
         self._clock = clock
         self._new_id = new_id
         self._rate = Rate(limits.requests_per_second, limits.burst, clock=clock)
+        self._in_progress = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._http(scope, receive, send)
+            self._in_progress += 1
+            try:
+                await self._serve(scope, receive, send)
+            finally:
+                self._in_progress -= 1
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
             await self._app(scope, receive, send)
 
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[BEGAN], scope[INCIDENT] = self._clock.monotonic(), self._new_id()[:8]
-        answer = _Answer(scope, send, self._metrics, self._cors(scope))
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[STARTED], scope[INCIDENT] = self._clock.monotonic(), self._new_id()[:8]
+        answer = _Sender(send, self._metrics, self._cors(scope))
         try:
             request = Request(scope)
-            self._check_request(request)
+            self._check_load(request)
+            self._check_headers(request)
+            self._check_origin(request)
             if self._is_preflight(request):
                 await Response(status_code=204, headers=_PREFLIGHT)(scope, receive, answer.send)
                 return
-            receive = await self._let_in(request, receive)
+            receive = await self._admit(request, receive)
             await self._app(scope, receive, answer.send)
         except RequestRefused as refused:
-            self._metrics.refuse(refused.kind)
+            refuse(self._metrics, refused.kind)
             await self._refuse(refused, scope, receive, answer)
         except Exception:
             log.exception("request %s %s failed (%s)", scope["method"], _route(scope), scope[INCIDENT])
-            if not answer.began:  # nothing of the app's was reached
-                said = f"the server failed at this; its log says more, under {scope[INCIDENT]}"
-                await response(RequestRefused(500, "ServerError", said))(scope, receive, answer.send)
+            if not answer.started:
+                await error_response(server_error(scope[INCIDENT]))(scope, receive, answer.send)
         finally:
-            self._metrics.request(_route(scope), _method(scope), answer.status)
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self._metrics.add(REQUESTS, route=_route(scope), method=method, status=str(answer.status))
 
-    # What is looked at.
+    # The checks.
 
-    def _check_request(self, request: Request) -> None:
-        """Where it is for and where it comes from: before anything is done for it."""
+    def _check_load(self, request: Request) -> None:
+        if self._in_progress > self._limits.connections and request.scope["path"] != "/health":
+            raise RequestRefused(
+                503,
+                "TooManyConnections",
+                "the server has as many open connections as it accepts. Try again soon.",
+                retry_after=5.0,
+            )
+
+    def _check_headers(self, request: Request) -> None:
         headers = request.scope["headers"]
         if sum(len(name) + len(value) for name, value in headers) > self._limits.header_bytes:
             raise RequestRefused(
                 431,
                 "HeadersTooLarge",
-                f"the headers are over {self._limits.header_bytes} bytes. Send fewer, or shorter ones.",
+                f"the headers are larger than {self._limits.header_bytes} bytes. Send fewer or shorter ones.",
             )
         names = [name for name, _ in headers]
         if b"transfer-encoding" in names and b"content-length" in names:
             raise RequestRefused(
-                400, "BadRequest", "the body is both chunked and counted. Send it in one of these ways."
+                400,
+                "BadRequest",
+                "the request has both `Transfer-Encoding` and `Content-Length`. Send one of them.",
             )
-        if names.count(b"host") != 1 or not self._is_ours(request):
+        if names.count(b"host") != 1 or not self._is_our_host(request):
             raise RequestRefused(
                 403,
                 "HostRefused",
-                "this server is not called that. Use the address it printed, or start it with --allow-host NAME.",
+                "this server does not answer to that host name. Use the address it printed, or start it with "
+                "--allow-host NAME.",
             )
         if request.method not in _METHODS and request.method != "OPTIONS":
             raise _method_refused()
+
+    def _check_origin(self, request: Request) -> None:
         if is_static(request.scope["path"]) and request.method in _SAFE:
             return
         origin = request.headers.get("origin")
-        if origin is not None and not self._is_allowed(request, origin):
+        if origin is not None and not self._is_allowed_origin(request, origin):
             raise RequestRefused(
-                403, "OriginRefused", "not from this origin. Start the server with --allow-origin ORIGIN."
+                403,
+                "OriginRefused",
+                "requests from this origin are not allowed. Start the server with --allow-origin ORIGIN.",
             )
         if origin is None and request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             raise RequestRefused(
                 403,
                 "OriginRefused",
-                "not from another site's page. Open the server's own, or start it with --allow-origin ORIGIN.",
+                "requests from another site's page are not allowed. Open the server's own page, or start it "
+                "with --allow-origin ORIGIN.",
             )
 
-    async def _let_in(self, request: Request, receive: Receive) -> Receive:
-        """Who it is by, whether that is too often, and what it brings."""
+    async def _admit(self, request: Request, receive: Receive) -> Receive:
+        """Authenticate the request, apply the rate limit, and read its body."""
         path, method = request.scope["path"], request.method
         if method == "OPTIONS" or (method == "HEAD" and not is_static(path)):
             raise _method_refused()
@@ -168,7 +190,7 @@ class Guard:
                 raise RequestRefused(
                     429,
                     "TooManyRequests",
-                    "too many requests came at once. Wait as long as `Retry-After` says.",
+                    "too many requests at once. Wait as long as `Retry-After` says.",
                     retry_after=wait,
                 )
         if method in _SAFE:
@@ -181,83 +203,43 @@ class Guard:
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json":
                 raise RequestRefused(415, "NotJson", "send JSON, with `Content-Type: application/json`")
-        return _replayed(await self._body(request, receive), receive)
+        return _replay(await self._read_body(request, receive), receive)
 
-    async def _body(self, request: Request, receive: Receive) -> bytes:
+    async def _read_body(self, request: Request, receive: Receive) -> bytes:
         limit = self._limits.body_bytes
         declared = request.headers.get("content-length", "")
-        too_large = RequestRefused(413, "BodyTooLarge", f"the body is over {limit} bytes. Send less at once.")
+        too_large = RequestRefused(413, "BodyTooLarge", f"the body is larger than {limit} bytes. Send less.")
         if declared.isdecimal() and int(declared[:20]) > limit:
             raise too_large
-        parts = bytearray()
+        body = bytearray()
         try:
             async with asyncio.timeout(self._limits.body_seconds):
                 while True:
                     message = await receive()
                     if message["type"] != "http.request":
                         raise RequestRefused(400, "BodyMissing", "the body ended early. Send all of it.")
-                    parts += message.get("body", b"")
-                    if len(parts) > limit:
+                    body += message.get("body", b"")
+                    if len(body) > limit:
                         raise too_large
                     if not message.get("more_body"):
-                        return bytes(parts)
+                        return bytes(body)
         except TimeoutError:
             raise RequestRefused(
                 408,
                 "BodyTooSlow",
-                f"the body was not there after {self._limits.body_seconds:g} seconds. Send it at once.",
+                f"the body did not arrive within {self._limits.body_seconds:g} seconds. Send it faster.",
             ) from None
 
-    # Hosts and origins.
-
-    def _is_ours(self, request: Request) -> bool:
-        """Is it for a name of this server? A page elsewhere can point a name of its own at this address."""
-        host = request.headers["host"].lower()
-        if host in self._hosts:
-            return True
-        name, port = _split(host)
-        if name is None or name in self._hosts:
-            return name is not None
-        server: Any = request.scope.get("server")
-        own = server[1] if server else None
-        if own is not None and (port or (443 if request.scope.get("scheme") == "https" else 80)) != own:
-            return False
-        return name == "localhost" or _is_address(name, server[0] if server else "")
-
-    def _is_allowed(self, request: Request, origin: str) -> bool:
-        own = f"{request.scope.get('scheme', 'http')}://{request.headers['host']}".lower()
-        return origin.lower() in (own, *self._origins)
-
-    def _cors(self, scope: Scope) -> Sequence[tuple[bytes, bytes]]:
-        """What lets pages of an origin that was named read the answer."""
-        if not self._origins:
-            return ()
-        origin = next((value for name, value in scope["headers"] if name == b"origin"), b"")
-        allowed = origin.decode("latin-1").lower() in self._origins
-        return ((b"vary", b"origin"), *(((b"access-control-allow-origin", origin),) if allowed else ()))
-
-    def _is_preflight(self, request: Request) -> bool:
-        return (
-            request.method == "OPTIONS"
-            and request.headers.get("origin", "").lower() in self._origins
-            and "access-control-request-method" in request.headers
-        )
-
-    async def _refuse(self, refused: RequestRefused, scope: Scope, receive: Receive, answer: _Answer) -> None:
-        """Say no, and take what is still coming for a moment, so that the client gets to read it."""
-        if answer.began:
+    async def _refuse(self, refused: RequestRefused, scope: Scope, receive: Receive, answer: _Sender) -> None:
+        """Send the refusal, then read the rest of the body for a moment so that the client gets to see it."""
+        if answer.started:
             return
-        made = response(refused)
-        if scope["method"] in _SAFE and refused.status not in (400, 431):
+        made = error_response(refused)
+        if scope["method"] in _SAFE and refused.status not in (400, 431, 503):
             await made(scope, receive, answer.send)
             return
-        await answer.send(
-            {
-                "type": "http.response.start",
-                "status": made.status_code,
-                "headers": [*made.raw_headers, _CLOSE],
-            }
-        )
+        headers = [*made.raw_headers, _CLOSE]
+        await answer.send({"type": "http.response.start", "status": made.status_code, "headers": headers})
         await answer.send({"type": "http.response.body", "body": bytes(made.body), "more_body": True})
         left = 4 * self._limits.body_bytes
         try:
@@ -271,47 +253,73 @@ class Guard:
             pass
         await answer.send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    # Hosts and origins.
 
-_PREFLIGHT = {
-    "access-control-allow-methods": "GET, POST, DELETE",
-    "access-control-allow-headers": "authorization, content-type, last-event-id",
-    "access-control-max-age": "600",
-}
+    def _is_our_host(self, request: Request) -> bool:
+        """Whether the request names this server. A foreign page can point its own host name at our address."""
+        host = request.headers["host"].lower()
+        if host in self._hosts:
+            return True
+        name, port = _split_host(host)
+        if name is None or name in self._hosts:
+            return name is not None
+        server: Any = request.scope.get("server")
+        own = server[1] if server else None
+        if own is not None and (port or (443 if request.scope.get("scheme") == "https" else 80)) != own:
+            return False
+        return name == "localhost" or _is_own_address(name, server[0] if server else "")
+
+    def _is_allowed_origin(self, request: Request, origin: str) -> bool:
+        own = f"{request.scope.get('scheme', 'http')}://{request.headers['host']}".lower()
+        return origin.lower() in (own, *self._origins)
+
+    def _cors(self, scope: Scope) -> Sequence[tuple[bytes, bytes]]:
+        """The headers that let pages of an allowed origin read the response."""
+        if not self._origins:
+            return ()
+        origin = next((value for name, value in scope["headers"] if name == b"origin"), b"")
+        allowed = origin.decode("latin-1").lower() in self._origins
+        return ((b"vary", b"origin"), *(((b"access-control-allow-origin", origin),) if allowed else ()))
+
+    def _is_preflight(self, request: Request) -> bool:
+        return (
+            request.method == "OPTIONS"
+            and request.headers.get("origin", "").lower() in self._origins
+            and "access-control-request-method" in request.headers
+        )
 
 
-class _Answer:
-    """Passes an answer on, with the headers that each one carries, and counts it."""
+class _Sender:
+    """Sends a response with the headers that every response carries, and counts its bytes."""
 
-    def __init__(
-        self, scope: Scope, send: Send, metrics: Metrics, more: Sequence[tuple[bytes, bytes]] = ()
-    ) -> None:
+    def __init__(self, send: Send, metrics: Metrics, more: Sequence[tuple[bytes, bytes]] = ()) -> None:
         self._send = send
         self._metrics = metrics
         self._more = more
-        self.began = False
+        self.started = False
         self.status = 0
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.began = True
+            self.started = True
             self.status = message["status"]
             headers = list(message.get("headers", ()))
             if not any(name == b"cache-control" for name, _ in headers):
                 headers.append((b"cache-control", b"no-store"))
             message = {**message, "headers": [*headers, *HEADERS, *self._more]}
         else:
-            self._metrics.bytes += len(message.get("body", b""))
+            self._metrics.add(BYTES_SENT, len(message.get("body", b"")))
         await self._send(message)
 
 
 def _method_refused() -> RequestRefused:
     return RequestRefused(
-        405, "MethodRefused", "not with this method. The addresses take GET, POST or DELETE, each its own."
+        405, "MethodRefused", "this method is not supported. Addresses accept GET, POST or DELETE."
     )
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """A body that was read already, then whatever else comes: that the client has gone."""
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives a body that was already read, then whatever follows it."""
     given = False
 
     async def again() -> Message:
@@ -325,24 +333,20 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 def _route(scope: Scope) -> str:
-    """The address as it is declared, never as it was asked for."""
+    """The path of the route, never the path that was requested."""
     return getattr(scope.get("route"), "path", "") or "none"
 
 
-def _method(scope: Scope) -> str:
-    return scope["method"] if scope["method"] in _METHODS else "other"
-
-
-def _host(name: str) -> str:
-    """A host as it is compared: an IPv6 address in brackets."""
+def _normalize_host(name: str) -> str:
+    """A host name as `Host` headers have it: an IPv6 address in brackets."""
     try:
         return f"[{name}]" if ipaddress.ip_address(name).version == 6 else name
     except ValueError:
         return name
 
 
-def _split(host: str) -> tuple[str | None, int | None]:
-    """`[::1]:80` as `[::1]` and 80; no name where it is not a host."""
+def _split_host(host: str) -> tuple[str | None, int | None]:
+    """`[::1]:80` as `[::1]` and 80. The name is None where the host is invalid."""
     name, colon, port = host.rpartition(":")
     if not colon or host.endswith("]"):
         return host, None
@@ -351,8 +355,8 @@ def _split(host: str) -> tuple[str | None, int | None]:
     return name, int(port)
 
 
-def _is_address(name: str, server: Any) -> bool:
-    """Is it the loopback, or the very address that the connection came in at?"""
+def _is_own_address(name: str, server: Any) -> bool:
+    """Whether a name is a loopback address, or the address the connection arrived at."""
     try:
         address = ipaddress.ip_address(name.strip("[]"))
     except ValueError:

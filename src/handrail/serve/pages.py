@@ -1,4 +1,4 @@
-"""The page and its files, as they lie in the package."""
+"""The files of the page, as the package ships them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from handrail.errors import RequestRefused
+from handrail.serve.refusals import RequestRefused
 
 PAGE = Path(__file__).parent / "page"
 _TYPES = {
@@ -26,28 +26,28 @@ _TYPES = {
     ".txt": "text/plain; charset=utf-8",
 }
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
-_WITHOUT = """<!doctype html>
+_NOT_BUILT = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Handrail</title>
 <h1>The page is not built</h1>
-<p>This is a checkout, or was installed from one, without the page's libraries. Run <code>scripts/page</code> there
-(it needs npm), install again if it was installed, then load this again.</p>
-<p>The server itself works: AG-UI clients use <code>/agent</code>.</p>
+<p>This installation comes from a source checkout that lacks the page's libraries. Run <code>scripts/page</code> in the
+checkout (it needs npm), reinstall if you had installed it, then reload this page.</p>
+<p>The server itself works: AG-UI clients can use <code>/agent</code>.</p>
 </html>
 """
 
 
 class Pages:
-    """Files under one folder, by names that can't lead out of it."""
+    """Serves the files of one folder, and nothing outside it."""
 
     def __init__(self, folder: Path = PAGE) -> None:
         self._folder = folder.resolve()
-        self._kept: dict[Path, tuple[tuple[int, int], str, bytes]] = {}
+        self._cache: dict[Path, tuple[tuple[int, int], str, bytes]] = {}
 
     def page(self, request: Request) -> Response:
-        """The page; where its libraries are missing, what to do about it."""
+        """The page, or a 503 with instructions if its libraries are missing."""
         vendor = self._folder / "vendor"
         if not vendor.is_dir() or not any(vendor.iterdir()):
-            return HTMLResponse(_WITHOUT, 503)
+            return HTMLResponse(_NOT_BUILT, 503)
         return self.file(request, self._folder / "index.html")
 
     def asset(self, request: Request, name: str) -> Response:
@@ -61,20 +61,20 @@ class Pages:
         return self.file(request, path)
 
     def file(self, request: Request, path: Path) -> Response:
-        """A file with its type and a tag by what is in it; 304 where the client has it already."""
+        """A file with its type and an ETag, or 304 if the client has it already."""
         kind = _TYPES.get(path.suffix)
         try:
             stat = path.stat()
             if kind is None or not path.is_file():
                 raise _missing()
             stamp = (stat.st_mtime_ns, stat.st_size)
-            kept = self._kept.get(path)
-            if kept is None or kept[0] != stamp:
+            cached = self._cache.get(path)
+            if cached is None or cached[0] != stamp:
                 data = path.read_bytes()
-                kept = self._kept[path] = (stamp, f'"{hashlib.sha256(data).hexdigest()[:32]}"', data)
+                cached = self._cache[path] = (stamp, f'"{hashlib.sha256(data).hexdigest()[:32]}"', data)
         except OSError:
             raise _missing() from None
-        _, tag, data = kept
+        _, tag, data = cached
         headers = {"etag": tag, "cache-control": "no-cache"}
         if tag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)

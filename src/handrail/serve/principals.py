@@ -1,4 +1,4 @@
-"""`Principals`: who a request is by. A token's one principal, or whoever an app's own hook says."""
+"""`Principals`: who sent a request, and how the threads of a principal are named in a journal."""
 
 from __future__ import annotations
 
@@ -10,36 +10,39 @@ import ipaddress
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from starlette.requests import Request
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import DefinitionError, RequestRefused
+from handrail.errors import DefinitionError
 from handrail.ids import NewId, random_id
 from handrail.serve.limits import Limits, Rate
-from handrail.serve.naming import LONGEST_PRINCIPAL
+from handrail.serve.refusals import RequestRefused, ThreadNameRefused
 
-if TYPE_CHECKING:
-    from starlette.requests import Request
-
-Authenticate = Callable[["Request"], "str | Awaitable[str | None] | None"]
-"""Who a request is by: a principal, or None where it may not come in."""
+Authenticate = Callable[[Request], "str | Awaitable[str | None] | None"]
+"""An app's own hook: the principal that sent a request, or None to refuse it."""
 
 log = logging.getLogger("handrail.serve")
 
 LOCAL = "local"
-"""Who everybody is where there is one token, or none."""
-SHORTEST_TOKEN = 16
+"""The one principal of a server with a token, or without authentication."""
+ID = re.compile(r"[A-Za-z0-9._:~-]{1,128}")
+"""Valid ids of threads, and of the runs of AG-UI clients."""
+ID_RULE = "1 to 128 letters, digits and . _ : ~ -"
+MIN_TOKEN = 16
+MAX_PRINCIPAL = 256
 _COOKIE_SECONDS = 7 * 24 * 3600
 _TOKEN = re.compile(r"[\x21-\x7e]+")
-_MEND = "Send it as `Authorization: Bearer TOKEN`, or sign in on the page."
+_HINT = "Send it as `Authorization: Bearer TOKEN`, or sign in on the page."
 
 
 class Principals:
-    """Tells who a request is by, or refuses it.
+    """Authenticates requests: by a token, by an app's own hook, or, with neither, by being on this machine.
 
-    A token is compared in constant time, and whoever sends wrong ones is slowed down, by address. The
-    cookie that stands for it holds a time and a signature under the journal's key and the token: it
-    outlives a restart, and not a change of the token.
+    Tokens are compared in constant time, and addresses that send wrong ones are slowed down. The cookie
+    that replaces the token holds an expiry time, signed with the journal's key and the token: it survives
+    a restart, but not a change of the token.
     """
 
     def __init__(
@@ -53,11 +56,11 @@ class Principals:
         new_id: NewId = random_id,
     ) -> None:
         if token is not None and authenticate is not None:
-            raise DefinitionError("the app says who a request is by itself. Leave the token out.")
-        if token is not None and (len(token) < SHORTEST_TOKEN or not _TOKEN.fullmatch(token)):
+            raise DefinitionError("the app has its own `authenticate`. Leave the token out.")
+        if token is not None and (len(token) < MIN_TOKEN or not _TOKEN.fullmatch(token)):
             raise DefinitionError(
-                f"the token is too easy to guess, or can't be sent. Use {SHORTEST_TOKEN} or more letters and "
-                'digits, such as `python -c "import secrets; print(secrets.token_urlsafe(32))"` prints.'
+                f"the token is too easy to guess, or can't be sent in a header. Use at least {MIN_TOKEN} letters "
+                'and digits, such as `python -c "import secrets; print(secrets.token_urlsafe(32))"` prints.'
             )
         self._token = None if token is None else token.encode()
         self._authenticate = authenticate
@@ -67,31 +70,30 @@ class Principals:
         self._wrong = Rate(1 / 6, limits.wrong_tokens, clock=clock)
 
     @property
-    def open(self) -> bool:
-        """May everybody come in?"""
+    def is_open(self) -> bool:
+        """Whether there is no authentication."""
         return self._token is None and self._authenticate is None
 
     async def of(self, request: Request) -> str:
-        """Who it is by, or `RequestRefused`: 401, or 429 after many wrong tokens.
+        """The principal that sent a request, or `RequestRefused`: 401, or 429 after many wrong tokens.
 
-        Where everybody may come in, that is everybody on this machine: 403 for who is not.
+        Without authentication, requests from other machines are refused with 403.
         """
         if self._authenticate is not None:
-            return await self._asked(self._authenticate, request)
+            return await self._call_hook(self._authenticate, request)
         if self._token is None:
-            _check_near(request)
+            _check_local(request)
             return LOCAL
         if self._has_cookie(request):
             return LOCAL
-        given = request.headers.get("authorization", "")
-        scheme, _, token = given.partition(" ")
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
-            raise RequestRefused(401, "TokenMissing", f"this server wants a token. {_MEND}")
-        self.check(request, token.strip())
+            raise RequestRefused(401, "TokenMissing", f"this server needs a token. {_HINT}")
+        self.check_token(request, token.strip())
         return LOCAL
 
-    def check(self, request: Request, token: str) -> None:
-        """Refuse a wrong token, and everybody from an address that has sent too many."""
+    def check_token(self, request: Request, token: str) -> None:
+        """Refuse a wrong token, and any token from an address that has sent too many wrong ones."""
         if self._token is None:
             raise RequestRefused(404, "NotFound", "this server has no token to sign in with")
         address = request.client.host if request.client is not None else ""
@@ -100,36 +102,36 @@ class Principals:
             raise RequestRefused(
                 429,
                 "TooManyWrongTokens",
-                "too many wrong tokens came from this address. Wait as long as `Retry-After` says.",
+                "too many wrong tokens from this address. Wait as long as `Retry-After` says.",
                 retry_after=wait,
             )
         if not hmac.compare_digest(_digest(token), _digest(self._token)):
             self._wrong.take(address)
-            raise RequestRefused(401, "TokenWrong", f"this is not the server's token. {_MEND}")
+            raise RequestRefused(401, "TokenWrong", f"this is not the server's token. {_HINT}")
 
     # The cookie.
 
-    def cookie(self, request: Request) -> tuple[str, str, int]:
-        """The name, the value and the seconds of a cookie that stands for the token."""
+    def new_cookie(self, request: Request) -> tuple[str, str, int]:
+        """The name, the value and the lifetime in seconds of a cookie that replaces the token."""
         until = int(self._clock.now().timestamp()) + _COOKIE_SECONDS
-        said = f"1.{until}.{self._new_id()[:16]}"
-        return cookie_name(request), f"{said}.{self._signed(said)}", _COOKIE_SECONDS
+        content = f"1.{until}.{self._new_id()[:16]}"
+        return cookie_name(request), f"{content}.{self._sign(content)}", _COOKIE_SECONDS
 
     def _has_cookie(self, request: Request) -> bool:
         value = request.cookies.get(cookie_name(request), "")
-        said, _, signature = value.rpartition(".")
-        if not hmac.compare_digest(_digest(signature), _digest(self._signed(said))):
+        content, _, signature = value.rpartition(".")
+        if not hmac.compare_digest(_digest(signature), _digest(self._sign(content))):
             return False
-        _, until, _ = said.split(".")
+        _, until, _ = content.split(".")
         return self._clock.now().timestamp() < int(until)
 
-    def _signed(self, said: str) -> str:
-        signature = hmac.digest(self._key, said.encode("utf-8", "surrogatepass"), "sha256")
+    def _sign(self, content: str) -> str:
+        signature = hmac.digest(self._key, content.encode("utf-8", "surrogatepass"), "sha256")
         return base64.urlsafe_b64encode(signature).decode().rstrip("=")
 
-    # The app's own.
+    # The app's own hook.
 
-    async def _asked(self, authenticate: Authenticate, request: Request) -> str:
+    async def _call_hook(self, authenticate: Authenticate, request: Request) -> str:
         try:
             found = authenticate(request)
             if inspect.isawaitable(found):
@@ -141,34 +143,34 @@ class Principals:
             raise RequestRefused(401, "NotSignedIn", "sign in first") from None
         if found is None or found == "":
             raise RequestRefused(401, "NotSignedIn", "sign in first")
-        if not isinstance(found, str) or len(found) > LONGEST_PRINCIPAL or not found.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance]  # an app's own
+        if not isinstance(found, str) or not _is_principal(found):  # pyright: ignore[reportUnnecessaryIsInstance]  # an app's own
             log.error(
-                "the app's authenticate gave %.80r, which is no principal: 1 to %d printable characters",
+                "the app's authenticate returned %.80r, which is not 1 to %d printable characters",
                 found,
-                LONGEST_PRINCIPAL,
+                MAX_PRINCIPAL,
             )
             raise RequestRefused(
-                500, "ServerError", "the server could not tell who you are; its log says why"
+                500, "ServerError", "the server could not tell who you are. Its log has the details."
             )
         return found
 
 
 def cookie_name(request: Request) -> str:
-    """One a port: servers on one machine share a browser's cookies."""
+    """The cookie's name, with the port: a browser shares cookies between all servers on a host."""
     return f"handrail-{request.url.port or (443 if request.url.scheme == 'https' else 80)}"
 
 
-def _check_near(request: Request) -> None:
-    """Refuse whoever is not on this machine, or is not known to be: at both ends the connection must be loopback."""
+def _check_local(request: Request) -> None:
+    """Refuse a request unless both ends of its connection are known to be loopback."""
     server: Any = request.scope.get("server")
-    far_end = None if request.client is None else request.client.host
-    if _is_loopback(far_end) and (server is None or _is_loopback(server[0])):
+    client = None if request.client is None else request.client.host
+    if _is_loopback(client) and (server is None or _is_loopback(server[0])):
         return
     raise RequestRefused(
         403,
         "TokenNeeded",
-        "this server has no token, so it serves its own machine only. Whoever runs it can give one to "
-        "`asgi(..., token=...)`, or say who comes in with `authenticate=...`.",
+        "this server has no token, so it serves its own machine only. Give it one with "
+        "`asgi(..., token=...)`, or authenticate requests with `authenticate=...`.",
     )
 
 
@@ -183,5 +185,38 @@ def _is_loopback(host: Any) -> bool:
 
 
 def _digest(text: str | bytes) -> bytes:
-    """Of one length whatever it is, so that a comparison tells nothing of the length."""
+    """A digest of constant length, so that comparing it does not reveal the text's length."""
     return hashlib.sha256(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")).digest()
+
+
+# --- the names of threads -----------------------------------------------------------------------------
+
+
+def session_id_of(principal: str, thread_id: str) -> str:
+    """The session id of a principal's thread, or `ThreadNameRefused` if either name is invalid.
+
+    Thread ids contain no slash, so the last slash separates them from the principal, whatever it contains:
+    two different pairs never share a session.
+    """
+    if not ID.fullmatch(thread_id):
+        raise ThreadNameRefused(thread_id[:256], "the id is invalid", f"Use {ID_RULE}")
+    if not _is_principal(principal):
+        raise ThreadNameRefused(
+            thread_id,
+            f"{principal[:MAX_PRINCIPAL]!r} is not a valid principal",
+            f"`authenticate` must return 1 to {MAX_PRINCIPAL} printable characters.",
+        )
+    return f"{principal}/{thread_id}"
+
+
+def parse_session_id(session_id: str) -> tuple[str, str] | None:
+    """The principal and the thread id of a session, or None if it is not a thread's."""
+    principal, _, thread_id = session_id.rpartition("/")
+    try:
+        return (principal, thread_id) if session_id_of(principal, thread_id) == session_id else None
+    except ThreadNameRefused:
+        return None
+
+
+def _is_principal(text: str) -> bool:
+    return 0 < len(text) <= MAX_PRINCIPAL and text.isprintable()

@@ -1,36 +1,101 @@
-"""What a client is told where it is refused: always JSON, always with the mend, never more than it may know."""
+"""The errors of serving, and the responses a client gets for them.
+
+A refusal is always JSON, says what to do, and reveals nothing the client may not know.
+
+    HandrailError
+    ├── RequestRefused (ValueError)              .status, .kind, .fields, .retry_after: a request is not served
+    └── ServeError                               .thread: a thread can't do this
+        ├── ThreadNameRefused (ValueError)         the id or the principal is invalid
+        ├── ThreadUnknown (LookupError)            the principal has no thread with this id
+        ├── ThreadBusy (RuntimeError)              a run is in progress
+        ├── QuestionsOpen (RuntimeError)           .count: questions are waiting for answers
+        └── ServerStopping (RuntimeError)          no new work is accepted
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from handrail.errors import (
-    AnswerRefused,
-    HandrailError,
-    QuestionsOpen,
-    RequestRefused,
-    RunBusy,
-    RunUnknown,
-    ServerStopping,
-    SessionError,
-    ThreadBusy,
-    ThreadNameRefused,
-    ThreadUnknown,
-    UndoRefused,
-)
+from handrail.errors import AnswerRefused, HandrailError, RunBusy, RunUnknown, SessionError, UndoRefused
 from handrail.schema import Problem
-from handrail.serve.metrics import Metrics
 
 INCIDENT = "handrail.incident"
-"""Where in a request's scope it stands what the log calls it, should it fail."""
+"""The key in a request's scope of the id under which the log reports a failure of it."""
+
+
+class RequestRefused(HandrailError, ValueError):
+    """A request that is not served. Programs tell refusals apart by `kind`."""
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        message: str,
+        *,
+        fields: Sequence[tuple[str, str]] = (),
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.fields = tuple(fields)
+        """What is wrong in the body: pairs of a JSON pointer and a message."""
+        self.retry_after = retry_after
+
+
+class ServeError(HandrailError):
+    """A thread can't do what was requested."""
+
+    def __init__(self, thread: str, problem: str, hint: str) -> None:
+        self.thread = thread
+        super().__init__(f"thread {thread!r}: {problem}. {hint}")
+
+
+class ThreadNameRefused(ServeError, ValueError):
+    """The thread's id, or its principal, is invalid."""
+
+
+class ServerStopping(ServeError, RuntimeError):
+    """The server is stopping and accepts no new work."""
+
+    def __init__(self, thread: str) -> None:
+        super().__init__(thread, "the server is stopping", "Try again when it is back.")
+
+
+class ThreadUnknown(ServeError, LookupError):
+    """The thread does not exist, or belongs to another principal."""
+
+    def __init__(self, thread: str) -> None:
+        super().__init__(thread, "you have no thread with this id", "Send a message to start one.")
+
+
+class ThreadBusy(ServeError, RuntimeError):
+    """A run of the thread is in progress."""
+
+    def __init__(self, thread: str) -> None:
+        super().__init__(thread, "a run is in progress", "Wait until it ends, or cancel it.")
+
+
+class QuestionsOpen(ServeError, RuntimeError):
+    """The thread's run is waiting for answers."""
+
+    def __init__(self, thread: str, count: int) -> None:
+        self.count = count
+        waits = "a question is" if count == 1 else f"{count} questions are"
+        super().__init__(
+            thread, f"{waits} waiting for an answer", "Answer, or cancel the run, before you send a message."
+        )
+
+
+# --- responses ----------------------------------------------------------------------------------------
 
 STATUSES: Mapping[type[HandrailError], int] = {
     ThreadUnknown: 404,
@@ -44,63 +109,51 @@ STATUSES: Mapping[type[HandrailError], int] = {
     ServerStopping: 503,
     SessionError: 404,
 }
-_PLAIN = {
+_FRAMEWORK = {
     404: ("NotFound", "there is nothing at this address. The page is at `/`, AG-UI at `/agent`."),
-    405: ("MethodRefused", "not with this method. The header `Allow` says which there are."),
+    405: (
+        "MethodRefused",
+        "this address does not accept the method. The `Allow` header lists those it does.",
+    ),
 }
 _PART = re.compile(r'\[(\d+|"(?:[^"\\]|\\.)*")\]|([^.\[]+)')
 
 
-def handlers(metrics: Metrics) -> dict[Any, Any]:
-    """How each exception of a route is answered."""
+def exception_handlers(refused: Callable[[str], None]) -> dict[Any, Any]:
+    """Starlette's exception handlers for every route. `refused` is called with the kind of each refusal."""
 
-    async def ours(request: Request, error: Exception) -> Response:
-        told = of_ours(error)
-        metrics.refuse(error.kind if isinstance(error, RequestRefused) else type(error).__name__)
-        return told
+    async def handle_ours(request: Request, error: Exception) -> Response:
+        refused(error.kind if isinstance(error, RequestRefused) else type(error).__name__)
+        return error_response(error)
 
-    return {HTTPException: of_framework, HandrailError: ours, Exception: of_defect}
+    return {HTTPException: _handle_framework, HandrailError: handle_ours, Exception: _handle_defect}
 
 
-def body(kind: str, message: str, fields: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
-    told: dict[str, Any] = {"kind": kind, "message": message}
+def error_body(kind: str, message: str, fields: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
+    """The JSON of a refusal: `{"error": {"kind", "message", "fields"}}`."""
+    error: dict[str, Any] = {"kind": kind, "message": message}
     if fields:
-        told["fields"] = [{"path": path, "message": what} for path, what in fields]
-    return {"error": told}
+        error["fields"] = [{"path": path, "message": what} for path, what in fields]
+    return {"error": error}
 
 
-def response(refused: RequestRefused) -> Response:
-    headers: dict[str, str] = {}
-    if refused.retry_after is not None:
-        headers["retry-after"] = str(max(1, math.ceil(refused.retry_after)))
-    if refused.status == 401:
-        headers["www-authenticate"] = 'Bearer realm="handrail"'
-    return JSONResponse(body(refused.kind, str(refused), refused.fields), refused.status, headers)
-
-
-async def of_framework(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    kind, message = _PLAIN.get(error.status_code, ("Refused", "the request can't be served like this"))
-    return JSONResponse(body(kind, message), error.status_code, error.headers)
-
-
-async def of_defect(request: Request, error: Exception) -> Response:
-    """The log has the rest, under the same name: see `Guard`."""
-    told = f"the server failed at this; its log says more, under {request.scope[INCIDENT]}"
-    return JSONResponse(body("ServerError", told), 500)
-
-
-def of_ours(error: Exception) -> Response:
+def error_response(error: Exception) -> Response:
+    """The response for one of our own errors."""
     if isinstance(error, RequestRefused):
-        return response(error)
+        return _refusal_response(error)
     if isinstance(error, AnswerRefused) and error.problems:
-        return JSONResponse(body("AnswerRefused", str(error), fields_of(error.problems)), 422)
+        return JSONResponse(error_body("AnswerRefused", str(error), fields_of(error.problems)), 422)
     status = next((code for kind, code in STATUSES.items() if isinstance(error, kind)), 400)
-    return JSONResponse(body(type(error).__name__, str(error)), status)
+    return JSONResponse(error_body(type(error).__name__, str(error)), status)
+
+
+def server_error(incident: str) -> RequestRefused:
+    """The refusal for a defect of ours: the log has the details, under the same incident id."""
+    return RequestRefused(500, "ServerError", f"the server failed. Its log has the details, under {incident}")
 
 
 def fields_of(problems: Sequence[Problem]) -> list[tuple[str, str]]:
-    """Problems by the JSON pointers of their places; "" is the value itself."""
+    """Problems as pairs of a JSON pointer and a message; the pointer "" is the value itself."""
     return [(pointer_of(each.where), each.what) for each in problems]
 
 
@@ -108,3 +161,22 @@ def pointer_of(where: str) -> str:
     """`orders[2].price` as `/orders/2/price`."""
     parts = (str(json.loads(found[1])) if found[1] else found[2] for found in _PART.finditer(where))
     return "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in parts)
+
+
+def _refusal_response(refused: RequestRefused) -> Response:
+    headers: dict[str, str] = {}
+    if refused.retry_after is not None:
+        headers["retry-after"] = str(max(1, math.ceil(refused.retry_after)))
+    if refused.status == 401:
+        headers["www-authenticate"] = 'Bearer realm="handrail"'
+    return JSONResponse(error_body(refused.kind, str(refused), refused.fields), refused.status, headers)
+
+
+async def _handle_framework(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    kind, message = _FRAMEWORK.get(error.status_code, ("Refused", "the request can't be served"))
+    return JSONResponse(error_body(kind, message), error.status_code, error.headers)
+
+
+async def _handle_defect(request: Request, error: Exception) -> Response:
+    return error_response(server_error(request.scope[INCIDENT]))

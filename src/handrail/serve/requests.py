@@ -1,4 +1,4 @@
-"""What comes in the body of a request: read strictly, since nobody who means well sends anything else."""
+"""What a request carries: its body, read strictly, and the ids and options in its URL."""
 
 from __future__ import annotations
 
@@ -6,25 +6,35 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
 
 import msgspec
 import pydantic_core
+from starlette.requests import Request
 
-from handrail.errors import RequestRefused
+from handrail.records import Mark
+from handrail.serve.middleware import PRINCIPAL
+from handrail.serve.principals import ID, ID_RULE
+from handrail.serve.refusals import RequestRefused
 
 T = TypeVar("T")
-_DEPTH = 64
-_AT = re.compile(r" - at `\$(.*)`$")
+_MAX_DEPTH = 64
+_MAX_PAGE = 200
+_MAX_SEARCH = 200
+_ERROR_PATH = re.compile(r" - at `\$(.*)`$")
 
 
-class Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+# --- bodies -------------------------------------------------------------------------------------------
+
+
+class MessageBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A message."""
 
     text: str
 
 
-class Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AnswerBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An answer to a question."""
 
     question_id: str
@@ -34,23 +44,23 @@ class Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str = ""
 
 
-class SignIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A token, to get a cookie for."""
+class LoginBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A token, to be exchanged for a cookie."""
 
     token: str
 
 
-class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An empty body, or an empty object."""
+class EmptyBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No body, or an empty object."""
 
 
-def read(data: bytes, kind: type[T]) -> T:
-    """The body as what it is to be, or `RequestRefused` that says where it is not."""
-    value: Any = read_json(data) if data or kind is not Nothing else {}
+def parse(data: bytes, kind: type[T]) -> T:
+    """The body as a value of `kind`, or `RequestRefused` with the field that does not fit."""
+    value: Any = parse_json(data) if data or kind is not EmptyBody else {}
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        found = _AT.search(str(error))
+        found = _ERROR_PATH.search(str(error))
         where = found[1] if found else ""
         what = str(error)[: found.start()] if found else str(error)
         pointer = re.sub(r"\[(\d+)\]|\.", lambda part: "/" + (part[1] or ""), where)
@@ -59,56 +69,55 @@ def read(data: bytes, kind: type[T]) -> T:
         ) from None
 
 
-def read_json(data: bytes) -> Any:
-    """A JSON value that can be kept and shown as it is; `RequestRefused` for anything else.
+def parse_json(data: bytes) -> Any:
+    """A JSON value that can be stored and shown unchanged, or `RequestRefused`.
 
-    No name twice in an object, no number that is not finite or has over 64 bits, no half characters,
-    no more than 64 levels.
+    Refused are duplicate names in an object, numbers that are not finite or need more than 64 bits, lone
+    surrogates, and more than 64 levels.
     """
     try:
-        pydantic_core.from_json(
-            data, allow_inf_nan=False
-        )  # UTF-8, whole characters, and not too deep to read
+        pydantic_core.from_json(data, allow_inf_nan=False)  # checks UTF-8, surrogates and extreme depth
         value: Any = json.loads(
-            data, object_pairs_hook=_object, parse_constant=_refuse, parse_float=_float, parse_int=_int
+            data,
+            object_pairs_hook=_parse_object,
+            parse_constant=_refuse_constant,
+            parse_float=_parse_float,
+            parse_int=_parse_int,
         )
     except (ValueError, RecursionError) as error:
-        raise RequestRefused(400, "BadJson", f"the body can't be read as JSON: {_why(error)}") from None
-    if _deeper_than(value, _DEPTH):
-        raise RequestRefused(400, "BadJson", f"the body has more than {_DEPTH} levels. Nest it less deeply.")
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
+        raise RequestRefused(400, "BadJson", f"the body is not valid JSON: {why}") from None
+    if _is_deeper(value, _MAX_DEPTH):
+        raise RequestRefused(400, "BadJson", f"the body has more than {_MAX_DEPTH} levels. Nest it less.")
     return value
 
 
-def _why(error: Exception) -> str:
-    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
-
-
-def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _parse_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
         raise ValueError("an object has the same name twice")
     return made
 
 
-def _refuse(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON: write null, or a number")
+def _refuse_constant(word: str) -> Any:
+    raise ValueError(f"{word} is not allowed: write null, or a number")
 
 
-def _float(text: str) -> float:
+def _parse_float(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
         raise ValueError("a number is too large")
     return value
 
 
-def _int(text: str) -> int:
+def _parse_int(text: str) -> int:
     if len(text) > 20 or not -(2**63) <= (value := int(text)) < 2**64:
-        raise ValueError("a whole number has over 64 bits")
+        raise ValueError("an integer has more than 64 bits")
     return value
 
 
-def _deeper_than(value: Any, levels: int) -> bool:
-    """Level by level, so that nothing recurses."""
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether a value has more levels than this. It works level by level, without recursion."""
     here: list[Any] = [value]
     for _ in range(levels + 1):
         inner: list[Any] = []
@@ -121,3 +130,59 @@ def _deeper_than(value: Any, levels: int) -> bool:
             return False
         here = inner
     return True
+
+
+# --- URLs ---------------------------------------------------------------------------------------------
+
+
+def check_id(value: object) -> str:
+    """A valid id, or `RequestRefused`."""
+    if not isinstance(value, str) or not ID.fullmatch(value):
+        raise RequestRefused(422, "BadId", f"an id has {ID_RULE}")
+    return value
+
+
+def limit_of(request: Request) -> int:
+    """`?limit=`: 50 by default, and at most 200."""
+    text = request.query_params.get("limit", "50")
+    if not (text.isascii() and text.isdecimal()) or len(text) > 6 or not int(text):
+        raise RequestRefused(422, "BadLimit", f"`limit` is a number from 1 to {_MAX_PAGE}")
+    return min(int(text), _MAX_PAGE)
+
+
+def before_of(request: Request) -> Mark | None:
+    """`?before=`: the `next` of a page, or a time in ISO 8601 (UTC by default), as a mark."""
+    text = request.query_params.get("before")
+    if text is None:
+        return None
+    at, slash, id = text.partition("/")
+    try:
+        if slash:
+            number = float(at)
+            if not math.isfinite(number):
+                raise ValueError
+            return number, id[1:] if id.startswith("/") else f"{request.scope[PRINCIPAL]}/{id}"
+        time = datetime.fromisoformat(text.replace(" ", "+"))
+        return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp(), ""
+    except (ValueError, OverflowError):
+        raise RequestRefused(
+            422, "BadTime", "`before` is the `next` of a page, or a time, such as 2026-05-31T12:00:00Z"
+        ) from None
+
+
+def format_mark(request: Request, mark: Mark) -> str:
+    """Where a page ended, for `?before=`. It names the session, since several may have the same time.
+
+    A page may end at a session that is not a thread; its id is then given whole.
+    """
+    at, session_id = mark
+    mine = f"{request.scope[PRINCIPAL]}/"
+    return f"{at!r}/{session_id.removeprefix(mine) if session_id.startswith(mine) else f'/{session_id}'}"
+
+
+def search_of(request: Request) -> str:
+    """`?find=`: the words to search for."""
+    text = request.query_params.get("find", "")
+    if len(text) > _MAX_SEARCH:
+        raise RequestRefused(422, "BadSearch", f"`find` has at most {_MAX_SEARCH} characters")
+    return text

@@ -1,8 +1,11 @@
-"""The addresses of the server. What those of threads do is in `conversations` and `history`."""
+"""`Routes`: the addresses of the server, and what each of them does."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,23 +14,28 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from handrail.errors import RequestRefused
-from handrail.serve import requests
-from handrail.serve.conversations import Conversations
-from handrail.serve.event_streams import Streams
-from handrail.serve.history import History
-from handrail.serve.limits import Limits
-from handrail.serve.metrics import Metrics
+from handrail import runs
+from handrail.errors import RunUnknown
+from handrail.question import Answer
+from handrail.runs.deciding import approval_json
+from handrail.serve import requests, snapshots
+from handrail.serve.agui.inputs import parse_input, submit
+from handrail.serve.event_streams import EventStream, Streams, follow, send_all
+from handrail.serve.feed import Event
+from handrail.serve.limits import Limits, Quota
+from handrail.serve.metrics import RUNS_STARTED, PrometheusMetrics
 from handrail.serve.middleware import PRINCIPAL
 from handrail.serve.pages import Pages
 from handrail.serve.principals import Principals
-from handrail.serve.threads import Threads
+from handrail.serve.refusals import RequestRefused
+from handrail.serve.thread import Thread
+from handrail.serve.threads import ThreadList, Threads
 
 _POST, _DELETE = ["POST"], ["DELETE"]
 
 
 class Routes:
-    """The addresses, and what the ones do that are about the server itself."""
+    """The endpoints of a server."""
 
     def __init__(
         self,
@@ -35,22 +43,27 @@ class Routes:
         *,
         principals: Principals,
         streams: Streams,
-        metrics: Metrics,
+        metrics: PrometheusMetrics,
         limits: Limits,
-        pages: Pages,
         renderers: Path | None,
     ) -> None:
         self._threads = threads
+        self._journal = threads.journal
         self._principals = principals
         self._streams = streams
         self._metrics = metrics
-        self._pages = pages
+        self._limits = limits
+        self._pages = Pages()
         self._renderers = renderers
-        self._conversations = Conversations(threads, streams, metrics, limits)
-        self._history = History(threads)
+        self._thread_list = ThreadList(threads)
+        self._starting = Quota(
+            limits.runs_per_principal,
+            "TooManyRuns",
+            "as many runs are active as allowed. Wait for one to end, or cancel it.",
+            limits.runs,
+        )
 
     def list(self) -> Sequence[BaseRoute]:
-        talk, past = self._conversations, self._history
         return [
             Route("/", self.page),
             Route("/assets/{name:path}", self.asset),
@@ -59,20 +72,20 @@ class Routes:
             Route("/login", self.sign_in, methods=_POST),
             Route("/health", self.health),
             Route("/metrics", self.metrics),
-            Route("/agent", talk.agent, methods=_POST),
-            Route("/threads", talk.threads),
-            Route("/threads/{id}", talk.thread),
-            Route("/threads/{id}", talk.forget, methods=_DELETE),
-            Route("/threads/{id}/events", talk.events),
-            Route("/threads/{id}/messages", talk.say, methods=_POST),
-            Route("/threads/{id}/answers", talk.answer, methods=_POST),
-            Route("/threads/{id}/cancel", talk.cancel, methods=_POST),
-            Route("/threads/{id}/runs/{run_id}", past.run),
-            Route("/threads/{id}/files", past.files),
-            Route("/threads/{id}/calls/{call_id:path}/undo", past.undo, methods=_POST),
-            Route("/threads/{id}/approvals", past.approvals),
-            Route("/threads/{id}/approvals/{approval_id:path}", past.revoke, methods=_DELETE),
-            Route("/runs", past.runs),
+            Route("/agent", self.agent, methods=_POST),
+            Route("/threads", self.threads),
+            Route("/threads/{id}", self.thread),
+            Route("/threads/{id}", self.delete_thread, methods=_DELETE),
+            Route("/threads/{id}/events", self.events),
+            Route("/threads/{id}/messages", self.send_message, methods=_POST),
+            Route("/threads/{id}/answers", self.answer, methods=_POST),
+            Route("/threads/{id}/cancel", self.cancel, methods=_POST),
+            Route("/threads/{id}/runs/{run_id}", self.run),
+            Route("/threads/{id}/files", self.files),
+            Route("/threads/{id}/calls/{call_id:path}/undo", self.undo, methods=_POST),
+            Route("/threads/{id}/approvals", self.approvals),
+            Route("/threads/{id}/approvals/{approval_id:path}", self.revoke, methods=_DELETE),
+            Route("/runs", self.runs),
         ]
 
     # The page.
@@ -106,12 +119,12 @@ class Routes:
         )
 
     async def sign_in(self, request: Request) -> Response:
-        """A cookie for the token: scripts of the page can't read it, and other sites' pages can't send it."""
-        given = requests.read(await request.body(), requests.SignIn)
-        self._principals.check(request, given.token)
-        name, value, seconds = self._principals.cookie(request)
-        told = JSONResponse({})
-        told.set_cookie(
+        """Exchange the token for a cookie that scripts can't read and other sites' pages can't send."""
+        body = requests.parse(await request.body(), requests.LoginBody)
+        self._principals.check_token(request, body.token)
+        name, value, seconds = self._principals.new_cookie(request)
+        response = JSONResponse({})
+        response.set_cookie(
             name,
             value,
             max_age=seconds,
@@ -119,33 +132,208 @@ class Routes:
             samesite="strict",
             secure=request.url.scheme == "https",
         )
-        return told
+        return response
 
     async def health(self, request: Request) -> Response:
-        """Whether it serves; how much, only to who may come in."""
+        """Whether the server is up. Only authenticated clients get the numbers."""
         stopping = self._threads.stopping
-        told: dict[str, Any] = {"status": "stopping" if stopping else "ok"}
+        health: dict[str, Any] = {"status": "stopping" if stopping else "ok"}
         try:
             await self._principals.of(request)
         except RequestRefused:
             pass
         else:
-            told |= {**self._standing(), "version": version("handrail")}
-        return JSONResponse(told, 503 if stopping else 200)
+            health |= {**self._run_counts(), "version": version("handrail")}
+        return JSONResponse(health, 503 if stopping else 200)
 
     async def metrics(self, request: Request) -> Response:
-        standing = self._standing()
+        counts = self._run_counts()
         gauges = {
-            "handrail_runs": ("Runs at work here.", standing["runs"]),
-            "handrail_runs_waiting": ("Runs here that wait for an answer.", standing["waiting"]),
-            "handrail_threads": ("Threads with a run in memory.", standing["threads"]),
-            "handrail_viewers": ("Streams that are open.", self._streams.count),
+            "handrail_runs": ("Active runs.", counts["runs"]),
+            "handrail_runs_waiting": ("Runs in memory that wait for an answer.", counts["waiting"]),
+            "handrail_threads": ("Threads with a run in memory.", counts["threads"]),
+            "handrail_viewers": ("Open streams.", self._streams.count),
         }
         return PlainTextResponse(
             self._metrics.text(gauges), media_type="text/plain; version=0.0.4; charset=utf-8"
         )
 
-    def _standing(self) -> dict[str, int]:
+    def _run_counts(self) -> dict[str, int]:
         running = [thread.live for thread in self._threads.running() if thread.live is not None]
-        at_work = sum(1 for live in running if live.leg)
-        return {"runs": at_work, "waiting": len(running) - at_work, "threads": len(running)}
+        active = sum(1 for live in running if live.leg)
+        return {"runs": active, "waiting": len(running) - active, "threads": len(running)}
+
+    # AG-UI.
+
+    async def agent(self, request: Request) -> Any:
+        """One leg of a run, as AG-UI requests it."""
+        input = parse_input(requests.parse_json(await request.body()))
+        thread = self._threads.thread(request.scope[PRINCIPAL], input.thread_id)
+        nested = input.sees_nested
+
+        async def chunks() -> AsyncGenerator[bytes]:
+            number = thread.feed.last
+            row = await thread.newest()
+            recorded = () if row is None else await self._journal.asked(row.record.id)
+            submitted = await submit(thread, input, recorded, partial(self._start_run, thread))
+            if submitted.refused:
+                return send_all(submitted.refused, nested=nested)
+            if submitted.leg == input.run_id:
+                # A run from another window may have ended since.
+                number = thread.feed.before_leg(submitted.leg, number)
+                return follow(thread.feed, number, leg=submitted.leg, nested=nested)
+            # It was answered before: send the current state, and what follows if the run is active.
+            before, number, leg = await snapshots.joining_events(self._journal, thread)
+            if leg:
+                return follow(thread.feed, number, before=before, leg=leg, nested=nested)
+            return send_all(before, nested=nested)
+
+        return await self._stream(request, chunks)
+
+    async def events(self, request: Request) -> Any:
+        """A thread's events after a position, or after a snapshot if the position is no longer kept."""
+        thread = self._thread(request)
+        query = request.query_params
+        nested = query.get("v") != "0"
+
+        async def chunks() -> AsyncGenerator[bytes]:
+            number = thread.feed.number_of(request.headers.get("last-event-id") or query.get("after", ""))
+            before: list[Event] = []
+            leg = thread.live.leg if thread.live is not None else ""
+            if number is None:
+                await thread.check_known()
+                before, number, leg = await snapshots.joining_events(self._journal, thread)
+            if query.get("follow", "") not in ("", "0"):
+                return follow(thread.feed, number, before=before, nested=nested)
+            if leg:
+                return follow(thread.feed, number, before=before, leg=leg, nested=nested)
+            return follow(thread.feed, number, before=before, until=thread.feed.last, nested=nested)
+
+        return await self._stream(request, chunks)
+
+    async def _stream(
+        self, request: Request, chunks: Callable[[], Awaitable[AsyncGenerator[bytes]]]
+    ) -> EventStream:
+        slot = self._streams.take(request.scope[PRINCIPAL])
+        try:
+            return EventStream(self._streams, slot, await chunks())
+        except BaseException:
+            slot.give_back()
+            raise
+
+    # Threads.
+
+    async def threads(self, request: Request) -> Response:
+        found, next = await self._thread_list.page(
+            request.scope[PRINCIPAL],
+            limit=requests.limit_of(request),
+            before=requests.before_of(request),
+            words=requests.search_of(request),
+        )
+        mark = None if next is None else requests.format_mark(request, next)
+        return JSONResponse({"threads": found, "next": mark})
+
+    async def thread(self, request: Request) -> Response:
+        return JSONResponse(await snapshots.thread_snapshot(self._journal, self._thread(request)))
+
+    async def delete_thread(self, request: Request) -> Response:
+        await self._thread(request).forget()
+        return JSONResponse({})
+
+    async def send_message(self, request: Request) -> Response:
+        thread = self._thread(request)
+        body = requests.parse(await request.body(), requests.MessageBody)
+        return JSONResponse({"run_id": await self._start_run(thread, body.text)}, 202)
+
+    async def answer(self, request: Request) -> Response:
+        thread = self._thread(request)
+        body = requests.parse(await request.body(), requests.AnswerBody)
+        answer = Answer(
+            question_id=body.question_id,
+            digest=body.digest,
+            by=thread.principal,
+            outcome=body.outcome,
+            value=body.value,
+            reason=body.reason[: self._limits.message_chars],
+        )
+        await thread.answer([answer])
+        return JSONResponse({})
+
+    async def cancel(self, request: Request) -> Response:
+        thread = self._thread(request)
+        requests.parse(await request.body(), requests.EmptyBody)
+        await thread.check_known()
+        await thread.cancel()
+        return JSONResponse({}, 202)
+
+    def _thread(self, request: Request) -> Thread:
+        """The thread in the URL, among those of the request's principal: nobody can name another's."""
+        return self._threads.thread(request.scope[PRINCIPAL], requests.check_id(request.path_params["id"]))
+
+    async def _start_run(self, thread: Thread, text: str, **options: Any) -> str:
+        most = self._limits.message_chars
+        if len(text) > most:
+            raise RequestRefused(
+                413, "MessageTooLong", f"a message has at most {most} characters. Send a shorter one."
+            )
+        if not text.strip():
+            raise RequestRefused(
+                422, "MessageEmpty", "the message is empty. Write something.", fields=[("/text", "some text")]
+            )
+        with self._run_slot(thread.principal):
+            # Shielded, so that the run is recorded completely even if the client disconnects.
+            run_id = await asyncio.shield(thread.say(text, **options))
+        self._metrics.add(RUNS_STARTED)
+        return run_id
+
+    @contextmanager
+    def _run_slot(self, principal: str) -> Generator[None]:
+        active = [each for each in self._threads.running() if each.live is not None and each.live.leg]
+        mine = sum(1 for each in active if each.principal == principal)
+        self._starting.take(principal, beside=mine, beside_total=len(active))
+        try:
+            yield
+        finally:
+            self._starting.give_back(principal)
+
+    # History.
+
+    async def run(self, request: Request) -> Response:
+        thread = self._thread(request)
+        found = await runs.show(self._journal, request.path_params["run_id"])
+        if found.row.record.session_id != thread.session_id:
+            raise RunUnknown(request.path_params["run_id"])
+        return JSONResponse(snapshots.run_tree(found))
+
+    async def runs(self, request: Request) -> Response:
+        found = await self._journal.runs(principal=request.scope[PRINCIPAL], limit=requests.limit_of(request))
+        lines: list[dict[str, Any]] = []
+        for row in found:
+            line = snapshots.run_line(row, await runs.show(self._journal, row.record.id))
+            lines.append({**line, "thread_id": row.record.session_id.rpartition("/")[2]})
+        return JSONResponse({"runs": lines})
+
+    async def files(self, request: Request) -> Response:
+        thread = self._thread(request)
+        return JSONResponse({"changes": await snapshots.file_changes(self._journal, thread)})
+
+    async def undo(self, request: Request) -> Response:
+        thread = self._thread(request)
+        requests.parse(await request.body(), requests.EmptyBody)
+        undone = await thread.undo(request.path_params["call_id"])
+        return JSONResponse(
+            {
+                "tool": undone.tool,
+                "paths": list(undone.paths),
+                "slices": list(undone.slices),
+                "stands": list(undone.stands),
+            }
+        )
+
+    async def approvals(self, request: Request) -> Response:
+        kept = await self._thread(request).approvals()
+        return JSONResponse({"approvals": [approval_json(each) for each in kept]})
+
+    async def revoke(self, request: Request) -> Response:
+        await self._thread(request).revoke(request.path_params["approval_id"])
+        return JSONResponse({})

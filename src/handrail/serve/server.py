@@ -1,36 +1,44 @@
-"""A served app as a process: the address it listens at, and how it is stopped."""
+"""A served app as a process: its address, its uvicorn server, and how it stops."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import ipaddress
+import json
 import os
 import signal
 import socket
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
+
+import h11
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from handrail.errors import DefinitionError
 from handrail.serve.app import ServedApp
-from handrail.serve.extra import missing_extra
-
-if TYPE_CHECKING:
-    import uvicorn
+from handrail.serve.limits import Limits
+from handrail.serve.metrics import Metrics, refuse
+from handrail.serve.middleware import HEADERS
+from handrail.serve.refusals import error_body
 
 _BACKLOG = 2048
 _SPARE_FILES = 256
-_CLOSE_SECONDS = 2
+_ABORT_SECONDS = 1.0
+"""How long clients have to read the rest of their responses when the server stops."""
+_SHUTDOWN_SECONDS = 2
 
 
 def listen(host: str, port: int, app: ServedApp) -> socket.socket:
-    """A socket at this address. `DefinitionError` for one that others reach, where everybody may come in."""
+    """A listening socket. `DefinitionError` if other machines could reach an app without authentication."""
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
     if app.is_open and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
         raise DefinitionError(
             f"{host or 'every address'} can be reached from other machines, so a token is needed. Set "
-            "$HANDRAIL_TOKEN, or listen at 127.0.0.1. A good token: "
+            "$HANDRAIL_TOKEN, or listen at 127.0.0.1. To make a token: "
             '`python -c "import secrets; print(secrets.token_urlsafe(32))"`.'
         )
     made = socket.socket(family, kind, protocol)
@@ -45,7 +53,7 @@ def listen(host: str, port: int, app: ServedApp) -> socket.socket:
 
 
 def address_of(listening: socket.socket) -> str:
-    """Where a browser finds it: `http://127.0.0.1:8600/`."""
+    """The URL for a browser: `http://127.0.0.1:8600/`."""
     host, port = listening.getsockname()[:2]
     address = ipaddress.ip_address(host.partition("%")[0])
     if address.is_unspecified:
@@ -60,39 +68,51 @@ async def run(
     ready: Callable[[], None] = lambda: None,
     stopping: Callable[[int], None] = lambda runs: None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM, which parks every run; a second one ends the process at once.
+    """Serve until SIGINT or SIGTERM, which parks every run. A second signal ends the process at once.
 
-    `ready` is told when requests are taken, and `stopping` how many runs are being parked.
+    `ready` is called when requests are accepted, `stopping` with the number of runs that are being parked.
     """
     server = server_for(app, ready)
+
+    async def stop() -> None:
+        stopping(len(app.threads.running()))
+        try:
+            await app.stop()
+        finally:
+            server.should_exit = True
+
     await app.threads.start()
-    with _signals(lambda: _stop(app, server, stopping)):
+    with _signals(stop):
         await server.serve([listening])
 
 
 def server_for(app: ServedApp, ready: Callable[[], None] = lambda: None) -> uvicorn.Server:
-    """uvicorn with the app's limits. It starts no threads and hears no signals: that is `run`'s."""
-    try:
-        import uvicorn
-    except ImportError:
-        raise missing_extra("uvicorn") from None
-    from handrail.serve.wire import wire
-
+    """uvicorn with the app's limits. It installs no signal handlers: `run` does."""
     limits = app.limits
-    _allow_files(limits.connections)
+    connections = Connections(limits, app.metrics)
+    _raise_file_limit(limits.connections)
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
         def capture_signals(self) -> Generator[None]:
-            yield  # they are ours
+            yield
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             ready()
 
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            abort = asyncio.get_running_loop().call_later(_ABORT_SECONDS, connections.abort)
+            await super().shutdown(sockets)
+            abort.cancel()
+
+    async def timed(scope: Scope, receive: Receive, send: Send) -> None:
+        with connections.request(scope):
+            await app(scope, receive, send)
+
     config = uvicorn.Config(
-        app,
-        http=wire(limits, app.metrics),
+        timed,
+        http=cast("Any", connections.open),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -100,35 +120,175 @@ def server_for(app: ServedApp, ready: Callable[[], None] = lambda: None) -> uvic
         server_header=False,
         proxy_headers=False,
         backlog=_BACKLOG,
+        limit_concurrency=10 * limits.connections + 100,
         timeout_keep_alive=int(limits.idle_seconds),
-        timeout_graceful_shutdown=_CLOSE_SECONDS,
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         h11_max_incomplete_event_size=limits.header_bytes,
     )
     return Server(config)
 
 
-async def _stop(app: ServedApp, server: Any, stopping: Callable[[int], None]) -> None:
-    stopping(len(app.threads.running()))
-    try:
-        await app.stop()
-    finally:
-        server.should_exit = True
+# --- connections --------------------------------------------------------------------------------------
+
+
+class Connections:
+    """The open connections of a server, each with the two timeouts that uvicorn lacks.
+
+    A client that does not finish the headers of a request in time gets a 408 and is disconnected. One that
+    stops reading while data is waiting for it is disconnected. uvicorn has no option for either, so its
+    protocol is wrapped; everything else is left to it.
+    """
+
+    def __init__(self, limits: Limits, metrics: Metrics) -> None:
+        self.limits = limits
+        self.metrics = metrics
+        self._open: dict[tuple[str, int], Connection] = {}
+
+    def open(self, **options: Any) -> Connection:
+        """A protocol for a new connection, for uvicorn's `http` option."""
+        return Connection(self, H11Protocol(**options))
+
+    def add(self, connection: Connection) -> None:
+        self._open[connection.client] = connection
+
+    def discard(self, connection: Connection) -> None:
+        if self._open.get(connection.client) is connection:
+            del self._open[connection.client]
+
+    @contextlib.contextmanager
+    def request(self, scope: Scope) -> Generator[None]:
+        """Tell the connection of a request that its headers have arrived, and later that it is answered."""
+        connection = self._open.get(scope["client"])
+        if connection is not None:
+            connection.start_request()
+        try:
+            yield
+        finally:
+            if connection is not None:
+                connection.end_request()
+
+    def abort(self) -> None:
+        """Close every connection at once."""
+        for connection in list(self._open.values()):
+            connection.transport.abort()
+
+
+class Connection(asyncio.Protocol):
+    """uvicorn's protocol for one connection, wrapped with timeouts."""
+
+    transport: asyncio.Transport
+    client: tuple[str, int]
+
+    def __init__(self, connections: Connections, inner: H11Protocol) -> None:
+        self._connections = connections
+        self._inner = inner
+        self._loop = asyncio.get_running_loop()
+        self._requests = 0
+        self._headers: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        peer = transport.get_extra_info("peername")
+        self.client = (str(peer[0]), int(peer[1]))
+        self._connections.add(self)
+        self._inner.connection_made(self.transport)
+        self._await_headers()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._await_headers()
+        try:
+            self._inner.data_received(data)
+        except h11.LocalProtocolError:  # uvicorn tried to send a 400 in the middle of a response
+            self.transport.close()
+
+    def eof_received(self) -> None:
+        self._inner.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._headers = _cancel(self._headers)
+        self._unread = _cancel(self._unread)
+        self._connections.discard(self)
+        self._inner.connection_lost(exc)
+
+    def start_request(self) -> None:
+        self._requests += 1
+        self._headers = _cancel(self._headers)
+
+    def end_request(self) -> None:
+        self._requests -= 1
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+        if self._unread is None:
+            seconds = self._connections.limits.write_seconds
+            self._unread = self._loop.call_later(seconds, self._disconnect_reader)
+
+    def resume_writing(self) -> None:
+        self._unread = _cancel(self._unread)
+        self._inner.resume_writing()
+
+    def _await_headers(self) -> None:
+        """Start the timeout for the headers of a request, unless it runs: sending byte by byte gives no more time."""
+        if self._headers is None and not self._requests:
+            seconds = self._connections.limits.header_seconds
+            self._headers = self._loop.call_later(seconds, self._refuse_slow)
+
+    def _refuse_slow(self) -> None:
+        self._headers = None
+        if not self.transport.is_closing():
+            refuse(self._connections.metrics, "HeadersTooSlow")
+            self.transport.write(_TOO_SLOW)
+            self.transport.close()
+
+    def _disconnect_reader(self) -> None:
+        refuse(self._connections.metrics, "ReaderStalled")
+        self.transport.abort()
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
+
+
+def _encode_response(status: str, kind: str, message: str) -> bytes:
+    """A whole response, for a connection that has no request yet."""
+    body = json.dumps(error_body(kind, message)).encode()
+    lines = [
+        f"HTTP/1.1 {status}",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+        "cache-control: no-store",
+        "connection: close",
+        *(f"{name.decode()}: {value.decode()}" for name, value in HEADERS),
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+_TOO_SLOW = _encode_response(
+    "408 Request Timeout", "HeadersTooSlow", "the request did not arrive in time. Send it faster."
+)
+
+
+# --- the process --------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def _signals(stop: Callable[[], Any]) -> Generator[None]:
-    """The first begins to stop, the second ends the process."""
+    """Call `stop` on the first SIGINT or SIGTERM, and end the process on the second."""
     loop = asyncio.get_running_loop()
-    begun: list[asyncio.Task[None]] = []
+    started: list[asyncio.Task[None]] = []
 
-    def press(number: int) -> None:
-        if begun:
+    def handle(number: int) -> None:
+        if started:
             os._exit(128 + number)
-        begun.append(loop.create_task(stop()))
+        started.append(loop.create_task(stop()))
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     for number in numbers:
-        loop.add_signal_handler(number, press, number)
+        loop.add_signal_handler(number, handle, number)
     try:
         yield
     finally:
@@ -136,8 +296,8 @@ def _signals(stop: Callable[[], Any]) -> Generator[None]:
             loop.remove_signal_handler(number)
 
 
-def _allow_files(connections: int) -> None:
-    """A connection is a file: let this process have as many as it serves, where it may."""
+def _raise_file_limit(connections: int) -> None:
+    """Let the process open a file for each connection, as far as its hard limit allows."""
     import resource
 
     wanted = 2 * connections + _SPARE_FILES

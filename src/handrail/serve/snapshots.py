@@ -1,4 +1,4 @@
-"""What the page is shown of threads and runs, as plain data."""
+"""Snapshots of threads and runs for the page, as plain data."""
 
 from __future__ import annotations
 
@@ -13,73 +13,70 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from handrail.adapter.run_record import decode_begin, decode_outcome
-from handrail.errors import ThreadUnknown
 from handrail.messages import AssistantMessage, Usage
 from handrail.place import RUN, Place, is_in_run
 from handrail.question import Question
 from handrail.records import OVER, Journal, RunRow
 from handrail.runs import CallNode, RunTree, Turn, show
 from handrail.runs.tree import Nested as NestedRun
-from handrail.serve.agui.interrupts import question_json
-from handrail.serve.agui.places import holder
+from handrail.serve.agui.interrupts import holder, question_json
 from handrail.serve.agui.translator import Translator, messages_snapshot
 from handrail.serve.feed import Event, FellBehind, Item
 from handrail.serve.live_run import LiveRun
-from handrail.serve.said import Said, messages, open_messages, said_in
+from handrail.serve.refusals import ThreadUnknown
 from handrail.serve.thread import Thread
-from handrail.serve.transcript import Inside, merged, nested_in, said_nested, told_in
-
-__all__ = [
-    "call_facts", "changes", "iso", "joining", "messages", "money", "question", "run_line", "status", "thread",
-    "title", "tree", "usage_of",
-]  # fmt: skip
+from handrail.serve.transcript import (
+    RunMessage,
+    merge_nested,
+    messages_in,
+    nested_messages_in,
+    read_nested,
+    render_open,
+    render_thread,
+)
 
 _MOST_CACHED = 4096
-"""Of how many runs that are over what is shown of them is kept."""
+"""How many finished runs are cached."""
 _MOST_THREADS_CACHED = 64
 _TRIES = 5
 
 
-def iso(at: float) -> str:
+def format_time(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")
 
 
-def usage_of(usage: Usage) -> dict[str, int]:
+def usage_json(usage: Usage) -> dict[str, int]:
     return {"input": usage.input, "output": usage.output, "requests": usage.requests}
 
 
-def money(cost: Decimal | None) -> str | None:
+def format_cost(cost: Decimal | None) -> str | None:
     return None if cost is None else str(cost)
-
-
-def question(asked: Question) -> dict[str, Any]:
-    return question_json(asked)
 
 
 # --- a thread -----------------------------------------------------------------------------------------
 
 
-class _Gathered(NamedTuple):
-    """What is known of a thread, all of one moment."""
+class _State(NamedTuple):
+    """The state of a thread at one moment."""
 
     rows: Sequence[RunRow]
-    runs: Sequence[_RunShown]
+    runs: Sequence[_RunSummary]
     undone: Container[str]
-    said: Sequence[Said]
-    nested: Sequence[Inside]
+    said: Sequence[RunMessage]
+    nested: Sequence[RunMessage]
     state: Any
     questions: Sequence[Question]
     live: LiveRun | None
     open: Sequence[Event]
-    """What of the run that goes is told to whoever joins now."""
+    """The events of the active run for a reader who joins now."""
     since: Sequence[Item]
-    """What happened while the record was read."""
+    """The events that arrived while the journal was read."""
     last: int
 
 
-async def thread(journal: Journal, seen: Thread) -> dict[str, Any]:
-    """The snapshot of a thread: what there is to see of it up to the event `last_event_id`."""
-    found = await _gathered(journal, seen)
+async def thread_snapshot(journal: Journal, seen: Thread) -> dict[str, Any]:
+    """The snapshot of a thread, up to the event `last_event_id`."""
+    found = await _read_state(journal, seen)
     calls: dict[str, Any] = {}
     usage = sum((run.usage for run in found.runs), Usage())
     known = [run.cost for run in found.runs if run.cost is not None]
@@ -93,22 +90,22 @@ async def thread(journal: Journal, seen: Thread) -> dict[str, Any]:
             calls[facts["call_id"]] = {**calls.get(facts["call_id"], {}), **facts}
     return {
         "id": seen.id,
-        "title": title(found.rows),
-        "status": status(found.rows, seen),
-        "messages": [*told_in(found.said, found.nested, seen.named), *open_messages(found.open)],
+        "title": title_of(found.rows),
+        "status": status_of(found.rows, seen),
+        "messages": [*render_thread(found.said, found.nested, seen.named), *render_open(found.open)],
         "state": found.state,
         "calls": calls,
         "subagents": _agents(found, since),
-        "questions": [question(each) for each in found.questions],
+        "questions": [question_json(each) for each in found.questions],
         "runs": [run.line for run in found.runs],
-        "usage": usage_of(usage),
-        "cost": money(sum(known, Decimal(0)) if known else None),
+        "usage": usage_json(usage),
+        "cost": format_cost(sum(known, Decimal(0)) if known else None),
         "last_event_id": seen.feed.id_of(found.last),
     }
 
 
-def _agents(found: _Gathered, since: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The nested runs, each with the call that its own model's caller knows it by, and how it stands by now."""
+def _agents(found: _State, since: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The nested runs, each with the call that started it, as clients know it, and its current status."""
     asked: dict[str, list[str]] = {}
     for run_id, message in (*found.said, *found.nested):
         if isinstance(message, AssistantMessage):
@@ -132,9 +129,9 @@ def _agents(found: _Gathered, since: Sequence[Mapping[str, Any]]) -> list[dict[s
     return [{**agent, "status": stands.get(agent["id"], agent["status"])} for agent in agents]
 
 
-async def joining(journal: Journal, seen: Thread) -> tuple[list[Event], int, str]:
-    """What somebody is told who joins a thread, the place in its feed that this is of, and the leg that is open."""
-    found = await _gathered(journal, seen)
+async def joining_events(journal: Journal, seen: Thread) -> tuple[list[Event], int, str]:
+    """The events for a reader who joins a thread, their position in its feed, and the open leg."""
+    found = await _read_state(journal, seen)
     newest = found.rows[-1] if found.rows else None
     run_id = found.live.run_id if found.live is not None else newest.record.id if newest is not None else ""
     leg = "" if found.live is None else found.live.leg
@@ -144,7 +141,7 @@ async def joining(journal: Journal, seen: Thread) -> tuple[list[Event], int, str
         shown.recall(inner, [each.message for each in found.nested if each.run_id == inner])
     told = [
         *shown.begin_leg(leg or f"{run_id}-seen"),
-        messages_snapshot(told_in(found.said, found.nested, seen.named)),
+        messages_snapshot(render_thread(found.said, found.nested, seen.named)),
     ]
     if found.state is not None:
         told.append(Event({"type": "STATE_SNAPSHOT", "snapshot": found.state}))
@@ -155,11 +152,11 @@ async def joining(journal: Journal, seen: Thread) -> tuple[list[Event], int, str
     return [*told, *shown.finish()], found.last, ""
 
 
-async def _gathered(journal: Journal, seen: Thread) -> _Gathered:
-    """Read the record, and what is in memory, of one moment.
+async def _read_state(journal: Journal, seen: Thread) -> _State:
+    """Read a consistent state of a thread from the journal and from memory.
 
-    The record is read while the run goes on. What happened meanwhile is added from the feed; where the run
-    began or ended meanwhile, it is read again.
+    The run continues while the journal is read. What happened meanwhile is taken from the feed; if the run
+    started or ended meanwhile, everything is read again.
     """
     for tries in range(_TRIES):
         last, live = seen.feed.last, seen.live
@@ -167,40 +164,40 @@ async def _gathered(journal: Journal, seen: Thread) -> _Gathered:
         if not rows and live is None:
             raise ThreadUnknown(seen.id)
         said, state, questions = (
-            await seen.said(rows),
-            await seen.seen_state(rows),
+            await seen.run_messages(rows),
+            await seen.read_state(rows),
             await seen.questions(rows),
         )
-        shown = [await _run(journal, row, said) for row in rows]
-        nested = await _nested_said(journal, rows) if any(run.subagents for run in shown) else ()
+        shown = [await _summarize(journal, row, said) for row in rows]
+        nested = await _nested_messages(journal, rows) if any(run.subagents for run in shown) else ()
         marks = await journal.marks(seen.session_id)
         undone = {entry.key for _, entry in marks if entry.kind == "undone"}
         if live is not seen.live and tries < _TRIES - 1:
             continue
         open: Sequence[Event] = ()
         since: Sequence[Item] = ()
-        if live is not None and live is seen.live and live.has_begun:  # nothing is awaited from here on
+        if live is not None and live is seen.live and live.has_started:  # no await from here on
             try:
                 since = seen.feed.since(last)
-            except FellBehind:  # more happens while the record is read than is kept
+            except FellBehind:  # more happened while the journal was read than the feed keeps
                 if tries < _TRIES - 1:
                     continue
-            said, state, questions = said_in(live.session), seen.state(), list(live.questions.values())
-            nested = merged(nested, nested_in(live.session))
+            said, state, questions = messages_in(live.session), seen.state(), list(live.questions.values())
+            nested = merge_nested(nested, nested_messages_in(live.session))
             open, last = live.open(), seen.feed.last
         elif seen.feed.last != last and tries < _TRIES - 1:
             continue
-        return _Gathered(rows, shown, undone, said, nested, state, questions, live, open, since, last)
-    raise AssertionError("the last try is taken as it is")
+        return _State(rows, shown, undone, said, nested, state, questions, live, open, since, last)
+    raise AssertionError("the last attempt always returns")
 
 
-def title(rows: Sequence[RunRow]) -> str:
+def title_of(rows: Sequence[RunRow]) -> str:
     said = next((decode_begin(row.record).message for row in rows if row.record.begin), None) or ""
     return " ".join(said.split())[:80]
 
 
-def status(rows: Sequence[RunRow], seen: Thread | None) -> str:
-    """How a thread stands, by its newest run; `seen` is the thread where it is in memory."""
+def status_of(rows: Sequence[RunRow], seen: Thread | None) -> str:
+    """The status of a thread, by its newest run. `seen` is the thread if it is in memory."""
     if seen is not None and seen.live is not None:
         return "running" if seen.live.leg else "waiting"
     if not rows:
@@ -212,11 +209,11 @@ def status(rows: Sequence[RunRow], seen: Thread | None) -> str:
         return "idle"
     if newest.questions:
         return "waiting"
-    return "running" if newest.owner else "failed"  # nobody has it: it could not be gone on with
+    return "running" if newest.owner else "failed"  # no process has it: it could not be resumed
 
 
-async def changes(journal: Journal, seen: Thread) -> list[dict[str, Any]]:
-    """What the calls of a thread did to files, oldest first."""
+async def file_changes(journal: Journal, seen: Thread) -> list[dict[str, Any]]:
+    """The file changes of a thread's calls, oldest first."""
     await seen.check_known()
     marks = await journal.marks(seen.session_id)
     undone = {entry.key for _, entry in marks if entry.kind == "undone"}
@@ -229,7 +226,7 @@ async def changes(journal: Journal, seen: Thread) -> list[dict[str, Any]]:
                     "run_id": unit.run_id,
                     "call_id": unit.call_id,
                     "tool": unit.tool,
-                    "at": iso(unit.at),
+                    "at": format_time(unit.at),
                     "paths": paths,
                     "diff": unit.diff,
                     "undone": unit.call_id in undone,
@@ -242,8 +239,8 @@ async def changes(journal: Journal, seen: Thread) -> list[dict[str, Any]]:
 # --- a run --------------------------------------------------------------------------------------------
 
 
-class _RunShown(NamedTuple):
-    """What a thread's snapshot has of one run."""
+class _RunSummary(NamedTuple):
+    """The part of a thread's snapshot that comes from one run."""
 
     line: dict[str, Any]
     calls: Mapping[str, dict[str, Any]]
@@ -252,27 +249,27 @@ class _RunShown(NamedTuple):
     cost: Decimal | None
 
 
-_caches: WeakKeyDictionary[Journal, OrderedDict[tuple[str, float], _RunShown]] = WeakKeyDictionary()
-"""By journal: what is shown of runs that are over. Which calls were undone since is asked each time."""
+_caches: WeakKeyDictionary[Journal, OrderedDict[tuple[str, float], _RunSummary]] = WeakKeyDictionary()
+"""Summaries of finished runs, by journal. Which calls were undone since is read each time."""
 
 
-_nested_caches: WeakKeyDictionary[Journal, OrderedDict[object, Sequence[Inside]]] = WeakKeyDictionary()
-"""By journal: what was said in nested runs of threads that rest. All runs have to be read for it."""
+_nested_caches: WeakKeyDictionary[Journal, OrderedDict[object, Sequence[RunMessage]]] = WeakKeyDictionary()
+"""Messages of nested runs of idle threads, by journal, since reading them means reading every run."""
 
 
-async def _nested_said(journal: Journal, rows: Sequence[RunRow]) -> Sequence[Inside]:
+async def _nested_messages(journal: Journal, rows: Sequence[RunRow]) -> Sequence[RunMessage]:
     if rows[-1].status not in OVER:
-        return await said_nested(journal, rows)
+        return await read_nested(journal, rows)
     cache = _nested_caches.setdefault(journal, OrderedDict())
     key = tuple((row.record.id, row.changed_at) for row in rows)
     if key not in cache:
-        cache[key] = await said_nested(journal, rows)
+        cache[key] = await read_nested(journal, rows)
         if len(cache) > _MOST_THREADS_CACHED:
             cache.popitem(last=False)
     return cache[key]
 
 
-async def _run(journal: Journal, row: RunRow, said: Sequence[Said]) -> _RunShown:
+async def _summarize(journal: Journal, row: RunRow, said: Sequence[RunMessage]) -> _RunSummary:
     cache = _caches.setdefault(journal, OrderedDict())
     key = (row.record.id, row.changed_at)
     found = cache.get(key)
@@ -280,12 +277,10 @@ async def _run(journal: Journal, row: RunRow, said: Sequence[Said]) -> _RunShown
         tree = await show(journal, row.record.id)
         ids = _ids_by_place(row.record.id, () if row.status in OVER else said)
         for each in tree.calls:
-            each.id = each.id or ids.get(
-                each.place, ""
-            )  # of one that is not over there is no record of its own
+            each.id = each.id or ids.get(each.place, "")  # an unfinished call has no record of its own
         calls = {each.id: call_facts(each, row.record.id) for each in tree.calls if each.id}
         subagents = list(_subagents(tree.calls, row.record.id))
-        found = _RunShown(run_line(row, tree), calls, subagents, tree.usage, tree.cost)
+        found = _RunSummary(run_line(row, tree), calls, subagents, tree.usage, tree.cost)
         if row.status in OVER:
             cache[key] = found
             if len(cache) > _MOST_CACHED:
@@ -295,8 +290,8 @@ async def _run(journal: Journal, row: RunRow, said: Sequence[Said]) -> _RunShown
     return found
 
 
-def _ids_by_place(run_id: str, said: Iterable[Said]) -> Mapping[Place, str]:
-    """The calls that a run's model asked for, by their places in it."""
+def _ids_by_place(run_id: str, said: Iterable[RunMessage]) -> Mapping[Place, str]:
+    """The ids of the calls that a run's model made, by place."""
     calls = [
         call
         for run, message in said
@@ -314,11 +309,11 @@ def run_line(row: RunRow, tree: RunTree) -> dict[str, Any]:
         "status": row.status,
         "prompt": row.record.prompt,
         "model": row.record.model,
-        "began_at": iso(row.record.began_at),
+        "began_at": format_time(row.record.began_at),
         "seconds": row.changed_at - row.record.began_at if over else None,
         "questions": row.questions,
-        "usage": usage_of(tree.usage),
-        "cost": money(tree.cost),
+        "usage": usage_json(tree.usage),
+        "cost": format_cost(tree.cost),
         "error": outcome.error or None,
     }
 
@@ -330,7 +325,7 @@ def call_facts(call: CallNode, run_id: str) -> dict[str, Any]:
         "tool": call.tool,
         "status": ("waiting" if waits else "running") if call.status == "open" else call.status,
         "seconds": call.seconds,
-        "began_at": None if call.at is None else iso(call.at),
+        "began_at": None if call.at is None else format_time(call.at),
         "diff": call.diff or None,
         "paths": _paths(call.writes),
         "undone": call.undone,
@@ -343,7 +338,7 @@ def call_facts(call: CallNode, run_id: str) -> dict[str, Any]:
             usage += turn.usage or Usage(requests=1)
             cost += turn.cost or 0
         known = all(turn.cost is not None for turn in turns)
-        facts |= {"usage": usage_of(usage), "cost": money(cost) if known else None}
+        facts |= {"usage": usage_json(usage), "cost": format_cost(cost) if known else None}
     return facts
 
 
@@ -360,10 +355,10 @@ def _runs_inside(call: CallNode) -> Iterable[NestedRun]:
 def _subagents(
     calls: Iterable[CallNode], run_id: str, call_id: str = "", around: str | None = None
 ) -> Iterable[dict[str, Any]]:
-    """The agents inside these calls, outer ones first."""
+    """The nested runs inside these calls, outer ones first."""
     for call in calls:
         if not call_id and call.place.outer is not None:
-            continue  # it is listed again under the call that it was made in
+            continue  # it is listed under the call that made it
         known = call.id or call_id
         for run in call.runs:
             id = run.place.id(run_id)
@@ -372,15 +367,15 @@ def _subagents(
                 "name": run.name,
                 "parent_call_id": known,
                 "parent_subagent_id": around,
-                "status": _standing(run, call),
+                "status": _nested_status(run, call),
             }
             inner = [*(each for turn in run.turns for each in turn.calls), *run.calls]
             yield from _subagents(inner, run_id, known or "?", id)
         yield from _subagents(call.calls, run_id, known or "?", around)
 
 
-def _standing(run: NestedRun, call: CallNode) -> str:
-    """How a nested run stands: an answer without calls is its last, whatever else its call still does."""
+def _nested_status(run: NestedRun, call: CallNode) -> str:
+    """The status of a nested run. An answer without calls is its last, whatever its call still does."""
     if run.turns and not run.turns[-1].calls:
         return "ok"
     return "running" if call.status == "open" else "ok" if call.status == "ok" else "error"
@@ -390,26 +385,26 @@ def _paths(writes: Iterable[str]) -> list[str]:
     return [place[5:] for place in writes if place.startswith("file ")]
 
 
-def tree(found: RunTree) -> dict[str, Any]:
-    """A run as a tree, for its timeline."""
+def run_tree(found: RunTree) -> dict[str, Any]:
+    """A run as a tree, for the timeline."""
     line = run_line(found.row, found)
-    return {**line, "turns": [turn(each) for each in found.turns]}
+    return {**line, "turns": [_turn_json(each) for each in found.turns]}
 
 
-def turn(each: Turn) -> dict[str, Any]:
+def _turn_json(each: Turn) -> dict[str, Any]:
     return {
         "number": each.number,
         "at": each.at,
         "seconds": each.seconds,
         "text": each.text,
         "model": each.model,
-        "usage": None if each.usage is None else usage_of(each.usage),
-        "cost": money(each.cost),
-        "calls": [call_node(call) for call in each.calls],
+        "usage": None if each.usage is None else usage_json(each.usage),
+        "cost": format_cost(each.cost),
+        "calls": [_call_json(call) for call in each.calls],
     }
 
 
-def call_node(call: CallNode) -> dict[str, Any]:
+def _call_json(call: CallNode) -> dict[str, Any]:
     return {
         "id": call.id,
         "place": str(call.place),
@@ -431,17 +426,17 @@ def call_node(call: CallNode) -> dict[str, Any]:
                 "kind": asked.question.kind,
                 "asked_at": asked.question.asked_at.isoformat(),
                 "answered": asked.answer is not None,
-                "answered_at": None if asked.answered_at is None else iso(asked.answered_at),
+                "answered_at": None if asked.answered_at is None else format_time(asked.answered_at),
                 "outcome": None if asked.answer is None else asked.answer.outcome,
             }
             for asked in call.questions
         ],
-        "calls": [call_node(inner) for inner in call.calls],
+        "calls": [_call_json(inner) for inner in call.calls],
         "runs": [
             {
                 "name": run.name,
-                "turns": [turn(inner) for inner in run.turns],
-                "calls": [call_node(inner) for inner in run.calls],
+                "turns": [_turn_json(inner) for inner in run.turns],
+                "calls": [_call_json(inner) for inner in run.calls],
             }
             for run in call.runs
         ],

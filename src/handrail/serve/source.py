@@ -1,4 +1,4 @@
-"""`Source`: what is served. A prompt with its adapter, or a worker of a folder."""
+"""`Source`: what a server serves. A prompt with its adapter, or a worker of a folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -20,16 +20,17 @@ from handrail.errors import DefinitionError, HandrailError
 from handrail.prompt import Prompt
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from handrail.adapter.stream import RunStream
-    from handrail.messages import Message, Model
-    from handrail.protocols import Environment
-    from handrail.records import Journal, RunRecord
-    from handrail.session import Session
-    from handrail.tools import Tool
+    from handrail.dispatch.options import ResumeArguments, RunArguments
+    from handrail.messages import Model
+    from handrail.records import RunRecord
+    from handrail.workers import WorkerRegistry
 
 
 class Source(Protocol):
-    """What threads talk with."""
+    """What the threads of a server talk to."""
 
     @property
     def name(self) -> str: ...
@@ -37,52 +38,34 @@ class Source(Protocol):
     def description(self) -> str: ...
     @property
     def model(self) -> str:
-        """The name of the model that answers."""
+        """The name of the model."""
         ...
 
     @property
     def files(self) -> Any:
-        """The files its runs change; None where there are none."""
+        """The filesystem that its runs change, or None."""
         ...
 
     @property
     def shown(self) -> Sequence[type[Any]]:
-        """The slices that clients see as their state."""
+        """The slice types that clients see as their state."""
         ...
 
     def owns(self, record: RunRecord) -> bool:
-        """Is this a run that it began, and can go on with? A journal may have those of other apps too."""
+        """Whether a recorded run belongs to this source. A journal may contain runs of other apps."""
         ...
 
-    def begin(
-        self,
-        message: str,
-        *,
-        run_id: str,
-        session: Session,
-        environment: Environment,
-        journal: Journal,
-        history: Iterable[Message] = (),
-        tools: Sequence[Tool[Any, Any]] = (),
-    ) -> RunStream[Any]:
-        """Begin a run with what somebody said."""
+    def begin(self, message: str, **options: Unpack[RunArguments]) -> RunStream[Any]:
+        """Start a run with a message."""
         ...
 
-    def resume(
-        self,
-        run_id: str,
-        *,
-        session: Session,
-        environment: Environment,
-        journal: Journal,
-        tools: Sequence[Tool[Any, Any]] = (),
-    ) -> RunStream[Any]:
-        """Go on with a recorded run."""
+    def resume(self, run_id: str, **options: Unpack[ResumeArguments]) -> RunStream[Any]:
+        """Resume a recorded run."""
         ...
 
 
 class PromptSource:
-    """A prompt and the adapter that runs it. What is said in a thread is the run's message."""
+    """A prompt and the adapter that runs it. Each message in a thread starts a run."""
 
     def __init__(
         self,
@@ -97,8 +80,8 @@ class PromptSource:
     ) -> None:
         if prompt.params_type is not None:
             raise DefinitionError(
-                f"the prompt {prompt.name!r} wants params of type {prompt.params_type.__name__}, and a thread "
-                "gives messages only. Serve a prompt whose sections take no params."
+                f"the prompt {prompt.name!r} takes params of type {prompt.params_type.__name__}, but a thread "
+                "only has messages. Serve a prompt whose sections take no params."
             )
         self._prompt = prompt
         self._adapter = adapter
@@ -113,60 +96,25 @@ class PromptSource:
     def owns(self, record: RunRecord) -> bool:
         return record.prompt == self.name and record.app == self.app
 
-    def begin(
-        self,
-        message: str,
-        *,
-        run_id: str,
-        session: Session,
-        environment: Environment,
-        journal: Journal,
-        history: Iterable[Message] = (),
-        tools: Sequence[Tool[Any, Any]] = (),
-    ) -> RunStream[Any]:
-        return self._adapter.stream(
-            self._prompt,
-            message,
-            journal=journal,
-            run_id=run_id,
-            session=session,
-            environment=environment,
-            filesystem=self.files,
-            history=history,
-            approvals=self._approvals,
-            app=self.app,
-            tools=tools,
-        )
+    def begin(self, message: str, **options: Unpack[RunArguments]) -> RunStream[Any]:
+        given: RunArguments = {
+            **options, "filesystem": self.files, "approvals": self._approvals, "app": self.app
+        }  # fmt: skip
+        return self._adapter.stream(self._prompt, message, **given)
 
-    def resume(
-        self,
-        run_id: str,
-        *,
-        session: Session,
-        environment: Environment,
-        journal: Journal,
-        tools: Sequence[Tool[Any, Any]] = (),
-    ) -> RunStream[Any]:
-        return self._adapter.resume_stream(
-            run_id,
-            self._prompt,
-            journal=journal,
-            session=session,
-            environment=environment,
-            filesystem=self.files,
-            approvals=self._approvals,
-            tools=tools,
-        )
+    def resume(self, run_id: str, **options: Unpack[ResumeArguments]) -> RunStream[Any]:
+        given: ResumeArguments = {**options, "filesystem": self.files, "approvals": self._approvals}
+        return self._adapter.resume_stream(run_id, self._prompt, **given)
 
 
 class WorkersSource:
-    """A worker of a folder, with those it may call."""
+    """A worker of a folder, with the workers it may call."""
 
     shown: Sequence[type[Any]] = ()
 
     def __init__(
         self,
-        registry: Any,
+        registry: WorkerRegistry,
         name: str,
         *,
         model: Model | None = None,
@@ -175,7 +123,7 @@ class WorkersSource:
     ) -> None:
         worker = registry[name]
         self._registry = registry
-        self._given = model
+        self._models = registry.all_on(model)
         self._approvals = approvals
         self.name = name
         self.description: str = worker.description or ""
@@ -188,69 +136,31 @@ class WorkersSource:
     def owns(self, record: RunRecord) -> bool:
         return record.prompt == self._prompt and record.app == self.app
 
-    def begin(
-        self,
-        message: str,
-        *,
-        run_id: str,
-        session: Session,
-        environment: Environment,
-        journal: Journal,
-        history: Iterable[Message] = (),
-        tools: Sequence[Tool[Any, Any]] = (),
-    ) -> RunStream[Any]:
-        return self._registry.stream(
-            self.name,
-            message,
-            models=self._registry.all_on(self._given),
-            run_id=run_id,
-            session=session,
-            environment=environment,
-            journal=journal,
-            history=history,
-            approvals=self._approvals,
-            filesystem=self.files,
-            tools=tools,
-        )
+    def begin(self, message: str, **options: Unpack[RunArguments]) -> RunStream[Any]:
+        given: RunArguments = {**options, "filesystem": self.files, "approvals": self._approvals}
+        return self._registry.stream(self.name, message, models=self._models, **given)
 
-    def resume(
-        self,
-        run_id: str,
-        *,
-        session: Session,
-        environment: Environment,
-        journal: Journal,
-        tools: Sequence[Tool[Any, Any]] = (),
-    ) -> RunStream[Any]:
-        return self._registry.resume_stream(
-            self.name,
-            run_id,
-            models=self._registry.all_on(self._given),
-            session=session,
-            environment=environment,
-            journal=journal,
-            approvals=self._approvals,
-            filesystem=self.files,
-            tools=tools,
-        )
+    def resume(self, run_id: str, **options: Unpack[ResumeArguments]) -> RunStream[Any]:
+        given: ResumeArguments = {**options, "filesystem": self.files, "approvals": self._approvals}
+        return self._registry.resume_stream(self.name, run_id, models=self._models, **given)
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """An app, and what it gives beside its source."""
+    """A loaded app: its source and its optional parts."""
 
     source: Source
     authenticate: Callable[..., Any] | None = None
-    """Who a request is by."""
+    """Returns the principal of a request."""
     renderers: Path | None = None
-    """A script with renderers of its own, for the page."""
+    """A script with renderers for the page."""
 
 
 def load(app: str, *, model: Model | None = None, approvals: Any = None, files: Any = None) -> Loaded:
-    """The app of a module (`pkg.mod`, `pkg.mod:prompt`, `file.py`), a worker's file, or a folder of workers.
+    """Load an app: a module (`pkg.mod`, `pkg.mod:prompt`, `file.py`), a worker's file, or a folder of workers.
 
-    A module gives its `prompt` and its `adapter`, or an `agent`, and may give `state`, the types of the slices that
-    clients see, `authenticate`, and `renderers`, the path of a script beside it.
+    A module defines `agent`, or `prompt` and `adapter`, and optionally `state` (the slice types that clients see),
+    `authenticate`, and `renderers` (the path of a script beside it).
     """
     path = Path(app)
     if path.is_dir() or path.suffix == ".md":
@@ -260,8 +170,8 @@ def load(app: str, *, model: Model | None = None, approvals: Any = None, files: 
         module = load_module(named)
     except HandrailError:
         raise
-    except Exception as error:  # whatever the user's own module does when it is imported
-        raise DefinitionError(f"{named} can't be loaded: {_said_of(error)}. Correct it there.") from error
+    except Exception as error:  # importing runs the user's code
+        raise DefinitionError(f"{named} can't be loaded: {_describe(error)}. Fix it there.") from error
     attribute = attribute or ("prompt" if hasattr(module, "prompt") else "agent")
     found: Any = getattr(module, attribute, None)
     adapter: Any = getattr(module, "adapter", None)
@@ -279,7 +189,7 @@ def load(app: str, *, model: Model | None = None, approvals: Any = None, files: 
         adapter.model = model
     if not isinstance(adapter, Adapter):
         raise DefinitionError(
-            f"nothing says which model runs {app}. Give the module an `adapter = Adapter(...)`, or name a "
+            f"{app} does not say which model to use. Define `adapter = Adapter(...)` in the module, or name a "
             "model: --model provider:name."
         )
     source = PromptSource(
@@ -294,18 +204,18 @@ def load(app: str, *, model: Model | None = None, approvals: Any = None, files: 
     return Loaded(source, getattr(module, "authenticate", None), _renderers_of(module))
 
 
-def _said_of(error: Exception) -> str:
-    """An error of the user's own code, and the line it came from. A SyntaxError says that itself."""
-    said = f"{type(error).__name__}: {error}"
+def _describe(error: Exception) -> str:
+    """An error of the user's code and the line it came from, which a SyntaxError includes."""
+    text = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):
-        return said
+        return text
     frames = traceback.extract_tb(error.__traceback__)
     place = [frame for frame in frames if not frame.filename.startswith("<frozen ")][-1]
-    return f"{said} ({place.filename}, line {place.lineno})"
+    return f"{text} ({place.filename}, line {place.lineno})"
 
 
 def load_module(named: str) -> ModuleType:
-    """A module by its name or its file."""
+    """Import a module by its name or its file."""
     if named.endswith(".py"):
         return _load_file(Path(named).resolve(), named)
     sys.path.insert(0, str(Path.cwd()))
@@ -318,10 +228,10 @@ def load_module(named: str) -> ModuleType:
 
 
 def _load_file(path: Path, named: str) -> ModuleType:
-    """The module of a file, under the name it would be imported by from its own folder.
+    """Import a file under the name it would have if it were imported from its own folder.
 
-    So its types and its runs are called the same however it is loaded. Where that is another module's name (a
-    `json.py`) it gets one of its own, and its folder comes last: everybody else gets what they always got.
+    So its types and its runs have the same names however it is loaded. If another module has that name, as with
+    a `json.py`, the file gets a unique name and its folder goes last on the path: other imports are unaffected.
     """
     is_taken = _is_taken(path)
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
@@ -345,13 +255,13 @@ def _load_file(path: Path, named: str) -> ModuleType:
 
 
 def _is_taken(path: Path) -> bool:
-    """Is the name of this file that of another module, here or installed?"""
+    """Whether another module, here or installed, has the name of this file."""
     if path.stem in sys.modules:
         where = getattr(sys.modules[path.stem], "__file__", None)
     else:
         try:
             spec = importlib.util.find_spec(path.stem)
-        except (ImportError, ValueError):  # no name of a module at all
+        except (ImportError, ValueError):  # not a valid module name
             return False
         if spec is None:
             return False
@@ -365,7 +275,7 @@ def _renderers_of(module: ModuleType) -> Path | None:
         return None
     path = Path(module.__file__ or "").parent / given
     if not path.is_file():
-        raise DefinitionError(f"{module.__name__}.renderers names {str(given)!r}, and there is no such file.")
+        raise DefinitionError(f"{module.__name__}.renderers is {str(given)!r}, but there is no such file.")
     return path
 
 
@@ -374,5 +284,5 @@ def _worker_of(path: Path, model: Model | None, approvals: Any, files: Any) -> W
 
     worker = WorkerRegistry.worker_at(path)
     if model is None and worker.model is None:
-        raise worker.without_model()  # said now, and not to whoever writes the first message
+        raise worker.without_model()  # now, rather than on the first message
     return WorkersSource(worker.registry, worker.name, model=model, files=files, approvals=approvals)

@@ -1,4 +1,4 @@
-"""`Thread`: one conversation of one principal, in memory or not."""
+"""`Thread`: one conversation of one principal, whether or not it is in memory."""
 
 from __future__ import annotations
 
@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from handrail import runs
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import (
-    AnswerRefused,
-    QuestionsOpen,
-    RunBusy,
-    RunUnknown,
-    ServerStopping,
-    ThreadBusy,
-    ThreadUnknown,
-    UndoRefused,
-)
+from handrail.errors import AnswerRefused, RunBusy, RunUnknown, UndoRefused
 from handrail.events import ApprovalRemembered
 from handrail.guard import approvals_of
 from handrail.ids import NewId, random_id
@@ -29,16 +20,23 @@ from handrail.place import is_in_run
 from handrail.question import Answer, Question
 from handrail.records import OVER, Asked, Journal, RunRow
 from handrail.runs import Undoing
-from handrail.serve.agui.book import Known
 from handrail.serve.agui.frontend_tools import frontend_tools_of
+from handrail.serve.agui.message_writer import Known
 from handrail.serve.agui.translator import Translator
 from handrail.serve.agui.wire_events import custom, plain_json
 from handrail.serve.feed import Event, Feed
 from handrail.serve.live_run import LiveRun
-from handrail.serve.naming import session_id_of
-from handrail.serve.said import Said, messages, said_in
+from handrail.serve.principals import session_id_of
+from handrail.serve.refusals import QuestionsOpen, ServerStopping, ThreadBusy, ThreadUnknown
 from handrail.serve.source import Source
-from handrail.serve.transcript import nested_in, said_nested, told_in
+from handrail.serve.transcript import (
+    RunMessage,
+    messages_in,
+    nested_messages_in,
+    read_nested,
+    render,
+    render_thread,
+)
 from handrail.session import Session
 from handrail.session.serialization import decode_item
 
@@ -52,7 +50,7 @@ _HERE = "this server"
 
 @dataclass(slots=True)
 class Setup:
-    """What all threads of a server have in common."""
+    """What all threads of a server share."""
 
     source: Source
     journal: Journal
@@ -61,14 +59,14 @@ class Setup:
     clock: Clock = SYSTEM_CLOCK
     stopping: bool = False
     parked: Callable[[Thread, Sequence[Question], bool], None] = lambda thread, questions, answered: None
-    """Told of a run that was left to the journal, of what it waits for, and whether an answer came meanwhile."""
+    """Called when a run was parked, with its open questions and whether an answer arrived meanwhile."""
 
 
 class Thread:
-    """A conversation: its session, its feed, and the run it is in.
+    """A conversation: its session, its feed, and its active run.
 
-    The journal has all of it; what is here can be dropped whenever no run goes, and made again. What
-    somebody does is done one at a time; what there is to see can be seen meanwhile.
+    Everything is in the journal, so a thread without an active run can be dropped from memory and loaded
+    again. Actions run one at a time; reading is possible meanwhile.
     """
 
     def __init__(self, id: str, principal: str, setup: Setup, feed: Feed) -> None:
@@ -78,7 +76,7 @@ class Thread:
         self.feed = feed
         feed.owner = self
         self.named: dict[str, str] = {}
-        """The ids that a client gave to what was said, by the runs it began."""
+        """The ids a client gave to its user messages, by the runs they started."""
         self.live: LiveRun | None = None
         self._setup = setup
         self._source = setup.source
@@ -88,10 +86,10 @@ class Thread:
 
     @property
     def is_idle(self) -> bool:
-        """Is nothing under way here, so that it can be dropped?"""
+        """Whether nothing is in progress, so that it can be dropped from memory."""
         return self.live is None and not self._lock.locked()
 
-    # What somebody does.
+    # Actions.
 
     async def say(
         self,
@@ -101,19 +99,19 @@ class Thread:
         history: Iterable[Message] = (),
         tools: Sequence[Tool[Any, Any]] = (),
     ) -> str:
-        """Begin a run with what was said; its id. It is recorded when this returns.
+        """Start a run with a message, and return its id. It is recorded when this returns.
 
-        `ThreadBusy`, or `QuestionsOpen`, where one is under way.
+        `ThreadBusy` or `QuestionsOpen` if a run is in progress.
         """
         async with self._lock:
-            self._check_goes_on()
+            self._check_accepting()
             await self._check_free()
             session = await self.session()
             run_id = self._setup.new_id()
             told = Translator(
                 self.id,
                 run_id,
-                history=lambda: told_in(said_in(session), nested_in(session), self.named),
+                history=lambda: render_thread(messages_in(session), nested_messages_in(session), self.named),
                 clock=self._setup.clock,
             )
             live = self._live(run_id, session, told)
@@ -130,20 +128,20 @@ class Thread:
             return run_id
 
     async def answer(self, answers: Sequence[Answer], *, leg: str = "") -> str:
-        """Take answers to questions of this thread, and go on with the run; the leg it goes on in.
+        """Accept answers to questions of this thread, continue the run, and return the leg it continues in.
 
-        `AnswerRefused` says what does not fit, and then none of them is taken, unless only whoever asked
-        could tell. The same answer again is harmless, also when the run is over: then there is no leg.
+        `AnswerRefused` if one does not fit; then none is accepted, unless only the tool that asked could
+        tell. Repeating an answer is harmless, even after the run has ended; then there is no leg.
         """
         async with self._lock:
             asked = await self._asked([each.question_id for each in answers])
-            live = await self._settled()  # after reading: meanwhile it may have been parked
+            live = await self._settled()  # after reading: it may have been parked meanwhile
             now = self._setup.clock.now()
             for each in answers:
                 if asked[each.question_id].answer is None:
                     check_answer(asked[each.question_id].question, each, now)
             if live is None:
-                live = await self._asking_again(answers, asked, leg)
+                live = await self._resume_to_ask(answers, asked, leg)
             taken = ""
             try:
                 for each in answers:
@@ -156,26 +154,26 @@ class Thread:
             if live is not None or not taken:
                 return leg if taken else ""
             if self._setup.stopping or self._is_elsewhere(await self._journal.run(taken)):
-                return ""  # it is recorded, and whoever has the run next hears it
+                return ""  # it is recorded, and the next owner of the run will see it
             return await self._go_on(taken, leg)
 
     async def cancel(self) -> None:
-        """End the run that goes or waits; harmless where there is none."""
+        """Cancel the run, active or waiting. Harmless if there is none."""
         async with self._lock:
             live = await self._settled()
             if live is not None:
                 await live.cancel()
-            row = await self.newest()  # also then: it may have been parked in this very moment
+            row = await self.newest()  # in any case: it may have been parked just now
             if row is None or row.status in OVER:
                 return
             ended = await runs.cancel(self._journal, row.record.id)
-            self._session = None  # the record has more to say than it
+            self._session = None  # the journal has more than it
             if ended.status in OVER and (live is None or live.parked):
                 told = Translator(self.id, row.record.id)
                 self.feed.append([*told.begin_leg(self._setup.new_id()), *told.cancel()])
 
     async def undo(self, call_id: str) -> Undoing:
-        """Take back what a call of this thread committed. `UndoRefused` or `RunBusy` say why not."""
+        """Undo what a call of this thread committed. `UndoRefused` or `RunBusy` say why that is impossible."""
         async with self._lock:
             live = await self._settled()
             if live is not None:
@@ -183,7 +181,7 @@ class Thread:
             units = await self._journal.load_session(self.session_id)
             unit = next((unit for unit in units if unit.call_id == call_id), None)
             if unit is None:
-                raise UndoRefused(call_id, (), "this thread has no such call that is over")
+                raise UndoRefused(call_id, (), "this thread has no finished call with this id")
             try:
                 done = await runs.undo(
                     self._journal,
@@ -198,23 +196,23 @@ class Thread:
             told = {"call_id": call_id, "paths": list(done.paths)}
             events = [custom("handrail.undone", told)]
             if self._source.shown:
-                events.append(Event({"type": "STATE_SNAPSHOT", "snapshot": await self.seen_state()}))
+                events.append(Event({"type": "STATE_SNAPSHOT", "snapshot": await self.read_state()}))
             self.feed.append(events)
             return done
 
     async def approvals(self) -> Sequence[ApprovalRemembered]:
-        """The decisions that hold for later calls, oldest first."""
+        """The remembered decisions, oldest first."""
         return approvals_of(await self._session_as_decided()).list()
 
     async def revoke(self, approval_id: str) -> None:
-        """Let a decision count no more, also for the run that goes; `SessionError` where there is none."""
+        """Revoke a remembered decision, for the active run too. `SessionError` if there is none."""
         approvals_of(await self._session_as_decided()).revoke(approval_id, self.principal)
 
     async def forget(self) -> None:
-        """Keep nothing of it any more. `ThreadBusy` while a run of it goes."""
+        """Delete the thread and its runs. `ThreadBusy` while one is active."""
         async with self._lock:
             rows = await self.rows()
-            if await self._settled() is not None or any(self._is_had(row) for row in rows):
+            if await self._settled() is not None or any(self._is_leased(row) for row in rows):
                 raise ThreadBusy(self.id)
             if not rows:
                 raise ThreadUnknown(self.id)
@@ -223,12 +221,12 @@ class Thread:
             self.named.clear()
             self.feed.forget()
 
-    # What the server does.
+    # For the server.
 
     async def go_on(self, *, stays: bool = False) -> None:
-        """Go on with a run whose process ended, or that was parked, where nobody has it.
+        """Resume a run that was parked or whose process ended, unless another process has it.
 
-        With `stays` it is not parked again at its first rest: the end of a question is about to come.
+        With `stays` it is not parked again at its first rest, because a question is about to be closed.
         """
         async with self._lock:
             row = await self.newest()
@@ -237,20 +235,20 @@ class Thread:
             await self._go_on(row.record.id, stays=stays)
 
     async def park(self, grace: float) -> None:
-        """Leave the run that goes to the journal."""
+        """Park the active run."""
         live = self.live
         if live is None:
             return
         await live.park(grace)
         if live.environment.was_cut and live.parked:
-            # There is something to do in it: whoever starts next goes on with it, also if a question is open.
+            # It has work to do, so the next process must resume it even if a question is open.
             await self._journal.take(live.run_id)
             await self._journal.leave(live.run_id, "running")
 
-    # What there is to see.
+    # Reading.
 
     async def session(self) -> Session:
-        """The session, as its runs that are over left it."""
+        """The session as its finished runs left it."""
         if self._session is None:
             try:
                 self._session = await runs.session(self._journal, self.session_id, principal=self.principal)
@@ -259,19 +257,19 @@ class Thread:
         return self._session
 
     async def questions(self, rows: Sequence[RunRow] | None = None) -> Sequence[Question]:
-        """What waits for an answer. Here and below, `rows` are its runs where somebody has just read them."""
+        """The open questions. Here and below, pass `rows` if the thread's runs have just been read."""
         row = await self.newest(rows)
         return () if row is None or row.status in OVER else await self._journal.questions(row.record.id)
 
     def state(self) -> Any:
-        """The slices that clients see, of the session in memory; None where there are none to see."""
+        """The slices that clients see, of the session in memory. None if there are none."""
         live = self.live
-        session = live.session if live is not None and live.has_begun else self._session
+        session = live.session if live is not None and live.has_started else self._session
         return None if session is None else self._shown(session)
 
-    async def seen_state(self, rows: Sequence[RunRow] | None = None) -> Any:
-        """The same, also where the thread is not in memory: what calls committed, also of a parked run."""
-        if not self._source.shown or (self.live is not None and self.live.has_begun):
+    async def read_state(self, rows: Sequence[RunRow] | None = None) -> Any:
+        """The same for a thread that is not in memory, including what a parked run has committed."""
+        if not self._source.shown or (self.live is not None and self.live.has_started):
             return self.state()
         row = await self.newest(rows)
         if row is None or row.status in OVER:
@@ -279,38 +277,39 @@ class Thread:
         return self._shown(await self._session_with(row))
 
     async def messages(self) -> Sequence[Message]:
-        """What was said, oldest first, also in a run that is parked."""
-        return [message for _, message in await self.said()]
+        """All messages, oldest first, those of a parked run included."""
+        return [message for _, message in await self.run_messages()]
 
-    async def said(self, rows: Sequence[RunRow] | None = None) -> Sequence[Said]:
-        """The same, each with the run in which it was said."""
+    async def run_messages(self, rows: Sequence[RunRow] | None = None) -> Sequence[RunMessage]:
+        """All messages, each with the id of its run."""
         live = self.live
-        if live is not None and live.has_begun:
-            return said_in(live.session)
-        said = said_in(await self.session())
+        if live is not None and live.has_started:
+            return messages_in(live.session)
+        said = messages_in(await self.session())
         row = await self.newest(rows)
         if row is None or row.status in OVER:
             return said
-        return [*said, *((row.record.id, each) for each in await runs.said(self._journal, row.record.id))]
+        run_id = row.record.id
+        return [*said, *(RunMessage(run_id, each) for each in await runs.said(self._journal, run_id))]
 
     async def rows(self) -> Sequence[RunRow]:
-        """Its runs, the oldest first."""
+        """The thread's runs, oldest first."""
         found = await self._journal.runs(session_id=self.session_id)
         return [row for row in found if row.record.principal == self.principal]
 
     async def newest(self, rows: Sequence[RunRow] | None = None) -> RunRow | None:
-        """The run that was begun last."""
+        """The most recent run."""
         rows = await self.rows() if rows is None else rows
         return rows[-1] if rows else None
 
     async def check_known(self) -> None:
-        """`ThreadUnknown` where nothing was ever said here."""
+        """`ThreadUnknown` if the thread has no messages."""
         if self.live is None and await self.newest() is None:
             raise ThreadUnknown(self.id)
 
-    # Carrying it out.
+    # Running.
 
-    def _check_goes_on(self) -> None:
+    def _check_accepting(self) -> None:
         if self._setup.stopping:
             raise ServerStopping(self.id)
 
@@ -327,13 +326,13 @@ class Thread:
             raise ThreadBusy(self.id)
 
     async def _settled(self) -> LiveRun | None:
-        """The run that this process has; one that is just being parked is waited for."""
-        if self.live is not None and self.live.leaves:
-            await self.live.over()
+        """The run of this process, if any. Waits for one that is just being parked."""
+        if self.live is not None and self.live.is_parking:
+            await self.live.wait()
         return self.live
 
     async def _asked(self, ids: Iterable[str]) -> Mapping[str, Asked]:
-        """Questions of this thread by their ids; `AnswerRefused` where one is no question of it."""
+        """Questions of this thread by id. `AnswerRefused` if one of the ids is unknown."""
         wanted, found = set(ids), dict[str, Asked]()
         for row in reversed(await self.rows()):
             if not wanted:
@@ -342,22 +341,22 @@ class Thread:
                 found |= {each.question.id: each for each in await self._journal.asked(row.record.id)}
                 wanted -= found.keys()
         if wanted:
-            raise AnswerRefused(min(wanted), "no such question is open here", "Look at the thread again.")
+            raise AnswerRefused(min(wanted), "this thread has no such question", "Load the thread again.")
         return found
 
     def _is_elsewhere(self, row: RunRow) -> bool:
-        """Does another process have this run, and live? One of another app is never gone on with here."""
-        return not self._source.owns(row.record) or self._is_had(row)
+        """Whether another live process has this run, or it belongs to another app."""
+        return not self._source.owns(row.record) or self._is_leased(row)
 
     async def _is_here(self, run_id: str) -> bool:
         return not self._is_elsewhere(await self._journal.run(run_id))
 
-    def _is_had(self, row: RunRow) -> bool:
+    def _is_leased(self, row: RunRow) -> bool:
         now = self._setup.clock.now().timestamp()
         return not is_free(row.owner, row.leased_until, now, getattr(self._journal, "owner", ""))
 
     async def _session_with(self, row: RunRow) -> Session:
-        """The session with what a run has committed that is not over. It is for looking at only."""
+        """The session with what an unfinished run has committed. For reading only."""
         try:
             session = await runs.session(self._journal, self.session_id, principal=self.principal)
         except RunUnknown:
@@ -372,9 +371,9 @@ class Thread:
         return session
 
     async def _session_as_decided(self) -> Session:
-        """The session, with all that was decided for it, also meanwhile and elsewhere."""
+        """The session with every decision remembered for it, including those from other processes."""
         live = self.live
-        session = live.session if live is not None and live.has_begun else await self.session()
+        session = live.session if live is not None and live.has_started else await self.session()
         if session.decisions is not None:
             await session.decisions.read()
         return session
@@ -382,26 +381,25 @@ class Thread:
     def _shown(self, session: Session) -> Any:
         if not self._source.shown:
             return None
-        return {
-            kind.__name__: plain_json(list(session[kind].all()))  # as the wire has it: no infinities
-            for kind in self._source.shown
-        }
+        return {kind.__name__: plain_json(list(session[kind].all())) for kind in self._source.shown}
 
     async def _go_on(self, run_id: str, leg: str = "", *, stays: bool = False) -> str:
-        """Resume a run that this process does not have; the leg that it goes on in.
+        """Resume a run that this process does not have, and return the leg it continues in.
 
-        Tools that a client added to it are made again as they were offered: no client needs to be there.
+        Tools that a client added are rebuilt from the record: no client needs to be connected.
         """
-        self._check_goes_on()
-        said = await self.said()
+        self._check_accepting()
+        said = await self.run_messages()
         tree = await runs.show(self._journal, run_id, clock=self._setup.clock)
         session = Session(id=self.session_id, principal=self.principal)
         told = Translator(
             self.id,
             run_id,
-            known=Known.of(messages(said)),
-            history=lambda: told_in(said_in(session), nested_in(session), self.named),
-            said=lambda nested: [each.message for each in nested_in(session) if each.run_id == nested],
+            known=Known.of(render(said)),
+            history=lambda: render_thread(messages_in(session), nested_messages_in(session), self.named),
+            said=lambda nested: [
+                each.message for each in nested_messages_in(session) if each.run_id == nested
+            ],
             usage=tree.usage,
             cost=tree.cost,
             clock=self._setup.clock,
@@ -409,7 +407,7 @@ class Thread:
         live = self._live(run_id, session, told)
         live.environment.stays = stays
         live.recall([message for run, message in said if run == run_id])
-        inside = await said_nested(self._journal, [tree.row])
+        inside = await read_nested(self._journal, [tree.row])
         for nested in dict.fromkeys(each.run_id for each in inside):
             told.recall(nested, [each.message for each in inside if each.run_id == nested])
         stream = self._source.resume(
@@ -422,10 +420,10 @@ class Thread:
         await self._start(live, stream, leg)
         return live.leg or leg
 
-    async def _asking_again(
+    async def _resume_to_ask(
         self, answers: Sequence[Answer], asked: Mapping[str, Asked], leg: str
     ) -> LiveRun | None:
-        """Let a parked run ask again what is withdrawn, or answered with a secret: no journal keeps that."""
+        """Resume a parked run if a question is cancelled or answered with a secret, which the journal does not keep."""
         left: list[Question] = []
         for each in answers:
             question = asked[each.question_id].question
@@ -438,7 +436,7 @@ class Thread:
             await self._go_on(left[0].run_id, leg, stays=True)
             for question in left:
                 if self.live is not None:
-                    await self.live.asks(question.id)
+                    await self.live.wait_for_question(question.id)
         return self.live
 
     def _live(self, run_id: str, session: Session, told: Translator) -> LiveRun:
@@ -460,6 +458,6 @@ class Thread:
     def _over(self, live: LiveRun) -> None:
         if self.live is live:
             self.live = None
-            self._session = live.session if live.has_begun and not live.parked else None
+            self._session = live.session if live.has_started and not live.parked else None
             if live.parked:
                 self._setup.parked(self, list(live.questions.values()), live.was_answered)

@@ -1,4 +1,4 @@
-"""`Threads`: all conversations of a journal."""
+"""`Threads`: all conversations of a journal, and `ThreadList`, which lists those of a principal."""
 
 from __future__ import annotations
 
@@ -8,29 +8,38 @@ import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 from weakref import WeakValueDictionary
 
+from handrail.adapter.run_record import decode_begin
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.ids import NewId, random_id
+from handrail.messages import Usage
 from handrail.question import Question
-from handrail.records import Journal, RunRow
+from handrail.records import OVER, Journal, Mark, RunRecord, RunRow, SessionRow
 from handrail.runs import list_runs, show
+from handrail.serve import snapshots
 from handrail.serve.feed import Feed
-from handrail.serve.naming import named_by, session_id_of
+from handrail.serve.principals import parse_session_id, session_id_of
 from handrail.serve.source import Source
 from handrail.serve.thread import Setup, Thread
 
 log = logging.getLogger("handrail.serve")
 
 _MOST_KEPT = 256
-"""How many threads without a run are kept in memory; the journal has the others."""
+"""How many threads without a run stay in memory."""
 _MOST_RESUMED = 100_000
-"""How many runs of a process before this one are looked at when it starts, the newest."""
+"""How many unfinished runs, newest first, are considered at startup."""
+_MOST_SEARCHED = 500
+"""How many threads one search reads. Their first messages are not indexed; clients ask for the next page."""
+_SEARCH_BATCH = 200
+"""How many threads a search reads at a time, since each query sorts all threads of the principal."""
+_MOST_COSTS_CACHED = 20_000
 
 
 class Threads:
-    """Finds threads, begins what a process before this one left, and parks everything at the end."""
+    """Finds threads, resumes what an earlier process left, and parks everything at the end."""
 
     def __init__(
         self,
@@ -38,7 +47,7 @@ class Threads:
         journal: Journal,
         *,
         park_after: float | None = 300.0,
-        look_every: float | None = 2.0,
+        poll_seconds: float | None = 2.0,
         most_kept: int = _MOST_KEPT,
         clock: Clock = SYSTEM_CLOCK,
         new_id: NewId = random_id,
@@ -47,18 +56,18 @@ class Threads:
         self.source = source
         self.journal = journal
         self._setup = Setup(source, journal, park_after, new_id, clock, parked=self._was_parked)
-        self._ended = ended  # told of every event that ends a leg of a run
+        self._ended = ended  # called with every event that ends a leg
         self._most_kept = most_kept
-        self._look_every = look_every
+        self._poll_seconds = poll_seconds
         self._boot = new_id()[:8]
         self._feeds = itertools.count(1)
         self._kept: OrderedDict[tuple[str, str], Thread] = OrderedDict()
         self._known: WeakValueDictionary[tuple[str, str], Thread] = WeakValueDictionary()
-        """All that are in memory: also those that are kept no more while somebody reads their feed."""
+        """All threads in memory, including those that only a reader of their feed keeps alive."""
         self._waiting: dict[tuple[str, str], dict[str, Question]] = {}
-        """Parked runs by their threads, and what each waits for."""
-        self._looking: asyncio.Task[None] | None = None
-        self._going: set[asyncio.Task[None]] = set()
+        """The open questions of parked runs, by thread."""
+        self._polling: asyncio.Task[None] | None = None
+        self._resuming: set[asyncio.Task[None]] = set()
 
     @property
     def stopping(self) -> bool:
@@ -66,11 +75,11 @@ class Threads:
 
     @property
     def parked(self) -> int:
-        """How many runs of this app are left to the journal until somebody answers."""
+        """How many runs of this app are parked until somebody answers."""
         return len(self._waiting)
 
     def thread(self, principal: str, id: str) -> Thread:
-        """The thread of this id, of this principal: nobody else's can be named."""
+        """The thread with this id of this principal. Another principal's can't be named."""
         key = (principal, id)
         thread = self._known.get(key)
         if thread is None:
@@ -87,19 +96,19 @@ class Threads:
         return self._known.get((principal, id))
 
     def running(self) -> Sequence[Thread]:
-        """Those with a run in this process."""
+        """The threads with a run in this process."""
         return [thread for thread in list(self._known.values()) if thread.live is not None]
 
     def kept(self) -> int:
-        """How many are in memory."""
+        """How many threads are kept in memory."""
         return len(self._kept)
 
-    # From one process to the next.
+    # Startup and shutdown.
 
     async def start(self) -> None:
-        """Finish what a process that was killed had begun: files first, then its runs.
+        """Recover after a process that was killed: first its file changes, then its runs.
 
-        Runs of other apps in the same journal are left alone, and so are those that wait for somebody.
+        Runs of other apps in the same journal are left alone, and so are runs that wait for an answer.
         """
         recover = getattr(self.source.files, "recover", None)
         if recover is not None:
@@ -107,8 +116,8 @@ class Threads:
         standing = await list_runs(
             self.journal, standing=("interrupted", "parked"), limit=_MOST_RESUMED, clock=self._setup.clock
         )
-        for line in reversed(standing):  # the oldest first
-            key = self._mine(line.row)
+        for line in reversed(standing):  # oldest first
+            key = self._key_of(line.row)
             if key is None:
                 continue
             if line.standing == "parked" and await self._waits(line.row):
@@ -116,20 +125,20 @@ class Threads:
                 self._waiting[key] = {each.id: each for each in waits}
             else:
                 await self._go_on(key)
-        if self._look_every is not None:
-            self._looking = asyncio.get_running_loop().create_task(self._keep_looking(self._look_every))
+        if self._poll_seconds is not None:
+            self._polling = asyncio.get_running_loop().create_task(self._keep_polling(self._poll_seconds))
 
     async def stop(self, grace: float = 5.0) -> None:
-        """Leave every run to the journal. What comes to rest within `grace` seconds does; the rest is cut."""
+        """Park every run. Those that do not come to rest within `grace` seconds are cut."""
         self._setup.stopping = True
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._polling is not None:
+            self._polling.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._looking
+                await self._polling
         await asyncio.gather(*(thread.park(grace) for thread in self.running()))
 
-    async def look(self) -> None:
-        """Go on with parked runs that were answered from elsewhere, or whose questions have expired."""
+    async def poll(self) -> None:
+        """Resume parked runs that were answered elsewhere, or whose questions have expired."""
         if not self._waiting or self.stopping:
             return
         open_now = {each.id for each in await self.journal.questions()}
@@ -140,29 +149,29 @@ class Threads:
                 self._waiting.pop(key, None)
                 await self._go_on(key, stays=expired)
 
-    async def _keep_looking(self, every: float) -> None:
+    async def _keep_polling(self, seconds: float) -> None:
         while True:
-            await asyncio.sleep(every)
+            await asyncio.sleep(seconds)
             try:
-                await self.look()
+                await self.poll()
             except Exception:
-                log.exception("could not look for answers from elsewhere; it is tried again")
+                log.exception("could not poll for answers from elsewhere; trying again")
 
     async def _go_on(self, key: tuple[str, str], *, stays: bool = False) -> None:
         try:
             await self.thread(*key).go_on(stays=stays)
         except Exception:
-            log.exception("the run of thread %s could not be gone on with", key[1])
+            log.exception("could not resume the run of thread %s", key[1])
 
-    def _mine(self, row: RunRow) -> tuple[str, str] | None:
-        """The thread that a run is of, if it is one of this app."""
-        key = named_by(row.record.session_id)
+    def _key_of(self, row: RunRow) -> tuple[str, str] | None:
+        """The thread of a run, if it is one of this app."""
+        key = parse_session_id(row.record.session_id)
         if key is None or key[0] != row.record.principal or not self.source.owns(row.record):
             return None
         return key
 
     async def _waits(self, row: RunRow) -> bool:
-        """Is there nothing to do in a parked run before somebody answers?"""
+        """Whether a parked run has nothing to do until somebody answers."""
         if not row.questions:
             return False
         calls = (await show(self.journal, row.record.id)).calls
@@ -180,9 +189,9 @@ class Threads:
         key = (thread.principal, thread.id)
         self._waiting[key] = {each.id: each for each in questions}
         if answered:
-            going = asyncio.get_running_loop().create_task(self._go_on(key))
-            self._going.add(going)
-            going.add_done_callback(self._going.discard)
+            task = asyncio.get_running_loop().create_task(self._go_on(key))
+            self._resuming.add(task)
+            task.add_done_callback(self._resuming.discard)
 
     def _drop_idle(self) -> None:
         over = len(self._kept) - self._most_kept
@@ -190,3 +199,83 @@ class Threads:
             idle = [key for key, thread in self._kept.items() if thread.is_idle]
             for key in idle[:over]:
                 del self._kept[key]
+
+
+# --- lists --------------------------------------------------------------------------------------------
+
+
+class ThreadList:
+    """Lists the threads of a principal, most recently changed first, page by page."""
+
+    def __init__(self, threads: Threads, most_cached: int = _MOST_COSTS_CACHED) -> None:
+        self._threads = threads
+        self._journal = threads.journal
+        self._most_cached = most_cached
+        self._costs: OrderedDict[tuple[str, float], tuple[Usage, Decimal | None]] = OrderedDict()
+        """Usage and cost of finished runs, by id and time of the last change."""
+
+    async def page(
+        self, principal: str, *, limit: int, before: Mark | None = None, words: str = ""
+    ) -> tuple[list[dict[str, Any]], Mark | None]:
+        """Up to `limit` threads after a mark whose first message contains all `words`, and the next mark.
+
+        The mark is None on the last page. When few threads match, a page can be short or even empty without
+        being the last.
+        """
+        found: list[dict[str, Any]] = []
+        searched = 0
+        wanted = words.casefold().split()
+        batch = max(limit, min(_SEARCH_BATCH, _MOST_SEARCHED)) if wanted else limit
+        while True:
+            rows = await self._journal.sessions(principal, limit=batch + 1, before=before)
+            for row in rows[:batch]:
+                key = parse_session_id(row.session_id)
+                if key is not None and key[0] == principal and _contains(row.first, wanted):
+                    found.append(await self._line(row, key))
+                searched += 1
+                before = (row.changed_at, row.session_id)
+                if len(found) == limit:
+                    break
+            last = not rows or before == (rows[-1].changed_at, rows[-1].session_id)
+            if last or not wanted or len(found) == limit or searched >= _MOST_SEARCHED:
+                return found, None if last else before
+
+    async def _line(self, row: SessionRow, key: tuple[str, str]) -> dict[str, Any]:
+        usage, cost = await self.cost_of(row.session_id)
+        return {
+            "id": key[1],
+            "title": snapshots.title_of([RunRow(record=row.first, status="done")]),
+            "status": snapshots.status_of([row.newest], self._threads.find(*key)),
+            "began_at": snapshots.format_time(row.first.began_at),
+            "updated_at": snapshots.format_time(row.changed_at),
+            "questions": row.questions,
+            "runs": row.runs,
+            "usage": snapshots.usage_json(usage),
+            "cost": snapshots.format_cost(cost),
+        }
+
+    async def cost_of(self, session_id: str) -> tuple[Usage, Decimal | None]:
+        """The usage and cost of a session so far. The cost is None if no price is known."""
+        usage, known = Usage(), list[Decimal]()
+        for row in await self._journal.runs(session_id=session_id):
+            key = (row.record.id, row.changed_at)
+            found = self._costs.get(key)
+            if found is None:
+                tree = await show(self._journal, row.record.id)
+                found = (tree.usage, tree.cost)
+                if row.status in OVER:
+                    self._costs[key] = found
+                    if len(self._costs) > self._most_cached:
+                        self._costs.popitem(last=False)
+            usage += found[0]
+            if found[1] is not None:
+                known.append(found[1])
+        return usage, sum(known, Decimal(0)) if known else None
+
+
+def _contains(first: RunRecord, words: list[str]) -> bool:
+    """Whether a thread's first message contains all of these words."""
+    if not words:
+        return True
+    text = (decode_begin(first).message or "").casefold() if first.begin else ""
+    return all(word in text for word in words)

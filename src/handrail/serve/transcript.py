@@ -1,4 +1,4 @@
-"""What was said in a thread, nested runs too, as messages: out of a session in memory, and out of the record."""
+"""The messages of a thread, nested runs included: read from a session or the journal, rendered for AG-UI."""
 
 from __future__ import annotations
 
@@ -11,104 +11,49 @@ from handrail.adapter.answer import RecordedAnswer
 from handrail.adapter.conversation import ROOT, Conversation
 from handrail.dispatch.replaying import InnerCall
 from handrail.events import MessageAdded
-from handrail.messages import AssistantMessage, CallAnswered, Message, ToolMessage
+from handrail.messages import AssistantMessage, CallAnswered, Message, ToolMessage, UserMessage
 from handrail.place import Place, split_run_id
 from handrail.records import Entry, Journal, RunRow
 from handrail.runs.tree import text_of
-from handrail.serve.agui.message_writer import call_json, result_id
-from handrail.serve.agui.shortening import shortened
-from handrail.serve.agui.wire_events import clean
-from handrail.serve.said import messages
+from handrail.serve.agui.message_writer import call_json, result_id, shorten
+from handrail.serve.agui.wire_events import Event, clean
 from handrail.session import Session
 
 
-class Inside(NamedTuple):
-    """Something said in a nested run."""
+class RunMessage(NamedTuple):
+    """A message and the run it belongs to."""
 
     run_id: str
-    """Of the nested run: the id of the run around all, and a place."""
+    """For a nested run: the id of the outermost run, and a place."""
     message: Message
 
 
-# --- messages ---------------------------------------------------------------------------------------------
+# --- reading ------------------------------------------------------------------------------------------
 
 
-def told_in(
-    said: Sequence[tuple[str, Message]], nested: Sequence[Inside], named: Mapping[str, str]
-) -> list[dict[str, Any]]:
-    """A thread's messages: each run's own, and after an answer that led to nested runs, what was said in those.
-
-    `named` has the ids that a client gave to what the person said, by the runs these began. Under another id
-    a client that has such a message would take it for a new one, and put it last.
-    """
-    ids = {f"{run_id}/user": id for run_id, id in named.items()}
-    own = [{**each, "id": ids.get(each["id"], each["id"])} for each in messages(said)]
-    calls: dict[str, list[str]] = {}
-    for run_id, message in said:
-        if isinstance(message, AssistantMessage):
-            calls.setdefault(run_id, []).extend(call.id for call in message.calls)
-    inside: dict[str, list[Inside]] = {}
-    for each in nested:
-        root, place = split_run_id(each.run_id)
-        number = 0 if place.outermost_call is None else place.outermost_call.number
-        if 0 < number <= len(calls.get(root, ())):
-            inside.setdefault(calls[root][number - 1], []).append(each)
-    out: list[dict[str, Any]] = []
-    waiting: list[Inside] = []
-    for message in own:
-        if message["role"] != "tool" and waiting:
-            out += shown_nested(waiting)
-            waiting = []
-        out.append(message)
-        for call in message.get("toolCalls", ()):
-            waiting += inside.get(call["id"], ())
-    return [*out, *shown_nested(waiting)]
-
-
-def shown_nested(said: Iterable[Inside]) -> Iterator[dict[str, Any]]:
-    """What was said in nested runs, as messages that say so."""
-    turns: dict[str, int] = {}
-    for run_id, message in said:
-        if isinstance(message, AssistantMessage):
-            turns[run_id] = turns.get(run_id, 0) + 1
-            told: dict[str, Any] = {
-                "id": f"{run_id}/{turns[run_id]}",
-                "role": "assistant",
-                "content": message.text,
-            }
-            calls = [call_json(call.id, call.name, call.arguments) for call in message.calls]
-            yield {**told, **({"toolCalls": calls} if calls else {}), "subagentRunId": run_id}
-        elif isinstance(message, ToolMessage):
-            for result in message.results:
-                yield {
-                    "id": result_id(result.id),
-                    "role": "tool",
-                    "toolCallId": result.id,
-                    "content": clean(shortened(result.text, run_id)),
-                    "subagentRunId": run_id,
-                }
-
-
-def merged(recorded: Sequence[Inside], heard: Sequence[Inside]) -> list[Inside]:
-    """What a session has heard goes before what is recorded: of a run it has, it has all."""
-    there = {each.run_id for each in heard}
-    return [*(each for each in recorded if each.run_id not in there), *heard]
-
-
-def nested_in(session: Session) -> list[Inside]:
-    """What a session in memory has heard of nested runs."""
+def messages_in(session: Session) -> list[RunMessage]:
+    """The messages of a session, oldest first, without those of nested runs."""
     return [
-        Inside(fact.conversation, fact.message)
+        RunMessage(fact.run_id, fact.message)
+        for fact in session[MessageAdded].all()
+        if fact.conversation == ROOT
+    ]
+
+
+def nested_messages_in(session: Session) -> list[RunMessage]:
+    """The messages of nested runs that a session in memory has."""
+    return [
+        RunMessage(fact.conversation, fact.message)
         for fact in session[MessageAdded].all()
         if fact.conversation != ROOT
     ]
 
 
-async def said_nested(journal: Journal, rows: Sequence[RunRow]) -> list[Inside]:
-    """What the record has of nested runs. Calls get the ids they had: these follow from the order of answers."""
-    found: list[Inside] = []
+async def read_nested(journal: Journal, rows: Sequence[RunRow]) -> list[RunMessage]:
+    """The recorded messages of nested runs. Calls get their original ids, which follow from the order of answers."""
+    found: list[RunMessage] = []
     session = Session(id=rows[0].record.session_id) if rows else Session()
-    talks: dict[str, Conversation] = {}
+    conversations: dict[str, Conversation] = {}
     for row in rows:
         run_id = row.record.id
         entries = await journal.entries(run_id)
@@ -119,23 +64,145 @@ async def said_nested(journal: Journal, rows: Sequence[RunRow]) -> list[Inside]:
                 continue
             place = Place.parse(entry.key).run
             key = ROOT if place.parent is None else place.id(run_id)
-            talk = talks.setdefault(key, Conversation(session, key))
+            conversation = conversations.setdefault(key, Conversation(session, key))
             answer = msgspec.msgpack.decode(entry.body, type=RecordedAnswer)
-            calls = talk.fresh_ids(answer.calls)
+            calls = conversation.fresh_ids(answer.calls)
             if place.parent is not None:
-                found.append(Inside(key, AssistantMessage(answer.text, calls)))
+                found.append(RunMessage(key, AssistantMessage(answer.text, calls)))
                 began = made.get(place, 0)
                 ended = (ends.get(str(place.child(at))) for at in range(began + 1, began + len(calls) + 1))
                 results = [
-                    CallAnswered(call.id, call.name, _told(end))
+                    CallAnswered(call.id, call.name, _result_text(end))
                     for call, end in zip(calls, ended, strict=True)
                     if end is not None
                 ]
                 if results:
-                    found.append(Inside(key, ToolMessage(tuple(results))))
+                    found.append(RunMessage(key, ToolMessage(tuple(results))))
                 made[place] = began + len(calls)
     return found
 
 
-def _told(entry: Entry) -> str:
+def _result_text(entry: Entry) -> str:
     return text_of(msgspec.msgpack.decode(entry.body, type=InnerCall).result)
+
+
+def merge_nested(recorded: Sequence[RunMessage], live: Sequence[RunMessage]) -> list[RunMessage]:
+    """The messages of nested runs from both. Of a run that the session has, it has all."""
+    there = {each.run_id for each in live}
+    return [*(each for each in recorded if each.run_id not in there), *live]
+
+
+# --- rendering ----------------------------------------------------------------------------------------
+
+
+def render(messages: Sequence[RunMessage]) -> list[dict[str, Any]]:
+    """Messages as AG-UI has them.
+
+    In each run the user's message comes first. Messages before it are history that a client brought along.
+    """
+    started = {
+        run_id: number
+        for number, (run_id, message) in enumerate(messages)
+        if isinstance(message, UserMessage) and not message.by_run
+    }
+    turns: dict[str, int] = {}
+    out: list[dict[str, Any]] = []
+    for number, (run_id, message) in enumerate(messages):
+        is_history = number < started.get(run_id, 0)
+        out += _render_message(run_id, message, turns, id=f"{run_id}/before-{number}" if is_history else "")
+    return out
+
+
+def render_thread(
+    messages: Sequence[RunMessage], nested: Sequence[RunMessage], named: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """A thread's messages: those of each run, with those of nested runs after the calls that started them.
+
+    `named` has the ids a client gave to its user messages, by the runs they started. Under another id the
+    client would take such a message for a new one, and put it last.
+    """
+    ids = {f"{run_id}/user": id for run_id, id in named.items()}
+    own = [{**each, "id": ids.get(each["id"], each["id"])} for each in render(messages)]
+    calls: dict[str, list[str]] = {}
+    for run_id, message in messages:
+        if isinstance(message, AssistantMessage):
+            calls.setdefault(run_id, []).extend(call.id for call in message.calls)
+    inside: dict[str, list[RunMessage]] = {}
+    for each in nested:
+        root, place = split_run_id(each.run_id)
+        number = 0 if place.outermost_call is None else place.outermost_call.number
+        if 0 < number <= len(calls.get(root, ())):
+            inside.setdefault(calls[root][number - 1], []).append(each)
+    out: list[dict[str, Any]] = []
+    waiting: list[RunMessage] = []
+    for message in own:
+        if message["role"] != "tool" and waiting:
+            out += _render_nested(waiting)
+            waiting = []
+        out.append(message)
+        for call in message.get("toolCalls", ()):
+            waiting += inside.get(call["id"], ())
+    return [*out, *_render_nested(waiting)]
+
+
+def _render_nested(messages: Iterable[RunMessage]) -> Iterator[dict[str, Any]]:
+    turns: dict[str, int] = {}
+    for run_id, message in messages:
+        if not isinstance(message, UserMessage):
+            for each in _render_message(run_id, message, turns):
+                yield {**each, "content": clean(each["content"]), "subagentRunId": run_id}
+
+
+def _render_message(
+    run_id: str, message: Message, turns: dict[str, int], *, id: str = ""
+) -> Iterator[dict[str, Any]]:
+    if isinstance(message, UserMessage):
+        if not message.by_run:
+            yield {"id": id or f"{run_id}/user", "role": "user", "content": message.text}
+    elif isinstance(message, AssistantMessage):
+        if not id:
+            turns[run_id] = turns.get(run_id, 0) + 1
+        calls = [call_json(call.id, call.name, call.arguments) for call in message.calls]
+        yield {
+            "id": id or f"{run_id}/{turns[run_id]}",
+            "role": "assistant",
+            "content": message.text,
+            **({"toolCalls": calls} if calls else {}),
+        }
+    else:
+        for result in message.results:
+            yield {
+                "id": result_id(result.id),
+                "role": "tool",
+                "toolCallId": result.id,
+                "content": shorten(result.text, run_id),
+            }
+
+
+def render_open(events: Iterable[Event]) -> list[dict[str, Any]]:
+    """The messages that are being written, from the events a reader who joins now would get."""
+    out: dict[str, dict[str, Any]] = {}
+    calls: dict[str, dict[str, Any]] = {}
+    for event in events:
+        data = event.data
+        tag = {"subagentRunId": data["subagentRunId"]} if data.get("subagentRunId") else {}
+        id = data.get("messageId") or data.get("parentMessageId") or ""
+        match data["type"]:
+            case "TEXT_MESSAGE_START":
+                out[id] = {"id": id, "role": "assistant", "content": "", **tag}
+            case "REASONING_MESSAGE_START":
+                out[id] = {"id": id, "role": "reasoning", "content": "", **tag}
+            case "TEXT_MESSAGE_CONTENT" | "REASONING_MESSAGE_CONTENT":
+                out[id]["content"] += data["delta"]
+            case "TOOL_CALL_START":
+                call = calls[data["toolCallId"]] = call_json(data["toolCallId"], data["toolCallName"], "")
+                message = out.setdefault(id, {"id": id, "role": "assistant", "content": "", **tag})
+                message.setdefault("toolCalls", []).append(call)
+            case "TOOL_CALL_ARGS":
+                calls[data["toolCallId"]]["function"]["arguments"] += data["delta"]
+            case "ACTIVITY_SNAPSHOT":
+                activity = {"activityType": data["activityType"], "content": data["content"]}
+                out[id] = {"id": id, "role": "activity", **activity, **tag}
+            case _:
+                pass
+    return list(out.values())

@@ -31,8 +31,8 @@ _NOTHING: dict[type, tuple[Any, ...]] = {str: ("", "null"), bytes: (b"", b"null"
 class Handler(Protocol[Params_contra, ResultT]):
     """What runs when a tool is called, as a plain or an async function.
 
-    `context` is always passed, by keyword. Its type may be narrower than `ToolContext`, which makes
-    the tool require what that type promises.
+    `context` is always passed, by keyword. Its type may be narrower than `ToolContext`: then the tool requires
+    what that type promises.
     """
 
     def __call__(
@@ -44,9 +44,9 @@ class Handler(Protocol[Params_contra, ResultT]):
 class Tool(Generic[ParamsT, ResultT]):
     """A typed function a model may call.
 
-    The types of parameters and result come from the handler's annotations, `(params: P, *, context:
-    ToolContext) -> ToolResult[R]`; `params` and `result` name them where there is no handler or it
-    has no annotations. Whatever is wrong with a definition is a `ToolDefinitionError` here, not later.
+    The types of params and result come from the handler's annotations, `(params: P, *, context: ToolContext)
+    -> ToolResult[R]`; `params` and `result` give them if there is no handler or it has no annotations. A wrong
+    definition is a `ToolDefinitionError` here, not later.
     """
 
     name: str
@@ -65,25 +65,25 @@ class Tool(Generic[ParamsT, ResultT]):
     run_mode: RunMode | None = None
 
     delegates: ClassVar[bool] = False
-    """Is all it does done by calls inside it, each decided on and answered for by itself? So with a worker."""
+    """Whether all it does is done by inner calls, each with its own decision and result, as in a worker."""
 
     reenters: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
-    """Does the handler do nothing but make inner calls and ask? Then it can be begun again from the top,
-    whatever the effect, and is never simply run once more: it may have asked somebody."""
+    """Whether the handler only makes inner calls and asks. Then it can be re-entered from the top, whatever its
+    effect, and is never simply retried: it may have asked somebody."""
     shown: Callable[[ToolResult[Any]], ToolResult[Any]] | None = dataclasses.field(
         init=False, repr=False, compare=False, default=None
     )
-    """What of a result may be seen outside, where that is not all of it."""
+    """What may be seen of a result outside the call, if that is not all of it."""
     is_async: bool = dataclasses.field(init=False, repr=False, compare=False)
     context_type: type[ToolContext] = dataclasses.field(init=False, repr=False, compare=False)
     needs: frozenset[Need] = dataclasses.field(init=False, repr=False, compare=False)
     secret: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
-    """Can there be a secret among its arguments? Then what a model writes is masked before it is shown."""
+    """Whether its arguments can hold a secret. Then they are masked before they are shown."""
     json_schema: JsonSchema = dataclasses.field(init=False, repr=False, compare=False)
     _schema: Schema[ParamsT] | None = dataclasses.field(init=False, repr=False, compare=False)
     _result_schema: Schema[ResultT] | None = dataclasses.field(init=False, repr=False, compare=False)
     result_class: type | tuple[type, ...] | None = dataclasses.field(init=False, repr=False, compare=False)
-    """The class every result is of, where the declared type is one; None where it is more than that."""
+    """The class of every result, if `isinstance` can check the declared type; else None."""
     _quick: Validate | None = dataclasses.field(init=False, repr=False, compare=False)
     _copy: Copy | None = dataclasses.field(init=False, repr=False, compare=False)
     _paths: PathFinder = dataclasses.field(init=False, repr=False, compare=False)
@@ -109,23 +109,23 @@ class Tool(Generic[ParamsT, ResultT]):
         return made
 
     def parse(self, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
-        """The params that these arguments stand for, or `ToolValidationError` with every problem."""
+        """Parse a call's arguments, or raise `ToolValidationError` with every problem."""
         quick = self._quick
         if quick is not None and (type(arguments) is str or type(arguments) is bytes):
             try:
                 return quick(arguments, strict=True, extra="forbid")
             except Exception:
-                pass  # looked at again with care, for the words
-        return self._parse_with_care(arguments)
+                pass  # parsed again below, for the error message
+        return self._parse_slowly(arguments)
 
     def parse_again(self, params: ParamsT, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
-        """The same params once more, sharing nothing with the others that could be changed."""
+        """A copy of the params that shares nothing mutable with them."""
         return self.parse(arguments) if self._copy is None else self._copy(params)
 
-    def _parse_with_care(self, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
+    def _parse_slowly(self, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
         data = arguments if isinstance(arguments, str | bytes) else None
         if data is not None and data.strip() in _NOTHING[type(data)]:
-            data = "{}"  # what models send where nothing is asked for
+            data = "{}"  # models send these for no arguments
         if self._schema is None:
             if (arguments if data is None else _decoded(data)) != {}:
                 raise ToolValidationError(f"{self.name} takes no arguments. Call it with {{}}.")
@@ -136,36 +136,36 @@ class Tool(Generic[ParamsT, ResultT]):
         return self._schema.parse_value(arguments) if data is None else self._schema.parse(data)
 
     def mask(self, arguments: str | bytes | Mapping[str, Any]) -> str:
-        """These arguments as they can be shown and recorded, also where they do not fit: then all is masked."""
+        """The arguments with their secrets masked, to be shown and recorded. Invalid ones are masked whole."""
         data = arguments if isinstance(arguments, str | bytes) else clear_json(arguments)
         return WITHHELD if self._schema is None else self._schema.mask(data)
 
     def dump(self, params: ParamsT) -> bytes:
-        """These params as the JSON a model would have sent; secrets masked."""
+        """The params as the JSON a model would send, with secrets masked."""
         return b"{}" if self._schema is None else self._schema.dump(params)
 
     def clear(self, params: ParamsT) -> bytes:
-        """The same with the secrets in it: to be parsed again at once, and never shown or kept."""
+        """The params as JSON with secrets in clear. Parse it at once; never show or keep it."""
         return b"{}" if self._schema is None else self._schema.clear(params)
 
     @property
     def enters_again(self) -> bool:
-        """May a handler that was cut be entered again from the top?"""
+        """Whether an interrupted handler may be entered again from the top."""
         again = EFFECTS[self.effect].after_crash in ("run again", "run again with the same key")
         return again or self.reenters or self.delegates
 
     @property
     def result_schema(self) -> Schema[ResultT] | None:
-        """What a result's value fits; None where nothing was declared."""
+        """The schema of a result's value; None if its type was not declared."""
         return self._result_schema
 
     @property
     def path_accesses(self) -> frozenset[Access]:
-        """What its arguments can name paths for; empty where none of them is declared as one."""
+        """The accesses for which its arguments can name paths; empty if none is declared."""
         return self._paths.declared
 
     def paths(self, params: ParamsT) -> tuple[NamedPath, ...]:
-        """The paths these params name, where the type declares them with `PathArg`."""
+        """The paths in these params, as declared with `PathArg`."""
         return self._paths.find(params)
 
 

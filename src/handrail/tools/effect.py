@@ -1,4 +1,4 @@
-"""What a call does to the world, as one table that everything else asks."""
+"""Effects: what a call does to the world, and what follows from it, in one table."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ UnderPolicy = Literal["allow", "allow in scope", "by capability", "ask"]
 
 
 class EffectRules(msgspec.Struct, frozen=True):
-    """What an effect means for whoever runs the call."""
+    """What an effect means for running a call."""
 
     strength: int
     """A call may only use tools of its own strength or weaker."""
     writes: bool
-    """May it change the session's state and the filesystem?"""
+    """Whether it may change the session's state and the filesystem."""
     transactional: bool
-    """Is all of it inside the transaction, so that it can simply be run again?"""
+    """Whether all of it is inside the transaction, so that it can simply be run again."""
     retried: bool
-    """Is it tried again when its handler raises `TransientError`?"""
+    """Whether it is retried when its handler raises `TransientError`."""
     after_crash: AfterCrash
     previewed: bool
-    """Can it run first and be approved by what it did?"""
+    """Whether it can run first and be approved by its diff."""
     policy: UnderPolicy
-    """What `CapabilityPolicy` does with it unless told otherwise."""
+    """What `CapabilityPolicy` does with it by default."""
 
 
 EFFECTS: dict[Effect, EffectRules] = {
@@ -41,7 +41,7 @@ EFFECTS: dict[Effect, EffectRules] = {
 
 
 def refusal(outer: Effect, inner: Effect) -> str | None:
-    """Why a call of effect `outer` may not use one of effect `inner`; None where it may."""
+    """Why a call of effect `outer` may not use a tool of effect `inner`; None if it may."""
     if EFFECTS[outer].transactional and EFFECTS[inner].strength > EFFECTS[outer].strength:
         return f"a {outer!r} call may not use a tool whose effect is {inner!r}"
     return None

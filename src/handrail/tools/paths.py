@@ -1,4 +1,4 @@
-"""`PathArg`: which argument of a tool is a path, and finding those in a call's arguments."""
+"""`PathArg` declares which arguments of a tool are paths; `PathFinder` finds them in a call."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Access = Literal["read", "write"]
 class PathArg:
     """Marks an argument as a path: `Annotated[str, PathArg("write")]`.
 
-    Policies, scopes and the memory of approvals go by this and not by the argument's name.
+    Policies, scopes and the approval memory rely on it, not on the argument's name.
     """
 
     access: Access
@@ -48,14 +48,14 @@ class PathArg:
 
 
 class NamedPath(msgspec.Struct, frozen=True):
-    """A path that a call names, and what it means to do there."""
+    """A path in a call's arguments, and the access it is declared for."""
 
     path: str
     access: Access
 
 
 class PathFinder:
-    """Finds the declared paths in the arguments of one params type, at any depth."""
+    """Finds the declared paths in params of one type, at any depth."""
 
     __slots__ = ("_annotation", "_fields", "_namespace", "declared")
 
@@ -64,14 +64,14 @@ class PathFinder:
         self._namespace = dict(namespace or {})
         self._fields: dict[Any, dict[str, Any]] = {}
         self.declared = frozenset(self._accesses(annotation, set()))
-        """The accesses that occur anywhere in the type; empty for most tools."""
+        """The accesses declared anywhere in the type; empty for most tools."""
 
     def find(self, params: Any) -> tuple[NamedPath, ...]:
-        """The paths in these arguments, in the order of the type's fields."""
+        """The paths in these params, in the order of the type's fields."""
         return tuple(self._found(self._annotation, params)) if self.declared else ()
 
     def _fields_of(self, annotation: Any) -> dict[str, Any]:
-        """The fields of a class with their annotations: markers kept, type variables filled in."""
+        """The fields of a class with their annotations, type variables filled in."""
         origin = get_origin(annotation) or annotation
         if not isinstance(origin, type):
             return {}
@@ -160,7 +160,7 @@ def _filled(hint: Any, variables: Mapping[Any, Any]) -> Any:
 
 
 def _variables_of_bases(origin: type[Any]) -> dict[Any, Any]:
-    """What the bases of a class, as in `class Notes(Box[str])`, make of their type variables."""
+    """The type variables that the bases of a class fill in, as in `class Notes(Box[str])`."""
     variables: dict[Any, Any] = {}
     for one in origin.__mro__:
         for base in one.__dict__.get("__orig_bases__", ()):
@@ -171,7 +171,7 @@ def _variables_of_bases(origin: type[Any]) -> dict[Any, Any]:
 
 
 def _unaliased(annotation: Any) -> Any:
-    """What stands behind a name given with the `type` statement."""
+    """The type behind an alias made with the `type` statement."""
     while True:
         alias = get_origin(annotation) or annotation
         if isinstance(alias, type) or not hasattr(alias, "__value__"):
@@ -181,7 +181,7 @@ def _unaliased(annotation: Any) -> Any:
 
 
 def _has_fields(origin: Any) -> bool:
-    """Is it a class whose annotations are its fields?"""
+    """Whether the annotations of this class are its fields."""
     if dataclasses.is_dataclass(origin) or issubclass(origin, BaseModel) or _is_typed_dict(origin):
         return True
     return issubclass(origin, tuple) and hasattr(cast(Any, origin), "_fields")
@@ -208,7 +208,7 @@ def _is_path_type(annotation: Any) -> bool:
 
 
 def _could_be(annotation: Any, value: Any) -> bool:
-    """Could this alternative of a union have produced the value?"""
+    """Whether this member of a union can have produced the value."""
     annotation = _unaliased(annotation)
     if get_origin(annotation) is Annotated:
         return _could_be(get_args(annotation)[0], value)

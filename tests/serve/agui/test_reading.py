@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail import open_gate
-from handrail.errors import DefinitionError, RequestRefused, ToolValidationError
+from handrail.errors import DefinitionError, ToolValidationError
 from handrail.messages import AssistantMessage, UserMessage
 from handrail.serve.agui.frontend_tools import Outcome, frontend_tool, frontend_tools_of
-from handrail.serve.agui.inputs import read
+from handrail.serve.agui.inputs import parse_input
+from handrail.serve.refusals import RequestRefused
 from handrail.testing import Person
 
 SCHEMA = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
@@ -42,7 +43,7 @@ def sent(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 def test_new_is_what_was_said_after_everything_that_was_answered() -> None:
     """The rest of the conversation is ours already, and a thread that begins takes it as its history."""
-    asked = read(sent(user("one"), said("two"), user("three", "u3"), user("four", "u4")))
+    asked = parse_input(sent(user("one"), said("two"), user("three", "u3"), user("four", "u4")))
     assert asked.said == ("three", "four")
     assert asked.history == (UserMessage("one"), AssistantMessage("two"))
     assert asked.named == (("u1", "one"), ("u3", "three"), ("u4", "four"))
@@ -50,12 +51,12 @@ def test_new_is_what_was_said_after_everything_that_was_answered() -> None:
 
 
 def test_a_client_of_1_0_says_so_and_sees_nested_runs() -> None:
-    assert read(sent(user("x"), protocolVersion="1.0")).sees_nested
+    assert parse_input(sent(user("x"), protocolVersion="1.0")).sees_nested
 
 
 def test_parts_of_text_are_taken_together() -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    assert read(sent(user(parts))).said == ("one\ntwo",)
+    assert parse_input(sent(user(parts))).said == ("one\ntwo",)
 
 
 def test_answers_and_outcomes_are_found() -> None:
@@ -66,7 +67,7 @@ def test_answers_and_outcomes_are_found() -> None:
         {"interruptId": "run.1~1!1#0123456789abcdef", "status": "resolved", "payload": {"approved": True}},
         {"interruptId": "run.2~1?1#0123456789abcdef", "status": "cancelled"},
     ]
-    asked = read(sent(user("x"), said("", toolCalls=[call]), result, resume=entries))
+    asked = parse_input(sent(user("x"), said("", toolCalls=[call]), result, resume=entries))
     assert asked.outcomes == {"c1": Outcome("seen", "badly")}
     assert [(each.question_id, each.resolved, each.value) for each in asked.answers] == [
         ("run.1~1!1", True, {"approved": True}),
@@ -103,7 +104,7 @@ def test_answers_and_outcomes_are_found() -> None:
 def test_what_is_wrong_is_named_by_its_place(wrong: Any, where: str) -> None:
     """Nothing is guessed: the answer says where it is wrong and what would be right."""
     with pytest.raises(RequestRefused) as refused:
-        read(wrong)
+        parse_input(wrong)
     assert refused.value.status == 422
     assert any(place.startswith(where) for place, _ in refused.value.fields), refused.value.fields
     assert where in str(refused.value)
@@ -127,7 +128,7 @@ JSON = st.recursive(
 def test_whatever_comes_is_taken_or_refused(value: Any) -> None:
     """No input, however broken, ends in anything but a refusal that teaches."""
     with contextlib.suppress(RequestRefused):
-        read({"threadId": "t", "runId": "r", "messages": [], **value})
+        parse_input({"threadId": "t", "runId": "r", "messages": [], **value})
 
 
 # --- tools of the client's own --------------------------------------------------------------------------

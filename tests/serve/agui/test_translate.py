@@ -22,7 +22,7 @@ from handrail.models.model_errors import ModelUnavailable
 from handrail.models.scripted import Reply
 from handrail.protocols import PolicyDecision
 from handrail.question import Answer, Question
-from handrail.serve.agui.book import Known
+from handrail.serve.agui.message_writer import Known
 from handrail.serve.agui.translator import Translator, messages_snapshot
 from handrail.serve.agui.wire_events import Event
 from handrail.tools import RunMode
@@ -240,7 +240,7 @@ class Small:
 
     async def ask(self, question: Question, /) -> Answer:
         self.questions.append(question)
-        self.tell(self.now.asked(question))
+        self.tell(self.now.ask(question))
         await wait_for_later()
         raise AssertionError("its answer comes through the journal")
 

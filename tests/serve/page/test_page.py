@@ -114,7 +114,7 @@ def revoke_the_one(page: Page) -> Locator:
     panel = page.get_by_role("dialog", name="Remembered approvals")
     expect(panel.get_by_role("listitem")).to_have_count(1)
     panel.get_by_role("button", name="Revoke pay").click()
-    expect(panel).to_contain_text("Nothing is remembered")
+    expect(panel).to_contain_text("No decisions are remembered")
     return panel
 
 
@@ -250,7 +250,7 @@ def test_nested_agents_are_a_tree_that_opens(page: Page):
     begin(page)
     say(page, "research")
     outer = card(page, "research")
-    did = outer.get_by_role("group", name="What researcher did")
+    did = outer.get_by_role("group", name="Activity of researcher")
     expect(did).to_contain_text("I begin with the literature.")
     expect(question(page, "Approval of pay")).to_be_visible()
     expect(question(page, "Approval of pay")).to_contain_text("asked by")
@@ -279,7 +279,7 @@ def test_whoever_comes_later_sees_the_same(page: Page):
     say(page, "research")
     expect(question(page, "Approval of pay")).to_be_visible()
     page.reload()
-    did = card(page, "research").get_by_role("group", name="What researcher did")
+    did = card(page, "research").get_by_role("group", name="Activity of researcher")
     expect(did).to_contain_text("I begin with the literature.")
     did.get_by_role("button", name="Allow once").click()
     expect(log(page)).to_contain_text("It is known now.")
@@ -324,7 +324,7 @@ def test_a_change_is_denied_by_keys_with_a_reason(page: Page, desk: Desk):
     page.keyboard.press("Alt+q")
     expect(question(page, "Approval of edit_file")).to_be_focused()
     page.keyboard.press("r")
-    page.get_by_label("Reason, told to the model").fill("days are written small here")
+    page.get_by_label("Reason (the model sees it)").fill("days are written small here")
     page.keyboard.press("Enter")
     expect(card(page, "edit_file")).to_contain_text("days are written small here")
     expect(card(page, "edit_file")).to_contain_text("denied")
@@ -562,7 +562,7 @@ def test_a_server_that_does_not_answer_is_said_and_tried_again(page: Page):
     """The page says what is wrong, and goes on when it is mended."""
     page.route("**/about", lambda route: route.abort())
     page.reload()
-    expect(page.get_by_role("alert")).to_contain_text("The server does not answer")
+    expect(page.get_by_role("alert")).to_contain_text("The server is not responding")
     page.unroute("**/about")
     page.get_by_role("button", name="Try again").click()
     expect(page.get_by_label("Message", exact=True)).to_be_visible()
@@ -577,7 +577,7 @@ def test_the_theme_is_chosen_and_kept(desk: Desk):
         page = desk.window(color_scheme="dark")
         shade = "getComputedStyle(document.body).backgroundColor"
         button = page.get_by_role("button", name=re.compile("^Theme"))
-        expect(button).to_have_accessible_name("Theme: as the system")
+        expect(button).to_have_accessible_name("Theme: system")
         dark = page.evaluate(shade)
         button.click()
         expect(button).to_have_accessible_name("Theme: light")
@@ -651,5 +651,5 @@ def test_the_keyboard_reaches_everything_in_order(page: Page):
         page.keyboard.press("Tab")
         now = "document.activeElement"
         reached.append(page.evaluate(f"{now}.getAttribute('aria-label') || {now}.innerText || {now}.id"))
-    for name in ("New thread", "Remembered approvals", "Theme: as the system", "Chat", "Conversation"):
+    for name in ("New thread", "Remembered approvals", "Theme: system", "Chat", "Conversation"):
         assert any(name in each for each in reached), (name, reached)

@@ -198,7 +198,7 @@ def test_errors_stand_beside_their_fields(shown: Widgets):
     expect(page.get_by_label("Count")).to_have_accessible_description("From 1 to 9. At most 9")
     expect(page.get_by_label("Price")).to_have_value("cheap")
     expect(page.get_by_label("Price")).to_have_accessible_description("A number, such as 2.5")
-    expect(group(page, "Gift")).to_have_accessible_description("It needs a value")
+    expect(group(page, "Gift")).to_have_accessible_description("A value is required")
     expect(page.get_by_role("alert")).to_contain_text("fields need another look")
     item.fill("tea")
     expect(item).not_to_have_attribute("aria-invalid", "true")
@@ -261,9 +261,9 @@ def test_names_of_a_mapping_are_there_once(shown: Widgets):
     page.get_by_role("button", name="Add to Answer").click()
     page.get_by_label("Answer 2: value").fill("2")
     page.get_by_role("button", name="Send").click()
-    expect(page.get_by_label("Answer 2: name")).to_have_accessible_description("It needs a name")
+    expect(page.get_by_label("Answer 2: name")).to_have_accessible_description("A name is required")
     page.get_by_label("Answer 2: name").fill("a")
-    expect(page.get_by_label("Answer 2: name")).to_have_accessible_description("This name is there twice")
+    expect(page.get_by_label("Answer 2: name")).to_have_accessible_description("This name occurs twice")
     assert shown.said("submit") == []
     page.get_by_label("Answer 2: name").fill("b")
     assert sent(shown) == {"a": 1, "b": 2}

@@ -11,7 +11,7 @@ test("each keyword has its words", () => {
     [{ type: "string", minLength: 3 }, "te", "at least 3 characters, this has 2"],
     [{ type: "string", minLength: 1 }, "", "at least 1 character, this has 0"],
     [{ type: "string", maxLength: 1 }, "😀😀", "at most 1 character, this has 2"],
-    [{ type: "string", pattern: "^a+$" }, "b", "it has to match ^a+$"],
+    [{ type: "string", pattern: "^a+$" }, "b", "it must match ^a+$"],
     [{ type: "integer" }, 1.5, "a whole number, such as 3"],
     [{ type: "integer" }, "x", "a whole number, such as 3"],
     [{ type: "number" }, "cheap", "a number, such as 2.5"],
@@ -25,10 +25,10 @@ test("each keyword has its words", () => {
     [{ const: 3 }, 4, "choose one of: 3"],
     [{ type: "array", items: {}, minItems: 1 }, [], "at least 1 entry, this has 0"],
     [{ type: "array", items: {}, maxItems: 1 }, [1, 2], "at most 1 entry, this has 2"],
-    [{ type: "array", items: {}, uniqueItems: true }, [{ a: 1, b: 2 }, { b: 2, a: 1 }], "each entry once only"],
-    [{ type: "null" }, 1, "nothing can stand here"],
-    [{ anyOf: [{ type: "integer" }, { type: "string" }] }, true, "it is of none of the kinds that fit here"],
-    [{ type: "string" }, undefined, "it needs a value"],
+    [{ type: "array", items: {}, uniqueItems: true }, [{ a: 1, b: 2 }, { b: 2, a: 1 }], "each entry may occur only once"],
+    [{ type: "null" }, 1, "no value is allowed here"],
+    [{ anyOf: [{ type: "integer" }, { type: "string" }] }, true, "it matches none of the allowed types"],
+    [{ type: "string" }, undefined, "a value is required"],
   ];
   for (const [schema, value, words] of table) assert.deepEqual(said(schema, value), [`: ${words}`]);
 });
@@ -58,9 +58,9 @@ test("every place has its pointer", () => {
     $defs: { Street: { type: "object", required: ["number"], properties: { number: { type: "integer" } } } },
   };
   assert.deepEqual(said(schema, { to: [{ number: 1 }, {}, { number: "x" }], more: 1 }).sort(), [
-    "/a~1b: it needs a value",
+    "/a~1b: a value is required",
     "/more: there is no such field",
-    "/to/1/number: it needs a value",
+    "/to/1/number: a value is required",
     "/to/2/number: a whole number, such as 3",
   ]);
 });
@@ -69,7 +69,7 @@ test("a discriminator says which kind is looked at", () => {
   const kind = (name, properties) => ({ type: "object", required: ["kind", ...Object.keys(properties)], properties: { kind: { const: name }, ...properties } });
   const schema = { oneOf: [kind("card", { number: { type: "string" } }), kind("cash", {})], discriminator: { propertyName: "kind" } };
   assert.deepEqual(said(schema, { kind: "cash" }), []);
-  assert.deepEqual(said(schema, { kind: "card" }), ["/number: it needs a value"]);
+  assert.deepEqual(said(schema, { kind: "card" }), ["/number: a value is required"]);
 });
 
 test("what is not known does not block", () => {
@@ -92,5 +92,5 @@ test("what is not known does not block", () => {
 
 test("a recursive schema ends where the value does", () => {
   const schema = { $ref: "#/$defs/Tree", $defs: { Tree: { type: "object", required: ["name"], properties: { name: { type: "string" }, inner: { type: "array", items: { $ref: "#/$defs/Tree" } } } } } };
-  assert.deepEqual(said(schema, { name: "a", inner: [{ name: "b", inner: [{}] }] }), ["/inner/0/inner/0/name: it needs a value"]);
+  assert.deepEqual(said(schema, { name: "a", inner: [{ name: "b", inner: [{}] }] }), ["/inner/0/inner/0/name: a value is required"]);
 });

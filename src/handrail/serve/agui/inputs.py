@@ -1,73 +1,89 @@
-"""`read`: what an AG-UI client sends, checked before anything is done with it.
+"""`RunInput`: what an AG-UI client sends, checked, and what is done with it.
 
-Clients of protocol 1.0 and of 0.0.59 send the same shape, but for the version. A client sends all it knows of
-the conversation each time. We have that already, so only what is new in it is taken: what the person said
-after everything we said, answers to interrupts, and the outcomes of the client's own tools.
+Clients of protocol 1.0 and of 0.0.59 send the same shape, except for the version. A client sends the whole
+conversation each time. Only what is new is used: user messages after the last answer, answers to interrupts,
+and results of the client's own tools.
+
+By the protocol one input answers every open interrupt, and nothing else can be sent while one is open. An
+input that breaks this is answered by a stream with the error: clients show what is in a stream, and hide the
+body of a refused request. The same input again does nothing: it gets the current state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ag_ui.core import Message, ResumeEntry, RunAgentInput, ToolMessage, UserMessage
 from pydantic import ValidationError
 
-from handrail.errors import DefinitionError, RequestRefused
-from handrail.messages import AssistantMessage as Said
+from handrail.errors import AnswerRefused, DefinitionError, HandrailError
+from handrail.messages import AssistantMessage as OurAssistantMessage
 from handrail.messages import Message as OurMessage
-from handrail.messages import UserMessage as SaidByUser
+from handrail.messages import UserMessage as OurUserMessage
+from handrail.question import Answer, Question
 from handrail.serve.agui.frontend_tools import FrontendTool, Outcome, frontend_tool
-from handrail.serve.naming import ID, ID_IN_WORDS
+from handrail.serve.agui.interrupts import interrupt_id, is_pending_call
+from handrail.serve.agui.translator import Translator
+from handrail.serve.agui.wire_events import Event
+from handrail.serve.principals import ID, ID_RULE
+from handrail.serve.refusals import QuestionsOpen, RequestRefused
 
-_LONGEST_ID = 200
-_MOST_TOOLS = 128
+if TYPE_CHECKING:
+    from handrail.records import Asked
+    from handrail.serve.thread import Thread
+
+Start = Callable[..., Awaitable[Any]]
+"""Starts a run with a text, in a leg, with tools and history."""
+
+_MAX_ID = 200
+_MAX_TOOLS = 128
 
 
-class Given(NamedTuple):
+class InterruptAnswer(NamedTuple):
     """An answer to an interrupt."""
 
     question_id: str
     digest: str
-    """The beginning of the digest of what was seen."""
+    """The start of the digest of the question that was shown."""
     resolved: bool
-    """Was it answered, or abandoned?"""
+    """Whether it was answered, rather than abandoned."""
     value: Any
 
 
-class Asked(NamedTuple):
-    """What a client asks for."""
+class RunInput(NamedTuple):
+    """A checked input."""
 
     thread_id: str
     run_id: str
-    """Of the leg that this is to be told in."""
+    """The id of the leg that responds to it."""
     said: tuple[str, ...]
-    """What the person said after everything that was said to them."""
+    """The user messages after the last answer."""
     named: tuple[tuple[str, str], ...]
-    """All that the person said in words, each with the id that the client has for it."""
-    answers: tuple[Given, ...]
+    """All text messages of the user, with the ids the client gave them."""
+    answers: tuple[InterruptAnswer, ...]
     outcomes: Mapping[str, Outcome]
-    """What came of calls of the client's own tools, by the calls' ids."""
+    """The results of the client's own tools, by call id."""
     tools: tuple[FrontendTool, ...]
     history: tuple[OurMessage, ...]
-    """What was said before in the client's conversation, in words only: for a thread that begins with it."""
+    """The text of the conversation so far, for a thread that starts with it."""
     sees_nested: bool
-    """Does the client read events of nested runs?"""
+    """Whether the client reads events of nested runs."""
 
 
-def read(value: Any) -> Asked:
-    """What an input asks for; `RequestRefused` says what is wrong with it and the mend."""
+def parse_input(value: Any) -> RunInput:
+    """Check an input. `RequestRefused` says what is wrong with it."""
     try:
         given = RunAgentInput.model_validate(value)
     except ValidationError as error:
         raise _refused(
             [("/" + "/".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
         ) from None
-    return Asked(
+    return RunInput(
         thread_id=_id("threadId", given.thread_id),
         run_id=_id("runId", given.run_id),
-        said=tuple(_said(given.messages)),
-        named=tuple(_named(given.messages)),
+        said=tuple(_new_texts(given.messages)),
+        named=tuple(_named_texts(given.messages)),
         answers=tuple(_answers(given.resume or ())),
         outcomes=dict(_outcomes(given.messages)),
         tools=_tools(given),
@@ -78,33 +94,33 @@ def read(value: Any) -> Asked:
 
 def _id(field: str, id: str) -> str:
     if not ID.fullmatch(id):
-        raise _refused([(f"/{field}", ID_IN_WORDS)])
+        raise _refused([(f"/{field}", ID_RULE)])
     return id
 
 
-# --- what was said --------------------------------------------------------------------------------------
+# --- messages -----------------------------------------------------------------------------------------
 
 
-def _news(messages: Sequence[Message]) -> int:
-    """Where begins what we have not answered: after the last thing that was said to the person."""
+def _first_new(messages: Sequence[Message]) -> int:
+    """The index of the first message after the last answer."""
     return next(
         (at for at in range(len(messages), 0, -1) if messages[at - 1].role in ("assistant", "tool")), 0
     )
 
 
-def _said(messages: Sequence[Message]) -> Iterator[str]:
-    news = _news(messages)
-    for at, message in enumerate(messages[news:], news):
+def _new_texts(messages: Sequence[Message]) -> Iterator[str]:
+    start = _first_new(messages)
+    for at, message in enumerate(messages[start:], start):
         if isinstance(message, UserMessage):
             yield _text(f"/messages/{at}/content", message.content)
 
 
-def _named(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
+def _named_texts(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
     for message in messages:
         if (
             isinstance(message, UserMessage)
             and isinstance(message.content, str)
-            and len(message.id) <= _LONGEST_ID
+            and len(message.id) <= _MAX_ID
         ):
             yield message.id, message.content
 
@@ -116,56 +132,56 @@ def _text(place: str, content: Any) -> str:
     texts: list[str] = []
     for at, part in enumerate(cast("Sequence[Any]", content)):
         if part.type != "text":
-            wrong = (
-                f"a part of type {part.type!r} can't be taken: say it in text, {{type: 'text', text: '...'}}"
-            )
+            wrong = f"parts of type {part.type!r} are not supported: send text, {{type: 'text', text: '...'}}"
             raise _refused([(f"{place}/{at}", wrong)])
         texts.append(part.text)
     return "\n".join(texts)
 
 
 def _history(messages: Sequence[Message]) -> Iterator[OurMessage]:
-    for message in messages[: _news(messages)]:
+    for message in messages[: _first_new(messages)]:
         if isinstance(message, UserMessage) and isinstance(message.content, str):
-            yield SaidByUser(message.content)
+            yield OurUserMessage(message.content)
         elif message.role == "assistant" and isinstance(message.content, str) and message.content:
-            yield Said(message.content)
+            yield OurAssistantMessage(message.content)
 
 
-# --- answers ----------------------------------------------------------------------------------------------
+# --- answers and tools --------------------------------------------------------------------------------
 
 
-def _answers(resume: Sequence[ResumeEntry]) -> Iterator[Given]:
+def _answers(resume: Sequence[ResumeEntry]) -> Iterator[InterruptAnswer]:
     seen: set[str] = set()
     for at, entry in enumerate(resume):
         question_id, _, digest = entry.interrupt_id.rpartition("#")
         if not question_id or not digest:
-            wrong = f"{entry.interrupt_id!r} is no interrupt of ours: give the id as it was sent"
+            wrong = f"{entry.interrupt_id!r} is not an interrupt of this server: send the id unchanged"
             raise _refused([(f"/resume/{at}/interruptId", wrong)])
         if entry.interrupt_id in seen:
-            raise _refused([(f"/resume/{at}/interruptId", "it is answered twice: answer each once")])
+            raise _refused(
+                [(f"/resume/{at}/interruptId", "it is answered twice: answer each interrupt once")]
+            )
         seen.add(entry.interrupt_id)
-        yield Given(question_id, digest, entry.status == "resolved", entry.payload)
+        yield InterruptAnswer(question_id, digest, entry.status == "resolved", entry.payload)
 
 
 def _outcomes(messages: Sequence[Message]) -> Iterator[tuple[str, Outcome]]:
-    """Every tool message: which of them answer calls that are open, the thread knows."""
+    """All tool messages. The thread knows which of them answer open calls."""
     for at, message in enumerate(messages):
         if isinstance(message, ToolMessage):
             text = message.content
             if not isinstance(text, str) and any(part.type != "text" for part in text):
-                continue  # one of ours is text; refused only where it answers a call, which then stays open
+                continue  # not text: if it answers an open call, the call stays open
             yield message.tool_call_id, Outcome(_text(f"/messages/{at}/content", text), message.error)
 
 
 def _tools(given: RunAgentInput) -> tuple[FrontendTool, ...]:
     tools = given.tools or []
-    if len(tools) > _MOST_TOOLS:
-        raise _refused([("/tools", f"at most {_MOST_TOOLS} tools")])
+    if len(tools) > _MAX_TOOLS:
+        raise _refused([("/tools", f"at most {_MAX_TOOLS} tools")])
     made: dict[str, FrontendTool] = {}
     for at, tool in enumerate(tools):
         if tool.name in made:
-            raise _refused([(f"/tools/{at}/name", f"two tools are called {tool.name!r}: rename one")])
+            raise _refused([(f"/tools/{at}/name", f"two tools are named {tool.name!r}: rename one")])
         try:
             made[tool.name] = frontend_tool(tool.name, tool.description, tool.parameters)
         except DefinitionError as error:
@@ -177,5 +193,122 @@ def _refused(fields: Sequence[tuple[str, str]]) -> RequestRefused:
     where, what = fields[0]
     more = f" (and {len(fields) - 1} more)" if len(fields) > 1 else ""
     return RequestRefused(
-        422, "InputUnfit", f"the body is no RunAgentInput: at {where}: {what}{more}", fields=fields
+        422, "InputUnfit", f"the body is not a valid RunAgentInput: at {where}: {what}{more}", fields=fields
     )
+
+
+# --- submitting ---------------------------------------------------------------------------------------
+
+
+class Submitted(NamedTuple):
+    """Where the response to an input is found."""
+
+    leg: str
+    """The leg to follow; "" if there is none."""
+    refused: list[Event]
+    """The events to send instead."""
+
+
+async def submit(thread: Thread, input: RunInput, recorded: Sequence[Asked], start: Start) -> Submitted:
+    """Start a run, or continue one with answers. `recorded` are the questions of the thread's newest run."""
+    try:
+        return Submitted(await _submit(thread, input, recorded, start), [])
+    except RequestRefused:
+        raise
+    except HandrailError as error:
+        told = Translator(thread.id, "")
+        start_leg = told.begin_leg(input.run_id)
+        return Submitted("", [*start_leg, *told.fail(str(error), type(error).__name__)])
+
+
+async def _submit(thread: Thread, input: RunInput, recorded: Sequence[Asked], start: Start) -> str:
+    open = [each.question for each in recorded if each.answer is None]
+    answers = [_answer(thread.principal, given, recorded) for given in input.answers]
+    answers += _tool_answers(thread.principal, input, open)
+    messages = await thread.run_messages()
+    new = tuple(input.said[len(_repeated(messages, input.said)) :])
+    thread.named.update(_match_ids(messages, input.named))
+    if answers:
+        _check_all_answered(thread.id, open, answers)
+        return await thread.answer(answers, leg=input.run_id)
+    if not new and not open:
+        raise RequestRefused(
+            422,
+            "NothingSaid",
+            "this input contains nothing new. Add a user message, or answer an interrupt with `resume`.",
+            fields=[("/messages", "a user message after the last answer")],
+        )
+    if open:
+        raise QuestionsOpen(thread.id, len(open))
+    history = () if await thread.newest() is not None else input.history
+    run_id: str = await start("\n\n".join(new), leg=input.run_id, tools=input.tools, history=history)
+    sent = (run_id, OurUserMessage(new[-1]))
+    thread.named.update(_match_ids([*messages, sent], input.named))
+    return input.run_id
+
+
+def _match_ids(
+    messages: Sequence[tuple[str, Any]], named: Sequence[tuple[str, str]]
+) -> Iterator[tuple[str, str]]:
+    """The ids a client gave to the messages that started runs, matched by text and order."""
+    at = 0
+    taken: set[str] = set()
+    for run_id, message in messages:
+        if not isinstance(message, OurUserMessage) or message.by_run:
+            continue
+        for number in range(at, len(named)):
+            id, text = named[number]
+            if text == message.text and id not in taken:
+                taken.add(id)
+                at = number + 1
+                yield run_id, id
+                break
+
+
+def _repeated(messages: Sequence[tuple[str, Any]], now: Sequence[str]) -> list[str]:
+    """The messages in an input that are already recorded, for example because their run failed."""
+    last: list[str] = []
+    for _, message in reversed(messages):
+        if not isinstance(message, OurUserMessage):
+            break
+        if not message.by_run:
+            last.insert(0, message.text)
+    return last if tuple(last) == tuple(now[: len(last)]) else []
+
+
+def _answer(principal: str, given: InterruptAnswer, recorded: Sequence[Asked]) -> Answer:
+    found = next((each for each in recorded if each.question.id == given.question_id), None)
+    if found is None or not found.question.digest.startswith(given.digest) or len(given.digest) < 16:
+        raise AnswerRefused(
+            given.question_id, "this thread has no such question", "Load the thread again: it may be closed."
+        )
+    question = found.question
+    return Answer(
+        question_id=question.id,
+        digest=question.digest,
+        by=principal,
+        outcome="answered" if given.resolved else "cancelled",
+        value=given.value if given.resolved else None,
+    )
+
+
+def _tool_answers(principal: str, input: RunInput, open: Sequence[Question]) -> list[Answer]:
+    """The results of the client's own tools, for the calls that wait for one."""
+    found: list[Answer] = []
+    for question in open:
+        outcome = input.outcomes.get(question.call_id)
+        if outcome is not None and is_pending_call(question):
+            value = {"content": outcome.content, "error": outcome.error}
+            found.append(Answer(question_id=question.id, digest=question.digest, by=principal, value=value))
+    return found
+
+
+def _check_all_answered(thread_id: str, open: Sequence[Question], answers: Sequence[Answer]) -> None:
+    """Interrupts are answered all at once or not at all; pending calls may be answered one by one."""
+    given = {answer.question_id for answer in answers}
+    left = [each for each in open if each.id not in given and not is_pending_call(each)]
+    if left and any(each.id in given and not is_pending_call(each) for each in open):
+        names = ", ".join(interrupt_id(each) for each in left)
+        raise AnswerRefused(
+            left[0].id, f"{names} is not answered", "One resume answers every open interrupt."
+        )

@@ -1,7 +1,8 @@
-"""What a model writes, as it writes it: text, reasoning and calls, each begun once and ended once."""
+"""`MessageWriter`: what models write, as it is written: text, reasoning and calls, each started and ended once."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from ag_ui.core import (
@@ -18,21 +19,96 @@ from ag_ui.core import (
 
 from handrail.events import CallDelta
 from handrail.messages import AssistantMessage, CallAsked
-from handrail.serve.agui.book import Known, RunUnderWay, Writing
-from handrail.serve.agui.wire_events import Event, clean, delta, sent
+from handrail.place import split_run_id
+from handrail.serve.agui.wire_events import Event, clean, delta, wire_event
 
-_NOT_MADE = "This call was not made: the answer it was part of came to nothing."
+MOST_CHARACTERS = 100_000
+"""How much of a call's result clients are shown."""
+_NOT_MADE = "This call was not made: the answer it was part of failed."
 
 
-class Pen:
-    """Tells what the models of one thread's runs write."""
+@dataclass(slots=True)
+class Known:
+    """The calls and results that clients have been sent, so that none is sent twice.
+
+    The runs of a thread may share one. After a restart it is rebuilt from the messages that were shown.
+    """
+
+    calls: set[str] = field(default_factory=set[str])
+    results: set[str] = field(default_factory=set[str])
+
+    @classmethod
+    def of(cls, messages: list[dict[str, Any]]) -> Known:
+        """What a client knows that was given these messages."""
+        known = cls()
+        for message in messages:
+            if message["role"] == "tool":
+                known.results.add(message["toolCallId"])
+            known.calls.update(call["id"] for call in message.get("toolCalls", ()))
+        return known
+
+
+@dataclass(slots=True)
+class PartialCall:
+    """A call that a model is writing."""
+
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+    shown: bool = False
+    """Whether clients have been sent its start. Then it has to be ended."""
+
+
+@dataclass(slots=True)
+class OpenRun:
+    """A run, the outermost or a nested one, and what its model is writing."""
+
+    id: str
+    tag: str | None
+    """The subagent id that its events carry; None for the outermost run."""
+    name: str = ""
+    begun: bool = False
+    turn: int = 0
+    """How many answers its model has given."""
+    calls: int = 0
+    """How many calls these answers contained."""
+    text: str | None = None
+    """The text of the open message."""
+    thought: str | None = None
+    """The text of the open reasoning."""
+    thoughts: int = 0
+    writing: dict[int, PartialCall] = field(default_factory=dict[int, PartialCall])
+    """The calls that its model is writing, by their index."""
+
+    @property
+    def message_id(self) -> str:
+        """The id of the message that its model is writing."""
+        return f"{self.id}/{self.turn + 1}"
+
+    @property
+    def thought_id(self) -> str:
+        return f"{self.message_id}/thought-{self.thoughts}"
+
+    @property
+    def is_writing(self) -> bool:
+        return self.text is not None or self.thought is not None or bool(self.writing)
+
+    def clear_answer(self) -> None:
+        """Forget the answer that its model was writing."""
+        self.text = self.thought = None
+        self.thoughts = 0
+        self.writing.clear()
+
+
+class MessageWriter:
+    """Writes the messages of one thread's models as AG-UI events."""
 
     def __init__(self, known: Known) -> None:
         self._known = known
 
-    # As it is written.
+    # While it is written.
 
-    def text(self, run: RunUnderWay, piece: str) -> list[Event]:
+    def text(self, run: OpenRun, piece: str) -> list[Event]:
         """More of an answer's text."""
         if not piece:
             return []
@@ -40,31 +116,31 @@ class Pen:
         if run.text is not None:
             run.text += piece
             return [content]
-        begun = [*self._end_thought(run), self._start_text(run), content]
+        events = [*self._end_thought(run), self._start_text(run), content]
         run.text = piece
-        return begun
+        return events
 
-    def thought(self, run: RunUnderWay, piece: str) -> list[Event]:
-        """More of what a model says it thinks."""
+    def thought(self, run: OpenRun, piece: str) -> list[Event]:
+        """More of a model's reasoning."""
         if not piece:
             return []
-        begun: list[Event] = []
+        events: list[Event] = []
         if run.thought is None:
             run.thought = ""
             run.thoughts += 1
-            begun = self._start_thought(run)
+            events = self._start_thought(run)
         run.thought += piece
-        return [*begun, delta("REASONING_MESSAGE_CONTENT", "messageId", run.thought_id, piece, run.tag)]
+        return [*events, delta("REASONING_MESSAGE_CONTENT", "messageId", run.thought_id, piece, run.tag)]
 
-    def call(self, run: RunUnderWay, piece: CallDelta) -> list[Event]:
-        """More of a call. One whose id may not stay as it is, is told when the whole answer is there.
+    def call(self, run: OpenRun, piece: CallDelta) -> list[Event]:
+        """More of a call. A call whose id may still change is sent when the answer is complete.
 
-        Ids that a model repeats are replaced then. Which of two nested runs at work side by side keeps
-        one is not known before, so only the outermost run's calls are told while they are written.
+        Ids that a model repeats are replaced at that point. Which of two concurrent nested runs keeps an id
+        is not known before, so only calls of the outermost run are sent while they are written.
         """
         writing = run.writing.get(piece.index)
         if writing is None:
-            writing = run.writing[piece.index] = Writing()
+            writing = run.writing[piece.index] = PartialCall()
         writing.id = writing.id or piece.call_id
         writing.name += piece.name
         writing.arguments += piece.arguments
@@ -81,69 +157,71 @@ class Pen:
             *self._arguments(run, writing.id, writing.arguments),
         ]
 
-    def whole(self, run: RunUnderWay, message: AssistantMessage) -> list[Event]:
-        """The whole answer: what was not told of it yet, and the end of everything that was begun."""
-        told = self._end_thought(run)
+    def complete(self, run: OpenRun, message: AssistantMessage) -> list[Event]:
+        """The complete answer: what was not yet sent of it, and the end of everything that was started."""
+        events = self._end_thought(run)
         if run.text is None and message.text:
-            told += self.text(run, message.text)
+            events += self.text(run, message.text)
         elif run.text is not None and message.text.startswith(run.text):
-            told += self.text(run, message.text[len(run.text) :])
+            events += self.text(run, message.text[len(run.text) :])
         if run.text is not None:
-            told.append(self._end_text(run))
+            events.append(self._end_text(run))
         begun = {writing.id: writing for writing in run.writing.values() if writing.shown}
         for asked in message.calls:
-            told += self._whole_call(run, asked, begun.pop(asked.id, None))
+            events += self._complete_call(run, asked, begun.pop(asked.id, None))
         for left in begun.values():
-            told += self._not_made(run, left)
-        run.forget_answer()
-        return told
+            events += self._not_made(run, left)
+        run.clear_answer()
+        return events
 
-    def _whole_call(self, run: RunUnderWay, asked: CallAsked, begun: Writing | None) -> list[Event]:
-        told: list[Event] = []
+    def _complete_call(self, run: OpenRun, asked: CallAsked, begun: PartialCall | None) -> list[Event]:
+        events: list[Event] = []
         rest = asked.arguments
         if begun is None:
             self._known.calls.add(asked.id)
-            told.append(self._start_call(run, asked.id, asked.name))
+            events.append(self._start_call(run, asked.id, asked.name))
         else:
             rest = rest[len(begun.arguments) :] if rest.startswith(begun.arguments) else ""
-        return [*told, *self._arguments(run, asked.id, rest), self._end_call(run, asked.id)]
+        return [*events, *self._arguments(run, asked.id, rest), self._end_call(run, asked.id)]
 
-    # What comes to nothing, or is left.
+    # Dropping, joining.
 
-    def drop(self, run: RunUnderWay) -> list[Event]:
-        """End what was begun of an answer that will not come. The calls in it were not made."""
-        told = self._end_thought(run)
+    def drop(self, run: OpenRun) -> list[Event]:
+        """End what was started of an answer that failed. The calls in it were not made."""
+        events = self._end_thought(run)
         if run.text is not None:
-            told.append(self._end_text(run))
+            events.append(self._end_text(run))
         for writing in run.writing.values():
             if writing.shown:
-                told += self._not_made(run, writing)
-        thoughts = run.thoughts  # those of the next try are others
-        run.forget_answer()
+                events += self._not_made(run, writing)
+        thoughts = run.thoughts  # the retry must not reuse their ids
+        run.clear_answer()
         run.thoughts = thoughts
-        return told
+        return events
 
-    def _not_made(self, run: RunUnderWay, writing: Writing) -> list[Event]:
+    def _not_made(self, run: OpenRun, writing: PartialCall) -> list[Event]:
         self._known.calls.discard(writing.id)
         return [self._end_call(run, writing.id), self.result(writing.id, _NOT_MADE, run.tag)]
 
-    def so_far(self, run: RunUnderWay) -> list[Event]:
-        """What somebody has to be told who joins in the middle of an answer."""
-        told: list[Event] = []
+    def so_far(self, run: OpenRun) -> list[Event]:
+        """The events for a reader who joins in the middle of an answer."""
+        events: list[Event] = []
         if run.thought is not None:
-            told += self._start_thought(run)
-            told.append(delta("REASONING_MESSAGE_CONTENT", "messageId", run.thought_id, run.thought, run.tag))
+            events += self._start_thought(run)
+            events.append(
+                delta("REASONING_MESSAGE_CONTENT", "messageId", run.thought_id, run.thought, run.tag)
+            )
         if run.text is not None:
-            told.append(self._start_text(run))
-            told.append(delta("TEXT_MESSAGE_CONTENT", "messageId", run.message_id, run.text, run.tag))
+            events.append(self._start_text(run))
+            events.append(delta("TEXT_MESSAGE_CONTENT", "messageId", run.message_id, run.text, run.tag))
         for writing in run.writing.values():
             if writing.shown:
-                told.append(self._start_call(run, writing.id, writing.name))
-                told += self._arguments(run, writing.id, writing.arguments)
-        return told
+                events.append(self._start_call(run, writing.id, writing.name))
+                events += self._arguments(run, writing.id, writing.arguments)
+        return events
 
-    def messages(self, run: RunUnderWay) -> list[dict[str, Any]]:
-        """The same as messages: what is open of an answer, for a list of all messages."""
+    def messages(self, run: OpenRun) -> list[dict[str, Any]]:
+        """The open answer as messages, for a snapshot of all messages."""
         tag = {} if run.tag is None else {"subagentRunId": run.tag}
         open: list[dict[str, Any]] = []
         if run.thought is not None:
@@ -155,47 +233,62 @@ class Pen:
         return open
 
     def result(self, call_id: str, text: str, tag: str | None) -> Event:
-        """What a model is told of a call."""
+        """The result of a call, as the model gets it."""
         result = ToolCallResultEvent(message_id=result_id(call_id), tool_call_id=call_id, content=clean(text))
-        return sent(result, tag)
+        return wire_event(result, tag)
 
-    # One event each.
+    # Single events.
 
-    def _start_text(self, run: RunUnderWay) -> Event:
-        return sent(TextMessageStartEvent(message_id=run.message_id, role="assistant"), run.tag)
+    def _start_text(self, run: OpenRun) -> Event:
+        return wire_event(TextMessageStartEvent(message_id=run.message_id, role="assistant"), run.tag)
 
-    def _end_text(self, run: RunUnderWay) -> Event:
+    def _end_text(self, run: OpenRun) -> Event:
         run.text = None
-        return sent(TextMessageEndEvent(message_id=run.message_id), run.tag)
+        return wire_event(TextMessageEndEvent(message_id=run.message_id), run.tag)
 
-    def _start_thought(self, run: RunUnderWay) -> list[Event]:
+    def _start_thought(self, run: OpenRun) -> list[Event]:
         id = run.thought_id
         message = ReasoningMessageStartEvent(message_id=id, role="reasoning")
-        return [sent(ReasoningStartEvent(message_id=id), run.tag), sent(message, run.tag)]
+        return [wire_event(ReasoningStartEvent(message_id=id), run.tag), wire_event(message, run.tag)]
 
-    def _end_thought(self, run: RunUnderWay) -> list[Event]:
+    def _end_thought(self, run: OpenRun) -> list[Event]:
         if run.thought is None:
             return []
         run.thought = None
-        message = sent(ReasoningMessageEndEvent(message_id=run.thought_id), run.tag)
-        return [message, sent(ReasoningEndEvent(message_id=run.thought_id), run.tag)]
+        message = wire_event(ReasoningMessageEndEvent(message_id=run.thought_id), run.tag)
+        return [message, wire_event(ReasoningEndEvent(message_id=run.thought_id), run.tag)]
 
-    def _start_call(self, run: RunUnderWay, id: str, name: str) -> Event:
-        begun = ToolCallStartEvent(tool_call_id=id, tool_call_name=name, parent_message_id=run.message_id)
-        return sent(begun, run.tag)
+    def _start_call(self, run: OpenRun, id: str, name: str) -> Event:
+        start = ToolCallStartEvent(tool_call_id=id, tool_call_name=name, parent_message_id=run.message_id)
+        return wire_event(start, run.tag)
 
-    def _arguments(self, run: RunUnderWay, id: str, piece: str) -> list[Event]:
+    def _arguments(self, run: OpenRun, id: str, piece: str) -> list[Event]:
         return [delta("TOOL_CALL_ARGS", "toolCallId", id, piece, run.tag)] if piece else []
 
-    def _end_call(self, run: RunUnderWay, id: str) -> Event:
-        return sent(ToolCallEndEvent(tool_call_id=id), run.tag)
+    def _end_call(self, run: OpenRun, id: str) -> Event:
+        return wire_event(ToolCallEndEvent(tool_call_id=id), run.tag)
 
 
 def result_id(call_id: str) -> str:
-    """The id of the message that a call's result becomes."""
+    """The id of the message with a call's result."""
     return f"{call_id}/result"
 
 
 def call_json(id: str, name: str, arguments: str) -> dict[str, Any]:
-    """A call as a message has it."""
+    """A call inside a message."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def shorten(text: str, run_id: str) -> str:
+    """A call's result as clients see it: its first 100,000 characters. The model and the record have all of it.
+
+    Many results may arrive at once, and a reader loses its place in a feed that outgrows its limit.
+    """
+    left_out = len(text) - MOST_CHARACTERS
+    if left_out <= 0:
+        return text
+    root, _ = split_run_id(run_id)
+    return (
+        f"{text[:MOST_CHARACTERS]}\n\n[{left_out:,} of {len(text):,} characters are not shown. "
+        f"All of it: GET /threads/THREAD/runs/{root}]"
+    )

@@ -1,7 +1,7 @@
-"""AG-UI events as the wire has them, and the two kinds of clients they go to.
+"""`Event`: an AG-UI event as it is sent, to current clients and to those from before protocol 1.0.
 
-They are built by the models of the protocol's own package, so that their fields are checked. Only the
-deltas are built by hand: there is one for each token, and a model costs fifty times as much.
+Events are built by the models of the protocol's package, which check their fields. Only deltas are built by
+hand: there is one for each token, and a model costs fifty times as much.
 """
 
 from __future__ import annotations
@@ -13,52 +13,57 @@ import pydantic_core
 from ag_ui.core import BaseEvent, CustomEvent
 
 PROTOCOL = "1.0"
-"""The version of the protocol that is spoken here."""
+"""The protocol version of this server."""
 
 
 class Event(NamedTuple):
     """One event, ready to be encoded.
 
-    Clients from before protocol 1.0 know no nested runs. They are given what `older` says.
+    Clients from before protocol 1.0 know no nested runs. They get `older`.
     """
 
     data: dict[str, Any]
     nested: bool = False
-    """Does it belong to a nested run? Then older clients do not see it."""
+    """Whether it belongs to a nested run. Then older clients do not get it."""
     plain: dict[str, Any] | None = None
-    """What older clients get in its place, where it is to be something else."""
+    """What older clients get instead, if it differs."""
 
     @property
     def older(self) -> dict[str, Any] | None:
-        """The event for a client from before 1.0; None where it gets nothing."""
+        """The event for a client from before protocol 1.0; None if it gets nothing."""
         if self.plain is not None:
             return self.plain
         return None if self.nested else self.data
 
 
-def sent(event: BaseEvent, subagent: str | None = None) -> Event:
-    """An event of the outermost run, or of the nested one named."""
-    data = event.model_dump(mode="json", by_alias=True)
+def wire_event(event: BaseEvent, subagent: str | None = None) -> Event:
+    """An event of the outermost run, or of a nested one."""
+    data = dump(event)
     if subagent is None:
         return Event(data)
     data["subagentRunId"] = subagent
     return Event(data, True)
 
 
+def dump(event: BaseEvent) -> dict[str, Any]:
+    """An event as JSON."""
+    return event.model_dump(mode="json", by_alias=True)
+
+
 def delta(kind: str, key: str, id: str, text: str, subagent: str | None) -> Event:
-    """A piece of text, arguments or reasoning: the one event there are many of."""
+    """A piece of text, arguments or reasoning."""
     if subagent is None:
         return Event({"type": kind, key: id, "delta": text})
     return Event({"type": kind, key: id, "delta": text, "subagentRunId": subagent}, True)
 
 
 def custom(name: str, value: Any, subagent: str | None = None) -> Event:
-    """Something the protocol has no event for."""
-    return sent(CustomEvent(name=name, value=value), subagent)
+    """An event that the protocol does not define."""
+    return wire_event(CustomEvent(name=name, value=value), subagent)
 
 
 def plain_json(value: object) -> Any:
-    """Any value as JSON that every client can read: secrets masked, no infinities, nothing that is no text."""
+    """Any value as JSON that every client can read: secrets masked, no infinities, valid text only."""
     try:
         written = pydantic_core.to_json(value, inf_nan_mode="null", fallback=_unknown)
     except (pydantic_core.PydanticSerializationError, ValueError, RecursionError):
@@ -67,7 +72,7 @@ def plain_json(value: object) -> Any:
 
 
 def clean(text: str) -> str:
-    """The text without half characters, as names of files may have them, which no encoder takes."""
+    """The text without lone surrogates, which file names may contain and no encoder accepts."""
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -75,3 +80,39 @@ def clean(text: str) -> str:
 
 def _unknown(value: object) -> Any:
     return msgspec.structs.asdict(value) if isinstance(value, msgspec.Struct) else str(value)
+
+
+def state_patch(before: Any, after: Any) -> list[dict[str, Any]]:
+    """The JSON Patch between two states, each `{type name: [items]}`; empty if they are equal.
+
+    Most changes append items to a list, and become that. Any other change replaces the list.
+    """
+    if before == after:
+        return []
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return [{"op": "replace", "path": "", "value": after}]
+    old: dict[str, Any] = before  # pyright: ignore[reportUnknownVariableType]  # plain JSON
+    new: dict[str, Any] = after  # pyright: ignore[reportUnknownVariableType]  # plain JSON
+    operations: list[dict[str, Any]] = []
+    for name in old:
+        if name not in new:
+            operations.append({"op": "remove", "path": _pointer(name)})
+    for name, items in new.items():
+        if name not in old:
+            operations.append({"op": "add", "path": _pointer(name), "value": items})
+        elif old[name] != items:
+            operations += _list_patch(_pointer(name), old[name], items)
+    return operations
+
+
+def _list_patch(path: str, old: Any, new: Any) -> list[dict[str, Any]]:
+    if isinstance(old, list) and isinstance(new, list):
+        grown: list[Any] = new  # pyright: ignore[reportUnknownVariableType]  # plain JSON
+        count = len(old)  # pyright: ignore[reportUnknownArgumentType]  # plain JSON
+        if grown[:count] == old:
+            return [{"op": "add", "path": f"{path}/-", "value": item} for item in grown[count:]]
+    return [{"op": "replace", "path": path, "value": new}]
+
+
+def _pointer(name: str) -> str:
+    return "/" + name.replace("~", "~0").replace("/", "~1")

@@ -1,4 +1,4 @@
-// The page: who is served, which thread is open, and the frame around it.
+// The page: signing in, the open thread, and the frame around it.
 
 import { Approvals } from "./approvals.js";
 import { ChatPane } from "./chat.js";
@@ -6,14 +6,13 @@ import { Conversation } from "./conversation.js";
 import { FilesPane, TimelinePane } from "./panes.js";
 import { Header, Tabs } from "./header.js";
 import { useMedia } from "./hooks.js";
-import { useThreads } from "./listed.js";
 import { loadRenderers } from "./renderers.js";
 import { toQuestion } from "./question.js";
 import { address, takeToken, useRoute } from "./route.js";
 import * as server from "./server.js";
 import { Sheet } from "./sheet.js";
 import { Broken, Loading, SignIn } from "./states.js";
-import { ThreadList } from "./threads.js";
+import { ThreadList, useThreads } from "./threads.js";
 import { html, useCallback, useEffect, useReducer, useRef, useState } from "./vendor/standalone.js";
 
 const LISTED = new Set(["RUN_STARTED", "RUN_FINISHED", "RUN_ERROR"]);
@@ -27,7 +26,7 @@ export function App() {
       if (about.renderers) await loadRenderers(new URL(about.renderers, location.href).href);
       setEntry({ phase: "ready", about });
     } catch (error) {
-      if (error.status === 401) setEntry({ phase: "signin", refused: Boolean(token), problem: error.message });
+      if (error.status === 401) setEntry({ phase: "signin", refused: Boolean(token), problem: error.kind === "TokenWrong" ? null : error.message });
       else setEntry({ phase: "broken", problem: error });
     }
   }, []);
@@ -57,7 +56,7 @@ function Frame({ about, signedOut }) {
   }, [waiting, title]);
   useEffect(() => setMenu(false), [route.id, narrow]);
   useEffect(() => {
-    // Alt+Q goes to the next open question, from wherever one is.
+    // Alt+Q goes to the next open question, wherever the focus is.
     const pressed = (event) => {
       if (event.altKey && event.code === "KeyQ") toQuestion();
     };
@@ -67,7 +66,7 @@ function Frame({ about, signedOut }) {
 
   const say = async (text) => {
     await conversation.say(text);
-    // A new thread gets its address once it is one.
+    // A new thread gets its address with its first message.
     if (route.unsaid) history.replaceState(null, "", address(route.id));
     list.reload();
   };
@@ -104,7 +103,7 @@ function skip(event) {
   document.getElementById("composer")?.focus();
 }
 
-/** The thread with this id, open as long as it is shown. */
+/** The conversation with this id, open while it is shown. */
 function useConversation({ id, unsaid }, signedOut, told) {
   const [, draw] = useReducer((number) => number + 1, 0);
   const latest = useRef(null);

@@ -1,10 +1,9 @@
-// May this call run? What it would do, why it is asked, and the answers, each with its key.
+// An approval: what the call would do, why it needs approval, and the choices, each with a key.
 
 import { Values } from "./arguments.js";
 import { Diff } from "./changes.js";
 import { Icon } from "./icons.js";
-import { Reason } from "./reason.js";
-import { html, useState } from "./vendor/standalone.js";
+import { html, useEffect, useRef, useState } from "./vendor/standalone.js";
 
 export function Approval({ question, give, busy, keys, inCard }) {
   const { tool, arguments: given, reason, scopes, diff } = question.payload ?? {};
@@ -22,7 +21,7 @@ export function Approval({ question, give, busy, keys, inCard }) {
   choices.push({ key: "d", words: "Deny", style: "danger", act: () => deny("") });
   choices.push({ key: "r", words: "Deny with a reason", act: () => setReasoning(true) });
 
-  // Keys count only while the keyboard is in this question and not in a field: nothing is allowed by accident.
+  // Keys work only while the focus is in this question and not in a field, so that nothing is allowed by accident.
   keys.current = (event) => {
     if (busy || event.altKey || event.ctrlKey || event.metaKey || event.target.closest("input, textarea, select")) return;
     const choice = choices.find((each) => each.key === event.key.toLowerCase());
@@ -37,7 +36,7 @@ export function Approval({ question, give, busy, keys, inCard }) {
     ${given && typeof given === "object" && !diff && !inCard && html`<${Values} value=${given} />`}
     ${diff && html`<${Diff} diff=${diff} />`}
     ${reasoning
-      ? html`<${Reason} label="Reason, told to the model" action="Deny" give=${deny} back=${() => setReasoning(false)} busy=${busy} />`
+      ? html`<${Reason} label="Reason (the model sees it)" action="Deny" give=${deny} back=${() => setReasoning(false)} busy=${busy} />`
       : html`<div class="choices">
           ${choices.map(
             (choice) => html`<button key=${choice.key} type="button" class=${choice.style ?? ""} disabled=${busy} aria-keyshortcuts=${choice.key.toUpperCase()} onClick=${choice.act}>
@@ -46,4 +45,20 @@ export function Approval({ question, give, busy, keys, inCard }) {
           )}
         </div>`}
   </div>`;
+}
+
+/** A field for a reason. Enter sends it, Escape goes back. */
+function Reason({ label, action, give, back, busy }) {
+  const [text, setText] = useState("");
+  const field = useRef(null);
+  useEffect(() => field.current?.focus(), []);
+  return html`<form
+    class="reason"
+    onSubmit=${(event) => (event.preventDefault(), give(text.trim()))}
+    onKeyDown=${(event) => event.key === "Escape" && (event.stopPropagation(), back())}
+  >
+    <label>${label}<input ref=${field} value=${text} onInput=${(event) => setText(event.target.value)} /></label>
+    <button type="submit" class="danger" disabled=${busy}>${action}</button>
+    <button type="button" class="quiet" onClick=${back}>Back</button>
+  </form>`;
 }

@@ -1,4 +1,4 @@
-// The decisions that are remembered in a thread: what was allowed or denied for good, and taking it back.
+// The remembered decisions of a thread, and revoking them.
 
 import { useEffect, useState, html } from "./vendor/standalone.js";
 import * as server from "./server.js";
@@ -26,16 +26,16 @@ export function Approvals({ id, unsaid }) {
     return load();
   };
   return html`<div class="approvals">
-    <p class="soft">What you decided for the session is not asked again until you revoke it.</p>
+    <p class="soft">You are not asked again about these until you revoke them.</p>
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
     ${kept === null && !problem && html`<${Loading} words="Loading…" />`}
-    ${kept?.length === 0 && html`<p class="nothing">Nothing is remembered in this thread.</p>`}
+    ${kept?.length === 0 && html`<p class="nothing">No decisions are remembered in this thread.</p>`}
     <ul>
       ${(kept ?? []).map(
         (approval) => html`<li key=${approval.id}>
           <p>
             <strong>${approval.approved ? "Allowed" : "Denied"}</strong> <code>${approval.tool}</code>
-            ${approval.scope ? html` for <q>${approval.scope}</q>` : html` exactly as it was called`}
+            ${approval.scope ? html` for <q>${approval.scope}</q>` : html` with exactly these arguments`}
           </p>
           <p class="soft">${[approval.by && `by ${approval.by}`, approval.at && ago(approval.at), approval.reason].filter(Boolean).join(" · ")}</p>
           <button type="button" class="small" aria-label=${`Revoke ${approval.tool}`} onClick=${() => revoke(approval)}>Revoke</button>

@@ -1,4 +1,4 @@
-// The arguments of a call as names and values; while they are being written, as far as they can be read.
+// The arguments of a call as names and values, also while they are being written.
 
 import { drawnFor } from "./hooks.js";
 import { partial } from "./partial.js";
@@ -15,7 +15,7 @@ export const Arguments = drawnFor(
   },
 );
 
-/** An object as names and values; long values scroll in a box of their own. */
+/** An object as names and values. Long values scroll. */
 export function Values({ value, writing = false }) {
   const pairs = Object.entries(value);
   if (!pairs.length) return null;

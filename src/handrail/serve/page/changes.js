@@ -1,4 +1,4 @@
-// The files a call changed: how much, the diff when asked for, and undo.
+// The files a call changed: a summary, the diff on demand, and undo.
 
 import { DiffView } from "./diff.js";
 import { useKept } from "./hooks.js";
@@ -16,7 +16,7 @@ export function Changes({ id, facts, conversation }) {
   </div>`;
 }
 
-/** A diff in the way the reader last chose to see one. */
+/** A diff, unified or split as the reader last chose. */
 export function Diff({ diff }) {
   const [mode, setMode] = useKept("handrail.diff", "unified");
   return html`<${DiffView} diff=${diff} mode=${mode} onMode=${setMode} />`;
@@ -53,7 +53,7 @@ function Undo({ id, conversation }) {
     </span>`;
   }
   return html`<span class="undo" role="group" aria-label="Undo this call?" onKeyDown=${(event) => event.key === "Escape" && setStage("idle")}>
-    <span>Put the files back as they were?</span>
+    <span>Restore the files?</span>
     <button type="button" class="danger small" disabled=${stage === "busy"} ref=${(button) => stage === "asked" && button?.focus()} onClick=${undo}>
       ${stage === "busy" ? "Undoing…" : "Yes, undo"}
     </button>

@@ -1,4 +1,4 @@
-// The conversation: the log, what is waiting, and the field to write in.
+// The conversation: the log, the open questions, and the message field.
 
 import { Composer } from "./composer.js";
 import { Entries } from "./entries.js";
@@ -45,11 +45,11 @@ function Welcome({ about }) {
   return html`<div class="welcome">
     <h2>${about.name}</h2>
     ${about.description && html`<p>${about.description}</p>`}
-    <p class="soft">${about.files ? "It can read and change files; what it changes is listed under Files and can be undone." : "Write below to begin."}</p>
+    <p class="soft">${about.files ? "It can read and change files; what it changes is listed under Files and can be undone." : "Write a message to start."}</p>
   </div>`;
 }
 
-/** The model has been asked and has not said anything yet. Its room is kept, so that nothing moves when it does. */
+/** Shown while the model has not answered yet. Its space is always reserved, so that nothing moves. */
 function Thinking({ view }) {
   const last = view.entries[""].at(-1);
   const quiet = view.status === "running" && !busy(view, last);

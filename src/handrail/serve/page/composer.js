@@ -1,9 +1,9 @@
-// The field to write in. Enter sends, Shift+Enter begins a line, Escape stops the run. What is typed is kept.
+// The message field. Enter sends, Shift+Enter starts a new line, Escape stops the run. Unsent text is kept.
 
 import { Icon } from "./icons.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/standalone.js";
 
-// What was typed and not sent, by thread.
+// Unsent text, by thread.
 const typed = new Map();
 
 export function Composer({ id, status, loading, open, say, cancel }) {
@@ -22,7 +22,7 @@ export function Composer({ id, status, loading, open, say, cancel }) {
     if (!running) setStopping(false);
   }, [running]);
   useLayoutEffect(() => {
-    // The field grows with what is in it, up to a third of the window.
+    // The field grows with its content, up to a third of the window.
     field.current.style.height = "auto";
     field.current.style.height = `${Math.min(field.current.scrollHeight, innerHeight / 3)}px`;
   }, [text]);
@@ -62,13 +62,13 @@ export function Composer({ id, status, loading, open, say, cancel }) {
         ref=${field}
         rows="1"
         value=${text}
-        placeholder=${open ? "Answer what is asked first" : running ? "It is at work; Escape stops it" : "Write a message"}
+        placeholder=${open ? "Answer the open question first" : running ? "Running; press Escape to stop" : "Write a message"}
         aria-describedby="composer-help"
         onInput=${(event) => setText(event.target.value)}
         onKeyDown=${pressed}
       ></textarea>
       ${running
-        ? html`<button type="button" class="send stop" disabled=${stopping} aria-label=${stopping ? "Stopping…" : "Stop"} title="Stop, and undo what is under way" onClick=${stop}>
+        ? html`<button type="button" class="send stop" disabled=${stopping} aria-label=${stopping ? "Stopping…" : "Stop"} title="Stop, and roll back what is in progress" onClick=${stop}>
             ${stopping ? html`<span class="spinner"></span>` : html`<${Icon} name="stop" />`}
           </button>`
         : html`<button type="submit" class="send" disabled=${!text.trim() || busy || loading} aria-label="Send" title="Send (Enter)"><${Icon} name="send" /></button>`}
@@ -78,7 +78,7 @@ export function Composer({ id, status, loading, open, say, cancel }) {
 }
 
 function help(running, open, text) {
-  if (!running || !text.trim()) return "Enter sends, Shift+Enter begins a new line";
-  if (open) return "This is kept: answer what is asked first, then send it";
-  return "This is kept: send it when the run is done, or press Escape to stop the run";
+  if (!running || !text.trim()) return "Enter sends, Shift+Enter starts a new line";
+  if (open) return "Your text is kept: answer the open question, then send it";
+  return "Your text is kept: send it when the run has finished, or press Escape to stop the run";
 }

@@ -1,31 +1,31 @@
-// One thread that is open in the page: its view kept up to date, and what a person can do in it.
+// The open thread: keeps its view up to date, and sends messages, answers and undos.
 
 import * as server from "./server.js";
 import { blank, fromSnapshot, reduce, withRun, withSaid } from "./store.js";
 
-const QUIET = 40_000; // Milliseconds without a byte after which a connection counts as dead: the server pings every 15 s.
-const LONGEST = 15_000; // The longest pause between two tries.
+const QUIET = 40_000; // Milliseconds without data after which a connection counts as dead: the server pings every 15 s.
+const LONGEST = 15_000; // The longest pause between two attempts, in milliseconds.
 
 /**
- * `phase`: "loading", "new" (nothing said yet), "ready" or "broken" (with `problem`).
- * `connection`: "none", "live" or "reconnecting". `changed()` is called at most once a frame.
+ * `phase`: "loading", "new" (no messages yet), "ready" or "broken" (with `problem`).
+ * `connection`: "none", "live" or "reconnecting". `changed()` is called at most once per frame.
  */
 export class Conversation {
   constructor(id, { unsaid, changed, signedOut, told }) {
     this.id = id;
     this.view = blank(id);
-    this.phase = unsaid ? "new" : "loading"; // An id made here is known to nobody: there is nothing to ask for.
+    this.phase = unsaid ? "new" : "loading"; // The server does not know an id that was made here.
     this.connection = "none";
     this.problem = null;
     this.changed = changed;
     this.signedOut = signedOut;
-    this.told = told; // Called with each event, for those who keep lists of threads.
+    this.told = told; // Called with each event, to refresh the list of threads.
     this.queue = [];
     this.following = null;
     this.closed = false;
   }
 
-  /** Load the thread and follow it; `begun` is a run that goes in it, and may be too new to be recorded. */
+  /** Load the thread and follow it. `begun` is its active run, which may be too new for the snapshot. */
   async open(begun = null) {
     this.following?.abort();
     this.following = null;
@@ -43,7 +43,7 @@ export class Conversation {
       if (error.kind === "ThreadUnknown") {
         this.phase = "new";
       } else if (this.phase === "ready") {
-        // It was shown before: what is read stays, and we try again.
+        // It was shown before: keep it on screen, and try again.
         this.connected("reconnecting");
         await pause(1000 + Math.random() * 1000);
         return this.closed ? undefined : this.open();
@@ -75,7 +75,7 @@ export class Conversation {
           if (!event) continue;
           heard += 1;
           if (event.type === "MESSAGES_SNAPSHOT" && known && heard <= 2) {
-            // We were away for longer than the server remembers: it has more to tell than this event holds.
+            // We were away for longer than the server keeps events: load a new snapshot.
             return void this.open();
           }
           this.take(id, event);
@@ -116,11 +116,11 @@ export class Conversation {
     for (const [, event] of taken) this.told(event);
   }
 
-  /** Say something; the thread is made where it is new. */
+  /** Send a message. This creates a new thread. */
   async say(text) {
     const before = this.view;
     if (this.phase === "ready") {
-      // Shown at once: the first events may be here before the server's word that it took it.
+      // Shown at once: the first events may arrive before the server's response.
       this.view = { ...withSaid(before, `said-${Date.now()}`, text), status: "running" };
       this.changed();
     }
@@ -157,7 +157,7 @@ export class Conversation {
   }
 }
 
-/** The events of a thread; a connection from which nothing is heard for long is ended. */
+/** The events of a thread. A connection that stays silent for too long is closed. */
 async function* watched(id, after, signal) {
   const dead = new AbortController();
   let timer = setTimeout(() => dead.abort(), QUIET);
@@ -173,13 +173,13 @@ async function* watched(id, after, signal) {
   }
 }
 
-/** Once before the page is drawn next; a page nobody sees is not drawn, so there after a moment. */
+/** Before the next frame; a hidden page draws no frames, so there after a moment. */
 function frame(act) {
   if (document.hidden) setTimeout(act, 200);
   else requestAnimationFrame(act);
 }
 
-/** Wait, but not after the network is back. */
+/** Wait, or until the network is back. */
 function pause(milliseconds, signal) {
   return new Promise((resolve) => {
     const done = () => {

@@ -1,14 +1,14 @@
-// What a call changes in files, as a person reads it. The diff is untrusted: it becomes text nodes only.
+// A diff of files. The diff is untrusted: it becomes text nodes only.
 
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/standalone.js";
 import { parseDiff } from "./diff/parse.js";
 import { rowsOf } from "./diff/words.js";
 
 const KEPT_UNDER = "handrail.diff";
-const FOLD_OVER = 400; // lines of a file past which only the first are shown
+const FOLD_OVER = 400; // lines of a file beyond which only the first are shown
 const FOLDED_TO = 200;
-const OPEN_FILES = 12; // more files than this begin folded
-const NARROW = 620; // pixels below which two columns can't be read
+const OPEN_FILES = 12; // more files than this start folded
+const NARROW = 620; // pixels below which two columns are unreadable
 
 const views = new Set();
 
@@ -20,7 +20,7 @@ function keptMode() {
   }
 }
 
-/** The mode somebody chose last, here or in another view: all of them change together. */
+/** The mode that was chosen last, shared by all diffs. */
 function useKeptMode() {
   const [mode, setMode] = useState(keptMode);
   useEffect(() => {
@@ -33,18 +33,18 @@ function useKeptMode() {
       try {
         localStorage.setItem(KEPT_UNDER, chosen);
       } catch {
-        // then it is kept as long as the page is
+        // then it lasts as long as the page
       }
       for (const set of views) set(chosen);
     },
   ];
 }
 
-/** Is the element too narrow for two columns? */
+/** Whether the element is too narrow for two columns. */
 function useNarrow(ref) {
   const [narrow, setNarrow] = useState(false);
   useLayoutEffect(() => {
-    setNarrow(ref.current.clientWidth < NARROW); // before it is first seen, so that nothing jumps
+    setNarrow(ref.current.clientWidth < NARROW); // before the first paint, so that nothing jumps
     const look = new ResizeObserver(([entry]) => setNarrow(entry.contentRect.width < NARROW));
     look.observe(ref.current);
     return () => look.disconnect();
@@ -54,7 +54,7 @@ function useNarrow(ref) {
 
 /**
  * @param {{diff: string, mode?: "unified"|"split", onMode?: (mode: string) => void}} props
- *   Without `mode` the view keeps it itself, in localStorage.
+ *   Without `mode` the view stores it in localStorage.
  */
 export function DiffView({ diff, mode, onMode }) {
   const root = useRef(null);
@@ -132,7 +132,7 @@ function count(word, sign, number) {
   return html`<span class=${`is-${word}`} title=${`${counted(number, "line")} ${word}`}>${sign}${number.toLocaleString("en")}</span>`;
 }
 
-/** The table. Rows are made once for a file, not at every render of what is around it. */
+/** The table. Its rows are made once per file, not on every render around it. */
 function Lines({ file, mode, most }) {
   const hunks = useMemo(() => file.hunks.map((hunk) => ({ header: hunk.header, rows: rowsOf(hunk.lines) })), [file]);
   return useMemo(() => {
@@ -158,7 +158,7 @@ function hunkHead(header, mode) {
   return html`<tr class="diff-hunk"><td colspan=${mode === "split" ? 6 : 4}>${header}</td></tr>`;
 }
 
-/** Removed lines before added ones, as a unified diff has them. */
+/** Removed lines before added ones, as in a unified diff. */
 function unifiedRows(rows) {
   const out = [];
   let added = [];

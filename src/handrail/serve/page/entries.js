@@ -1,11 +1,15 @@
-// What happened, in the order it came: in the conversation, and likewise in each nested agent.
+// The log of a conversation: messages, tool calls and nested agents, in order. A call's card contains the agents it
+// started, and an agent contains a log of its own.
 
-import { Card } from "./card.js";
-import { drawnFor } from "./hooks.js";
+import { Arguments } from "./arguments.js";
+import { Changes } from "./changes.js";
+import { drawnFor, useNow } from "./hooks.js";
 import { Icon } from "./icons.js";
 import { Markdown } from "./markdown.js";
-import { html } from "./vendor/standalone.js";
-import { Agent } from "./agent.js";
+import { Closed, Question } from "./question.js";
+import { agentsOf, isAsked, isOver, questionsOf } from "./store.js";
+import { html, useState } from "./vendor/standalone.js";
+import { count, dollars, duration, many, STATUS } from "./words.js";
 
 export function Entries({ scope, view, conversation }) {
   return (view.entries[scope] ?? []).map(({ kind, id }) => {
@@ -33,12 +37,140 @@ const Note = drawnFor(
   ({ note }) => [note],
   ({ note }) =>
     note.status === "cancelled"
-      ? html`<p class="note cancelled"><${Icon} name="cancelled" /> Stopped. What was under way has been undone.</p>`
+      ? html`<p class="note cancelled"><${Icon} name="cancelled" /> Stopped. What was in progress has been rolled back.</p>`
       : html`<div class="note failed" role="alert"><${Icon} name="error" /><div><strong>The run failed.</strong><p>${note.text}</p></div></div>`,
 );
 
-/** An activity that is no call's progress: its type and what it says. */
+/** An activity other than a call's progress: its type and message. */
 const Activity = drawnFor(
   ({ activity }) => [activity],
   ({ activity }) => html`<div class="activity"><span class="soft">${activity.type}</span> ${activity.content?.message ?? JSON.stringify(activity.content)}</div>`,
 );
+
+// -- tool calls -----------------------------------------------------------------------------------------
+
+/** A tool call: its arguments as they are written, then its progress, questions and result. */
+const Card = drawnFor(
+  ({ id, view }) => {
+    const agents = agentsOf(view, id);
+    // With agents inside, anything may have changed; without, only these.
+    return [view.calls[id], view.activities[`progress-${id}`], agents.length ? view : null, ...questionsOf(view, id), ...closedOf(view, id)];
+  },
+  ({ id, view, conversation }) => {
+    const call = view.calls[id];
+    const facts = call.facts ?? {};
+    const agents = agentsOf(view, id);
+    const questions = questionsOf(view, id);
+    const status = statusOf(call, questions);
+    return html`<section class=${`card ${status.replace(" ", "-")}`} role="group" aria-label=${`${call.name}, ${STATUS[status] ?? status}`}>
+      <div class="card-head">
+        <span class=${`status ${status.replace(" ", "-")}`}><${Icon} name=${status} /><span>${STATUS[status] ?? status}</span></span>
+        <code class="tool">${call.name}</code>
+        ${facts.undone && html`<span class="undone"><${Icon} name="undo" /> undone</span>`}
+        <${Facts} facts=${facts} status=${status} />
+      </div>
+      <${Arguments} text=${call.arguments ?? ""} writing=${Boolean(call.writing)} />
+      <${Progress} activity=${isOver(facts.status) ? null : view.activities[`progress-${id}`]} tool=${call.name} />
+      ${agents.length > 0 &&
+      html`<div class="agents" role="group" aria-label=${`Agents of ${call.name}`}>
+        ${agents.map((agent) => html`<${Agent} key=${agent.id} agent=${agent} view=${view} conversation=${conversation} />`)}
+      </div>`}
+      ${questions.map((question) => html`<${Question} key=${question.id} question=${question} conversation=${conversation} inCard />`)}
+      ${closedOf(view, id).map((closed) => html`<${Closed} key=${closed.question.id} closed=${closed} />`)}
+      ${call.result !== undefined && html`<${Result} text=${call.result} status=${status} />`}
+      ${facts.rolled_back && html`<${RolledBack} told=${facts.rolled_back} />`}
+      ${(facts.diff || facts.paths?.length > 0) && isOver(facts.status) && html`<${Changes} id=${id} facts=${facts} conversation=${conversation} />`}
+    </section>`;
+  },
+);
+
+const closedOf = (view, id) => Object.values(view.closed).filter((closed) => closed.question.call_id === id);
+
+function statusOf(call, questions) {
+  if (questions.length) return "waiting";
+  if (call.facts?.status) return call.facts.status;
+  if (call.writing) return "writing";
+  return call.result === undefined ? "running" : "ok";
+}
+
+/** The duration so far, and the cost of nested runs. */
+function Facts({ facts, status }) {
+  const running = status === "running" && Boolean(facts.began_at);
+  const now = useNow(running);
+  // While it runs, shown from the first second on: racing digits are hard to read.
+  const gone = running ? now - Date.parse(facts.began_at) / 1000 : 0;
+  const seconds = running ? (gone >= 1 ? gone : null) : isOver(facts.status) ? facts.seconds : null;
+  return html`<span class="facts">
+    ${facts.usage && html`<span title="tokens used by its agents">${count((facts.usage.input ?? 0) + (facts.usage.output ?? 0))} tokens</span>`}
+    ${facts.cost && html`<span>${dollars(facts.cost)}</span>`}
+    ${seconds !== null && seconds !== undefined && html`<time>${duration(Math.max(0, seconds))}</time>`}
+  </span>`;
+}
+
+function Progress({ activity, tool }) {
+  if (!activity) return null;
+  const { message, done, total } = activity.content ?? {};
+  const known = typeof done === "number" && typeof total === "number" && total > 0;
+  return html`<div class="progress">
+    <progress aria-label=${`Progress of ${tool}`} value=${known ? done : undefined} max=${known ? total : undefined}></progress>
+    <p role="status">
+      ${message && html`<span>${message}</span>`}
+      ${known ? html`<span class="soft">${done} of ${total}</span>` : typeof done === "number" && html`<span class="soft">${done}</span>`}
+    </p>
+  </div>`;
+}
+
+const LONG = 420;
+
+/** The result, as the model gets it. Long results are folded. */
+function Result({ text, status }) {
+  const [open, setOpen] = useState(false);
+  const long = text.length > LONG || text.split("\n").length > 8;
+  if (!text) return null;
+  return html`<div class=${`result ${status === "ok" ? "" : "not-ok"}`}>
+    <pre class=${long && !open ? "folded" : ""} tabindex=${long && open ? 0 : undefined}>${text}</pre>
+    ${long && html`<button type="button" class="link" aria-expanded=${String(open)} onClick=${() => setOpen(!open)}>${open ? "Show less" : `Show all (${text.split("\n").length} lines)`}</button>`}
+  </div>`;
+}
+
+function RolledBack({ told }) {
+  return html`<div class="rolled-back">
+    <p><${Icon} name="undo" /> Rolled back: ${told.reason}</p>
+    ${told.not_undone?.length > 0 &&
+    html`<p>These could not be undone:</p>
+      <ul>
+        ${told.not_undone.map((what) => html`<li>${typeof what === "string" ? what : JSON.stringify(what)}</li>`)}
+      </ul>`}
+  </div>`;
+}
+
+// -- nested agents --------------------------------------------------------------------------------------
+
+/** A nested agent: a branch inside the card of the call that started it. */
+function Agent({ agent, view, conversation }) {
+  const entries = view.entries[agent.id] ?? [];
+  const asked = entries.some((entry) => entry.kind === "call" && isAsked(view, entry.id));
+  // Opens when it runs or asks, unless the reader chose otherwise. It never closes by itself, so that nothing jumps.
+  const [chosen, setChosen] = useState(null);
+  const [worked, setWorked] = useState(false);
+  if ((agent.status === "running" || asked) && !worked) setWorked(true);
+  const open = asked || (chosen ?? worked);
+  const calls = entries.filter((entry) => entry.kind === "call").length;
+  const status = asked ? "waiting" : (agent.status ?? "ok");
+  return html`<details
+    class="agent"
+    open=${open}
+    onToggle=${(event) => event.target === event.currentTarget && event.currentTarget.open !== open && setChosen(event.currentTarget.open)}
+  >
+    <summary aria-label=${`Agent ${agent.name}, ${STATUS[status] ?? status}`}>
+      <${Icon} name="agent" />
+      <span class="agent-name">${agent.name}</span>
+      <span class=${`status ${status}`}><${Icon} name=${status} /> ${STATUS[status] ?? status}</span>
+      ${calls > 0 && html`<span class="soft">${many(calls, "call")}</span>`}
+    </summary>
+    <div class="branch" role="group" aria-label=${`Activity of ${agent.name}`}>
+      ${open && html`<${Entries} scope=${agent.id} view=${view} conversation=${conversation} />`}
+      ${entries.length === 0 && html`<p class="soft">No messages yet.</p>`}
+    </div>
+  </details>`;
+}

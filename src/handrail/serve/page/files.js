@@ -1,4 +1,4 @@
-// What changed in files, by call, newest first; each can be looked at and undone.
+// File changes by call, newest first, each with its diff and undo.
 
 import { html, useLayoutEffect, useRef, useState } from "./vendor/standalone.js";
 import { DiffView, summary } from "./diff.js";
@@ -6,14 +6,14 @@ import { parseDiff } from "./diff/parse.js";
 
 /**
  * @param {{changes: object[], onUndo: (callId: string) => any, busy?: boolean|string}} props
- *   `changes` as `GET /threads/{id}/files` gives them, oldest first. Where `onUndo` gives a promise that
- *   fails, its words are shown at the call. `busy`: nothing can be undone now; the id of a call: it is.
+ *   `changes` as `GET /threads/{id}/files` returns them, oldest first. If the promise of `onUndo` rejects,
+ *   its message is shown at the call. `busy`: true if nothing can be undone now, or the id of the call being undone.
  */
 export function FilesPanel({ changes, onUndo, busy }) {
   if (!changes?.length) {
     return html`<div class="state">
       <h2>No files changed</h2>
-      <p>What tools write in this conversation is listed here, with its diff, and can be undone.</p>
+      <p>Files that tools change in this conversation are listed here, with their diffs, and can be restored.</p>
     </div>`;
   }
   return html`<ol class="file-changes" aria-label="Changes, newest first">
@@ -43,7 +43,7 @@ function Change({ change, onUndo, busy }) {
   </li>`;
 }
 
-/** Undo, asked once more in the same place. */
+/** Undo, with a confirmation in the same place. */
 export function Undo({ change, onUndo, busy }) {
   const { call_id: id, tool, paths = [], undone, undoable } = change;
   const [asking, setAsking] = useState(false);
@@ -57,8 +57,8 @@ export function Undo({ change, onUndo, busy }) {
     else if (was.current) button.current?.focus();
     was.current = asking;
   }, [asking]);
-  if (undone) return html`<span class="change-word">What it wrote was taken back.</span>`;
-  if (!undoable) return html`<span class="change-word">It can’t be undone: what came later builds on it, or what was there before is not kept.</span>`;
+  if (undone) return html`<span class="change-word">Its changes were undone.</span>`;
+  if (!undoable) return html`<span class="change-word">It can’t be undone: later changes depend on it, or the earlier content was not kept.</span>`;
   const undo = async () => {
     setAsking(false);
     setRefused("");
@@ -82,7 +82,7 @@ export function Undo({ change, onUndo, busy }) {
     setAsking(false);
   };
   return html`<span class="confirm" role="group" aria-label=${`Undo ${tool}?`} onKeyDown=${escape}>
-    <span>Put ${paths.length === 1 ? "this path" : `these ${paths.length} paths`} back as before?</span>
+    <span>Restore ${paths.length === 1 ? "this path" : `these ${paths.length} paths`}?</span>
     <button type="button" class="danger small" ref=${first} onClick=${undo}>Undo</button>
     <button type="button" class="quiet small" onClick=${() => setAsking(false)}>Keep</button>
   </span>`;

@@ -1,14 +1,14 @@
-// A form made from a JSON Schema, as pydantic writes them.
+// A form generated from a JSON Schema, as pydantic writes them.
 //
-// What is typed is held as the JSON value it stands for; text that is no number yet stays text, so that
-// nothing typed is lost and the checks can speak of it.
+// Input is held as the JSON value it stands for. Text that is not a number yet stays text, so that nothing is
+// lost and validation can report it.
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/standalone.js";
 import { Field } from "./form/field.js";
 import { initial, isObject, kindsOf, resolved, shapeOf } from "./form/schema.js";
 import { validate } from "./validate.js";
 
-const MISSING = "it needs a value";
+const MISSING = "a value is required";
 let forms = 0;
 
 /**
@@ -17,8 +17,8 @@ let forms = 0;
  *   onSubmit: (value: any) => void, onChange?: (value: any) => void,
  *   submitLabel?: string, secondary?: any, label?: string, disabled?: boolean,
  * }} props
- *   `value` is what the form begins with, a draft for one. `errors` are the server's: they stand beside
- *   their fields until those are edited. `secondary` stands beside the button that sends.
+ *   `value` is the initial value, such as a draft. `errors` are the server's: they are shown beside
+ *   their fields until those are edited. `secondary` is shown beside the submit button.
  *   `label` names a form that is a single field.
  */
 export function SchemaForm({ schema, value, errors = [], onSubmit, onChange, submitLabel = "Send", secondary, label, disabled }) {
@@ -55,7 +55,7 @@ export function SchemaForm({ schema, value, errors = [], onSubmit, onChange, sub
     if (disabled) return;
     const sent = held === undefined ? undefined : JSON.parse(JSON.stringify(held));
     if (validate(schema, held).length || blocks.size) {
-      toFocus.current = !submitted; // then it waits until the errors stand there
+      toFocus.current = !submitted; // then it waits until the errors are rendered
       setSubmitted(true);
       if (submitted) focusFirst(root.current);
     } else {
@@ -82,7 +82,7 @@ export function SchemaForm({ schema, value, errors = [], onSubmit, onChange, sub
   </form>`;
 }
 
-/** The server's errors, each until its field, or what holds or is in it, was edited. */
+/** The server's errors, each until its field, a parent or a child of it is edited. */
 function useServerErrors(errors) {
   const key = JSON.stringify(errors);
   const seen = useRef({ key: "[]", edited: new Set(), focused: "[]" }).current;
@@ -95,7 +95,7 @@ function useServerErrors(errors) {
     open: errors.filter((one) => !near(one.path)),
     edited: (path) => seen.edited.add(path),
     forget: () => {
-      seen.focused = "[]"; // the same errors again are news again
+      seen.focused = "[]"; // the same errors again are new again
     },
     arrived: () => {
       const news = seen.focused !== key && errors.length > 0;
@@ -105,7 +105,7 @@ function useServerErrors(errors) {
   };
 }
 
-/** Errors whose path no field of the form has: they are said above it. */
+/** Errors whose path belongs to no field: they are shown above the form. */
 function useStray(root, errors) {
   const [stray, setStray] = useState([]);
   const key = JSON.stringify(errors);
@@ -131,7 +131,7 @@ function topLabel(schema) {
   return found.title ?? (shape === "object" && isObject(found.properties) ? "" : "Answer");
 }
 
-/** "/to/0/street" as a person says it: to, 1, street. */
+/** "/to/0/street" for people: to, 1, street. */
 function inWords(path) {
   return path
     .split("/")

@@ -1,4 +1,4 @@
-// The head of the page: who is served, what it has cost so far, how the connection is; and the tabs.
+// The header: the app, the cost so far, the connection; and the tabs.
 
 import { useKept } from "./hooks.js";
 import { Icon } from "./icons.js";
@@ -23,9 +23,9 @@ export function Header({ about, conversation, onMenu, waitingElsewhere, onRememb
       ${connection === "reconnecting" && html`<span class="spinner" aria-hidden="true"></span> Reconnecting…`}
     </p>
     ${input + output > 0 &&
-    html`<p class=${cost === null ? "spent" : "spent priced"} title="Tokens read and written, and what they cost, in this thread">
-      <span><abbr title="tokens read">↑</abbr> ${count(input)}</span>
-      <span><abbr title="tokens written">↓</abbr> ${count(output)}</span>
+    html`<p class=${cost === null ? "spent" : "spent priced"} title="Tokens in and out, and their cost, in this thread">
+      <span><abbr title="tokens in">↑</abbr> ${count(input)}</span>
+      <span><abbr title="tokens out">↓</abbr> ${count(output)}</span>
       ${cost !== null && html`<span>${dollars(cost)}</span>`}
     </p>`}
     <button type="button" class="quiet icon-button" aria-label="Remembered approvals" title="Remembered approvals" onClick=${onRemembered}>
@@ -43,7 +43,7 @@ function Theme() {
     if (theme === "auto") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = theme;
   }, [theme]);
-  const names = { auto: "as the system", light: "light", dark: "dark" };
+  const names = { auto: "system", light: "light", dark: "dark" };
   return html`<button
     type="button"
     class="quiet icon-button"

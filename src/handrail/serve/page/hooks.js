@@ -1,8 +1,8 @@
-// What several components share of the browser: media, time, storage, scrolling, and when to draw again.
+// Hooks that several components share: media queries, time, storage, scrolling, and memoized drawing.
 
 import { Component, h, useEffect, useLayoutEffect, useRef, useState } from "./vendor/standalone.js";
 
-/** Whether a media query holds now. */
+/** Whether a media query matches. */
 export function useMedia(query) {
   const [matches, setMatches] = useState(() => matchMedia(query).matches);
   useEffect(() => {
@@ -15,7 +15,7 @@ export function useMedia(query) {
   return matches;
 }
 
-/** Seconds since 1970, going on while `running`. */
+/** The current time in seconds since 1970, updated while `running`. */
 export function useNow(running) {
   const [now, setNow] = useState(() => Date.now() / 1000);
   useEffect(() => {
@@ -27,7 +27,7 @@ export function useNow(running) {
   return now;
 }
 
-/** A value kept in this browser. Where there is no storage it lasts as long as the page. */
+/** A value stored in this browser, or for as long as the page lives if there is no storage. */
 export function useKept(key, initial) {
   const [value, setValue] = useState(() => kept(key) ?? initial);
   const keep = (next) => {
@@ -50,8 +50,8 @@ function kept(key) {
 }
 
 /**
- * Keeps a scrolling element at its end while the reader is there, and leaves it alone when they have scrolled up.
- * Gives its ref, whether it is at the end, and a function that goes there.
+ * Keeps a scrolling element at its end, unless the reader has scrolled up.
+ * Returns its ref, whether it is at the end, and a function that scrolls there.
  */
 export function useStickyEnd() {
   const ref = useRef(null);
@@ -84,7 +84,7 @@ export function useStickyEnd() {
   return { ref, atEnd, toEnd };
 }
 
-/** `Drawn`, drawn again only when what `facts(props)` lists has changed. */
+/** `Drawn`, redrawn only when one of the values in `facts(props)` has changed. */
 export function drawnFor(facts, Drawn) {
   return class extends Component {
     shouldComponentUpdate(next) {

@@ -1,4 +1,4 @@
-// The page's few pictures, drawn with the colour of the text beside them. Words say the same, so they are hidden.
+// Icons, in the colour of the text beside them. The text says the same, so they are hidden from screen readers.
 
 import { html } from "./vendor/standalone.js";
 
@@ -26,7 +26,7 @@ const PATHS = {
   agent: "M10 3.5a2.5 2.5 0 1 0 0 5a2.5 2.5 0 0 0 0-5M4.5 16.5C4.5 13 7 11.5 10 11.5C13 11.5 15.5 13 15.5 16.5",
 };
 
-/** A picture by its name. */
+/** An icon by its name. */
 export function Icon({ name }) {
   if (name === "running" || name === "writing") return html`<span class="spinner" aria-hidden="true"></span>`;
   return html`<svg class="icon" viewBox="0 0 20 20" aria-hidden="true"><path d=${PATHS[name] ?? PATHS.ok} /></svg>`;

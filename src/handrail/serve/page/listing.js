@@ -1,9 +1,9 @@
-// What is known of a list of threads, as its pages come in: `{threads, next}`, the newest first, `next` where older
-// ones go on. No DOM.
+// A list of threads, built from its pages: `{threads, next}`, newest first, with `next` the mark of the next page.
+// No DOM.
 
 /**
- * What is known once the newest page was read again. It stands for everything as new as its last thread; what is
- * older stays as it was, also a thread that was on this page before and has been pushed off it.
+ * The list after the newest page was loaded again. The page replaces everything as new as its last thread; older
+ * threads are kept, including those that were pushed off the page.
  */
 export function refreshed(before, page) {
   const last = page.threads.at(-1);
@@ -13,7 +13,7 @@ export function refreshed(before, page) {
   return { threads: [...page.threads, ...older], next: older.length ? before.next : page.next };
 }
 
-/** What is known once a page was read that comes after the last. */
+/** The list after the next page was loaded. */
 export function extended(before, page) {
   const known = before.threads ?? [];
   const there = new Set(known.map((thread) => thread.id));

@@ -1,5 +1,5 @@
-// Markdown written by a model: untrusted. marked reads it, DOMPurify lets through what is harmless, block by
-// block, so that only the block being written is made anew and a selection elsewhere stays.
+// Markdown written by a model, which is untrusted. marked parses it and DOMPurify sanitizes it, block by block, so
+// that only the block being written is rendered again and a selection elsewhere survives.
 
 import { drawnFor } from "./hooks.js";
 import purify from "./vendor/dompurify.js";
@@ -12,9 +12,9 @@ const marked = new Marked({
   gfm: true,
   renderer: {
     checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
-    // HTML is shown as the text it is, but for the few elements that only lay text out.
+    // HTML is shown as text, except for a few elements that only format text.
     html: ({ text }) => (HARMLESS.test(text.trim()) ? text : escaped(text)),
-    // An image from elsewhere would tell its server who reads this. Its words stand for it, as a link.
+    // An external image would reveal the reader to its server. Its text is shown instead, as a link.
     image: ({ href, text }) => `<a href="${escaped(href)}">${escaped(text || href)}</a>`,
   },
 });
@@ -41,12 +41,12 @@ function escaped(text) {
   return String(text ?? "").replace(/[&<>"']/g, (character) => `&#${character.charCodeAt(0)};`);
 }
 
-/** Safe HTML of one block. */
+/** The sanitized HTML of one block. */
 export function safe(unsafe) {
   return purify.sanitize(unsafe, ALLOWED);
 }
 
-/** Markdown as the page shows it. */
+/** Rendered Markdown. */
 export const Markdown = drawnFor(
   ({ text }) => [text],
   ({ text }) => {

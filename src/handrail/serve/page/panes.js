@@ -1,4 +1,4 @@
-// The tabs beside the chat: the files a thread changed, and its runs on a time axis.
+// The tabs beside the chat: file changes, and the timeline of a run.
 
 import { FilesPanel } from "./files.js";
 import * as server from "./server.js";
@@ -7,7 +7,7 @@ import { Timeline } from "./timeline.js";
 import { html, useEffect, useState } from "./vendor/standalone.js";
 import { duration } from "./words.js";
 
-/** What `load` gives, asked for again whenever one of `facts` changes; what was there stays until then. */
+/** The result of `load`, loaded again when one of `facts` changes. The old result stays until then. */
 function useLoaded(load, facts) {
   const [state, setState] = useState({ value: null, problem: null });
   useEffect(() => {
@@ -42,7 +42,7 @@ export function FilesPane({ conversation }) {
     setBusy(null);
   };
   if (problem && !value) return html`<${Broken} problem=${problem} />`;
-  if (!value) return html`<${Loading} words="Looking at what changed…" />`;
+  if (!value) return html`<${Loading} words="Loading changes…" />`;
   return html`<div class="pane">
     ${refused && html`<p class="problem" role="alert">${refused}</p>`}
     <${FilesPanel} changes=${value} onUndo=${undo} busy=${busy} />
@@ -57,8 +57,8 @@ export function TimelinePane({ conversation }) {
     () => (run ? server.runTree(id, run) : Promise.resolve(undefined)),
     [id, run, view.changes, view.status],
   );
-  if (phase === "loading") return html`<${Loading} words="Reading the run…" />`;
-  if (!run) return html`<div class="state"><h2>No run yet</h2><p>Say something, and see here how long each step took.</p></div>`;
+  if (phase === "loading") return html`<${Loading} words="Loading the run…" />`;
+  if (!run) return html`<div class="state"><h2>No run yet</h2><p>Send a message to see how long each step takes.</p></div>`;
   return html`<div class="pane">
     ${view.runs.length > 1 &&
     html`<label class="chooser">
@@ -72,7 +72,7 @@ export function TimelinePane({ conversation }) {
       </select>
     </label>`}
     ${problem && !value && html`<${Broken} problem=${problem} />`}
-    ${!value && !problem && html`<${Loading} words="Reading the run…" />`}
+    ${!value && !problem && html`<${Loading} words="Loading the run…" />`}
     ${value && html`<${Timeline} tree=${value} />`}
   </div>`;
 }

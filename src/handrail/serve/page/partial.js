@@ -1,11 +1,11 @@
-// JSON that is still being written: what of it can be read already.
+// A parser for JSON that is still being written.
 
-/** The value a truncated JSON text holds so far; undefined where it holds none. */
+/** The value of a truncated JSON text so far, or undefined. */
 export function partial(text) {
   try {
     return JSON.parse(text);
   } catch {
-    // Not whole yet. Close what is open; where that does not parse, the last token is cut off and dropped.
+    // Incomplete. Close what is open; if that does not parse, drop the last token.
   }
   for (const cut of [text, withoutTail(text)]) {
     try {
@@ -17,7 +17,7 @@ export function partial(text) {
   return undefined;
 }
 
-/** The text with every string, list and object that is open in it closed. */
+/** The text with every open string, list and object closed. */
 function closed(text) {
   const open = [];
   let inString = false;
@@ -37,7 +37,7 @@ function closed(text) {
   return whole.replace(/,\s*$/, "") + open.reverse().join("");
 }
 
-/** The text up to the last comma or bracket outside of a string: without a key or a word that is half there. */
+/** The text up to the last comma or bracket outside a string, without an incomplete key or word. */
 function withoutTail(text) {
   let end = 0;
   let inString = false;

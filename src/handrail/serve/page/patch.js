@@ -1,4 +1,4 @@
-// JSON Patch (RFC 6902), as far as AG-UI's deltas use it. The value given is never changed.
+// JSON Patch (RFC 6902), as far as AG-UI's deltas use it. Values are never mutated.
 
 /** `value` after the operations of `patch`. */
 export function patched(value, patch) {
@@ -19,7 +19,7 @@ function applied(whole, operation) {
     case "copy":
       return put(whole, path, at(whole, keys(operation.from)), true);
     default:
-      return whole; // "test" is the server's own affair: it sends only what holds.
+      return whole; // "test" is ignored: the server sends only what holds.
   }
 }
 

@@ -1,4 +1,4 @@
-// A question that waits for a person, in the place where it was asked. Each is answered by itself.
+// An open question, shown where it was asked. Each is answered separately.
 
 import { Approval } from "./approval.js";
 import { Values } from "./arguments.js";
@@ -7,10 +7,10 @@ import { Markdown } from "./markdown.js";
 import { QuestionForm, rendererFor } from "./renderers.js";
 import { html, useRef, useState } from "./vendor/standalone.js";
 
-// What was typed and not sent yet, by question: it outlives the component, so that answering one leaves the others alone.
+// Unsent input, by question. It outlives the component, so that answering one question leaves the others alone.
 const drafts = new Map();
 
-/** Bring the next open question into view and give it the keyboard. */
+/** Scroll to the next open question and focus it. */
 export function toQuestion() {
   const all = [...document.querySelectorAll("[data-question]")];
   const place = all.findIndex((each) => each.contains(document.activeElement));
@@ -19,7 +19,7 @@ export function toQuestion() {
   next?.focus({ preventScroll: true });
 }
 
-/** What had the keyboard goes: go on at the next question, else where one writes. */
+/** The focused element disappears: focus the next question, or the message field. */
 function goOn(gone) {
   const now = document.activeElement;
   if (now !== document.body && !gone?.contains(now)) return;
@@ -31,7 +31,7 @@ export function Question({ question, conversation, inCard = false }) {
   const [busy, setBusy] = useState(false);
   const [problem, setProblem] = useState(null);
   const group = useRef(null);
-  const keys = useRef(null); // The body's own keys; they are heard wherever in the question the keyboard is.
+  const keys = useRef(null); // Keyboard shortcuts, active while the focus is inside the question.
   const give = async (given) => {
     const here = group.current.contains(document.activeElement);
     setBusy(true);
@@ -75,7 +75,7 @@ function Expiry({ at }) {
   return html`<p class="soft expiry">open until <time datetime=${at}>${when.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" })}</time></p>`;
 }
 
-/** Something only a person can say: by the app's own renderer for this kind of question, else in a form. */
+/** A question for input, shown by the app's own renderer or by a form. */
 function Asked({ question, give, busy, draft, fields }) {
   const own = rendererFor(question.name);
   const Renderer = own ?? QuestionForm;
@@ -98,7 +98,7 @@ function Asked({ question, give, busy, draft, fields }) {
 
 const OUTCOMES = { answered: "Answered", approved: "Allowed", denied: "Denied", declined: "Declined", cancelled: "Withdrawn", expired: "Expired unanswered" };
 
-/** A question that is over: one line, with who answered it. */
+/** A closed question: one line, with who answered it. */
 export function Closed({ closed }) {
   return html`<p class="closed soft">${OUTCOMES[closed.outcome] ?? closed.outcome}${closed.by ? ` by ${closed.by}` : ""}: ${closed.question.message || closed.question.name}</p>`;
 }

@@ -1,7 +1,7 @@
-// Who shows a question: the renderer registered for its kind (the first argument of `wait_for`, or the
-// handoff's name), else a form made from its schema.
+// Renderers of questions: the one registered for a question's name (the first argument of `wait_for`, or the
+// handoff's name), else a form generated from its schema.
 //
-// An app's own renderers are one module, served as /app/renderers.js:
+// An app's own renderers are a module, served as /app/renderers.js:
 //
 //     import { html, register } from "/assets/renderers.js";
 //     register("pick_colour", ({ question, submit }) => html`<button onClick=${() => submit("red")}>Red</button>`);
@@ -18,13 +18,13 @@ export { SchemaForm };
  *   question: object, submit: (value: any) => void, decline: (reason?: string) => void,
  *   errors: {path: string, message: string}[], draft: any, onDraft: (value: any) => void, busy?: boolean,
  * }} RendererProps
- *   `errors` are what the server says of the last answer; `draft` is what `onDraft` was last given.
+ *   `errors` are the server's errors for the last answer; `draft` is the last argument of `onDraft`.
  */
 
 const registered = new Map();
 const guarded = new Map();
 
-/** Have questions of this kind shown by this component. The last one registered counts. */
+/** Show questions of this name with this component. The last one registered is used. */
 export function register(kind, Component) {
   if (typeof kind !== "string" || !kind) throw new TypeError("register(kind, Component): the kind is the name that wait_for gives, such as \"pick_colour\"");
   if (typeof Component !== "function") throw new TypeError(`register("${kind}", Component): a function that gets {question, submit, …} and returns html\`…\``);
@@ -33,8 +33,8 @@ export function register(kind, Component) {
 }
 
 /**
- * The component that shows questions of this kind, or null where a form does. It is the same one as long as
- * nothing is registered anew, so that what is typed in it stays.
+ * The component for questions of this name, or null for a form. It stays the same until another is
+ * registered, so that its input is kept.
  * @returns {((props: RendererProps) => any)|null}
  */
 export function rendererFor(kind) {
@@ -44,7 +44,7 @@ export function rendererFor(kind) {
   return guarded.get(kind);
 }
 
-/** Import an app's own renderers. Gives null, or the words to show where that failed. */
+/** Import an app's own renderers. Returns null, or the error message. */
 export async function loadRenderers(address) {
   try {
     await import(address);
@@ -55,7 +55,7 @@ export async function loadRenderers(address) {
   }
 }
 
-/** A renderer that throws does not take the question with it: the form stands in. */
+/** If a renderer throws, the form is shown instead. */
 function guard(kind, Component) {
   return function Guarded(props) {
     const [error] = useErrorBoundary((thrown) => console.error(`the renderer for "${kind}" failed:`, thrown));
@@ -67,7 +67,7 @@ function guard(kind, Component) {
   };
 }
 
-/** The form that stands for every kind nobody registered. */
+/** The form for questions without a renderer. */
 export function QuestionForm({ question, submit, decline, errors, draft, onDraft, busy }) {
   return html`<div class="question-form">
     <${SchemaForm} schema=${question.schema ?? {}} value=${draft} errors=${errors ?? []} onSubmit=${submit} onChange=${onDraft}
@@ -75,7 +75,7 @@ export function QuestionForm({ question, submit, decline, errors, draft, onDraft
   </div>`;
 }
 
-/** Decline, and say why where one likes to. */
+/** Decline, with an optional reason. */
 export function Decline({ decline, busy }) {
   const [open, setOpen] = useState(false);
   const [reason, setReason] = useState("");
@@ -88,7 +88,7 @@ export function Decline({ decline, busy }) {
       event.stopPropagation();
       setOpen(false);
     } else if (event.key === "Enter") {
-      event.preventDefault(); // it would send the form
+      event.preventDefault(); // it would submit the form
       send();
     }
   };

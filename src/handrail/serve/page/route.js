@@ -1,17 +1,17 @@
-// The address of what is shown: #/t/THREAD, #/t/THREAD/files, #/t/THREAD/timeline.
+// Routes: #/t/THREAD, #/t/THREAD/files, #/t/THREAD/timeline.
 
 import { useEffect, useState } from "./vendor/standalone.js";
 
 export const TABS = ["chat", "files", "timeline"];
 
-/** What an address names; a new thread where it names none. */
+/** The thread and tab of an address; a new thread if it names none. */
 export function read(hash) {
   const found = /^#\/t\/([^/]+)(?:\/(files|timeline))?$/.exec(hash);
   const id = found && decoded(found[1]);
   return id ? { id, tab: found[2] ?? "chat" } : { id: null, tab: "chat" };
 }
 
-/** What was encoded for an address; null where it can't have been: a link that a model wrote, say. */
+/** The decoded part of an address; null if it is malformed, as in a link that a model wrote. */
 function decoded(part) {
   try {
     return decodeURIComponent(part);
@@ -25,7 +25,7 @@ export function address(id, tab = "chat") {
   return `#/t/${encodeURIComponent(id)}${tab === "chat" ? "" : `/${tab}`}`;
 }
 
-/** The route as it is now. Where the address names no thread, a new one is begun. */
+/** The current route. If the address names no thread, it is a new one. */
 export function useRoute() {
   const [route, setRoute] = useState(() => withId(read(location.hash)));
   useEffect(() => {
@@ -38,13 +38,13 @@ export function useRoute() {
 
 const withId = (route) => (route.id ? route : { ...route, id: fresh(), unsaid: true });
 
-/** An id nobody guesses. */
+/** An unguessable id. */
 function fresh() {
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** A token given in the address (#token=…): taken out of it, so that it is not bookmarked or shown. */
+/** The token in the address (#token=…). It is removed from there, so that it is not bookmarked or shown. */
 export function takeToken() {
   const found = /[#&]token=([^&]+)/.exec(location.hash);
   if (!found) return null;

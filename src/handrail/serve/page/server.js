@@ -1,9 +1,9 @@
-// The server, as the page calls it: JSON in and out, errors that carry the server's words, and streams of events.
+// The client for the server: JSON requests, errors with the server's message, and event streams.
 
-/** A refusal of the server, or none at all: `status` 0 means that it could not be reached. */
+/** An error response; `status` 0 means that the server could not be reached. */
 export class ServerError extends Error {
   constructor(status, kind, message, fields = []) {
-    super(message);
+    super(message.charAt(0).toUpperCase() + message.slice(1));
     this.status = status;
     this.kind = kind;
     this.fields = fields;
@@ -16,14 +16,14 @@ async function called(path, options) {
     response = await fetch(path, { credentials: "same-origin", ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ServerError(0, "Unreachable", "The server does not answer. It may have been stopped, or the network is gone.");
+    throw new ServerError(0, "Unreachable", "The server is not responding. It may have been stopped, or the network is down.");
   }
   if (response.ok) return response;
   let told = null;
   try {
     told = (await response.json()).error;
   } catch {
-    // Not JSON: something in between answered.
+    // Not JSON: a proxy answered, for example.
   }
   throw new ServerError(
     response.status,
@@ -64,8 +64,8 @@ export const revoke = (id, approval) => json(`${thread(id)}/approvals/${encodeUR
 export const forget = (id) => json(thread(id), sent("DELETE"));
 
 /**
- * The events of a thread after the one with the id `after`, as they come: `{id, event}`, and `{}` for a sign of life.
- * Ends when the server ends it.
+ * The events of a thread after the id `after`, as they arrive: `{id, event}`, and `{}` for any other data.
+ * Ends when the server ends the stream.
  */
 export async function* events(id, after, signal) {
   const headers = { Accept: "text/event-stream" };
@@ -83,7 +83,7 @@ export async function* events(id, after, signal) {
   }
 }
 
-/** One block of an event stream. Lines that are no `id:` or `data:` (comments, pings) say nothing. */
+/** One block of an event stream. Lines other than `id:` and `data:` (comments, pings) are ignored. */
 export function message(block) {
   let id;
   const data = [];

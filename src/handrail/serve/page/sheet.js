@@ -1,4 +1,4 @@
-// A panel that comes from the side and has the keyboard while it is open. Escape or a click beside it closes it.
+// A modal side panel. Escape or a click outside closes it.
 
 import { Icon } from "./icons.js";
 import { html, useEffect, useRef } from "./vendor/standalone.js";

@@ -1,4 +1,4 @@
-// The page when it has nothing to show yet, or nothing at all: loading, broken, signed out.
+// The page without content: loading, failed, or signed out.
 
 import { html, useEffect, useRef, useState } from "./vendor/standalone.js";
 
@@ -11,7 +11,7 @@ export function Loading({ words, whole = false }) {
 
 export function Broken({ problem, again, whole = false }) {
   return html`<div class=${whole ? "state whole" : "state"} role="alert">
-    <h2>${problem.status === 0 ? "The server does not answer" : "This could not be shown"}</h2>
+    <h2>${problem.status === 0 ? "The server is not responding" : "This could not be loaded"}</h2>
     <p>${problem.message}</p>
     ${again && html`<button type="button" class="primary" onClick=${again}>Try again</button>`}
   </div>`;
@@ -34,7 +34,7 @@ export function SignIn({ enter, refused, problem }) {
   return html`<div class="state whole">
     <form class="signin" onSubmit=${submit}>
       <h1>Sign in</h1>
-      <p>This server wants a token. It was given to the one who started it with <code>handrail serve --token</code>.</p>
+      <p>This server needs a token. Whoever started it set the token with <code>handrail serve --token</code> or <code>$HANDRAIL_TOKEN</code>.</p>
       <label for="token">Token</label>
       <input
         id="token"
@@ -47,7 +47,7 @@ export function SignIn({ enter, refused, problem }) {
         aria-describedby=${refused ? "token-problem" : undefined}
         onInput=${(event) => setToken(event.target.value)}
       />
-      ${refused && html`<p id="token-problem" class="problem" role="alert">${problem || "This token is not the one."}</p>`}
+      ${refused && html`<p id="token-problem" class="problem" role="alert">${problem || "This is not the server's token."}</p>`}
       <button type="submit" class="primary" disabled=${busy}>${busy ? "Signing in…" : "Sign in"}</button>
     </form>
   </div>`;

@@ -1,15 +1,15 @@
-// What the page shows of one thread: a snapshot, and then every AG-UI event on top of it.
-// Pure, and free of the DOM: the same snapshot and events always give the same view (tests/serve/page/store.test.mjs).
-// What did not change keeps its identity, so that a component can see that it need not be drawn again.
+// The view of one thread: a snapshot, with every later AG-UI event applied to it.
+// Pure, without DOM: the same snapshot and events always give the same view (store.test.mjs).
+// Unchanged parts keep their identity, so that components can skip drawing them.
 
 import { patched } from "./patch.js";
 
 /**
  * @typedef {{kind: "user"|"text"|"reasoning"|"call"|"agent"|"activity"|"note", id: string}} Entry
- * `entries[""]` is the conversation; `entries[AGENT_ID]` what a nested agent did, in the order it came.
+ * `entries[""]` is the conversation, `entries[AGENT_ID]` the log of a nested agent, both in order.
  */
 
-/** The view of a thread about which nothing is known yet. */
+/** The view of a thread before its snapshot is loaded. */
 export function blank(id) {
   return {
     id,
@@ -31,7 +31,7 @@ export function blank(id) {
   };
 }
 
-/** The view of a thread as `GET /threads/{id}` gives it. */
+/** The view of a snapshot from `GET /threads/{id}`. */
 export function fromSnapshot(snapshot) {
   let view = {
     ...blank(snapshot.id),
@@ -61,7 +61,7 @@ export function fromSnapshot(snapshot) {
   return view;
 }
 
-/** The view after one event. An event the page does not know changes nothing. */
+/** The view after one event. Unknown events change nothing. */
 export function reduce(view, event) {
   const change = CHANGES[event.type];
   return change ? change(view, event) : view;
@@ -150,7 +150,7 @@ const CUSTOM = {
     const next = withFacts(view, id, facts);
     return isOver(facts.status) ? { ...next, changes: next.changes + 1 } : next;
   },
-  // What a person said, for the windows it was not said in.
+  // A user message, for the windows that did not send it.
   "handrail.message": (view, { id, role, content }) =>
     role === "user" ? withMessage(view, "", id, "user", { text: textOf(content), open: false }) : view,
   "handrail.question": (view, question) => withQuestion(view, question),
@@ -166,17 +166,17 @@ const CUSTOM = {
   "handrail.undone": (view, { call_id: id }) => ({ ...withFacts(view, id, { undone: true }), changes: view.changes + 1 }),
 };
 
-/** Whether a call in this status will not change any more, but for being undone. */
+/** Whether this status of a call is final, apart from undo. */
 export function isOver(status) {
   return status !== undefined && status !== "running" && status !== "waiting";
 }
 
-/** The nested agents that run in a call. */
+/** The nested agents of a call. */
 export function agentsOf(view, callId) {
   return Object.values(view.agents).filter((agent) => agent.callId === callId);
 }
 
-/** The open questions of a call, or of the thread where they belong to no call that is shown. */
+/** The open questions of a call; with null, those that belong to no visible call. */
 export function questionsOf(view, callId) {
   const all = Object.values(view.questions);
   return callId === null
@@ -184,7 +184,7 @@ export function questionsOf(view, callId) {
     : all.filter((question) => question.call_id === callId);
 }
 
-/** Whether something that is to be answered stands inside a call: its own question or one of its agents'. */
+/** Whether a call has an open question, its own or one of its agents'. */
 export function isAsked(view, callId, seen = new Set()) {
   if (seen.has(callId)) return false;
   seen.add(callId);
@@ -194,7 +194,7 @@ export function isAsked(view, callId, seen = new Set()) {
   );
 }
 
-/** Tokens and dollars of the whole thread: the sum of its runs. */
+/** The tokens and cost of the thread, summed over its runs. */
 export function spent(view) {
   let input = 0;
   let output = 0;
@@ -207,13 +207,13 @@ export function spent(view) {
   return { input, output, cost };
 }
 
-/** The view with a run that has just begun, where it does not have it yet. */
+/** The view with a run that has just started, unless it already has it. */
 export function withRun(view, id) {
   if (view.runs.some((run) => run.id === id)) return view;
   return { ...view, runId: id, runs: [...view.runs, { id, status: "running" }] };
 }
 
-/** What a person has just said, shown before the server's own word of it comes. */
+/** The view with a message that was just sent, before the server confirms it. */
 export function withSaid(view, id, text) {
   return withMessage(view, "", id, "user", { text, open: false, local: true });
 }
@@ -239,7 +239,7 @@ function withEntry(view, scope, kind, id) {
 function withMessage(view, scope, id, kind, message) {
   let entries = view.entries;
   if (kind === "user" && !message.local) {
-    // The server's own word of what was said takes the place of ours.
+    // The server's version of the message replaces ours.
     const mine = (entries[scope] ?? []).filter((entry) => view.messages[entry.id]?.local);
     if (mine.length) {
       entries = { ...entries, [scope]: entries[scope].filter((entry) => !mine.includes(entry)) };
@@ -288,7 +288,7 @@ function agentEnded(view, id, status) {
   return view.agents[id] ? { ...view, agents: { ...view.agents, [id]: { ...view.agents[id], status } } } : view;
 }
 
-/** Nothing goes on any more: what the server left unsaid about calls and agents under way is said here. */
+/** The run is over: close calls and agents that the server left open. */
 function ended(view, status) {
   const halted = status === "idle" ? "ok" : "cancelled";
   const calls = {};

@@ -1,7 +1,7 @@
-// Runs before the page is drawn, so that a chosen theme does not flash. Without a choice the system's holds.
+// Runs before the first paint, so that the chosen theme does not flash. The default is the system's theme.
 try {
   const chosen = JSON.parse(localStorage.getItem("handrail.theme"));
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
 } catch {
-  // Storage is off: the system's theme holds.
+  // No storage: use the system's theme.
 }

@@ -1,13 +1,14 @@
-// The threads of a person: newest first, with how they stand; a new one; and the end of one.
+// The list of a person's threads: searching, loading more, starting a new one and deleting one.
 
 import { drawnFor } from "./hooks.js";
 import { Icon } from "./icons.js";
+import { extended, refreshed } from "./listing.js";
 import { address } from "./route.js";
 import * as server from "./server.js";
-import { html, useRef, useState } from "./vendor/standalone.js";
+import { html, useCallback, useEffect, useRef, useState } from "./vendor/standalone.js";
 import { ago, many, THREAD_STATUS } from "./words.js";
 
-const FEW = 8; // up to so many are seen at a glance
+const FEW = 8; // up to this many need no search
 
 export const ThreadList = drawnFor(
   ({ list, current, live }) => [
@@ -30,7 +31,7 @@ function Threads({ list, current, live, onForgotten }) {
   const older = async () => {
     const before = list.shown.threads.length;
     await list.shown.older();
-    // To the first that is new: the button may be gone, and the focus with it.
+    // Focus the first new one: the button may be gone, and the focus with it.
     requestAnimationFrame(() => all.current?.children[before]?.querySelector("a")?.focus());
   };
   const { threads, next, problem, busy, load } = list.shown;
@@ -42,7 +43,7 @@ function Threads({ list, current, live, onForgotten }) {
       onInput=${(event) => list.search(event.target.value)} />`}
     ${problem && html`<p class="problem" role="alert">${problem.message} <button type="button" class="link" onClick=${load}>Try again</button></p>`}
     ${threads === null && !problem && html`<p class="soft" role="status">${searching ? "Searching…" : "Loading…"}</p>`}
-    ${threads?.length === 0 && html`<p class="soft" role="status">${searching ? nothing(next) : "What you talk about is kept here."}</p>`}
+    ${threads?.length === 0 && html`<p class="soft" role="status">${searching ? nothing(next) : "Your threads are listed here."}</p>`}
     <ul onKeyDown=${walk} ref=${all}>
       ${(threads ?? []).map(
         (thread) => html`<${Thread}
@@ -58,10 +59,10 @@ function Threads({ list, current, live, onForgotten }) {
 }
 
 function nothing(next) {
-  return next ? "Not in the newest threads. Older ones were not looked at yet." : "No thread begins with these words.";
+  return next ? "Not found in the newest threads. Older ones have not been searched yet." : "No thread starts with these words.";
 }
 
-/** A new thread, also where the address is that of one already. */
+/** Start a new thread, even if the address already is that of one. */
 function begun(event) {
   event.preventDefault();
   if (location.hash === "#/") dispatchEvent(new HashChangeEvent("hashchange"));
@@ -99,4 +100,70 @@ function Thread({ thread, chosen, forgotten }) {
       : html`<button type="button" class="quiet icon-button forget" aria-label=${`Delete ${title}`} onClick=${() => setAsked(true)}><${Icon} name="bin" /></button>`}
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
   </li>`;
+}
+
+// -- loading --------------------------------------------------------------------------------------------
+
+const REFRESH = 20_000; // milliseconds
+const TYPING = 200; // milliseconds after the last key
+const NOTHING = { threads: null, next: null, problem: null, busy: false };
+
+/** The threads whose first message contains `find`, or all; null loads nothing. */
+function usePages(find, signedOut) {
+  const [state, setState] = useState(NOTHING);
+  const now = useRef(find);
+  now.current = find;
+  const read = useCallback(async (given, known) => {
+    const asked = now.current;
+    if (asked === null) return;
+    let told;
+    try {
+      const page = await server.threads({ ...given, find: asked });
+      told = (before) => ({ ...known(before, page), problem: null, busy: false });
+    } catch (error) {
+      if (error.status === 401) signedOut();
+      told = (before) => ({ ...before, problem: error, busy: false });
+    }
+    if (now.current === asked) setState(told);
+  }, []);
+  const load = useCallback(() => read({}, refreshed), []);
+  const older = async () => {
+    setState((before) => ({ ...before, busy: true }));
+    await read({ before: state.next }, extended);
+  };
+  const drop = (id) => setState((before) => ({ ...before, threads: before.threads?.filter((thread) => thread.id !== id) ?? null }));
+  return { ...state, load, older, drop, empty: () => setState(NOTHING) };
+}
+
+/**
+ * The threads of the person and the result of their search. They are reloaded after events, and regularly while the
+ * page is visible.
+ */
+export function useThreads(signedOut) {
+  const [words, setWords] = useState("");
+  const find = words.trim();
+  const all = usePages("", signedOut);
+  const found = usePages(find || null, signedOut);
+  const timer = useRef(null);
+  const reload = useCallback(() => {
+    clearTimeout(timer.current);
+    timer.current = setTimeout(all.load, 120);
+  }, []);
+  useEffect(() => {
+    all.load();
+    const now = setInterval(() => document.hidden || all.load(), REFRESH);
+    return () => {
+      clearInterval(now);
+      clearTimeout(timer.current);
+    };
+  }, []);
+  useEffect(() => {
+    found.empty();
+    if (!find) return undefined;
+    const typed = setTimeout(found.load, TYPING);
+    return () => clearTimeout(typed);
+  }, [find]);
+  const waiting = (all.threads ?? []).filter((thread) => thread.status === "waiting").length;
+  const drop = (id) => (all.drop(id), found.drop(id));
+  return { ...all, drop, waiting, reload, words, search: setWords, shown: find ? found : all };
 }

@@ -1,5 +1,5 @@
-// A run as a picture: spans on a time axis. The picture is for the eye; beside it a tree says the same in
-// words, and the keyboard walks that.
+// The timeline of a run: spans on a time axis, and beside them the same as a tree in words, for the keyboard and
+// for screen readers.
 
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/standalone.js";
 import { axisOf, lasting } from "./timeline/axis.js";
@@ -8,7 +8,7 @@ import { isGoing, spansOf } from "./timeline/spans.js";
 
 const MOST_ZOOM = 64;
 
-/** @param {{tree: object}} props a run, as `GET /threads/{id}/runs/{run_id}` gives it */
+/** @param {{tree: object}} props a run, as `GET /threads/{id}/runs/{run_id}` returns it */
 export function Timeline({ tree }) {
   const now = useNow(isGoing(tree));
   const spans = useMemo(() => spansOf(tree, now), [tree, now]);
@@ -19,7 +19,7 @@ export function Timeline({ tree }) {
 function Spans({ tree, spans }) {
   const [folded, setFolded] = useState(() => new Set());
   const [zoom, setZoom] = useState(1);
-  const [current, setCurrent] = useState(null); // the id the keyboard is at
+  const [current, setCurrent] = useState(null); // the id that has the focus
   const [pointed, setPointed] = useState(null); // the id under the pointer
   const scroll = useRef(null);
   const width = useWidth(scroll);
@@ -60,7 +60,7 @@ function Spans({ tree, spans }) {
   </section>`;
 }
 
-/** The spans whose parents are all open. */
+/** The spans whose parents are all expanded. */
 function unfolded(spans, folded) {
   const hidden = new Set();
   return spans.filter((span) => {
@@ -109,7 +109,7 @@ function Tree({ visible, at, folded, start, go, fold, point }) {
   </ul>`;
 }
 
-/** Where a key leads: a place in the list, "open" or "shut", or null where it is no key of ours. */
+/** The effect of a key: an index in the list, "open", "shut", or null for any other key. */
 function target(key, visible, at, folded) {
   const span = visible[at];
   const parent = visible.findIndex((one) => one.id === span.parent);
@@ -134,7 +134,7 @@ export function wordOf(status) {
   return String(status).replace(/\W+/g, "-");
 }
 
-/** One span in a line: what, how it ended, how long, what it cost. */
+/** One span in a line: its name, outcome, duration and cost. */
 export function detailOf(span, start) {
   const parts = [span.kind === "turn" && span.model ? `${span.label} (${span.model})` : span.label];
   if (span.kind === "run") parts.push("nested run");
@@ -171,21 +171,21 @@ function pictureWords(tree, spans, axis) {
   return `Spans of the run on a time axis: ${sumOf(tree, spans, axis)}.${longest}`;
 }
 
-/** What the marks of the picture mean, those that are in it. */
+/** The legend of the marks that occur. */
 function Legend({ spans, axis }) {
   const marks = [
     ["turn", "model", spans.some((span) => span.kind === "turn")],
     ["call", "call", spans.some((span) => span.kind === "call")],
-    ["bad", "failed, with a cross", spans.some((span) => span.kind === "call" && !["ok", "running", "waiting"].includes(span.status))],
+    ["bad", "failed (cross)", spans.some((span) => span.kind === "call" && !["ok", "running", "waiting"].includes(span.status))],
     ["wait", "waiting for a person", spans.some((span) => span.waits.length)],
-    ["break", "time left out", axis.stretches.some((one) => one.broken)],
+    ["break", "time omitted", axis.stretches.some((one) => one.broken)],
   ];
   return html`<ul class="timeline-legend" aria-label="Legend">
     ${marks.filter(([, , there]) => there).map(([mark, words]) => html`<li><span class=${`legend-mark is-${mark}`} aria-hidden="true"></span>${words}</li>`)}
   </ul>`;
 }
 
-/** Seconds since 1970; goes on while the run does. */
+/** The current time in seconds since 1970, updated while the run is active. */
 function useNow(goes) {
   const [now, setNow] = useState(() => Date.now() / 1000);
   useEffect(() => {
@@ -199,7 +199,7 @@ function useNow(goes) {
 function useWidth(ref) {
   const [width, setWidth] = useState(0);
   useLayoutEffect(() => {
-    setWidth(ref.current.clientWidth); // before it is first seen, so that nothing jumps
+    setWidth(ref.current.clientWidth); // before the first paint, so that nothing jumps
     const look = new ResizeObserver(([entry]) => setWidth(Math.floor(entry.contentRect.width)));
     look.observe(ref.current);
     return () => look.disconnect();

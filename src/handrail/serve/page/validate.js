@@ -1,5 +1,5 @@
-// Checks a value against the JSON Schemas that pydantic writes, so that a person is told at once.
-// It is not the judge: what it does not know never blocks, and the server checks everything again. No DOM.
+// Validates a value against the JSON Schemas that pydantic writes, for immediate feedback.
+// The server has the last word: unknown keywords never block, and it checks everything again. No DOM.
 
 import { below, entriesOf, isObject, kindOfValue, kindsOf, optionsOf, shown, typeFits } from "./form/schema.js";
 
@@ -7,7 +7,7 @@ import { below, entriesOf, isObject, kindOfValue, kindsOf, optionsOf, shown, typ
 
 const MOST_DEEP = 60;
 
-/** @returns {Problem[]} empty where nothing is known to be wrong */
+/** @returns {Problem[]} empty if no problem is found */
 export function validate(schema, value, root = schema) {
   const problems = [];
   check(schema, value, { root, path: "", depth: 0, say: (path, message) => problems.push({ path, message }) });
@@ -19,18 +19,18 @@ function check(schema, value, at) {
   const { kinds, nullable, discriminator } = kindsOf(schema, at.root);
   if (value === null && nullable) return;
   if (value === undefined) {
-    at.say(at.path, "it needs a value");
+    at.say(at.path, "a value is required");
     return;
   }
   if (kinds.length === 0) {
-    if (value !== null) at.say(at.path, "nothing can stand here");
+    if (value !== null) at.say(at.path, "no value is allowed here");
     return;
   }
   if (kinds.length > 1 && !discriminator) checkUnion(kinds, value, at);
   else checkKind(kinds[kindOfValue(kinds, value, discriminator, at.root)], value, at);
 }
 
-/** One kind that fits is enough; else the problems of the one that comes nearest. */
+/** One matching alternative is enough; otherwise the problems of the closest one. */
 function checkUnion(kinds, value, at) {
   let nearest = null;
   for (const kind of kinds) {
@@ -40,7 +40,7 @@ function checkUnion(kinds, value, at) {
     const off = typeFits(kind.type, value) ? found.length : Infinity;
     if (!nearest || off < nearest.off) nearest = { off, found };
   }
-  if (nearest.off === Infinity) at.say(at.path, "it is of none of the kinds that fit here");
+  if (nearest.off === Infinity) at.say(at.path, "it matches none of the allowed types");
   else for (const { path, message } of nearest.found) at.say(path, message);
 }
 
@@ -66,7 +66,7 @@ const WANTED = {
   boolean: "yes or no",
   array: "a list",
   object: "several fields",
-  null: "nothing can stand here",
+  null: "no value is allowed here",
 };
 
 const CHECKS = { string: checkString, integer: checkNumber, number: checkNumber, boolean() {}, array: checkArray, object: checkObject };
@@ -76,11 +76,11 @@ function checkString(schema, text, at) {
   const { minLength, maxLength, pattern, format } = schema;
   if (typeof minLength === "number" && length < minLength) at.say(at.path, `at least ${counted(minLength, "character")}, this has ${length}`);
   else if (typeof maxLength === "number" && length > maxLength) at.say(at.path, `at most ${counted(maxLength, "character")}, this has ${length}`);
-  else if (typeof pattern === "string" && !matches(pattern, text)) at.say(at.path, `it has to match ${pattern}`);
+  else if (typeof pattern === "string" && !matches(pattern, text)) at.say(at.path, `it must match ${pattern}`);
   else if (Object.hasOwn(FORMATS, format ?? "") && !FORMATS[format].fits(text)) at.say(at.path, FORMATS[format].words);
 }
 
-/** True too where the pattern is written for another engine, or would mean something else to it. */
+/** Also true if the pattern is written for another engine, or means something else there. */
 function matches(pattern, text) {
   if (/\[\[|&&|~~|\(\?[^:=!]/.test(pattern)) return true;
   try {
@@ -91,11 +91,11 @@ function matches(pattern, text) {
 }
 
 const TIME = /^([01]\d|2[0-3]):[0-5]\d(:[0-5]\d([.,]\d+)?)?(Z|[+-]\d\d:?(\d\d)?)?$/i;
-const SECONDS = /^[+-]?(\d+\.?\d*|\.\d+)$/; // since 1970: a moment too
+const SECONDS = /^[+-]?(\d+\.?\d*|\.\d+)$/; // seconds since 1970 are a moment too
 const PERIOD = /^[+-]?P(?=.)(\d+Y)?(\d+M)?(\d+W)?(\d+([.,]\d+)?D)?(T(\d+([.,]\d+)?H)?(\d+([.,]\d+)?M)?(\d+([.,]\d+)?S)?)?$/i;
 const DAYS_AND_TIME = /^[+-]?(?=\S)(\d+ ?d(ays?)?,? ?)?(\d+:\d\d(:\d\d(\.\d+)?)?)?$/i;
 
-/** The formats that are known, as widely as pydantic reads them: how one is told, and the words with an example. */
+/** The known formats, as liberal as pydantic: a check, and a description with an example. */
 export const FORMATS = {
   date: { fits: isDate, words: "a date, such as 2026-05-31" },
   time: { fits: (text) => TIME.test(text), words: "a time, such as 14:30" },
@@ -148,7 +148,7 @@ function checkArray(schema, items, at) {
   const { minItems, maxItems, prefixItems, items: rest } = schema;
   if (typeof minItems === "number" && items.length < minItems) at.say(at.path, `at least ${counted(minItems, "entry", "entries")}, this has ${items.length}`);
   if (typeof maxItems === "number" && items.length > maxItems) at.say(at.path, `at most ${counted(maxItems, "entry", "entries")}, this has ${items.length}`);
-  if (schema.uniqueItems && new Set(items.map(canonical)).size < items.length) at.say(at.path, "each entry once only");
+  if (schema.uniqueItems && new Set(items.map(canonical)).size < items.length) at.say(at.path, "each entry may occur only once");
   items.forEach((item, index) => {
     const inner = prefixItems?.[index] ?? rest;
     if (isObject(inner)) check(inner, item, deeper(at, index));
@@ -158,7 +158,7 @@ function checkArray(schema, items, at) {
 function checkObject(schema, value, at) {
   const properties = schema.properties ?? {};
   for (const name of schema.required ?? []) {
-    if (!Object.hasOwn(value, name) || value[name] === undefined) at.say(below(at.path, name), "it needs a value");
+    if (!Object.hasOwn(value, name) || value[name] === undefined) at.say(below(at.path, name), "a value is required");
   }
   for (const [name, held] of Object.entries(value)) {
     if (held === undefined) continue;
@@ -179,7 +179,7 @@ function same(a, b) {
   return a === b || canonical(a) === canonical(b);
 }
 
-/** JSON that is alike for alike values, whatever the order of keys. */
+/** Canonical JSON: equal for equal values, whatever the order of keys. */
 function canonical(value) {
   return JSON.stringify(value, (_, held) => (isObject(held) ? Object.fromEntries(Object.entries(held).sort(([a], [b]) => (a < b ? -1 : 1))) : held));
 }

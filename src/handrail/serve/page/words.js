@@ -1,4 +1,4 @@
-// How the page says times, sizes and states.
+// Times, sizes and statuses in words.
 
 export const STATUS = {
   writing: "writing",
@@ -9,7 +9,7 @@ export const STATUS = {
   denied: "denied",
   cancelled: "cancelled",
   "timed out": "timed out",
-  invalid: "not understood",
+  invalid: "invalid",
   conflict: "conflict",
 };
 
@@ -40,7 +40,7 @@ export function count(number) {
 
 const trimmed = (number) => (number < 100 ? number.toFixed(1).replace(/\.0$/, "") : String(Math.round(number)));
 
-/** A price in US dollars, with as many digits as it takes to say more than nothing. */
+/** A price in US dollars, with enough digits to be more than zero. */
 export function dollars(cost) {
   const value = Number(cost);
   if (value === 0) return "$0";
@@ -48,7 +48,7 @@ export function dollars(cost) {
   return `$${value < 0.1 ? value.toFixed(4) : value.toFixed(2)}`;
 }
 
-/** How long ago, in the fewest words; older than a week, the date. */
+/** How long ago, briefly; the date if more than a week. */
 export function ago(iso, now = Date.now()) {
   const then = Date.parse(iso);
   if (Number.isNaN(then)) return "";

@@ -1,15 +1,15 @@
-// Reads unified diffs as handrail's filesystems write them. No DOM: node can test it.
+// Parses unified diffs as Handrail's filesystems write them. No DOM: node can test it.
 //
-// A hunk is read by the counts in its header, never by how a line looks, so that a file that holds
+// A hunk is read by the counts in its header, never by the look of a line, so that a file that contains
 // "--- a/x" or "diff --git" can't pass for another file.
 
 /**
  * @typedef {{type: "same"|"added"|"removed", text: string, old: number|null, new: number|null, bare: boolean}} Line
- *   `bare`: no newline at its end.
+ *   `bare`: it has no newline at its end.
  * @typedef {{header: string, lines: Line[]}} Hunk
  * @typedef {{path: string, from: string|null, change: "new"|"deleted"|"renamed"|"changed", notes: string[],
  *   hunks: Hunk[], added: number, removed: number, lines: number}} FileDiff
- * @typedef {{files: FileDiff[], remarks: string[]}} Diff  `remarks`: what is said of no file, such as state.
+ * @typedef {{files: FileDiff[], remarks: string[]}} Diff  `remarks`: lines that concern no file, such as state changes.
  */
 
 const HUNK = /^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(.*)$/;
@@ -48,7 +48,7 @@ function newFile({ old, path }) {
   };
 }
 
-/** Where the names are plain, the two halves are as long as each other unless it was renamed. */
+/** With plain names both halves have the same length, unless the file was renamed. */
 function namesIn(text) {
   const half = (text.length - 1) / 2;
   if (text[half] === " " && text.slice(2, half) === text.slice(half + 3)) {
@@ -60,7 +60,7 @@ function namesIn(text) {
   return { old: text.slice(2, at), path: text.slice(at + 3) };
 }
 
-/** The file that `---` and `+++` speak of: the one begun by `diff --git`, or one of a plain diff. */
+/** The file of `---` and `+++`: the one started by `diff --git`, or one of a plain diff. */
 function headed(files, file, old, path) {
   if (!file || file.hunks.length) {
     const named = path === "/dev/null" ? old : path;
@@ -108,7 +108,7 @@ function readHunk(file, match, lines, at) {
   return at;
 }
 
-/** Whether this line is about the file; then it is kept with it. */
+/** Whether this line concerns the file. Then it is added to its notes. */
 function takeNote(file, line) {
   if (!file || file.hunks.length) return false;
   if (line.startsWith("rename from ")) {

@@ -1,13 +1,13 @@
-// Which words differ between two lines. No DOM.
+// The words that differ between two lines. No DOM.
 
-const MOST_WORDS = 160; // of each line; a longer one is compared by its ends only
-const LEAST_ALIKE = 0.35; // less in common than this, and marking words says nothing
+const MOST_WORDS = 160; // per line; longer lines are compared by their ends only
+const LEAST_ALIKE = 0.35; // below this similarity, marking words is useless
 
 /** @typedef {{text: string, changed: boolean}} Piece */
 
 /**
- * The pieces of a removed line and of the added one beside it.
- * @returns {[Piece[], Piece[]]|null} null where they have too little in common
+ * The pieces of a removed line and of the added line beside it.
+ * @returns {[Piece[], Piece[]]|null} null if they have too little in common
  */
 export function wordDiff(before, after) {
   const a = wordsOf(before);
@@ -41,7 +41,7 @@ function keep(kept, head, tail) {
   kept.fill(true, kept.length - tail);
 }
 
-/** Pairs of places of a longest common subsequence. */
+/** Pairs of indices of a longest common subsequence. */
 function common(a, b) {
   const width = b.length + 1;
   const lengths = new Uint16Array((a.length + 1) * width);
@@ -62,7 +62,7 @@ function common(a, b) {
   return pairs;
 }
 
-/** How much of the longer line is in both, blanks apart. */
+/** The share of the longer line that is in both, ignoring blanks. */
 function alike(words, kept, before, after) {
   const same = words.reduce((sum, word, at) => sum + (kept[at] ? word.trim().length : 0), 0);
   const most = Math.max(before.replace(/\s/g, "").length, after.replace(/\s/g, "").length);
@@ -80,8 +80,8 @@ function joined(words, kept) {
 }
 
 /**
- * The rows of a hunk: what is beside what, each line with its pieces.
- * A removed run is paired line by line with the added run that follows it.
+ * The rows of a hunk, side by side, each line with its pieces.
+ * Removed lines are paired one by one with the added lines that follow them.
  */
 export function rowsOf(lines) {
   const rows = [];

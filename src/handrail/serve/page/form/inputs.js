@@ -1,15 +1,15 @@
-// The inputs that hold a single value.
+// Inputs for a single value.
 
 import { html, useState } from "../vendor/standalone.js";
-import { aria, Errors, Frame, GroupFrame, useBlock } from "./field.js";
+import { aria, Errors, Frame, GroupFrame, useBlock } from "./frame.js";
 import { optionsOf, shown } from "./schema.js";
 
-const LONG = 200; // characters a text may have before it gets several lines
+const LONG = 200; // a maximum length from which a text gets several lines
 const MOST_RADIOS = 4;
 
 const INPUT_TYPES = { email: "email", uri: "url", date: "date", time: "time", password: "password" };
 
-/** Text of one line or several, by its schema. Cleared, it holds nothing. */
+/** Text, on one line or several, depending on its schema. */
 export function TextInput(props) {
   const { kind, form, path, value, empty, onChange } = props;
   const text = typeof value === "string" ? value : value === undefined || value === null ? "" : JSON.stringify(value);
@@ -31,13 +31,13 @@ export function TextInput(props) {
   <//>`;
 }
 
-/** In several lines Enter is a line; with Ctrl or Command it sends. */
+/** Ctrl+Enter or Command+Enter submits; Enter alone starts a new line. */
 export function sendOnEnter(event) {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) event.target.form.requestSubmit();
 }
 
 function placeholder({ kind, default: given }) {
-  if (given !== undefined && given !== null && given !== "") return `Left empty: ${shown(given)}`;
+  if (given !== undefined && given !== null && given !== "") return `Default: ${shown(given)}`;
   const example = kind.examples?.[0];
   if (example !== undefined) return shown(example);
   return { uuid: "123e4567-e89b-12d3-a456-426614174000", duration: "PT1H30M", uri: "https://…", email: "name@example.org" }[kind.format];
@@ -46,7 +46,7 @@ function placeholder({ kind, default: given }) {
 const WHOLE = /^[+-]?\d+$/;
 const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
 
-/** The number a text stands for; null where it is none, or none that can be sent exactly. */
+/** The number of a text; null if it is not a number, or can't be sent exactly. */
 function numberIn(text, type) {
   if (!(type === "integer" ? WHOLE : NUMBER).test(text)) return null;
   const number = Number(text);
@@ -54,7 +54,7 @@ function numberIn(text, type) {
   return number;
 }
 
-/** A number, typed as text so that nothing typed is lost; the arrow keys step it. */
+/** A number, edited as text so that no input is lost. The arrow keys step it. */
 export function NumberInput(props) {
   const { kind, form, path, value, empty, onChange } = props;
   const [typed, setTyped] = useState(() => plain(value));
@@ -111,7 +111,7 @@ function stepped(kind, from, way) {
   return Math.max(low, Math.min(high, next));
 }
 
-/** A box to tick where there is a default; else yes and no, so that nobody answers by doing nothing. */
+/** A checkbox if there is a default; else yes and no, so that nobody answers by doing nothing. */
 export function BooleanInput(props) {
   if (typeof props.default !== "boolean" || props.optional && props.nullable) return html`<${Choice} ...${props} options=${[true, false]} />`;
   const { path, id, label, hint, value, errors, onChange } = props;
@@ -123,7 +123,7 @@ export function BooleanInput(props) {
   </div>`;
 }
 
-/** One of a few values, or of many. */
+/** One of several values: radio buttons for a few, a list for many. */
 export function ChoiceInput(props) {
   return html`<${Choice} ...${props} options=${optionsOf(props.kind)} />`;
 }
@@ -134,7 +134,7 @@ function Choice(props) {
   const held = value === undefined && given !== undefined ? given : value;
   const chosen = held === undefined || held === null ? -1 : options.findIndex((option) => option === held);
   const choose = (at) => onChange(at < 0 ? empty : options[at]);
-  const left = props.nullable ? "Nothing" : "Not said";
+  const left = props.nullable ? "None" : "Not set";
   if (options.length > MOST_RADIOS) {
     return html`<${Frame} ...${props}>
       <select class="input" ...${aria(props)} value=${String(chosen)} onBlur=${() => form.touch(path)} onChange=${(event) => choose(Number(event.target.value))}>
@@ -149,7 +149,7 @@ function Choice(props) {
   <//>`;
 }
 
-/** What can't be shown as fields: JSON, as text. */
+/** JSON as text, for what can't be shown as fields. */
 export function JsonInput(props) {
   const { form, path, value, empty, onChange } = props;
   const [typed, setTyped] = useState(() => (value === undefined || (value === null && props.default === null) ? "" : JSON.stringify(value, null, 2)));
@@ -174,4 +174,46 @@ function parseProblem(text) {
   } catch (error) {
     return `this is not JSON: ${error.message}`;
   }
+}
+
+// -- moments --------------------------------------------------------------------------------------------
+
+const MOMENT = /^(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d(?::\d\d)?)(?:\.\d+)?(Z|[+-]\d\d:?\d\d)?$/i;
+
+/** A date and time with its UTC offset: without one it would mean another moment elsewhere. */
+export function DateTimeInput(props) {
+  const { form, path, id, label, value, empty, onChange } = props;
+  const found = MOMENT.exec(typeof value === "string" ? value : "");
+  const local = found ? `${found[1]}T${found[2]}` : "";
+  const [zone, setZone] = useState(() => (found ? zoneOf(found[3], local) : "yours"));
+  const give = (moment, chosen) => onChange(moment ? `${moment.length === 16 ? `${moment}:00` : moment}${offsetIn(chosen, moment)}` : empty);
+  return html`<${GroupFrame} ...${props} className="is-moment">
+    <div class="moment">
+      <input class="input" type="datetime-local" step=${/T\d\d:\d\d:\d\d/.test(local) && !local.endsWith(":00") ? "1" : undefined} ...${aria(props)}
+        id=${`${id}-moment`} aria-label=${label} value=${local} onInput=${(event) => give(event.target.value, zone)} onBlur=${() => form.touch(path)} />
+      <select class="input" aria-label=${`${label}: time zone`} value=${zone} onChange=${(event) => {
+        setZone(event.target.value);
+        give(local, event.target.value);
+      }}>
+        <option value="yours">your time (${offsetIn("yours", local)})</option>
+        <option value="Z">UTC</option>
+        <option value="">no time zone</option>
+        ${!["yours", "Z", ""].includes(zone) && html`<option value=${zone}>${zone}</option>`}
+      </select>
+    </div>
+  <//>`;
+}
+
+function zoneOf(offset, local) {
+  if (!offset) return "";
+  if (/^z$/i.test(offset)) return "Z";
+  return offset === offsetIn("yours", local) ? "yours" : offset;
+}
+
+/** The UTC offset of a moment, such as "+02:00", in the page's time zone. */
+function offsetIn(zone, moment) {
+  if (zone !== "yours") return zone;
+  const minutes = -(moment ? new Date(moment) : new Date()).getTimezoneOffset();
+  const parts = [Math.floor(Math.abs(minutes) / 60), Math.abs(minutes) % 60].map((part) => String(part).padStart(2, "0"));
+  return `${minutes < 0 ? "-" : "+"}${parts.join(":")}`;
 }

@@ -1,8 +1,8 @@
-// What a JSON Schema says about one field: its reference followed, its kinds, its words. No DOM.
+// JSON Schema of one field: references, alternatives, labels and defaults. No DOM.
 
-const MOST_STEPS = 100; // references from one schema to the next before they are taken for a circle
+const MOST_STEPS = 100; // references in a row before they count as circular
 
-/** The schema with its own reference followed; what is said beside the reference goes before. */
+/** The schema with its reference resolved; keywords beside the reference take precedence. */
 export function resolved(schema, root) {
   let found = isObject(schema) ? schema : {};
   for (let step = 0; step < MOST_STEPS; step += 1) {
@@ -31,7 +31,7 @@ function pointedAt(reference, root) {
 }
 
 /**
- * The kinds a value may be of, each resolved, null apart.
+ * The alternatives of a schema, each resolved, without null.
  * @returns {{kinds: object[], nullable: boolean, discriminator: string|null}}
  */
 export function kindsOf(schema, root) {
@@ -65,7 +65,7 @@ export function kindsOf(schema, root) {
   return { kinds: [found], nullable: false, discriminator: null };
 }
 
-/** Where there is only one kind beside null, the words of the field are its words. */
+/** If there is only one alternative beside null, it takes the field's title and description. */
 function own(rest, kinds) {
   if (kinds.length > 1) return {};
   const { title, description, examples } = rest;
@@ -77,13 +77,13 @@ function nested(schema, root) {
   return nullable ? [...kinds, { type: "null" }] : kinds;
 }
 
-/** What there is to choose from, where the schema lists it; else null. */
+/** The allowed values, if the schema lists them; else null. */
 export function optionsOf(schema) {
   if (Object.hasOwn(schema, "const")) return [schema.const];
   return Array.isArray(schema.enum) ? schema.enum : null;
 }
 
-/** How a resolved schema of one kind is filled in. */
+/** The kind of input for a resolved schema. */
 export function shapeOf(schema) {
   if (optionsOf(schema)) return Object.hasOwn(schema, "const") || schema.enum.length === 1 ? "const" : "choice";
   const type = schema.type ?? (schema.properties ? "object" : schema.items || schema.prefixItems ? "array" : null);
@@ -96,14 +96,14 @@ export function shapeOf(schema) {
   return "json";
 }
 
-/** The schema of a mapping's values; null where it can hold none, or none is said. */
+/** The schema of a mapping's values, or null. */
 export function entriesOf(schema) {
   if (isObject(schema.additionalProperties)) return schema.additionalProperties;
   const patterns = Object.values(schema.patternProperties ?? {});
   return patterns.length === 1 ? patterns[0] : null;
 }
 
-/** Which of the kinds a value is of, by its discriminator or by its type; 0 where nothing tells. */
+/** The index of the alternative a value belongs to, by its discriminator or type; 0 if unclear. */
 export function kindOfValue(kinds, value, discriminator, root) {
   const fits = (kind) => {
     if (discriminator && isObject(value)) {
@@ -128,7 +128,7 @@ export function typeFits(type, value) {
   return typeof value === type;
 }
 
-/** What one kind of a union is called. */
+/** The name of an alternative. */
 export function kindName(kind, discriminator, root) {
   const mark = discriminator && resolved(kind.properties?.[discriminator] ?? {}, root);
   const said = mark && optionsOf(mark)?.[0];
@@ -145,7 +145,7 @@ export function kindName(kind, discriminator, root) {
 
 const FORMAT_NAMES = { date: "Date", time: "Time", "date-time": "Date and time", email: "E-mail", uri: "Address", uuid: "UUID", duration: "Duration" };
 
-/** The label of a property: its own title, unless that is only its name again. */
+/** The label of a property: its title, unless that only repeats its name. */
 export function labelOf(name, schema) {
   const title = isObject(schema) ? schema.title : undefined;
   if (typeof title === "string" && title && squeezed(title) !== squeezed(name)) return title;
@@ -161,7 +161,7 @@ export function humanised(name) {
   return words ? words[0].toUpperCase() + words.slice(1) : name;
 }
 
-/** A value as it is shown among options. */
+/** A value as an option. */
 export function shown(value) {
   if (value === true) return "Yes";
   if (value === false) return "No";
@@ -170,8 +170,8 @@ export function shown(value) {
 }
 
 /**
- * What a field holds before anybody typed: its default, or what has to be there.
- * undefined is nothing at all; an object begins with those of its fields that have something.
+ * The initial value of a field: its default, or what is required.
+ * undefined is no value; an object starts with those of its fields that have one.
  */
 export function initial(schema, root, { required = true, depth = 0 } = {}) {
   const found = resolved(schema, root);
@@ -182,7 +182,7 @@ export function initial(schema, root, { required = true, depth = 0 } = {}) {
   return blank(kinds[0], root, depth);
 }
 
-/** A value of this kind with nothing filled in. */
+/** An empty value of this kind. */
 export function blank(kind, root, depth = 0) {
   const shape = shapeOf(kind);
   if (shape === "const") return optionsOf(kind)[0];
@@ -208,7 +208,7 @@ export function isObject(value) {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
-/** A JSON pointer one step further. */
+/** A JSON pointer extended by a key. */
 export function below(path, step) {
   return `${path}/${String(step).replaceAll("~", "~0").replaceAll("/", "~1")}`;
 }

@@ -1,9 +1,9 @@
-// A time axis on which long quiet stretches are short, and the words for times. No DOM.
+// A time axis that shortens long idle stretches, and durations in words. No DOM.
 
 import { workOf } from "./spans.js";
 
-const BREAK_OVER = 5; // seconds a stretch is quiet at least before it is shortened
-const BREAK_TIMES = 2; // ... and how many times as long as all the work of the run
+const BREAK_OVER = 5; // idle seconds before a stretch is shortened
+const BREAK_TIMES = 2; // ... and at least this many times the working time of the run
 const BREAK_SHARE = 0.07; // of the width, for each shortened stretch
 
 /**
@@ -18,7 +18,7 @@ export function axisOf(spans) {
   return { start, end, stretches, at: (time) => placed(stretches, time) };
 }
 
-/** The run's time in stretches, those that nothing worked in marked where they are long. */
+/** The run's time in stretches, with long idle ones marked. */
 function cut(spans, start, end) {
   const work = workOf(spans);
   const worked = work.reduce((sum, [from, to]) => sum + to - from, 0);
@@ -44,7 +44,7 @@ function cut(spans, start, end) {
 function laidOut(stretches) {
   const breaks = stretches.filter((one) => one.broken).length;
   const share = breaks ? Math.min(BREAK_SHARE, 0.5 / breaks) : 0;
-  const whole = breaks === stretches.length; // then there is nothing else to make room for
+  const whole = breaks === stretches.length; // then nothing else needs room
   const drawn = stretches.reduce((sum, one) => sum + (one.broken ? 0 : one.end - one.start), 0);
   let x = 0;
   return stretches.map((one) => {
@@ -72,12 +72,12 @@ const STEPS = [
 ];
 
 /**
- * Marks on the axis, at least `gap` of the width apart. Each says the time since the run began; after a
- * break, with a plus, the time since the break.
+ * Ticks on the axis, at least `gap` of the width apart. Each shows the time since the run started, or, after a
+ * break and with a plus, since the break.
  * @returns {{x: number, words: string}[]}
  */
 export function ticksOf(axis, gap) {
-  const room = gap * 0.6; // what the words of a mark take
+  const room = gap * 0.6; // the width of a label
   const breaks = axis.stretches.filter((one) => one.broken).map((one) => one.x + one.width / 2);
   const marks = [];
   for (const one of axis.stretches) {
@@ -95,7 +95,7 @@ export function ticksOf(axis, gap) {
   return marks;
 }
 
-/** A time on the axis, no finer than its step. */
+/** A time on the axis, with the precision of its step. */
 function tickWords(time, step) {
   if (time < 1e-9) return "0 s";
   if (step < 1) return time < 1 ? `${Math.round(time * 1000)} ms` : `${trim(time)} s`;
@@ -106,7 +106,7 @@ function trim(number) {
   return String(Math.round(number * 1000) / 1000);
 }
 
-/** How long something lasted, in the units a person would say: 84 ms, 2.5 s, 1 min 20 s, 3 h, 2 d 4 h. */
+/** A duration in words: 84 ms, 2.5 s, 1 min 20 s, 3 h, 2 d 4 h. */
 export function lasting(time) {
   if (time < 0.9995) return `${Math.round(time * 1000)} ms`;
   if (time < 9.95) return `${trim(Math.round(time * 10) / 10)} s`;

@@ -1,4 +1,4 @@
-// The SVG of a timeline: a row for each span. Status is a colour and a mark, never a colour alone.
+// The SVG of a timeline: a row for each span. Status is shown by colour and mark, never by colour alone.
 
 import { html, useMemo, useState } from "../vendor/standalone.js";
 import { lasting, ticksOf } from "./axis.js";
@@ -6,7 +6,7 @@ import { lasting, ticksOf } from "./axis.js";
 export const ROW = 26; // pixels; widgets.css has the same
 export const TOP = 28;
 const BAR = 12;
-const SIDE = 8; // room at both ends
+const SIDE = 8; // padding at both ends
 const TICK_EVERY = 76; // pixels
 
 let pictures = 0;
@@ -45,7 +45,7 @@ function tick({ x, words }, inner, height) {
   return html`<g class="tick"><line x1=${at} y1=${TOP - 6} x2=${at} y2=${height} /><text x=${at + 3} y=${TOP - 12}>${words}</text></g>`;
 }
 
-/** A stretch that is drawn shorter than it was: two torn edges, and how long it is. */
+/** A shortened stretch: two torn edges, and its duration. */
 function gap({ x, width, start, end }, inner, height) {
   const left = SIDE + x * inner;
   const wide = width * inner;
@@ -70,7 +70,7 @@ function bar(span, top, x, width, hatch) {
   const bad = span.kind === "call" && !FINE.includes(span.status);
   const kind = `bar is-${span.kind} ${bad ? "is-bad" : ""} ${span.open ? "is-open" : ""}`;
   if (span.kind === "run") {
-    // A bracket over what is in it.
+    // A bracket over its contents.
     return html`<g class=${kind} key=${span.id}><path d=${`M${left + 0.5} ${y + BAR - 1}v-5h${Math.max(2, wide - 1)}v5`} />${duration(span, left, wide, y, width)}</g>`;
   }
   return html`<g class=${kind} key=${span.id}>
@@ -86,7 +86,7 @@ function cross(x, y) {
   return `M${x - 4} ${y - 4}l8 8m0 -8l-8 8`;
 }
 
-/** Its duration beside the bar: behind it, or before it where the picture ends. */
+/** The duration beside the bar: after it, or before it at the end of the picture. */
 function duration(span, left, wide, y, width, room = 0) {
   const words = lasting(span.end - span.start);
   const long = words.length * 6.5 + 10;
@@ -94,6 +94,6 @@ function duration(span, left, wide, y, width, room = 0) {
   if (left + wide + room + long < width) return html`<text class="lasted" x=${left + wide + room + 5} y=${base}>${words}</text>`;
   if (left > long) return html`<text class="lasted" x=${left - 5} y=${base} text-anchor="end">${words}</text>`;
   if (span.kind === "run") return null;
-  // On the stripes of a wait it keeps its own ground, else nobody could read it.
+  // On the stripes of a wait it has a background of its own, to stay readable.
   return html`<text class=${span.waits.length ? "lasted is-on-stripes" : "lasted is-inside"} x=${left + 6} y=${base}>${words}</text>`;
 }

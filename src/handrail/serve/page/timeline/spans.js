@@ -1,4 +1,4 @@
-// The spans of a run tree: what went on, when, under what. No DOM.
+// The spans of a run: what happened, when, and inside what. No DOM.
 
 /**
  * @typedef {{
@@ -10,9 +10,9 @@
  */
 
 /**
- * Every span of the tree, parents before what is in them, in order of time.
- * @param {object} tree a run, as `GET /threads/{id}/runs/{run_id}` gives it
- * @param {number} now seconds since 1970: the end of what still goes
+ * Every span of the tree, parents before children, in order of time.
+ * @param {object} tree a run, as `GET /threads/{id}/runs/{run_id}` returns it
+ * @param {number} now seconds since 1970: the end of open spans
  * @returns {Span[]}
  */
 export function spansOf(tree, now) {
@@ -22,7 +22,7 @@ export function spansOf(tree, now) {
   return made.spans;
 }
 
-/** Is the run not over? One that is parked waits for somebody, as long as that takes. */
+/** Whether the run is not over. A parked run is still waiting for an answer. */
 export function isGoing(tree) {
   return ["running", "waiting", "parked"].includes(tree?.status);
 }
@@ -33,7 +33,7 @@ function turnsInto(made, turns, prefix, depth, parent) {
     const start = seconds(turn.at);
     if (start === null) return;
     const calls = turn.calls ?? [];
-    // Where a turn's time holds its calls too, its bar is the model's part of it.
+    // If a turn's time includes its calls, its bar shows only the model's part.
     const first = Math.min(...calls.map((call) => seconds(call.at) ?? Infinity));
     const end = Math.min(endOf(made, start, turn.seconds), Math.max(first, start));
     made.spans.push({
@@ -62,14 +62,14 @@ function callsInto(made, calls, prefix, depth, parent) {
   });
 }
 
-/** How a call stands; of one that is not over only its questions tell. */
+/** The status of a call; for an open one it follows from its questions. */
 function statusOf(made, call) {
   const status = call.status ?? "open";
   if (status !== "open" || !made.goes) return status;
   return (call.questions ?? []).some((question) => !question.answered) ? "waiting" : "running";
 }
 
-/** A nested run: a span over all that is in it, then what is in it. */
+/** A nested run: a span over its contents, then the contents. */
 function runInto(made, run, id, depth, parent) {
   const at = made.spans.length;
   made.spans.push(null);
@@ -94,8 +94,8 @@ function sum(turns) {
 }
 
 /**
- * When a call waited for a person. Where it is not said when the answer came (a record of an older version), the wait
- * is taken to last until the next thing began in the call, or to its end.
+ * When a call waited for a person. If the record lacks the time of the answer, the wait is assumed to last until the
+ * next thing started in the call, or until its end.
  */
 function waitsOf(call, start, end, inner) {
   const asked = (call.questions ?? []).map((question) => ({ ...question, from: seconds(question.asked_at) ?? start })).sort((a, b) => a.from - b.from);
@@ -121,7 +121,7 @@ function lastTime(tree) {
   const see = (one) => {
     const start = seconds(one.at);
     if (start !== null) last = Math.max(last, start + (one.seconds ?? 0));
-    // A run's own line has their number, a call has them all.
+    // A run's own line has their count, a call has all of them.
     for (const question of Array.isArray(one.questions) ? one.questions : []) {
       last = Math.max(last, seconds(question.asked_at) ?? 0, seconds(question.answered_at) ?? 0);
     }
@@ -131,14 +131,14 @@ function lastTime(tree) {
   return last;
 }
 
-/** A time of the wire, a number or ISO 8601 text, in seconds since 1970; null where it is none. */
+/** A time, given as a number or ISO 8601 text, in seconds since 1970; null if it is neither. */
 export function seconds(time) {
   if (typeof time === "number" && Number.isFinite(time)) return time;
   const parsed = typeof time === "string" ? Date.parse(time) / 1000 : NaN;
   return Number.isFinite(parsed) ? parsed : null;
 }
 
-/** The times in which something worked: a model, or code, not only a person who thinks. */
+/** The intervals in which a model or code was working, not only a person thinking. */
 export function workOf(spans) {
   const inside = Map.groupBy(spans, (span) => span.parent);
   const found = [];
@@ -150,7 +150,7 @@ export function workOf(spans) {
   return merged(found);
 }
 
-/** An interval less others. */
+/** An interval minus others. */
 function without([start, end], others) {
   const left = [];
   let from = start;
