@@ -92,7 +92,8 @@ async def costs(folder: Path, count: int) -> None:
     for durability, synchronous in levels:
         journal = SqliteJournal(folder / f"{durability}.db", durability=durability)
         spent = await calls(count, journal)
-        units = journal._writer.do_now(lambda c: c.execute("SELECT avg(length(unit)) FROM units").fetchone())  # pyright: ignore[reportPrivateUsage]
+        database = journal._database  # pyright: ignore[reportPrivateUsage]
+        [units] = await database.select("SELECT avg(length(unit)) FROM units")
         size = int(units[0])
         journal.close()
         bare = inserts(folder / f"bare-{durability}.db", count, size, synchronous)
@@ -132,8 +133,8 @@ async def resumed(folder: Path, steps: int) -> None:
     began = time.process_time()
     journal = await parked(folder / f"{steps}.db", steps)
     made = time.process_time() - began
-    (question,) = await journal.questions("long")
-    journal.answer(
+    (question,) = await journal.questions.open("long")
+    journal.questions.answer(
         Answer(question_id=question.id, digest=question.digest, by=question.principal, value={"number": 1})
     )
     adapter = Adapter(ScriptedModel(["end"]), journal=journal, environment=LaterEnvironment())

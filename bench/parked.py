@@ -85,8 +85,8 @@ async def answer(path: Path) -> None:
         say(f"{len(found):,} listed", f"{(time.perf_counter() - began) * 1e3:.1f} ms")
     one = found[len(found) // 2].id
     began = time.perf_counter()
-    (question,) = await journal.questions(one)
-    journal.answer(
+    (question,) = await journal.questions.open(one)
+    journal.questions.answer(
         Answer(question_id=question.id, digest=question.digest, by=question.principal, value={"number": 2})
     )
     say("one answered", f"{(time.perf_counter() - began) * 1e3:.2f} ms")

@@ -1,11 +1,11 @@
-"""Data clean-up with a preview: nothing is changed before somebody has seen the change itself.
+"""Data clean-up with a preview: nothing changes before somebody has seen the change.
 
     python examples/cleanup.py                                   # a small table, a scripted model, a rule that answers
     python examples/cleanup.py --model anthropic:claude-sonnet-5   # a real model; you are asked at the terminal
-    python examples/cleanup.py --model openai:gpt-5 --folder ~/data "Clean contacts.csv up."
+    python examples/cleanup.py --model openai:gpt-5 --folder ~/data "Clean up contacts.csv."
 
-A call that changes a file is run first, in a fork. Whoever approves it sees the diff, and a yes commits
-exactly that; if the file was changed meanwhile, a yes to the old is no yes to the new.
+A call that changes a file runs first in a fork. The person who approves it sees the diff, and a yes commits
+exactly that. If the file changes meanwhile, the call runs again and the new diff needs its own yes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated
 
 from handrail import (
-    Adapter,
+    Agent,
     CapabilityPolicy,
     DirectoryFilesystem,
     FileTools,
@@ -53,7 +53,7 @@ def save(path: str, rows: list[dict[str, str]], context: ToolContext) -> None:
 
 @tool(effect="staged", capabilities={"fs.write"})
 async def tidy_phones(path: Table, column: str, context: ToolContext) -> str:
-    """Write the phone numbers of a column in one way: digits only, with +47 in front."""
+    """Write the phone numbers of a column in one format: digits only, with +47 in front."""
     rows = rows_of(path, context)
     for row in rows:
         row[column] = "+47" + re.sub(r"\D", "", row[column]).removeprefix("47")
@@ -63,7 +63,7 @@ async def tidy_phones(path: Table, column: str, context: ToolContext) -> str:
 
 @tool(effect="staged", capabilities={"fs.write"})
 async def drop_repeated(path: Table, column: str, context: ToolContext) -> str:
-    """Keep only the first row of those that have the same value in a column."""
+    """Keep only the first of the rows that have the same value in a column."""
     rows = rows_of(path, context)
     first = {row[column].casefold(): row for row in reversed(rows)}
     kept = [row for row in rows if first[row[column].casefold()] is row]
@@ -74,7 +74,7 @@ async def drop_repeated(path: Table, column: str, context: ToolContext) -> str:
 CLEANER = Prompt(
     "cleaner",
     [
-        "Clean the table up: numbers in one form, no person twice. Look at it first. A refusal says why: heed it.",
+        "Clean up the table: phone numbers in one format, nobody listed twice. Read it first. If a call is refused, follow the reason.",
         FileTools(),
     ],
     tools=[tidy_phones, drop_repeated],
@@ -94,13 +94,13 @@ SCRIPT = ScriptedModel(
         ToolCall("drop_repeated", {"path": "contacts.csv", "column": "name"}),
         ToolCall("read_file", {"path": "contacts.csv"}),
         ToolCall("drop_repeated", {"path": "contacts.csv", "column": "mail"}, "by-mail"),
-        "The numbers are in one form, and Tom Li is there once.",
+        "The numbers have one format, and Tom Li is listed once.",
     ]
 )
 
 
 def rule(folder: Path) -> Person:
-    """Somebody who looks at each diff, for a run without one: no to losing an Anna, yes to the rest."""
+    """A stand-in for the person: refuses to lose an Anna, approves everything else."""
     asked: list[Question] = []
 
     def look(question: Question) -> bool | str:
@@ -125,14 +125,14 @@ def show(event: ToolInvoked) -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser(
-        description="Cleans a table up; every change is seen before it is made."
+        description="Clean up a table; every change is shown before it is made."
     )
-    options.add_argument("task", nargs="?", default="Clean contacts.csv up.")
+    options.add_argument("task", nargs="?", default="Clean up contacts.csv.")
     options.add_argument("--model", help="provider:name; without it, a script for the table of this example")
-    options.add_argument("--folder", type=Path, help="a folder of yours")
+    options.add_argument("--folder", type=Path, help="your own folder")
     given = options.parse_args()
     if given.folder and not given.model:
-        options.error("a script can't clean a table it does not know. Name a model: --model provider:name.")
+        options.error("the script only cleans the sample table. Name a model: --model provider:name.")
     with tempfile.TemporaryDirectory() as temporary:
         folder: Path = given.folder or Path(temporary, "data")
         if not given.folder:
@@ -141,14 +141,13 @@ def main() -> None:
         session, files = Session(), DirectoryFilesystem(folder)
         session.dispatcher.subscribe(ToolInvoked, show)
         person = TerminalEnvironment() if given.model else rule(folder)
-        adapter = Adapter(given.model or SCRIPT, environment=person, filesystem=files)
-        print(f"\n{adapter.evaluate(CLEANER, given.task, session=session).wait().text}")
+        agent = Agent(given.model or SCRIPT, CLEANER)
+        response = agent.run(given.task, session=session, environment=person, filesystem=files).wait()
+        print(f"\n{response.text}")
         if not given.model:
             print(f"\n{Path(folder, 'contacts.csv').read_text()}")
-            print(
-                f"And the last change taken back, which was kept for that: {', '.join(files.undo('by-mail'))}"
-            )
-            print(f"{len(Path(folder, 'contacts.csv').read_text().splitlines()) - 1} rows are there again.")
+            print(f"The last change was kept, and is undone: {', '.join(files.undo('by-mail'))}")
+            print(f"{len(Path(folder, 'contacts.csv').read_text().splitlines()) - 1} rows again.")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""A code fixer: it may stop when the tests pass, and a command that fails leaves the folder as it was.
+"""A code fixer: it may stop once the tests pass, and a command that fails leaves the folder unchanged.
 
     python examples/code_fixer.py                                   # a small broken project, a scripted model
     python examples/code_fixer.py --model anthropic:claude-sonnet-5   # the same project, a real model
     python examples/code_fixer.py --folder ~/project --test "make test" --model openai:gpt-5
 
-In a folder of yours you are asked before a file is changed, and shown the diff of what it would be.
+In your own folder you are asked before a file is changed, and shown the diff. If the tests did not pass, or could
+not run, it says so and exits with 1.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from handrail import (
-    Adapter,
+    Agent,
     Budget,
     CapabilityPolicy,
     DirectoryFilesystem,
@@ -29,6 +30,7 @@ from handrail import (
     TerminalEnvironment,
     ToolCall,
 )
+from handrail.errors import PromptEvaluationError
 from handrail.events import Advised, ToolInvoked, ToolRolledBack
 from handrail.guard import CommandPassing
 from handrail.resources.shell import Allow
@@ -44,22 +46,22 @@ PROJECT = {
 }
 SCRIPT = ScriptedModel(
     [
-        "It is fixed.",  # it is not: the tests have to pass first
+        "It is fixed.",  # it is not, so the completion check keeps the run going
         ToolCall("run_command", {"command": ["make", "tidy"]}),
         ToolCall("read_file", {"path": "price.py"}),
         ToolCall("edit_file", {"path": "price.py", "old": "> 100", "new": ">= 100"}),
-        "The discount began above 100. It begins at 100 now, and the tests pass.",
+        "The discount started above 100. Now it starts at 100, and the tests pass.",
     ]
 )
 
 
 def fixer(test: list[str], ask: bool) -> Prompt[None]:
-    """The agent: files, two commands, and the condition under which it may stop."""
+    """The agent's prompt: files, two commands, and when it may stop."""
     shell = Shell([Allow(*test), Allow("make", ...)])
     return Prompt(
         "fixer",
         [
-            "Make the tests pass. Look before you change something, and change as little as you can.",
+            "Make the tests pass. Read the code before you change it, and change as little as you can.",
             FileTools(),
             ShellTools(shell),
         ],
@@ -69,23 +71,25 @@ def fixer(test: list[str], ask: bool) -> Prompt[None]:
 
 
 def watch(session: Session) -> None:
-    """Print what happens, as it happens."""
-    said = session.dispatcher
-    said.subscribe(
+    """Print events as they happen."""
+    events = session.dispatcher
+    events.subscribe(
         ToolInvoked, lambda event: print(f"- {event.tool}: {event.result.render().splitlines()[0]}")
     )
-    said.subscribe(ToolRolledBack, lambda event: print(f"  {event.tool} was undone: the folder is as it was"))
-    said.subscribe(Advised, lambda event: print(f"- not yet: {event.text.splitlines()[0]}"))
+    events.subscribe(
+        ToolRolledBack, lambda event: print(f"  {event.tool} was undone: the folder is unchanged")
+    )
+    events.subscribe(Advised, lambda event: print(f"- not yet: {event.text.splitlines()[0]}"))
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description="Makes the tests of a folder pass.")
+    options = argparse.ArgumentParser(description="Make the tests of a folder pass.")
     options.add_argument("--model", help="provider:name; without it, a script for the small project")
-    options.add_argument("--folder", type=Path, help="a project of yours")
-    options.add_argument("--test", default=shlex.join(TEST), help="the command that has to pass")
+    options.add_argument("--folder", type=Path, help="your own project")
+    options.add_argument("--test", default=shlex.join(TEST), help="the command that must pass")
     given = options.parse_args()
     if given.folder and not given.model:
-        options.error("a script can't fix a project it does not know. Name a model: --model provider:name.")
+        options.error("the script only fixes the sample project. Name a model: --model provider:name.")
     with tempfile.TemporaryDirectory() as temporary:
         folder: Path = given.folder or Path(temporary, "project")
         if not given.folder:
@@ -94,15 +98,20 @@ def main() -> None:
                 Path(folder, name).write_text(text)
         session = Session()
         watch(session)
-        adapter = Adapter(given.model or SCRIPT, environment=TerminalEnvironment())
-        response = adapter.evaluate(
-            fixer(shlex.split(given.test), ask=bool(given.folder)),
-            "The tests fail. Mend the code.",
-            session=session,
-            filesystem=DirectoryFilesystem(folder),
-            budget=Budget(requests=40),
-        ).wait()
+        agent = Agent(given.model or SCRIPT, fixer(shlex.split(given.test), ask=bool(given.folder)))
+        try:
+            response = agent.run(
+                "The tests fail. Fix the code.",
+                session=session,
+                environment=TerminalEnvironment(),
+                filesystem=DirectoryFilesystem(folder),
+                budget=Budget(requests=40),
+            ).wait()
+        except PromptEvaluationError as error:
+            sys.exit(f"\nNot fixed: {error}")
         print(f"\n{response.text} ({response.stop_reason}, {response.usage.requests} requests)")
+        if response.stop_reason != "done":
+            sys.exit("Not fixed: the tests did not pass, or could not run.")
         if not given.folder:
             print(f"In the folder: {', '.join(sorted(path.name for path in folder.glob('*.py')))}")
             print(Path(folder, "price.py").read_text())

@@ -4,8 +4,8 @@
     python examples/form.py --by model                        # a model fills it in from a note (scripted)
     python examples/form.py --by model --model openai:gpt-5   # a real one
 
-The form is made of the answer's type, nested parts, choices and bounds included. Nobody who fills it in sees the
-limits it is held to afterwards.
+The form follows from the type of the answer, with its nested parts, choices and bounds. Who fills it in does not see
+the limits that are checked afterwards.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from handrail.testing import Person
 
 
 class Expense(BaseModel):
-    """One thing that was paid for."""
+    """One item that was paid for."""
 
     what: Literal["train", "hotel", "meal", "other"]
     euros: Annotated[float, Field(gt=0, le=5000, description="what it cost")]
 
 
 class Trip(BaseModel):
-    """What whoever fills the form in gives."""
+    """The answer: what is filled in."""
 
     place: Annotated[str, Field(min_length=2, description="where the trip went")]
     day: Annotated[date, Field(description="when it began")]
@@ -61,7 +61,7 @@ class Shown(BaseModel):
 
 
 class Limits(BaseModel):
-    """What stays here."""
+    """What is not shown."""
 
     account: str
     most: float
@@ -89,8 +89,8 @@ NOTE = "Went to Bergen on 3 March 2026. Train 120, one night at 150."
 FILLED = '{"place": "Bergen", "day": "2026-03-03", "expenses": [{"what": "train", "euros": 120}, {"what": "hotel", "euros": 150}]}'
 
 
-def somebody(by: str, model: str | None) -> Environment:
-    """Who fills it in."""
+def choose_environment(by: str, model: str | None) -> Environment:
+    """The person or model that fills it in."""
     if by == "model":
         return AgentEnvironment(model or ScriptedModel([FILLED]))
     terminal = TerminalEnvironment()
@@ -107,7 +107,7 @@ def main() -> None:
     options.add_argument("--model", help="provider:name of the model that fills it in; without it, a script")
     options.add_argument("--note", default=NOTE, help="what the traveller wrote down")
     given = options.parse_args()
-    environment = somebody(given.by, given.model)
+    environment = choose_environment(given.by, given.model)
     print(f"{type(environment).__name__} fills the form in.")
     gate = open_gate([claim], environment=environment)
     print(gate.invoke("claim", {"name": "Ada", "note": given.note}).wait().render())

@@ -1,8 +1,8 @@
-"""A model in this process, no key and no network: first a question and its answer, then some real work.
+"""A model in this process, without key or network: a question and its answer, then some real work.
 
-The model is SmolLM2, a 135M demo model: far too small to choose a tool or to calculate, but shown a few
-examples it extracts and classifies. What it writes goes through the gate like the calls of any model.
-It takes half a minute on one core, and ends by itself.
+The model is SmolLM2 with 135M parameters: far too small to choose a tool or to calculate, but with a few
+examples it extracts and classifies. Its calls go through the gate like those of any model. This takes half a
+minute on one core.
 """
 
 from __future__ import annotations
@@ -10,23 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from handrail import MemoryFilesystem, Prompt, Session, ToolContext, ToolExample, tool
-from handrail.adapter import Adapter
+from handrail import Agent, MemoryFilesystem, Session, ToolContext, ToolExample, tool
 from handrail.events import ToolInvoked
 from handrail.models.local import LocalModel
 
 
 def hello() -> None:
-    """The least there is: a tool, a prompt, a model that is told to call the tool first."""
+    """The smallest agent: a model that is told to call a tool first."""
 
     @tool(effect="read")
     async def fare(city: str) -> str:
         """What a ticket to a city costs."""
         return {"Rome": "129 euros"}.get(city, "unknown")
 
-    prompt = Prompt("desk", "Answer in one short sentence.", tools=[fare])
-    adapter = Adapter(LocalModel(first_call=fare))
-    print("  ", adapter.evaluate(prompt, "How much is the ticket to Rome?").wait().text)
+    agent = Agent(LocalModel(first_call=fare), "Answer in one short sentence.", tools=[fare])
+    print("  ", agent.run("How much is the ticket to Rome?").wait().text)
 
 
 STOCK = {"desk lamps": 30, "notebooks": 200, "coffee mugs": 12}
@@ -57,15 +55,15 @@ async def record_order(customer: str, item: str, quantity: int, context: ToolCon
 
 
 def orders() -> None:
-    """Details out of free text, by way of a tool: checked, recorded, and undone where they can't be met."""
+    """Extract orders from free text with a tool: checked, recorded, and undone if they can't be met."""
     files = MemoryFilesystem()
-    adapter = Adapter(LocalModel(first_call=record_order, max_tokens=48), filesystem=files)
-    prompt = Prompt("orders", "You are a helpful assistant.", tools=[record_order])
+    model = LocalModel(first_call=record_order, max_tokens=48)
+    agent = Agent(model, "You are a helpful assistant.", tools=[record_order])
     for mail in MAILS:
         session = Session()
         session.dispatcher.subscribe(ToolInvoked, lambda event: print("     ->", event.result.render()))
         print("  ", mail)
-        adapter.evaluate(prompt, mail, session=session).wait()
+        agent.run(mail, session=session, filesystem=files).wait()
     print("\n   orders.csv:\n     ", files.read("orders.csv").strip().replace("\n", "\n      "))
 
 
@@ -86,7 +84,7 @@ Review: """
 
 
 def reviews() -> None:
-    """One of a few words, and never anything else."""
+    """Classify: the answer is always one of the choices."""
     model = LocalModel()
     for review in (
         "The soup was cold and the waiter rude.",

@@ -4,8 +4,8 @@
     python examples/research.py --model anthropic:claude-sonnet-5              # the same notes, a real model
     python examples/research.py --model openai:gpt-5 --folder notes/ "Why did sales fall in May?"
 
-An editor splits the question up. Each part goes to a researcher of its own, with a share of the budget; one
-that spends its share ends, and the others go on. Every answer has to name the files it was found in.
+An editor splits the question. Each part goes to its own researcher with a share of the budget. A researcher that
+spends its share ends, and the others go on. Every answer names the files it was found in.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from handrail import (
-    Adapter,
+    Agent,
     Budget,
     Deadline,
     DirectoryFilesystem,
@@ -51,7 +51,7 @@ class Report:
 
 @tool(effect="read", capabilities={"fs.read"})
 async def search(words: str, context: ToolContext) -> list[str]:
-    """Find the lines that have these words in them, with the file in front."""
+    """Find the lines that contain these words, each with its file."""
     return [f"{match.path}: {match.text}" for match in context.filesystem.grep(f"(?i){re.escape(words)}")][
         :20
     ]
@@ -67,7 +67,7 @@ RESEARCHER = Prompt(
 
 @tool(effect="read")
 async def research(questions: list[str], context: ToolContext) -> dict[str, Finding | str]:
-    """Have several questions looked into at once. A question nobody could answer comes back with the reason."""
+    """Research several questions at once. A question without an answer comes back with the reason."""
     share = Budget(requests=4)
     runs = [context.adapter.evaluate(RESEARCHER, question, budget=share) for question in questions]
     found = await gather(*[settled(run) for run in runs])
@@ -75,7 +75,7 @@ async def research(questions: list[str], context: ToolContext) -> dict[str, Find
 
 
 async def settled(run: Operation[PromptResponse[Finding]]) -> Finding | str:
-    """What a researcher found, or why there is nothing: one that fails does not end the others."""
+    """What a researcher found, or why it failed: one failure does not end the others."""
     try:
         return (await run).output
     except PromptEvaluationError as error:
@@ -84,8 +84,8 @@ async def settled(run: Operation[PromptResponse[Finding]]) -> Finding | str:
 
 EDITOR = Prompt(
     "editor",
-    "Split the question into parts that can be looked into by themselves, have them researched at once, and "
-    "write the report. What nobody could answer is left open; add nothing of your own.",
+    "Split the question into independent parts, have them researched at once, and write the report. "
+    "Leave open what nobody could answer, and add nothing of your own.",
     tools=[research],
     output=Report,
 )
@@ -99,7 +99,7 @@ QUESTION = "Why did sales fall in May?"
 
 
 def script(request: ModelRequest) -> str | ToolCall:
-    """What a model might say: the editor's part, and each researcher's by its question."""
+    """What a model might say: the editor, and each researcher by its question."""
     if request.system.startswith("Split"):
         if len(request.messages) == 1:
             parts = ["Which shops were closed?", "Were prices changed?", "What did rivals do?"]
@@ -112,7 +112,7 @@ def script(request: ModelRequest) -> str | ToolCall:
         )
     asked = request.messages[0].text
     word = "closed" if "closed" in asked else "prices" if "prices" in asked else "rivals"
-    if len(request.messages) == 1 or word == "rivals":  # this one never stops searching
+    if len(request.messages) == 1 or word == "rivals":  # the third researcher never stops searching
         return ToolCall("search", {"words": word})
     if word == "closed":
         return '{"answer": "Bergen was closed for repairs.", "files": ["may.md"]}'
@@ -123,21 +123,21 @@ def main() -> None:
     options = argparse.ArgumentParser(description="Research by several agents at once.")
     options.add_argument("question", nargs="?", default=QUESTION)
     options.add_argument("--model", help="provider:name; without it, a script for the notes of this example")
-    options.add_argument("--folder", type=Path, help="a folder of texts of yours")
+    options.add_argument("--folder", type=Path, help="your own folder of notes")
     given = options.parse_args()
     if given.folder and not given.model:
-        options.error(
-            "a script can't answer from notes it does not know. Name a model: --model provider:name."
-        )
+        options.error("the script only knows the sample notes. Name a model: --model provider:name.")
     with tempfile.TemporaryDirectory() as temporary:
         folder: Path = given.folder or Path(temporary, "notes")
         if not given.folder:
             folder.mkdir()
             for name, text in NOTES.items():
                 Path(folder, name).write_text(text)
-        adapter = Adapter(given.model or ScriptedModel(script), filesystem=DirectoryFilesystem(folder))
-        stream = adapter.stream(
-            EDITOR, given.question, budget=Budget(requests=30), deadline=Deadline.after(300)
+        stream = Agent(given.model or ScriptedModel(script), EDITOR).stream(
+            given.question,
+            filesystem=DirectoryFilesystem(folder),
+            budget=Budget(requests=30),
+            deadline=Deadline.after(300),
         )
         for event in stream:
             if isinstance(event, PromptExecuted) and event.prompt == "researcher":

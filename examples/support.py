@@ -1,11 +1,11 @@
-"""Support triage: one worker sorts messages, others deal with them; money is asked about, and taken back if need be.
+"""Support triage: one worker sorts messages and others handle them. Refunds need approval, and can be undone.
 
     python examples/support.py                                   # four messages, scripted models, a rule that answers
     python examples/support.py --model anthropic:claude-sonnet-5   # a real model; you are asked at the terminal
     python examples/support.py --model openai:gpt-5 "I am bob, and my order never came."
 
-The workers are the files in `examples/support`, their functions are in `tools.py` there. A refund can't be rolled back
-like a file, so it says how it is undone: if what it was part of fails, the money is taken back.
+The workers are files in `examples/support`, with their tools in `tools.py`. A refund can't be rolled back like a
+file, so it declares how to compensate it: if the call around it fails, the customer is charged again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MESSAGES = (
 
 
 def triage(request: ModelRequest) -> str | ToolCall:
-    """What the sorting worker's model might say: hand it on, then answer with what came back."""
+    """What the main worker's model might say: delegate, then answer with the result."""
     about_money = ".00" in request.messages[0].text
     kind = "billing" if about_money else "technical"
     if len(request.messages) == 1:
@@ -38,7 +38,7 @@ def triage(request: ModelRequest) -> str | ToolCall:
 
 
 def billing(request: ModelRequest) -> str | ToolCall:
-    """What the billing worker's model might say: look, settle, tell."""
+    """What the billing worker's model might say: look up, settle, report."""
     said = request.messages[0].text
     customer, cents = next(
         (who, sum) for who, sum in (("ada", 2000), ("bob", 90000), ("eve", 1500)) if who in said
@@ -60,7 +60,7 @@ def technical(request: ModelRequest) -> str | ToolCall:
 
 
 def rule(question: Question) -> bool | str:
-    """Somebody who is asked, for a run without one: small sums are allowed."""
+    """A stand-in for the person: approves small sums."""
     sum = question.payload["arguments"]["cents"]
     print(
         f"  ? {' > '.join(question.asked_by)}: {sum / 100:.2f} for {question.payload['arguments']['customer']}"
@@ -69,7 +69,7 @@ def rule(question: Question) -> bool | str:
 
 
 def show(event: ToolInvoked) -> None:
-    """One line for a call, with the way that led to it."""
+    """Print one line for a call, with the path that led to it."""
     print(f"  {' > '.join(('main', *event.path))}: {event.status}, {event.result.render().splitlines()[0]}")
 
 
@@ -79,14 +79,14 @@ def undone(event: ToolRolledBack) -> None:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description="Sorts and answers the messages of customers.")
+    options = argparse.ArgumentParser(description="Sort and answer the messages of customers.")
     options.add_argument("messages", nargs="*", default=MESSAGES)
     options.add_argument(
         "--model", help="provider:name; without it, scripts for the messages of this example"
     )
     given = options.parse_args()
     if given.messages != MESSAGES and not given.model:
-        options.error("a script can't answer what it does not know. Name a model: --model provider:name.")
+        options.error("the scripts only know the sample messages. Name a model: --model provider:name.")
     registry = WorkerRegistry(Path(__file__).with_name("support"))
     for message in given.messages:
         session = Session()

@@ -103,14 +103,14 @@ MUTANTS = [
     ),
     Mutant(
         "links lead out of a scope",
-        "dispatch/places.py",
+        "dispatch/approvals.py",
         "            found += _followed(attempt, named)\n",
         "            pass\n",
         "tests/guard/test_approval_memory.py",
     ),
     Mutant(
         "a scope is held to what a call said",
-        "dispatch/places.py",
+        "dispatch/approvals.py",
         "        found += changed\n",
         "        pass\n",
         "tests/guard/test_approval_memory.py",
@@ -167,8 +167,8 @@ MUTANTS = [
     Mutant(
         "files renamed before they are recorded",
         "dispatch/recording.py",
-        "    await journal.commit(unit)  # 2\n    try:\n        await run_in_thread(lambda: transaction.apply_durable(synced))  # 3\n",
-        "    await run_in_thread(lambda: transaction.apply_durable(synced))  # 3\n    await journal.commit(unit)  # 2\n    try:\n",
+        "    await journal.calls.commit(unit)  # 2\n    try:\n        await run_in_thread(lambda: transaction.apply_durable(synced))  # 3\n",
+        "    await run_in_thread(lambda: transaction.apply_durable(synced))  # 3\n    await journal.calls.commit(unit)  # 2\n    try:\n",
         "tests/resources/directory/test_gate.py tests/resources/directory/test_crash.py",
     ),
     Mutant(
@@ -208,25 +208,26 @@ MUTANTS = [
     ),
     Mutant(
         "answer taken twice",
-        "journal/sqlite.py",
-        "                if msgspec.msgpack.decode(found[0], type=Answer) != plain(encoded):\n",
+        "journal/questions.py",
+        "                if found.answer != plain:\n",
         "                connection.execute('UPDATE questions SET answer = ? WHERE id = ?', (encoded, answer.question_id))\n                if False:\n",
         SIMULATED,
     ),
     Mutant(
         "step recorded after its effect",
-        "journal/sqlite.py",
-        "            row = await self._do(lambda connection: self._reserve(connection, key, run_id))\n"
+        "journal/calls.py",
+        "            row = await self._database.transact(lambda connection: self._reserve(connection, key, run_id))\n"
         "            if row is not None and row[0] is not None:\n"
         "                return msgspec.msgpack.decode(row[0])\n"
         "            try:\n"
         "                value = await (function() if row is None or unsettled is None else unsettled())\n",
-        "            row = await self._do(_first('SELECT value FROM steps WHERE key = ?', key))\n"
+        "            rows = await self._database.select('SELECT value FROM steps WHERE key = ?', key)\n"
+        "            row = rows[0] if rows else None\n"
         "            if row is not None and row[0] is not None:\n"
         "                return msgspec.msgpack.decode(row[0])\n"
         "            try:\n"
         "                value = await (function() if row is None or unsettled is None else unsettled())\n"
-        "                await self._do(lambda connection: self._reserve(connection, key, run_id))\n",
+        "                await self._database.transact(lambda connection: self._reserve(connection, key, run_id))\n",
         SIMULATED,
     ),
     Mutant(
@@ -259,9 +260,9 @@ MUTANTS = [
     ),
     Mutant(
         "overtaken process goes on writing",
-        "journal/sqlite.py",
-        "        if row[0] != self.owner:\n            raise RunBusy(run_id, row[0])\n\n    # --- steps",
-        "\n    # --- steps",
+        "journal/lease.py",
+        "    if row[0] != owner:\n        raise RunBusy(run_id, row[0])\n\n\ndef check_not_taken",
+        "\n\ndef check_not_taken",
         SIMULATED,
     ),
     Mutant(
@@ -452,7 +453,7 @@ MUTANTS = [
     ),
     Mutant(
         "compensations run in the order of their calls",
-        "dispatch/undoing.py",
+        "dispatch/compensations.py",
         "in reversed(settled):",
         "in settled:",
         "tests/dispatch/test_effects.py::test_compensable_inner_calls_are_compensated_in_reverse_order",
@@ -460,21 +461,21 @@ MUTANTS = [
     # --- questions -------------------------------------------------------------------------------------
     Mutant(
         "a late answer is taken",
-        "journal/desk.py",
+        "journal/answers.py",
         "now >= question.expires_at:",
         "False:",
         "tests/dispatch/test_questions.py tests/guard/test_approval_attacks.py",
     ),
     Mutant(
         "the last answer wins",
-        "journal/desk.py",
-        "            if lying.answer is not None:\n                return False\n",
+        "journal/local.py",
+        "            if pending.answer is not None:\n                return False\n",
         "",
         "tests/handoff/test_handoff.py::test_the_first_answer_is_the_answer",
     ),
     Mutant(
         "an answered question is withdrawn",
-        "journal/sqlite.py",
+        "journal/questions.py",
         "DELETE FROM questions WHERE answer IS NULL AND",
         "DELETE FROM questions WHERE",
         "tests/journal/test_sqlite_journal.py::test_an_answered_question_is_not_withdrawn",
@@ -483,7 +484,7 @@ MUTANTS = [
     Mutant(
         "files that could not be changed stay in the record",
         "dispatch/recording.py",
-        "            await journal.void(unit)\n",
+        "            await journal.calls.void(unit)\n",
         "            pass\n",
         "tests/resources/directory/test_gate.py::test_an_edit_in_the_last_moment_makes_it_void",
     ),
@@ -511,8 +512,8 @@ MUTANTS = [
     Mutant(
         "a lease is not renewed",
         "adapter/run_lease.py",
-        "if await journal.keep(run_id):",
-        "if (await journal.run(run_id)).stopping:",
+        "if await journal.runs.keep(run_id):",
+        "if (await journal.runs.get(run_id)).stopping:",
         "tests/adapter/test_resume_held.py::test_the_lease_of_a_run_at_work_is_renewed",
     ),
     Mutant(

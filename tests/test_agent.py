@@ -449,7 +449,7 @@ async def test_an_agent_is_served_like_a_prompt(tmp_path: Path, monkeypatch: pyt
         assert seen["status"] == "idle"
         assert "It is 129 euros." in str(seen)
     with closing(SqliteJournal(tmp_path / "runs.db")) as journal:
-        row = await journal.run(run_id)
+        row = await journal.runs.get(run_id)
         assert (row.record.app, row.record.prompt) == ("fares_desk:desk", "desk")
 
 

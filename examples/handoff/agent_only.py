@@ -55,12 +55,12 @@ async def close_ticket(started: Started, found: Findings, *, context: ToolContex
 
 
 def model() -> ScriptedModel:
-    """A model that always finds the same."""
+    """A model that always finds the same things."""
     return ScriptedModel(lambda request: '{"findings": ["it rains", "it pours"]}')
 
 
 def main() -> None:
-    """All three acts with a model; the same where only a person is; the middle act alone."""
+    """All three acts with a model, then with only a person, then the middle act alone."""
     for environment in (AgentEnvironment(model()), Person()):
         gate = open_gate([deep_analysis], environment=environment)
         print(gate.invoke("deep_analysis", {"topic": "weather"}).wait().render())

@@ -1,4 +1,4 @@
-"""Pattern 1, a person only: `client` takes a `UserContext`, so the tool is offered only where one is there.
+"""Pattern 1, a person only: `client` takes a `UserContext`, so the tool is offered only where somebody is there.
 
 python examples/handoff/browser_only.py
 """
@@ -48,7 +48,7 @@ async def save(account: Account, filled: Filled, *, context: ToolContext) -> Too
 
 
 def main() -> None:
-    """Somebody fills the form in; then nobody is there."""
+    """Once with a person who fills in the form, once with nobody."""
     person = Person(answers={"input-form": {"values": {"city": "Oslo"}}})
     for environment in (person, HeadlessEnvironment()):
         gate = open_gate([get_user_input], environment=environment)

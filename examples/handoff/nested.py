@@ -36,7 +36,7 @@ class Done:
     output: str
 
 
-do_task = Handoff("do_task", "Have one task done.", params=Task, answer=Done, effect="read")
+do_task = Handoff("do_task", "Do one task.", params=Task, answer=Done, effect="read")
 
 
 @do_task.before
@@ -58,7 +58,7 @@ async def note(task: Task, done: Done, *, context: ToolContext) -> ToolResult[st
     return ToolResult.ok(f"{task.task}: {done.output}")
 
 
-do_all = Handoff("do_all", "Have several tasks done at once.", params=Tasks, effect="read")
+do_all = Handoff("do_all", "Do several tasks at once.", params=Tasks, effect="read")
 
 
 @do_all.before
@@ -78,12 +78,12 @@ async def collect(nothing: None, results: list[str], *, context: ToolContext) ->
 
 
 def by_hand(task: dict[str, str]) -> dict[str, str]:
-    """What a person answers who is shown a task."""
+    """A person's answer to a task."""
     return {"output": f"{task['task']} by hand"}
 
 
 def main() -> None:
-    """The tree once by models, once by a person, once by nobody; and how deep it went."""
+    """The tree with models, with a person and with nobody; then the longest path."""
     session = Session()
     for environment in (
         AgentEnvironment(ScriptedModel(lambda request: '{"output": "done by a model"}')),

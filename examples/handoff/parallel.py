@@ -1,4 +1,4 @@
-"""Pattern 5, in parallel: two calls of the model at once; if one fails the other is cancelled.
+"""Pattern 5, in parallel: two model calls at once; if one fails, the other is cancelled.
 
 python examples/handoff/parallel.py
 """
@@ -58,7 +58,7 @@ async def report(nothing: None, both: Both, *, context: ToolContext) -> ToolResu
 
 
 def model() -> ScriptedModel:
-    """A model that answers by what it is asked."""
+    """A model that answers depending on the question."""
 
     def answer(request: ModelRequest) -> str:
         asked = request.messages[-1]

@@ -1,4 +1,4 @@
-"""Pattern 4, in sequence: a second call of the model builds on the first.
+"""Pattern 4, in sequence: a second model call builds on the first.
 
 python examples/handoff/sequential.py
 """
@@ -28,7 +28,7 @@ class Research:
     needs_more: bool = False
 
 
-research = Handoff("research", "Research a topic, deeper if need be.", params=Topic, effect="read")
+research = Handoff("research", "Research a topic, deeper if needed.", params=Topic, effect="read")
 
 
 @research.before
@@ -51,7 +51,7 @@ async def report(nothing: None, findings: list[str], *, context: ToolContext) ->
 
 
 def model() -> ScriptedModel:
-    """A model that first wants to know more, and then does."""
+    """A model that needs more at first, and then is done."""
     return ScriptedModel(
         [
             '{"findings": ["rain"], "needs_more": true}',
@@ -61,11 +61,11 @@ def model() -> ScriptedModel:
 
 
 def main() -> None:
-    """Two calls of the model, one after the other."""
+    """Two model calls, one after the other."""
     asked = model()
     gate = open_gate([research], environment=AgentEnvironment(asked))
     print(gate.invoke("research", {"topic": "weather"}).wait().value)
-    print(len(asked.requests), "calls of the model")
+    print(len(asked.requests), "model calls")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Pattern 7, streaming: the act emits events, and its parent hears of them as they happen.
+"""Pattern 7, streaming: the act emits events, and its parent receives them as they happen.
 
 python examples/handoff/streaming.py
 """
@@ -58,7 +58,7 @@ def model() -> ScriptedModel:
 
 
 def main() -> None:
-    """The middle act alone, then all of it with a subscriber on the session."""
+    """The middle act alone, then all three with a subscriber on the session."""
     answer = run_as_agent(work_through, Plan(2), model=model(), on_emit=lambda event: print("heard", event))
     print(answer.wait())
     session = Session()

@@ -1,4 +1,4 @@
-"""`make run`: the embedded model sorts the inbox, is killed in the middle of it, and goes on.
+"""`make run`: the embedded model sorts the inbox, is killed half-way, and continues.
 
 python examples/inbox [--messages N] [--kill-after N]
 """
@@ -30,7 +30,7 @@ RUN = "sort-the-inbox"
 
 
 def alone() -> dict[str, Any]:
-    """Nobody is there: a model takes a person's place where messages are sorted, a rule where bills are approved."""
+    """Without a person: a model sorts the messages, and a rule approves the bills."""
     return {
         "environment": AgentEnvironment(LocalModel(max_tokens=64)),
         "approvals": SmallBills(report.decided),
@@ -38,7 +38,7 @@ def alone() -> dict[str, Any]:
 
 
 async def begin(kill_after: int) -> None:
-    """Sort the inbox; once so many messages are sorted this process ends, as by `kill -9`."""
+    """Sort the inbox, and kill this process with SIGKILL after `kill_after` messages."""
     bus, sorted_ones = Dispatcher(), 0
 
     def count(event: ToolInvoked) -> None:
@@ -54,7 +54,7 @@ async def begin(kill_after: int) -> None:
 
 
 async def go_on(before: report.Listing) -> None:
-    """Resume what the killed process has recorded, and show what came of it all."""
+    """Resume the run that was killed, and report the results."""
     journal, bus, asked = SqliteJournal(RECORD), Dispatcher(), list[ModelRequested]()
     killed = await show(journal, RUN)
     report.killed(killed)
@@ -66,13 +66,13 @@ async def go_on(before: report.Listing) -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser(prog="examples/inbox", description="Sort a family's inbox.")
-    options.add_argument("--messages", type=int, default=12, help="how many there are")
-    options.add_argument("--kill-after", type=int, default=5, help="kill it once so many are sorted")
+    options.add_argument("--messages", type=int, default=12, help="how many messages to sort")
+    options.add_argument("--kill-after", type=int, default=5, help="kill it after this many messages")
     options.add_argument("--begin", action="store_true", help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.begin:
         asyncio.run(begin(given.kill_after))
-        sys.exit("it was over before it could be killed")
+        sys.exit("the run ended before it could be killed")
 
     shutil.rmtree(WORK, ignore_errors=True)
     new_mail(FILES, given.messages)
@@ -80,7 +80,7 @@ def main() -> None:
     report.title(given.messages)
     child = subprocess.run([sys.executable, __file__, "--begin", f"--kill-after={given.kill_after}"])
     if child.returncode != -signal.SIGKILL:
-        sys.exit(f"the first process was to be killed by -9, and ended with {child.returncode}")
+        sys.exit(f"the first process should have been killed, but exited with {child.returncode}")
     asyncio.run(go_on(before))
 
 

@@ -1,7 +1,7 @@
-"""A family's inbox: a dozen messages are read, filed into folders, and the bills among them booked.
+"""A family's inbox: a dozen messages are read and filed into folders, and the bills among them are booked.
 
-`make run` lets the embedded model do all of it; `make serve` has a person sort the messages on a page.
-The tools below do not know which: they are the same objects in both.
+With `make run` the embedded model does everything; with `make serve` a person sorts the messages on a page.
+The tools are the same objects in both.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from handrail import (
     gather,
     tool,
 )
-from handrail.records import Journal
+from handrail.journals import Journal
 
 T = TypeVar("T")
 
 HERE = Path(__file__).parent
 
 
-# --- one message, sorted by whoever is there -----------------------------------------------------
+# One message, sorted by a person or a model.
 
 
 class Letter(BaseModel):
@@ -45,7 +45,7 @@ class Letter(BaseModel):
 
 
 class Shown(BaseModel):
-    """What whoever sorts it gets to see."""
+    """What is shown of the message."""
 
     text: str
 
@@ -53,12 +53,14 @@ class Shown(BaseModel):
 class Slip(BaseModel):
     """Where the message belongs, and what it is about."""
 
-    about: Annotated[str, Field(max_length=60)]  # first: a small model chooses better once that is said
+    about: Annotated[
+        str, Field(max_length=60)
+    ]  # first, because a small model chooses better after writing it
     folder: Literal["money", "travel", "health", "school"]
     sender: Annotated[str, Field(max_length=40)]
 
 
-sort_message = Handoff("sort_message", "Have one message sorted.", params=Letter, effect="staged")
+sort_message = Handoff("sort_message", "Sort one message.", params=Letter, effect="staged")
 
 
 @sort_message.before
@@ -92,7 +94,7 @@ def on_one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-# --- a bill, booked ------------------------------------------------------------------------------
+# Booking a bill.
 
 
 @tool(effect="staged", capabilities={"bills"})
@@ -103,13 +105,13 @@ async def book_bill(path: str, payee: str, sum: str, context: ToolContext) -> st
     files.append("bills.csv", f"{payee},{sum}\n")
     files.write(path, f"Booked: {sum} to {payee}\n{text}")
     if sum not in text:
-        raise ValueError(f"the message says nothing of {sum!r}")
+        raise ValueError(f"the message does not mention {sum!r}")
     if not sum.endswith(" euros"):
         raise ValueError(f"{sum!r} can't be booked, only euros can")
     return f"{sum} to {payee}"
 
 
-# --- the whole inbox -----------------------------------------------------------------------------
+# The whole inbox.
 
 
 @tool(effect="idempotent", capabilities={"fs.write"})
@@ -134,7 +136,7 @@ async def one_of(some: asyncio.Semaphore, work: Awaitable[T]) -> T:
         return await work
 
 
-# --- the app -------------------------------------------------------------------------------------
+# The app.
 
 prompt = Prompt(
     "inbox",
@@ -145,7 +147,7 @@ prompt = Prompt(
 
 
 def adapter_for(folder: Path, journal: Journal | None = None) -> Adapter:
-    """What runs the prompt on a family's folder. Who sorts and who approves is said where it is run."""
+    """An adapter for a family's folder. The caller says who sorts and who approves."""
     return Adapter(
         LocalModel(first_call=sort_inbox, max_tokens=48),
         filesystem=DirectoryFilesystem(folder),
@@ -155,7 +157,7 @@ def adapter_for(folder: Path, journal: Journal | None = None) -> Adapter:
 
 
 def new_mail(folder: Path, most: int | None = None) -> None:
-    """Put the messages of the example, or so many of them, into the inbox of a folder."""
+    """Copy the sample messages, or the first `most` of them, into the inbox of a folder."""
     (folder / "inbox").mkdir(parents=True, exist_ok=True)
     for message in sorted((HERE / "messages").iterdir())[:most]:
         shutil.copy(message, folder / "inbox")

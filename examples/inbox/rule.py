@@ -1,4 +1,4 @@
-"""Who approves where nobody is there: a rule, written down by a person."""
+"""A rule that approves bills where nobody is there."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from handrail.context import Approval
 from handrail.protocols import ApprovalRequest
 
 MOST = 500
-"""Euros. What is more, somebody has to look at."""
+"""Euros. A larger bill needs a person."""
 
 
 class SmallBills:
-    """Approves bills up to a sum, by the arguments of the call and the diff of what it did; nothing else."""
+    """Approves bills up to a limit, and nothing else."""
 
     shows_previews = True
 

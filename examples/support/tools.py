@@ -1,16 +1,16 @@
-"""The functions of the support desk. Each worker gets those it lists, and no others."""
+"""The tools of the support desk. Each worker gets only those it lists."""
 
 from typing import Any
 
 from handrail import ToolContext, ToolResult, tool
 
 PAYMENTS = {"ada": [2000, 2000], "bob": [90000], "eve": [1500, 1500]}
-"""What each customer paid, in cents. The bank has it; nothing here can roll it back."""
+"""What each customer paid, in cents. It stands for a bank, so nothing here can be rolled back."""
 
 
 @tool(effect="read")
 async def payments_of(customer: str) -> list[int]:
-    """What a customer has paid so far, in cents."""
+    """List what a customer has paid, in cents."""
     return PAYMENTS.get(customer, [])
 
 
@@ -22,12 +22,12 @@ async def take_back(params: Any, value: int, *, context: ToolContext) -> None:
 
 @tool(effect="compensable", compensate=take_back, capabilities={"money"})
 async def refund(customer: str, cents: int) -> ToolResult[int]:
-    """Give a customer money back. Somebody has to allow it."""
+    """Refund a payment. Somebody has to approve it."""
     if cents not in PAYMENTS.get(customer, []):
-        return ToolResult.error(f"{customer} never paid {cents}. Look the payments up.")
+        return ToolResult.error(f"{customer} never paid {cents}. Look up the payments.")
     PAYMENTS[customer].remove(cents)
     print(f"    bank: {cents / 100:.2f} to {customer}")
-    return ToolResult.ok(cents, f"{cents / 100:.2f} were given back")
+    return ToolResult.ok(cents, f"{cents / 100:.2f} refunded")
 
 
 @tool(effect="idempotent", capabilities={"mail"})
@@ -41,7 +41,7 @@ async def send_receipt(customer: str, context: ToolContext) -> str:
 
 @tool(capabilities={"desk"})
 async def settle(customer: str, cents: int, context: ToolContext) -> str:
-    """Give a customer money back and send the receipt: both, or neither."""
+    """Refund a payment and send the receipt: both, or neither."""
     (await context.call("refund", customer=customer, cents=cents)).unwrap()
     (await context.call("send_receipt", customer=customer)).unwrap()
     return f"{customer} has {cents / 100:.2f} back, and a receipt"
@@ -49,5 +49,5 @@ async def settle(customer: str, cents: int, context: ToolContext) -> str:
 
 @tool(effect="read")
 async def status() -> str:
-    """What is broken at the moment."""
-    return "The app can't open on phones since this morning; the web page works."
+    """Say what is broken at the moment."""
+    return "The app has not opened on phones since this morning; the web page works."

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
         SequentialDependencyPolicy,
     )
     from handrail.handoff import Handoff, Parked, run_as_agent
-    from handrail.journal import MemoryJournal
-    from handrail.journal.sqlite import SqliteJournal
+    from handrail.journal.sqlite import MemoryJournal, SqliteJournal
+    from handrail.journals import Journal
     from handrail.limits import Budget
     from handrail.messages import Model
     from handrail.models.anthropic import AnthropicModel
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from handrail.prompt import MarkdownSection, Prompt, Section
     from handrail.protocols import Environment, EventBus, Filesystem, PolicyDecision, ToolPolicy
     from handrail.question import Answer
-    from handrail.records import Journal
     from handrail.resources import Binding, given
     from handrail.resources.directory import DirectoryFilesystem
     from handrail.resources.memory import MemoryFilesystem
@@ -73,8 +72,7 @@ _HOMES = {
     "handrail.events": "ToolInvoked",
     "handrail.guard": "CapabilityPolicy RateLimitPolicy ReadBeforeWritePolicy SequentialDependencyPolicy",
     "handrail.handoff": "Handoff Parked run_as_agent",
-    "handrail.journal": "MemoryJournal",
-    "handrail.journal.sqlite": "SqliteJournal",
+    "handrail.journal.sqlite": "MemoryJournal SqliteJournal",
     "handrail.limits": "Budget",
     "handrail.messages": "Model",
     "handrail.models.anthropic": "AnthropicModel",
@@ -85,7 +83,7 @@ _HOMES = {
     "handrail.prompt": "MarkdownSection Prompt Section",
     "handrail.protocols": "Environment EventBus Filesystem PolicyDecision ToolPolicy",
     "handrail.question": "Answer",
-    "handrail.records": "Journal",
+    "handrail.journals": "Journal",
     "handrail.resources": "Binding given",
     "handrail.resources.directory": "DirectoryFilesystem",
     "handrail.resources.memory": "MemoryFilesystem",

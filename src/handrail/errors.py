@@ -44,6 +44,7 @@ serving in `serve.refusals`, simulations in `testing.simulation`.
     │   ├── UndoRefused (RuntimeError)             .call_id, .places: a call can't be undone
     │   ├── EffectRefused (PermissionError)        .effect: a call did more than its tool's effect allows
     │   ├── JournalError (ValueError)              .journal: not a journal, or one that can't be used
+    │   ├── BlobNotFoundError (LookupError)        .digest: a journal has no such bytes
     │   ├── ResourceError (LookupError)            .resource
     │   └── FileError (OSError)                    .path
     │       ├── FileMissing (FileNotFoundError)
@@ -411,6 +412,16 @@ class JournalError(StateError, ValueError):
     def __init__(self, journal: str, problem: str, hint: str) -> None:
         super().__init__(f"journal {journal!r}: {problem}. {hint}")
         self.journal = journal
+
+
+class BlobNotFoundError(StateError, LookupError):
+    """A journal has no bytes with this digest."""
+
+    def __init__(self, digest: str) -> None:
+        super().__init__(
+            f"the journal has no blob {digest!r}. Its run was forgotten, or it is in another journal."
+        )
+        self.digest = digest
 
 
 class EffectRefused(StateError, PermissionError):

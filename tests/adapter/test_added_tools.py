@@ -102,10 +102,10 @@ async def test_a_resumed_run_is_given_them_again_or_says_which_are_missing(tmp_p
     adapter = Adapter(model, journal=journal, environment=LaterEnvironment())
     with pytest.raises(RunParked) as parked:
         await adapter.evaluate(PROMPT, "go", run_id="run", tools=[choose])
-    journal.answer(answer_to(parked.value.questions[0]))
+    journal.questions.answer(answer_to(parked.value.questions[0]))
     with pytest.raises(RunError, match=r"was not given choose.*resume\(\.\.\., tools="):
         await adapter.resume("run", PROMPT)
-    assert (await journal.run("run")).status == "parked"
+    assert (await journal.runs.get("run")).status == "parked"
     stream = adapter.resume_stream("run", PROMPT, tools=[choose])
     response = await stream.response
     said = [each.message for each in response.session[MessageAdded].all()]
@@ -123,5 +123,5 @@ async def test_a_workers_run_has_them_too(tmp_path: Path):
     options: Any = {"model": model, "journal": journal, "environment": there, "tools": [choose]}
     with pytest.raises(RunParked) as parked:
         await registry.stream("helper", "go", run_id="run", **options).response
-    journal.answer(answer_to(parked.value.questions[0]))
+    journal.questions.answer(answer_to(parked.value.questions[0]))
     assert (await registry.resume("helper", "run", **options)).text == "done"

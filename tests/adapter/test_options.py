@@ -23,7 +23,7 @@ from handrail.adapter.redemption import redeem
 from handrail.clock import SYSTEM_CLOCK
 from handrail.dispatch.options import DEPTH_LIMIT, RunArguments, RunOptions
 from handrail.errors import DefinitionError
-from handrail.journal import MemoryJournal
+from handrail.journal.sqlite import MemoryJournal
 from handrail.limits import BudgetTracker
 from handrail.resources.registry import given
 from handrail.testing import Person

@@ -33,9 +33,9 @@ from handrail.events import (
     ToolStarted,
 )
 from handrail.guard.policy import CapabilityPolicy
-from handrail.journal import MemoryJournal
+from handrail.journal.sqlite import MemoryJournal
+from handrail.journals import Journal
 from handrail.messages import ModelPart, ModelRequest, ToolMessage
-from handrail.records import Journal
 from handrail.session import Dispatcher
 from support.resting import Resting, answer_to
 from support.rig import Note
@@ -71,7 +71,7 @@ class Going:
 
     async def answer(self, value: Any = None) -> None:
         """Answer the question that has waited longest."""
-        self.journal.answer(answer_to((await self.journal.questions("run"))[0], value))
+        self.journal.questions.answer(answer_to((await self.journal.questions.open("run"))[0], value))
 
     def ends(self) -> list[object]:
         return [each for each in self.heard if isinstance(each, ENDS)]
@@ -98,7 +98,7 @@ async def test_a_run_at_rest_is_told_and_goes_on_in_memory():
     await going.there.until_rest()
     await going.answer()
     await going.there.until_rest()  # one of two was answered, its call is over, and all rests again
-    assert len(await going.journal.questions("run")) == 1
+    assert len(await going.journal.questions.open("run")) == 1
     await going.answer()
     assert (await run).text == "done"
     assert going.there.rested == [True, True]
@@ -240,9 +240,11 @@ async def test_parked_at_rest_it_says_nothing_that_looks_like_an_end():
         await run
     assert len(parked.value.questions) == 2
     assert going.ends() == []
-    assert (await going.journal.run("run")).status == "parked"
+    assert (await going.journal.runs.get("run")).status == "parked"
     for question in parked.value.questions:
-        going.journal.answer(answer_to(question, {"approved": True} if question.kind == "approval" else None))
+        going.journal.questions.answer(
+            answer_to(question, {"approved": True} if question.kind == "approval" else None)
+        )
     going.heard.clear()
     assert (await going.resume()).text == "done"
     invoked = [each for each in going.heard if isinstance(each, ToolInvoked)]
@@ -313,7 +315,7 @@ async def test_by_force_what_is_at_work_is_cut_and_follows_its_effect():
     with pytest.raises(RunParked):
         await run
     assert [(each.tool, each.status) for each in going.ends()] == [("mark", "ok")]  # pyright: ignore[reportAttributeAccessIssue]  # calls are all there is
-    assert (await going.journal.run("run")).status == "parked"
+    assert (await going.journal.runs.get("run")).status == "parked"
     hold = False
     response = await going.resume()
     assert response.text == "done"
@@ -369,7 +371,7 @@ async def test_a_handler_that_swallows_it_asks_nobody_and_commits_nothing():
     with pytest.raises(RunParked):
         await run
     assert seen == ["entered", "nobody is asked"]
-    assert await going.journal.load("run") == ()
+    assert await going.journal.calls.load("run") == ()
     response = await going.resume()
     assert [each.text for each in response.session[Note].all()] == ["stubborn"]
 

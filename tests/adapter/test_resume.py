@@ -37,7 +37,7 @@ from handrail.errors import (
 )
 from handrail.events import MessageAdded
 from handrail.guard.policy import CapabilityPolicy
-from handrail.journal import MemoryJournal
+from handrail.journal.sqlite import MemoryJournal
 from handrail.messages import ToolMessage, Usage
 from handrail.models.scripted import Reply
 from handrail.protocols import PolicyDecision
@@ -126,14 +126,14 @@ async def test_a_run_in_which_everything_waits_is_parked_and_goes_on(tmp_path: P
 
     other = journal_at(tmp_path)  # a process of its own, as far as the file is concerned
     later = Adapter(script, journal=other, environment=LaterEnvironment())
-    assert [row.questions for row in await other.runs()] == [2]
-    approval = next(each for each in await other.questions("run") if each.kind == "approval")
-    other.answer(answer_to(approval, {"approved": True}))
+    assert [row.questions for row in await other.runs.list()] == [2]
+    approval = next(each for each in await other.questions.open("run") if each.kind == "approval")
+    other.questions.answer(answer_to(approval, {"approved": True}))
     parked = await until_parked(later.resume("run", prompt))
     assert [each.name for each in parked.questions] == ["pick"]
     assert tools.ran == ["look", "ask", "mark", "ask", "send"]
 
-    other.answer(answer_to(parked.questions[0], {"number": 2}))
+    other.questions.answer(answer_to(parked.questions[0], {"number": 2}))
     response = await later.resume("run", prompt)
     assert response.text == "done"
     assert tools.ran == ["look", "ask", "mark", "ask", "send", "ask"]
@@ -144,7 +144,7 @@ async def test_a_run_in_which_everything_waits_is_parked_and_goes_on(tmp_path: P
     assert response.session[Note].all() == (Note("marked"),)
     assert [len(request.messages) for request in script.requests] == [1, 3, 5]
     assert (await later.resume("run", prompt)).text == "done"
-    assert (await other.run("run")).status == "done"
+    assert (await other.runs.get("run")).status == "done"
 
 
 async def test_a_nested_agent_is_gone_through_again_without_asking_its_model(tmp_path: Path):
@@ -169,7 +169,7 @@ async def test_a_nested_agent_is_gone_through_again_without_asking_its_model(tmp
     assert tools.ran == ["delegate", "look", "ask", "mark"]
 
     other = journal_at(tmp_path)
-    other.answer(answer_to(question, {"number": 1}))
+    other.questions.answer(answer_to(question, {"number": 1}))
     response = await Adapter(script, journal=other, environment=LaterEnvironment()).resume("run", prompt)
     assert response.text == "outer done"
     assert tools.ran == ["delegate", "look", "ask", "mark", "delegate", "ask"]
@@ -217,10 +217,10 @@ async def test_answers_from_another_process_reach_a_run_that_waits(tmp_path: Pat
     running = asyncio.ensure_future(adapter.evaluate(Prompt("p", "Do.", tools=tools.all), "go", run_id="run"))
     await asked.wait()
     other = journal_at(tmp_path)
-    [question] = await other.questions("run")
+    [question] = await other.questions.open("run")
     with pytest.raises(RunBusy, match="has it"):
         await Adapter(ScriptedModel([]), journal=other).resume("run", Prompt("p", "Do.", tools=tools.all))
-    other.answer(answer_to(question, {"number": 3}))
+    other.questions.answer(answer_to(question, {"number": 3}))
     assert (await running).text == "done"
 
 
@@ -237,7 +237,7 @@ async def test_an_answer_that_does_not_fit_is_asked_for_again(tmp_path: Path):
     other.answer(answer_to(question, {"number": -1}))
     later = Adapter(script, journal=other, environment=LaterEnvironment())
     [again] = (await until_parked(later.resume("run", prompt))).questions
-    other.answer(answer_to(again, {"number": 1}))
+    other.questions.answer(answer_to(again, {"number": 1}))
     assert (await later.resume("run", prompt)).text == "done"
 
 
@@ -261,8 +261,8 @@ async def test_a_forged_answer_to_a_parked_run_is_refused(tmp_path: Path, change
     forged = msgspec.structs.replace(answer_to(question, {"number": 1}), **change)
     other = journal_at(tmp_path)
     with pytest.raises(AnswerRefused, match=words):
-        other.answer(forged)
-    assert len(await other.questions("run")) == 1
+        other.questions.answer(forged)
+    assert len(await other.questions.open("run")) == 1
 
 
 async def test_a_verb_in_another_ones_place_is_a_divergence(tmp_path: Path):
@@ -280,7 +280,7 @@ async def test_a_verb_in_another_ones_place_is_a_divergence(tmp_path: Path):
         return str(await context.wait_for("pick", {"of": 3}, Pick))
 
     journal = journal_at(tmp_path)
-    journal.answer(answer_to(question, {"number": 1}))
+    journal.questions.answer(answer_to(question, {"number": 1}))
     later = Adapter(script, journal=journal, environment=LaterEnvironment())
     response = await later.resume("run", Prompt("p", "Do.", tools=[ask, tools.mark]))
     told = [each.message.text for each in response.session[MessageAdded].all()][-2]
@@ -297,7 +297,7 @@ async def test_the_conversation_is_sent_as_it_was(tmp_path: Path):
         adapter.evaluate(Prompt("p", "The first words.", tools=tools.all), "go", run_id="run")
     )
     journal = journal_at(tmp_path)
-    journal.answer(answer_to(parked.questions[0], {"number": 1}))
+    journal.questions.answer(answer_to(parked.questions[0], {"number": 1}))
     later = Adapter(script, journal=journal, environment=LaterEnvironment())
     await later.resume("run", Prompt("p", "Other words.", tools=tools.all))
     assert [request.system for request in script.requests] == ["The first words."] * 3
@@ -315,7 +315,7 @@ async def test_a_session_of_several_runs_is_rebuilt(tmp_path: Path):
     await adapter.evaluate(prompt, "one", session=session, run_id="first")
     parked = await until_parked(adapter.evaluate(prompt, "two", session=session, run_id="second"))
     journal = journal_at(tmp_path)
-    journal.answer(answer_to(parked.questions[0], {"number": 1}))
+    journal.questions.answer(answer_to(parked.questions[0], {"number": 1}))
     later = Adapter(script, journal=journal, environment=LaterEnvironment())
     response = await later.resume("second", prompt)
     assert response.session.id == "chat"
@@ -342,7 +342,7 @@ async def test_what_can_not_be_resumed_says_why(tmp_path: Path):
     with pytest.raises(RunError, match="has no journal"):
         await Adapter(ScriptedModel([])).resume("run", prompt)
     journal.close()
-    with pytest.raises(JournalError, match="it was closed"):
+    with pytest.raises(JournalError, match="it is closed"):
         await adapter.resume("run", prompt)
 
 
@@ -355,11 +355,11 @@ async def test_an_app_that_is_not_there_is_refused_by_name(tmp_path: Path):
     ):
         await adapter.evaluate(Prompt("p", "Do."), "go", run_id="new", app="no.such:prompt")
     with pytest.raises(RunUnknown):
-        await journal.run("new")
+        await journal.runs.get("new")
     record = RunRecord(
         id="old", session_id="s", principal="ada", prompt="p", model="m", began_at=1.0, app="no.such:prompt"
     )
-    await journal.begin(record)
+    await journal.runs.begin(record)
     with pytest.raises(
         RunError, match=r"at 'no\.such:prompt', which can't be imported: .*resume\(run_id, prompt\)"
     ):
@@ -375,7 +375,7 @@ async def test_a_failed_run_stays_failed(tmp_path: Path):
     prompt = Prompt("p", "Do.", tools=tools.all)
     with pytest.raises(PromptEvaluationError):
         await adapter.evaluate(prompt, "go", run_id="run", budget=Budget(requests=1))
-    assert (await journal.run("run")).status == "failed"
+    assert (await journal.runs.get("run")).status == "failed"
     with pytest.raises(PromptEvaluationError, match="requests"):
         await adapter.resume("run", prompt)
     assert tools.ran == ["look"]
@@ -400,8 +400,10 @@ async def test_whoever_was_overtaken_stops_and_undoes_nothing(tmp_path: Path):
         """Book, and be overtaken."""
         await context.call("book")
         other = journal_at(tmp_path)
-        await other._do(lambda connection: connection.execute("UPDATE runs SET leased_until = 0"))
-        await other.take("run")
+        await other._database.transact(
+            lambda connection: connection.execute("UPDATE runs SET leased_until = 0")
+        )
+        await other.runs.take("run")
         taken.set()
         return "done"
 
@@ -410,7 +412,7 @@ async def test_whoever_was_overtaken_stops_and_undoes_nothing(tmp_path: Path):
         await adapter.evaluate(Prompt("p", "Do.", tools=[book, outer]), "go", run_id="run")
     assert taken.is_set()
     assert undone == []
-    row = await journal.run("run")
+    row = await journal.runs.get("run")
     assert (row.status, row.owner != journal.owner) == ("running", True)
 
 
@@ -425,14 +427,14 @@ async def test_a_journal_in_memory_parks_too():
     )
     prompt = Prompt("p", "Do.", tools=tools.all)
     parked = await until_parked(adapter.evaluate(prompt, "go", run_id="run"))
-    assert [each.id for each in parked.questions] == [each.id for each in await journal.questions("run")]
+    assert [each.id for each in parked.questions] == [each.id for each in await journal.questions.open("run")]
     first, second = parked.questions
-    journal.answer(answer_to(first, {"number": 1}))
+    journal.questions.answer(answer_to(first, {"number": 1}))
     parked = await until_parked(adapter.resume("run", prompt))
     assert [each.id for each in parked.questions] == [second.id]
-    journal.answer(answer_to(second, {"number": 2}))
+    journal.questions.answer(answer_to(second, {"number": 2}))
     assert (await adapter.resume("run", prompt)).text == "done"
-    assert await journal.questions() == ()
+    assert await journal.questions.open() == ()
 
 
 async def test_another_prompt_or_no_files_take_nothing(tmp_path: Path):
@@ -452,7 +454,7 @@ async def test_another_prompt_or_no_files_take_nothing(tmp_path: Path):
     with pytest.raises(RunError, match=r"works on the files in .* and was given none"):
         await adapter.resume("run", prompt)
     journal = journal_at(tmp_path)
-    journal.answer(answer_to(question, {"number": 1}))
+    journal.questions.answer(answer_to(question, {"number": 1}))
     assert (await adapter.resume("run", prompt, filesystem=files)).text == "done"
 
 
@@ -466,8 +468,10 @@ async def test_nothing_that_has_to_be_marked_begins_in_an_overtaken_run(tmp_path
     async def overtaken(context: ToolContext) -> str:
         """Be overtaken, and learn so."""
         other = journal_at(tmp_path)
-        await other._do(lambda connection: connection.execute("UPDATE runs SET leased_until = 0"))
-        await other.take("run")
+        await other._database.transact(
+            lambda connection: connection.execute("UPDATE runs SET leased_until = 0")
+        )
+        await other.runs.take("run")
         try:
             await context.call("look")
         finally:

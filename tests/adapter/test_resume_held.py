@@ -22,9 +22,9 @@ from handrail import (
     tool,
 )
 from handrail.errors import DefinitionError, PromptEvaluationError, RunBusy, RunError, RunParked
-from handrail.journal import MemoryJournal
+from handrail.journal.sqlite import MemoryJournal
+from handrail.journals import Journal
 from handrail.question import Answer, Question
-from handrail.records import Journal
 from handrail.runs import cancel
 from handrail.sections.files import FileTools
 
@@ -54,7 +54,7 @@ def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 async def as_it_stands(journal: Journal) -> tuple[object, ...]:
-    row = await journal.run("run")
+    row = await journal.runs.get("run")
     return row.status, row.owner, row.leased_until, row.outcome, row.questions, row.stopping
 
 
@@ -90,7 +90,7 @@ async def test_two_who_resume_a_parked_run_at_once_are_told_apart(journal: Journ
     adapter = Adapter(script, journal=journal, environment=LaterEnvironment())
     with pytest.raises(RunParked) as parked:
         await adapter.evaluate(prompt, "go", run_id="run")
-    journal.answer(answer_to(parked.value.questions[0]))
+    journal.questions.answer(answer_to(parked.value.questions[0]))
 
     async def resume() -> Any:
         return await adapter.resume("run", prompt)
@@ -162,7 +162,7 @@ async def test_what_people_take_does_not_count_however_often_a_run_is_parked(tmp
         with pytest.raises(RunParked) as parked:
             await going
         clock.by += timedelta(days=3)
-        journal.answer(answer_to(parked.value.questions[0]))
+        journal.questions.answer(answer_to(parked.value.questions[0]))
         going = adapter.resume("run", prompt)
     assert (await going).text == "done"
 
@@ -179,7 +179,7 @@ async def test_a_resumed_run_keeps_its_budget_and_its_deadline(tmp_path: Path):
         with pytest.raises(RunParked) as parked:
             await adapter.evaluate(prompt, "go", run_id=name, **{name: limit})
         clock.by += timedelta(hours=2)
-        journal.answer(answer_to(parked.value.questions[0]))
+        journal.questions.answer(answer_to(parked.value.questions[0]))
         with pytest.raises(PromptEvaluationError, match=name):
             await adapter.resume(name, prompt)
         assert len(script.requests) == 1
@@ -192,8 +192,8 @@ async def test_the_lease_of_a_run_at_work_is_renewed(journal: Journal, monkeypat
     @tool(effect="staged")
     async def wait_for_the_lease() -> str:
         """Wait until the lease lasts longer than it did."""
-        before = (await journal.run("run")).leased_until
-        while (await journal.run("run")).leased_until <= before:
+        before = (await journal.runs.get("run")).leased_until
+        while (await journal.runs.get("run")).leased_until <= before:
             await asyncio.sleep(0.01)
         return "renewed"
 
@@ -214,8 +214,8 @@ async def test_runs_of_a_session_are_in_order_although_the_clock_was_set_back(jo
     clock.by -= timedelta(hours=1)
     with pytest.raises(RunParked) as parked:
         await adapter.evaluate(prompt, "two", session=session, run_id="b")
-    assert [row.record.id for row in await journal.runs(session_id=session.id)] == ["a", "b"]
-    journal.answer(answer_to(parked.value.questions[0]))
+    assert [row.record.id for row in await journal.runs.list(session_id=session.id)] == ["a", "b"]
+    journal.questions.answer(answer_to(parked.value.questions[0]))
     await adapter.resume("b", prompt)
     assert [len(each.messages) for each in script.requests] == [1, 3, 5]
 
@@ -251,15 +251,15 @@ async def test_one_of_two_answers_is_enough_for_a_handler_that_takes_the_first(t
     adapter = Adapter(script, journal=journal, environment=LaterEnvironment())
     with pytest.raises(RunParked) as parked:
         await adapter.evaluate(prompt, "go", run_id="run")
-    journal.answer(answer_to(parked.value.questions[1], 7))
+    journal.questions.answer(answer_to(parked.value.questions[1], 7))
     with pytest.raises(RunParked) as parked:
         await adapter.resume("run", prompt)
     assert handed == [7]
     of_both = [each for each in parked.value.questions if each.asked_by == ("both",)]
     assert [each.name for each in of_both] == ["a", "b"]
-    journal.answer(answer_to(of_both[1], 2))
+    journal.questions.answer(answer_to(of_both[1], 2))
     with pytest.raises(RunParked):  # it needs the other as well, and does not stay in memory for it
         await asyncio.wait_for(adapter.resume("run", prompt), 5)
-    journal.answer(answer_to(of_both[0], 1))
+    journal.questions.answer(answer_to(of_both[0], 1))
     assert (await adapter.resume("run", prompt)).text == "done"
     assert script.requests[-1].messages[-1].results[0].text == "[1, 2]"  # type: ignore[union-attr]

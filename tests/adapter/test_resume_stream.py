@@ -92,7 +92,7 @@ class Recorded:
         with pytest.raises(RunParked) as parked:
             await stream.response
         for question in parked.value.questions:
-            self.journal.answer(answer_to(question))
+            self.journal.questions.answer(answer_to(question))
 
 
 def said(events: list[object]) -> list[tuple[str, str]]:
@@ -245,7 +245,7 @@ async def test_a_bus_and_a_session_of_ones_own_hear_the_same(tmp_path: Path):
     heard: list[object] = []
     bus = Dispatcher()
     bus.subscribe(object, heard.append)
-    session = Session(id=(await recorded.journal.run("run")).record.session_id)
+    session = Session(id=(await recorded.journal.runs.get("run")).record.session_id)
     stream = recorded.adapter().resume_stream("run", PROMPT, session=session, bus=bus)
     events = [event async for event in stream]
     assert heard == events != []
@@ -295,7 +295,7 @@ async def test_a_stream_that_is_left_cancels_the_resumed_run(tmp_path: Path):
     listening.cancel()
     with pytest.raises(asyncio.CancelledError):
         await listening
-    assert (await recorded.journal.run("run")).status == "cancelled"
+    assert (await recorded.journal.runs.get("run")).status == "cancelled"
 
 
 async def test_a_worker_is_resumed_as_a_stream(tmp_path: Path):
@@ -314,7 +314,7 @@ async def test_a_worker_is_resumed_as_a_stream(tmp_path: Path):
     there, model = LaterEnvironment(), ScriptedModel([ToolCall("ask"), "done"])
     with pytest.raises(RunParked) as parked:
         await registry.run("helper", "go", model=model, journal=journal, run_id="run", environment=there)
-    journal.answer(answer_to(parked.value.questions[0]))
+    journal.questions.answer(answer_to(parked.value.questions[0]))
     stream = registry.resume_stream("helper", "run", model=model, journal=journal, environment=there)
     events = [event async for event in stream]
     assert ("ToolInvoked", "ask") in said(events)

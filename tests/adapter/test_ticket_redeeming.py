@@ -45,8 +45,8 @@ from handrail.adapter.redemption import redeem
 from handrail.context import Ticket
 from handrail.errors import JournalError, NotSupported, OutcomeUnknown, RunParked, TicketError
 from handrail.events import ToolInvoked
-from handrail.journal import MemoryJournal
 from handrail.journal.lease import new_owner
+from handrail.journal.sqlite import MemoryJournal
 from handrail.limits import BudgetTracker
 from handrail.messages import Price, Traits
 from handrail.question import Answer
@@ -682,7 +682,7 @@ def test_no_share_is_more_than_there_was(requests: int, money: Any, spends: list
 
 def answered(parked: RunParked, journal: Any) -> None:
     [question] = parked.questions
-    journal.answer(
+    journal.questions.answer(
         Answer(question_id=question.id, digest=question.digest, by=question.principal, value={"number": 1})
     )
 
@@ -819,7 +819,7 @@ def test_both_journals_keep_tickets_alike(steps: list[tuple[str, str, str]], tmp
 
     async def outcomes(journal: Any) -> list[str]:
         run = RunRecord(id="r", session_id="s", principal="p", prompt="p", model="m", began_at=0.0)
-        await journal.begin(run)
+        await journal.runs.begin(run)
         box, said, deposited = journal.tickets, list[str](), set[str]()
         for number, (step, place, who) in enumerate(steps):
             by = owners[who]
@@ -830,7 +830,7 @@ def test_both_journals_keep_tickets_alike(steps: list[tuple[str, str, str]], tmp
                     case "claim" | "claim again":
                         said.append(str(await box.claim("r", place, by, step == "claim again")))
                     case "give back":
-                        await box.give_back("r", place, by)
+                        await box.release("r", place, by)
                     case "deposit":
                         before = await box.claim("r", place, by, True)
                         if not before:
@@ -840,7 +840,7 @@ def test_both_journals_keep_tickets_alike(steps: list[tuple[str, str, str]], tmp
                     case "close":
                         said.append(str(await box.close("r", [place])))
                     case _:
-                        await journal.leave("r", "done")
+                        await journal.runs.leave("r", "done")
             except Exception as error:
                 said.append(f"{type(error).__name__} {getattr(error, 'problem', '')}")
         return said

@@ -1,4 +1,4 @@
-"""The program `handrail` where nobody watches: exit codes, what goes where, errors, signals."""
+"""The program `handrail` without a terminal: exit codes, streams, errors and signals."""
 
 import io
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from handrail.cli import main
-from handrail.cli.starting import STARTER
+from handrail.cli.workers_commands import STARTER
 from handrail.errors import DefinitionError
 from handrail.models import model_named
 from handrail.models.demo import WHAT_IT_IS, DemoModel
@@ -34,7 +34,7 @@ Here = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def here(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Here]:
-    """The program in this process, beside the folder, with nothing on standard input: quicker than a child."""
+    """Run the program in this process, with empty standard input: quicker than a child process."""
     log = logging.getLogger("handrail")
     before = log.propagate, list(log.handlers)
     monkeypatch.chdir(folder.parent)
@@ -56,7 +56,7 @@ def run(folder: Path, worker: str, *more: str, **options: str) -> subprocess.Com
     return handrail("run", f"team/{worker}.md", "go", *more, cwd=folder.parent, **options)  # pyright: ignore[reportArgumentType]
 
 
-# How it ends.
+# Exit codes and errors.
 
 
 @pytest.mark.parametrize(
@@ -67,10 +67,10 @@ def run(folder: Path, worker: str, *more: str, **options: str) -> subprocess.Com
         ("failing", [], 1, "the key is wrong"),
         ("cut", [], 1, "The answer was cut off"),
         ("nobody", [], 2, "nothing says which model"),
-        ("writer", [], 3, "Not approved: write"),
+        ("writer", [], 3, "Not approved, so it did not run: write"),
         ("writer", ["--approve", "strict"], 3, "approvals are strict"),
         ("payer", [], 3, "nobody there"),
-        ("caller", [], 3, "Not approved: pay"),
+        ("caller", [], 3, "Not approved, so it did not run: pay"),
         ("payer", ["--approve", "all"], 0, "approved by --approve all"),
         ("slow", ["--deadline", "0.3s"], 4, "deadline"),
         ("looping", ["--budget-requests", "3"], 4, "budget"),
@@ -78,7 +78,7 @@ def run(folder: Path, worker: str, *more: str, **options: str) -> subprocess.Com
     ],
 )
 def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said: str):
-    """Each way a run ends has its code, and says why on standard error."""
+    """Each way a run ends has its own exit code and a reason on standard error."""
     done = run(folder, worker, *more)
     assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
     assert said in done.stderr
@@ -89,9 +89,9 @@ def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said:
     [
         (["run"], "Missing argument"),
         (["run", "team/hello.md", "x", "--nonsense"], "No such option"),
-        (["run", "team/hello.md", "x", "--approve", "maybe"], "none of ask, all, strict"),
+        (["run", "team/hello.md", "x", "--approve", "maybe"], "not one of ask, all, strict"),
         (["run", "team/hello.md", "x", "--deadline", "soon"], "Write seconds, or 90s, 5m, 1h"),
-        (["run", "team/hello.md", "x", "--deadline", "0"], "is no time"),
+        (["run", "team/hello.md", "x", "--deadline", "0"], "is not a duration"),
         (["run", "team/hello.md", "x", "--files", "nowhere"], "no such folder"),
         (["run", "team/hello.md", "x", "-a", "nowhere.txt"], "no such file"),
         (["run", "team/hello.md", "x", "-a", "team/tools.py"], "tools.py"),
@@ -99,9 +99,9 @@ def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said:
         (["run", "team/hello.md", "x", "--model", ":x"], "not the name of a model"),
         (
             ["run", "team/hello.md", "x", "--model", "broken:m"],
-            "'broken' can't be loaded: ModuleNotFoundError",
+            "can't import 'broken': ModuleNotFoundError",
         ),
-        (["run", "team/hello.md", "x", "--journal", "/dev/null/x"], "it can't be made"),
+        (["run", "team/hello.md", "x", "--journal", "/dev/null/x"], "can't create the journal"),
         (["run", "team/hello.md", "x", "--journal", "a.db", "--no-journal"], "Give one of them"),
         (["run", "team/hello.md"], "the input is empty"),
         (["run", "nowhere/main.md", "x"], "handrail new nowhere"),
@@ -110,8 +110,8 @@ def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said:
         (["run", "team/sub/none.md", "x"], "Name a worker's file, or a folder with workers."),
         (["serve", "team/nobody.md"], "nothing says which model runs the worker 'nobody'"),
         (["run", "team", "x"], "does not say which worker"),
-        (["run", "team/tools.py", "x"], "A module is served: `handrail serve team/tools.py`"),
-        (["chat", "team/tools.py"], "environment=TerminalEnvironment()"),
+        (["run", "team/tools.py", "x"], "serve its prompt: `handrail serve team/tools.py`"),
+        (["chat", "team/tools.py:clerk"], "team/tools.py has no Agent called 'clerk'"),
         (["run", ".", "x"], "there is no worker (NAME.md) in '.'"),
         (
             ["serve", "."],
@@ -121,17 +121,17 @@ def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said:
         (["workers", "nowhere"], "there is no folder nowhere"),
         (["workers", "show", "team/none"], "there is no worker"),
         (["workers", "a", "b", "c"], "handrail workers show WORKER"),
-        (["new", "../.."], "no name for a folder"),
+        (["new", "../.."], "can't name a folder"),
         (["new", "-x"], "No such option"),
         (["new", "a/b/c"], "there is no folder a/b"),
-        (["new", "team"], "is there already"),
+        (["new", "team"], "exists already"),
         (["sing"], "No such command"),
     ],
 )
-def test_what_cannot_begin_is_refused_with_the_mend(
+def test_a_wrong_command_line_is_refused_with_advice(
     folder: Path, arguments: list[str], said: str, here: Here
 ):
-    """Exit code 2, nothing on standard output, no traceback, and what to do."""
+    """Exit code 2, nothing on standard output, no traceback, and advice."""
     (folder.parent / "broken.py").write_text("import a_module_that_is_not_there\n")
     code, out, err = here(*arguments)
     assert (code, out) == (2, "")
@@ -139,8 +139,8 @@ def test_what_cannot_begin_is_refused_with_the_mend(
     assert "Traceback" not in err
 
 
-def test_a_model_of_ones_own_is_found_beside(folder: Path):
-    """`--model module:name` looks into the current folder, also where Python would not."""
+def test_your_own_model_is_found_in_the_current_folder(folder: Path):
+    """`--model module:name` searches the current folder, even where Python would not."""
     (folder.parent / "mine.py").write_text(
         "from handrail import ScriptedModel\nmodel = ScriptedModel(['It is mine.'])\n"
     )
@@ -155,12 +155,38 @@ def test_a_model_of_ones_own_is_found_beside(folder: Path):
     assert (done.returncode, done.stdout) == (0, "It is mine.\n"), done.stderr
 
 
+def test_an_agent_of_a_module_is_run_and_resumed(folder: Path, here: Here):
+    """`handrail run module:agent`: recorded, on another model with --model, and found again by `runs resume`."""
+    (folder.parent / "desk.py").write_text(
+        "from handrail import Agent, CapabilityPolicy, ScriptedModel, ToolCall, tool\n\n\n"
+        "@tool(capabilities={'net'})\n"
+        "def pay(amount: int) -> str:\n"
+        '    """Pay somebody."""\n'
+        "    return 'paid'\n\n\n"
+        "model = ScriptedModel(['It is another.'])\n"
+        "given = {'tools': [pay], 'policies': [CapabilityPolicy({'net': 'ask'})]}\n"
+        "agent = Agent(ScriptedModel([ToolCall('pay', {'amount': 5}), 'It is paid.']), 'Pay.', **given)\n"
+        "parks = Agent(ScriptedModel([ToolCall('pay', {'amount': 5})]), 'Pay.', **given)\n"
+    )
+    assert here("run", "desk:agent", "x", "-q", "--approve", "all")[:2] == (0, "It is paid.\n")
+    assert here("run", "desk.py", "x", "-q", "--model", "desk:model")[:2] == (0, "It is another.\n")
+    assert here("run", "desk:agent", "x", "-q", "-a", "desk.py")[0] == 2
+    assert here("run", "desk:parks", "x", "-q", "--approve", "later")[0] == 5
+    newest = json.loads(here("runs", "list", "--json")[1])["runs"][0]
+    assert newest["app"] == "desk:parks"
+    assert here("runs", "answer", newest["run_id"], "--approve")[0] == 0
+    (folder.parent / "after.py").write_text(
+        "from handrail import ScriptedModel\nmodel = ScriptedModel(['It is paid now.'])\n"
+    )
+    assert here("runs", "resume", newest["run_id"], "--model", "after:model")[:2] == (0, "It is paid now.\n")
+
+
 @pytest.mark.parametrize("buffered", [True, False])
 @pytest.mark.parametrize(
     "arguments", [["--version"], ["--help"], ["run", "team/hello.md", "x"], ["workers", "team"]]
 )
-def test_what_can_not_be_printed_is_said(folder: Path, arguments: list[str], buffered: bool):
-    """A full disk under standard output is nobody's traceback, whenever it shows."""
+def test_output_that_cannot_be_written_is_reported(folder: Path, arguments: list[str], buffered: bool):
+    """A full disk behind standard output ends in a message, not a traceback."""
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [str(Path(sys.executable).with_name("handrail")), *arguments],
@@ -176,18 +202,18 @@ def test_what_can_not_be_printed_is_said(folder: Path, arguments: list[str], buf
     assert "Exception ignored" not in done.stderr
 
 
-def test_what_is_not_recorded_is_said(folder: Path, here: Here):
-    """Where nobody named a journal and the usual one can't be used, a run goes on, and says so."""
+def test_a_run_that_is_not_recorded_says_so(folder: Path, here: Here):
+    """If the default journal can't be used, the run says so and goes on."""
     (folder.parent / ".handrail").mkdir()
     (folder.parent / ".handrail" / "runs.db").write_text("no journal at all")
     code, out, err = here("run", "team/hello.md", "x", "-q")
     assert (code, out) == (0, "Hello\\x1b[31m there.\n")
-    assert "nothing is recorded" in err
+    assert "This run is not recorded" in err
     assert "--journal FILE" in err
 
 
-def test_a_wrong_worker_is_said_with_its_line(folder: Path):
-    """By `run` and by `workers check`: the file, the line, the mend; exit code 2."""
+def test_a_broken_worker_is_reported_with_its_line(folder: Path):
+    """`run` and `workers check` name the file, the line and the fix, with exit code 2."""
     (folder / "bad.md").write_text("---\nmodel: test:hello\ntols: [a]\n---\nGo.\n")
     for arguments in (["run", "team/bad.md", "x"], ["workers", "check", "team"]):
         done = handrail(*arguments, cwd=folder.parent)
@@ -197,21 +223,21 @@ def test_a_wrong_worker_is_said_with_its_line(folder: Path):
     assert run(folder, "hello").returncode == 0  # the others run
     listed = handrail("workers", "team", cwd=folder.parent)
     assert (listed.returncode, "hello\t" in listed.stdout, "bad" in listed.stdout) == (2, True, False)
-    assert "something is wrong with bad. `handrail workers check team` says what." in listed.stderr
+    assert "can't load bad. `handrail workers check team` says why." in listed.stderr
 
 
-def test_tracebacks_are_for_those_who_ask(folder: Path):
-    """With `--verbose`, or HANDRAIL_DEBUG=1, and not otherwise."""
+def test_tracebacks_are_shown_on_request(folder: Path):
+    """Only with `--verbose` or HANDRAIL_DEBUG=1."""
     assert "Traceback" in run(folder, "failing", "--verbose").stderr
     assert "Traceback" in run(folder, "failing", env=environment(HANDRAIL_DEBUG="1")).stderr  # pyright: ignore[reportArgumentType]
     assert "Traceback" not in run(folder, "failing").stderr
 
 
-# What goes where.
+# Streams.
 
 
-def test_the_answer_alone_goes_to_standard_output(folder: Path):
-    """All else to standard error; quiet, nothing goes there; and an escape sequence nowhere."""
+def test_only_the_answer_goes_to_standard_output(folder: Path):
+    """Everything else goes to standard error, or nowhere with --quiet; escape sequences never appear."""
     done = run(folder, "writer", "--approve", "all")
     assert done.stdout == "Written.\n"
     assert "I write." in done.stderr
@@ -229,8 +255,8 @@ def test_nothing_piped_has_an_escape(folder: Path, worker: str):
     assert "\r" not in done.stdout + done.stderr
 
 
-def test_colour_where_it_is_forced(folder: Path):
-    """`FORCE_COLOR` colours the lines of a pipe, `NO_COLOR` goes before it; the answer stays plain."""
+def test_force_color_colours_a_pipe(folder: Path):
+    """`NO_COLOR` wins over `FORCE_COLOR`, and the answer is always plain."""
     forced = run(folder, "writer", env=environment(FORCE_COLOR="1"))  # pyright: ignore[reportArgumentType]
     assert "\x1b[" in forced.stderr
     assert "\x1b" not in forced.stdout
@@ -238,8 +264,8 @@ def test_colour_where_it_is_forced(folder: Path):
     assert "\x1b" not in both.stderr
 
 
-def test_json_has_it_all_in_one_object(folder: Path):
-    """One line of JSON on standard output, the text as it was, usage, cost, run id."""
+def test_json_is_one_object(folder: Path):
+    """One line on standard output with the raw text, usage, cost and run id."""
     done = run(folder, "hello", "--json")
     said = json.loads(done.stdout)
     assert done.stdout.count("\n") == 1
@@ -281,30 +307,30 @@ def test_errors_are_json_too(folder: Path, arguments: list[str], code: int, kind
 
 
 def test_json_says_what_was_not_approved(folder: Path):
-    """The answer is there, and so is what did not run."""
+    """The object has both the answer and the calls that did not run."""
     said = json.loads(run(folder, "payer", "--json").stdout)
     assert (said["ok"], said["exit_code"], said["not_approved"]) == (False, 3, ["pay"])
 
 
-# What comes in.
+# Input.
 
 
 @pytest.mark.parametrize("given", [[], ["-"]])
 def test_input_can_be_piped(folder: Path, given: list[str]):
-    """Left out or `-`: all of standard input is the message."""
+    """Without an argument, or with `-`, standard input is the message."""
     done = handrail("run", "team/hello.md", *given, "--json", cwd=folder.parent, stdin="a\nb\n")
     assert json.loads(done.stdout)["ok"] is True
 
 
-def test_input_that_is_no_text_is_refused(folder: Path):
-    """It is said how to hand it over instead."""
+def test_binary_input_is_refused(folder: Path):
+    """The message says to attach it instead."""
     done = handrail("run", "team/hello.md", cwd=folder.parent, stdin=b"\xff\xfe")
     assert done.returncode == 2
     assert "Attach it as a file" in done.stderr
 
 
 def test_files_are_attached_by_the_workers_rule(folder: Path):
-    """One it takes, and one it does not."""
+    """One attachment is accepted, two are refused."""
     (folder.parent / "a.txt").write_text("hello")
     assert run(folder, "hello", "-a", "a.txt").returncode == 0
     two = run(folder, "hello", "-a", "a.txt", "-a", "team/files/a.txt")
@@ -312,7 +338,7 @@ def test_files_are_attached_by_the_workers_rule(folder: Path):
 
 
 def test_a_worker_is_found_by_file_by_name_and_by_folder(folder: Path):
-    """`team/hello.md`, `team/hello`, and `team` where it says which."""
+    """`team/hello.md`, `team/hello`, or `team` if it has a `main`."""
     for named in ("team/hello.md", "team/hello"):
         assert handrail("run", named, "x", cwd=folder.parent).returncode == 0
     (folder / "main.md").write_text("---\nmodel: test:hello\n---\nGo.\n")
@@ -320,7 +346,7 @@ def test_a_worker_is_found_by_file_by_name_and_by_folder(folder: Path):
 
 
 def test_other_files_and_another_model(folder: Path):
-    """`--files` names the folder that may change, `--model` goes before what the file says."""
+    """`--files` sets the folder that may change, `--model` overrides the worker's file."""
     other = folder.parent / "other"
     other.mkdir()
     assert run(folder, "writer", "--approve", "all", "--files", "other").returncode == 0
@@ -329,8 +355,8 @@ def test_other_files_and_another_model(folder: Path):
     assert run(folder, "writer", "--model", "test:hello", "-q").stdout == "Hello\\x1b[31m there.\n"
 
 
-def test_chat_reads_lines_where_nobody_is_there(folder: Path):
-    """Each line is a message; commands work; the last turn's code is the program's."""
+def test_chat_reads_piped_lines(folder: Path):
+    """Each line is a message or a command, and the last turn sets the exit code."""
     done = handrail("chat", "team/hello.md", cwd=folder.parent, stdin="one\n/cost\ntwo\n/nonsense\n")
     assert done.stdout == "Hello\\x1b[31m there.\n" * 2
     assert "1 request · 12 tokens in, 3 out" in done.stderr
@@ -368,7 +394,7 @@ def test_new_makes_a_folder_that_runs_at_once(tmp_path: Path):
 
 
 def test_the_starter_is_whole():
-    """What is copied is in the package, and nothing of ours imports it."""
+    """The starter's files are in the package, and nothing imports them."""
     assert sorted(path.name for path in STARTER.iterdir() if path.name != "__pycache__") == [
         "README.md",
         "files",
@@ -379,14 +405,14 @@ def test_the_starter_is_whole():
 
 
 def test_there_is_one_demonstration():
-    """Its name is checked, and it is got by name like every model."""
+    """It is found by name like every model, and an unknown name is refused."""
     assert isinstance(model_named("demo:notes"), DemoModel)
     with pytest.raises(DefinitionError, match="no demonstration 'songs'"):
         DemoModel("songs")
 
 
 def test_workers_are_listed_and_shown(folder: Path):
-    """A line each for programs; one in full."""
+    """The list has one line per worker; `show` prints one in full."""
     listed = handrail("workers", "team", cwd=folder.parent)
     assert "hello\ttest:hello\tSays hello.\n" in listed.stdout
     assert handrail("workers", "list", "team", cwd=folder.parent).stdout == listed.stdout
@@ -397,7 +423,7 @@ def test_workers_are_listed_and_shown(folder: Path):
 
 
 def test_version_and_help():
-    """Both ways to start it; the exit codes are in the help."""
+    """Both entry points work, and the help lists the exit codes."""
     here = Path(sys.executable).parent
     for command in (HANDRAIL, [str(here / "handrail")]):
         version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
@@ -405,12 +431,12 @@ def test_version_and_help():
     shown = handrail("run", "--help", cwd=here)
     assert shown.returncode == 0
     words = " ".join(shown.stdout.split())
-    assert "3 the run ended, and something it wanted to do was not approved" in words
+    assert "3 the run ended, but something it wanted to do was not approved" in words
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["run", "--help"]])
 def test_help_loads_little(arguments: list[str]):
-    """No model, no worker, no screen is loaded to say how to use them."""
+    """Help loads no models, workers or views."""
     code = (
         "import sys\n"
         f"sys.argv = ['handrail', *{arguments!r}]\n"
@@ -426,7 +452,7 @@ def test_help_loads_little(arguments: list[str]):
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_without_the_extra_it_says_how_to_get_it(missing: str):
-    """A core install has the program, and the program the command that completes it."""
+    """A core install has the program, which prints how to install the extra."""
     code = (
         "import sys\n"
         f"sys.modules[{missing!r}] = None\n"
@@ -444,7 +470,7 @@ def test_without_the_extra_it_says_how_to_get_it(missing: str):
 
 
 def started(folder: Path, worker: str, *more: str, until: str) -> subprocess.Popen[str]:
-    """A run under way: what it says of its progress has been read."""
+    """Start a run and wait until it reports progress."""
     process = subprocess.Popen(
         [*HANDRAIL, "run", f"team/{worker}.md", "go", *more],
         cwd=folder.parent,
@@ -466,18 +492,18 @@ def started(folder: Path, worker: str, *more: str, until: str) -> subprocess.Pop
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_cancels_and_leaves_the_files_as_they_were(folder: Path, number: signal.Signals, code: int):
-    """Every call gets its end, what it wrote is gone, and it is said."""
+    """Every call ends, its changes are undone, and a message says so."""
     process = started(folder, "half", until="at it")
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (code, "")
     assert "■ half_done" in err
-    assert "Cancelled. What was under way was undone." in err
+    assert "Cancelled. Unfinished calls were undone." in err
     assert os.listdir(folder / "files") == ["a.txt"]
 
 
 def test_a_cancelled_run_is_json_too(folder: Path):
-    """The code and the kind say so."""
+    """The exit code and the error kind say so."""
     process = started(folder, "half", "--json", until="at it")
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=30)
@@ -486,7 +512,7 @@ def test_a_cancelled_run_is_json_too(folder: Path):
 
 
 def test_a_second_ctrl_c_ends_it_at_once(folder: Path):
-    """A handler that takes no notice of being cancelled does not hold the program."""
+    """A handler that ignores cancellation does not keep the program alive."""
     process = started(folder, "deaf", until="deaf")
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
@@ -500,7 +526,7 @@ def test_a_second_ctrl_c_ends_it_at_once(folder: Path):
 
 
 def test_a_log_moves_no_cursor(folder: Path):
-    """With --verbose there are tracebacks, which have what a tool said in them: written out as everywhere."""
+    """Tracebacks contain what a tool said, so they are escaped too."""
     tools = folder / "tools.py"
     tools.write_text(tools.read_text().replace("a secret place", "a \\x1b[2J place"))
     done = run(folder, "crasher", "--verbose")
@@ -509,7 +535,7 @@ def test_a_log_moves_no_cursor(folder: Path):
     assert "\x1b" not in done.stderr
 
 
-# What others print, streams that are closed, words nobody thought of.
+# Printed output, closed streams, odd input.
 
 NOISE = '''
 import subprocess
@@ -539,8 +565,8 @@ def noisy(folder: Path) -> Path:
     return folder
 
 
-def test_what_tools_print_is_no_part_of_the_answer(noisy: Path):
-    """A program that reads the answer, or JSON, gets that alone; what was printed is on standard error."""
+def test_what_tools_print_is_not_part_of_the_answer(noisy: Path):
+    """Standard output has only the answer or the JSON; printed text goes to standard error."""
     plain = run(noisy, "loud")
     assert plain.stdout == "The answer.\n"
     said = run(noisy, "loud", "--json")
@@ -565,8 +591,8 @@ def test_what_tools_print_is_no_part_of_the_answer(noisy: Path):
         ("<&- >&- 2>&-", "--approve all", 0, ""),
     ],
 )
-def test_closed_streams_lead_nowhere(folder: Path, closed: str, more: str, code: int, out: str):
-    """No traceback, the right code, and what one stream has does not come out of another."""
+def test_closed_streams_are_harmless(folder: Path, closed: str, more: str, code: int, out: str):
+    """No traceback, the right exit code, and output never ends up in another stream."""
     command = f"{shlex.join(HANDRAIL)} run team/hello.md go {more} {closed}"
     done = subprocess.run(
         ["sh", "-c", command], cwd=folder.parent, env=environment(), capture_output=True, text=True
@@ -577,8 +603,8 @@ def test_closed_streams_lead_nowhere(folder: Path, closed: str, more: str, code:
     assert "Traceback" not in done.stderr
 
 
-def test_an_encoding_without_a_letter_gets_it_written_out(folder: Path):
-    """The answer of a run that was paid for is not lost to a terminal's encoding."""
+def test_characters_outside_the_encoding_are_escaped(folder: Path):
+    """An answer is never lost to the encoding of the terminal."""
     tools = folder / "tools.py"
     tools.write_text(tools.read_text().replace("Hello", "Grüße"))
     env = environment(PYTHONUTF8="0", PYTHONIOENCODING="ascii")
@@ -587,8 +613,8 @@ def test_an_encoding_without_a_letter_gets_it_written_out(folder: Path):
 
 
 @pytest.mark.parametrize("command", [["workers"], ["workers", "check"], ["workers", "show"], ["new"]])
-def test_a_name_that_is_too_long_is_said_and_no_defect(command: list[str], here: Here):
-    """Whatever the system refuses about a path ends in a line."""
+def test_a_path_that_is_too_long_is_reported(command: list[str], here: Here):
+    """A path refused by the system ends in one line, not in a traceback."""
     code, _, err = here(*command, f"{'x' * 300}/y")
     assert code in (1, 2)
     assert err.startswith("handrail: ")
@@ -596,7 +622,7 @@ def test_a_name_that_is_too_long_is_said_and_no_defect(command: list[str], here:
 
 
 def test_chat_takes_odd_commands(folder: Path):
-    """A digit that is none of ours, a number past all numbers: a word each, and it goes on."""
+    """Digits of other scripts and huge numbers are refused, and the chat goes on."""
     lines = "\n".join(["/approvals ²", f"/approvals {'9' * 5000}", "/", "hi", ""])
     done = handrail("chat", "team/hello.md", cwd=folder.parent, stdin=lines)
     assert done.returncode == 0
@@ -604,8 +630,8 @@ def test_chat_takes_odd_commands(folder: Path):
     assert done.stdout.startswith("Hello")
 
 
-def test_ctrl_c_ends_a_chat_that_nobody_types(folder: Path):
-    """At a prompt for a person it only says how to leave; a pipe would be read for ever."""
+def test_ctrl_c_ends_a_piped_chat(folder: Path):
+    """At a prompt Ctrl-C only says how to leave, but a pipe would be read forever."""
     process = subprocess.Popen(
         [*HANDRAIL, "chat", "team/hello.md"],
         cwd=folder.parent,
@@ -626,15 +652,15 @@ def test_ctrl_c_ends_a_chat_that_nobody_types(folder: Path):
     process.stdout.close()
 
 
-def test_what_needs_approval_can_wait_and_be_answered_elsewhere(folder: Path):
-    """The run is parked, says so by its exit code, and goes on once somebody has answered."""
+def test_an_approval_can_be_answered_later(folder: Path):
+    """The run is parked with its own exit code, and can be resumed once it is answered."""
     parked = run(folder, "writer", "--approve", "later")
     assert parked.returncode == 5
-    assert "It waits for an answer to write." in parked.stderr
+    assert "The run waits for an answer to write." in parked.stderr
     listed = json.loads(handrail("runs", "list", "--json", cwd=folder.parent).stdout)
     run_id = listed["runs"][0]["run_id"]
     answered = handrail("runs", "answer", run_id, "--approve", cwd=folder.parent)
-    assert f"Go on with: handrail runs resume {run_id}" in answered.stdout
+    assert f"Continue with: handrail runs resume {run_id}" in answered.stdout
     elsewhere = run(folder, "writer", "--approve", "later", "--journal", "my runs.db")
     assert "--journal 'my runs.db'`, then `handrail runs resume" in elsewhere.stderr
     alone = run(folder, "writer", "--approve", "later", "--no-journal")

@@ -1,19 +1,25 @@
-"""What is said of a run: lines, rows, text that flows."""
+"""Lines about a run: finished calls, calls in progress, and streamed text."""
 
 import math
 from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 from rich.cells import cell_len
 
 from handrail import Adapter, Prompt, ScriptedModel, ToolCall, ToolContext, tool
-from handrail.cli import lines
-from handrail.cli.flow import Markdown, TextFlow
-from handrail.cli.ledger import Ledger, Row, progress_words, row_line
+from handrail.cli.activity import (
+    Activity,
+    Row,
+    format_money,
+    format_progress,
+    format_seconds,
+    row_line,
+)
+from handrail.cli.views import Markdown, TextFlow
 from handrail.clock import SYSTEM_CLOCK
 from handrail.events import ModelFailed, ModelRequested, ModelResponded, Progress, ToolStarted
 from handrail.messages import Price, Traits, Usage
@@ -25,7 +31,7 @@ PIECES = st.lists(st.text("ab 漢\n\t-", max_size=12), max_size=12)
 
 @given(PIECES, st.integers(10, 30))
 def test_flowing_text_fits_and_loses_nothing(pieces: list[str], width: int):
-    """Every line fits; apart from white space, all that came in goes out, in order."""
+    """Every line fits, and apart from white space nothing is lost or reordered."""
     flow = TextFlow(width)
     out: list[str] = []
     for piece in pieces:
@@ -36,9 +42,11 @@ def test_flowing_text_fits_and_loses_nothing(pieces: list[str], width: int):
     assert "".join("".join(out).split()) == "".join("".join(pieces).split())
 
 
+@example(["aaaaaaaaaa ", " "], 10)
+@example(["aaaaaaaaaa ", " b"], 10)
 @given(PIECES, st.integers(10, 30))
-def test_how_text_is_cut_into_pieces_does_not_matter(pieces: list[str], width: int):
-    """Streamed letter by letter or whole, the lines are the same but for tabs."""
+def test_streaming_does_not_change_the_lines(pieces: list[str], width: int):
+    """Streamed by character or whole, the lines are the same, except for tabs."""
     text = "".join(pieces).replace("\t", " ")
     whole, letters = TextFlow(width), TextFlow(width)
     at_once = [*whole.feed(text), *whole.end()]
@@ -46,8 +54,8 @@ def test_how_text_is_cut_into_pieces_does_not_matter(pieces: list[str], width: i
     assert [line.rstrip() for line in [*by_letter, *letters.end()]] == [line.rstrip() for line in at_once]
 
 
-def test_a_return_at_the_end_of_a_piece_may_be_half_an_end_of_line():
-    """`\\r` and `\\n` in two pieces are one end of a line; a return by itself is shown."""
+def test_a_line_ending_may_be_split_between_pieces():
+    """`\\r` and `\\n` in two pieces end one line; a lone `\\r` is escaped."""
     flow = TextFlow(40)
     assert flow.feed("one\r") == []
     assert flow.feed("\ntwo") == ["one"]
@@ -55,8 +63,8 @@ def test_a_return_at_the_end_of_a_piece_may_be_half_an_end_of_line():
     assert flow.end() == ["two\\rthree"]
 
 
-def test_markdown_is_coloured_and_stays_as_it_is():
-    """No character goes or comes; code fences last until they end."""
+def test_markdown_is_coloured_and_otherwise_unchanged():
+    """No character is added or removed, and code lasts until its closing fence."""
     markdown = Markdown()
     source = ["# Head", "some `code` and **bold** [red]x[/red]", "```py", "# no head", "```", "plain"]
     made = [markdown.line(line) for line in source]
@@ -71,7 +79,7 @@ def test_markdown_is_coloured_and_stays_as_it_is():
 )
 def test_times_are_short(spent: float, said: str):
     """Tenths while they matter, minutes when they do."""
-    assert lines.seconds(spent) == said
+    assert format_seconds(spent) == said
 
 
 @pytest.mark.parametrize(
@@ -83,13 +91,13 @@ def test_times_are_short(spent: float, said: str):
         (Decimal("0.00012345"), "$0.00012"),
     ],
 )
-def test_money_keeps_what_it_says(cost: Decimal | None, said: str):
-    """A small amount is not rounded to nothing, an unknown one is not free."""
-    assert lines.money(cost) == said
+def test_money_keeps_significant_digits(cost: Decimal | None, said: str):
+    """A small amount is not rounded to zero, and an unknown cost is not free."""
+    assert format_money(cost) == said
 
 
 def test_a_row_has_a_spinner_its_time_and_a_bar():
-    """What is under way, indented by its path."""
+    """A call in progress is indented by its path."""
     row = Row("index", ("outer", "index"), since=10.0, message="files", done=5, total=20)
     text = row_line(row, 13.21).plain
     assert text.startswith("    ")
@@ -111,9 +119,9 @@ def test_a_row_has_a_spinner_its_time_and_a_bar():
         ("half", 2, "m"),
     ],
 )
-def test_progress_that_makes_no_sense_is_still_shown(done: Any, total: Any, said: str):
-    """Without an end there is no bar, and past the end it is full."""
-    assert progress_words(Row("t", ("t",), 0, "m", done, total)) == said
+def test_invalid_progress_is_still_shown(done: Any, total: Any, said: str):
+    """Without a total there is no bar, and beyond the total it is full."""
+    assert format_progress(Row("t", ("t",), 0, "m", done, total)) == said
 
 
 @tool(effect="read")
@@ -153,32 +161,32 @@ def free(request: Any) -> Any:
     return Reply("It rains.", usage=Usage(10, 5, requests=1))
 
 
-async def run_and_say(model: ScriptedModel, *, verbose: bool = False) -> tuple[Ledger, list[str]]:
-    """Run, and take every event into a ledger; the lines it gave."""
-    ledger = Ledger(SYSTEM_CLOCK, verbose)
+async def run_and_say(model: ScriptedModel, *, verbose: bool = False) -> tuple[Activity, list[str]]:
+    """Run, feed every event to an `Activity`, and return its lines."""
+    activity = Activity(SYSTEM_CLOCK, verbose)
     said: list[str] = []
     prompt = Prompt("desk", "Answer.", tools=[look, hide, ask_guide])
     async for event in Adapter(model).stream(prompt, "How is it?"):
-        said += [line for text in ledger.take(event) for line in text.plain.split("\n")]
-    return ledger, [_timeless(line) for line in said]
+        said += [line for text in activity.update(event) for line in text.plain.split("\n")]
+    return activity, [_timeless(line) for line in said]
 
 
 def _timeless(line: str) -> str:
     return line.replace("  0.0 s", "")
 
 
-async def test_nested_calls_stand_below_the_call_they_are_in():
-    """A header, what happened inside indented, and the call's own line at its end, with its cost."""
+async def test_nested_calls_are_below_a_heading():
+    """A heading, the inner calls indented, and the call's own line with its cost."""
     model = ScriptedModel(free, traits=Traits(Price(Decimal(1000), Decimal(2000)), native_output=True))
-    ledger, said = await run_and_say(model)
+    activity, said = await run_and_say(model)
     assert "  ✗ look path=none" in said
     assert any("there is none" in line for line in said)
     at = said.index("  ▸ ask_guide")
     assert said[at + 1 : at + 3] == ["    ✓ look path=a.md", "    ✓ look path=b.md"]
     assert said[-1].startswith('  ✓ ask_guide question="weather?"')
     assert said[-1].endswith(" · $0.04")  # two requests of 10 in and 5 out, at a price a million
-    assert ledger.rows == {}
-    assert len(ledger.done) == 3
+    assert activity.rows == {}
+    assert len(activity.done) == 3
 
 
 async def test_secrets_are_masked_in_lines():
@@ -188,31 +196,31 @@ async def test_secrets_are_masked_in_lines():
     assert any(line.startswith('  ✓ hide key="**') for line in said)
 
 
-async def test_every_call_that_began_is_live_until_its_end():
-    """Rows are what started and has not ended; a model that is asked is one where nothing else is."""
-    ledger = Ledger(SYSTEM_CLOCK)
+async def test_every_started_call_is_live_until_it_ends():
+    """Rows are calls in progress; a model has a row only while there are none."""
+    activity = Activity(SYSTEM_CLOCK)
     seen: list[str] = []
     async for event in Adapter(ScriptedModel(free)).stream(
         Prompt("desk", "Answer.", tools=[look, ask_guide]), "?"
     ):
-        ledger.take(event)
+        activity.update(event)
         if isinstance(event, ModelRequested):
-            assert ledger.live(5)
+            assert activity.live_lines(5)
         if isinstance(event, ToolStarted | Progress):
-            seen += [text.plain for text in ledger.live(5)]
+            seen += [text.plain for text in activity.live_lines(5)]
     assert any("ask_guide" in row and "━━━━━━━━━━────────── 50% asking" in row for row in seen)
-    assert ledger.live(5) == []
+    assert activity.live_lines(5) == []
 
 
 def test_more_rows_than_fit_are_counted():
-    """A crowd under way is cut to what fits, and said to be one."""
-    ledger = Ledger(SYSTEM_CLOCK)
-    ledger.rows = {str(number): Row(f"t{number}", ("t",), number) for number in range(9)}
-    assert [text.plain for text in ledger.live(3)][-1] == "… 6 more under way"
+    """Only as many rows as fit are shown, with the number of the others."""
+    activity = Activity(SYSTEM_CLOCK)
+    activity.rows = {str(number): Row(f"t{number}", ("t",), number) for number in range(9)}
+    assert [text.plain for text in activity.live_lines(3)][-1] == "… 6 more in progress"
 
 
-async def test_a_failed_request_and_its_retry_are_said(monkeypatch: pytest.MonkeyPatch):
-    """What went wrong with a model, and when it is tried again."""
+async def test_a_failed_request_and_its_retry_are_shown(monkeypatch: pytest.MonkeyPatch):
+    """The line has the error and the time until the retry."""
     session_events: list[object] = []
     from handrail import Session
     from handrail.models.model_errors import ModelUnavailable
@@ -223,6 +231,6 @@ async def test_a_failed_request_and_its_retry_are_said(monkeypatch: pytest.Monke
         await Adapter(model).evaluate(Prompt("p", "Go."), "?", session=session)
         session_events += heard.of(ModelFailed) + heard.of(ModelResponded)
     failed = next(event for event in session_events if isinstance(event, ModelFailed))
-    said = Ledger(SYSTEM_CLOCK).take(failed)[0].plain
+    said = Activity(SYSTEM_CLOCK).update(failed)[0].plain
     assert "it is busy\\x1b[31m" in said
     assert "trying again in" in said

@@ -1,4 +1,4 @@
-"""`handrail runs`: what its commands print, to people and to programs, and how they end."""
+"""`handrail runs`: what its commands print, as text and as JSON, and their exit codes."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from handrail import Prompt
-from handrail.cli.runs import app
+from handrail.cli.runs_commands import app
 from handrail.errors import RunParked
 from handrail.question import Answer, Question
 from support.recorded import Recorder, call
@@ -44,7 +44,7 @@ class Line:
         return said
 
     def record(self, run_id: str, *script: Any, **options: Any) -> list[str]:
-        """Record a run with the app of this folder; the ids of its calls."""
+        """Record a run of this folder's app and return the ids of its calls."""
         from handrail.adapter.run_record import prompt_of
 
         async def main() -> list[str]:
@@ -70,7 +70,7 @@ def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
 
 
 def test_list_and_show(line: Line):
-    """A row a run; a tree with what was called, told and changed."""
+    """A row per run, and a tree with calls, results and diffs."""
     line.record("tea", call("write", path="a.md", text="hot\x1b[31m\n"), call("choose"))
     assert "tea\tparked\twork" in line("list")
     (row,) = line.json("list")["runs"]
@@ -91,7 +91,7 @@ def test_list_and_show(line: Line):
 
 
 def test_answer_and_resume(line: Line):
-    """A run goes from parked to done, and says how to get there; code that changed is said."""
+    """A parked run is answered and resumed, and a change of its code is reported."""
     line.record("tea", call("choose"))
     assert "handrail runs answer tea" in line("resume", "tea", "--model", "the_app:model", code=5)
     waits = line.json("resume", "tea", "--model", "the_app:model", code=5)
@@ -101,7 +101,7 @@ def test_answer_and_resume(line: Line):
     assert "not JSON" in line("answer", "tea", "--value", "{", code=2)
     assert "there is no question 'other'" in line("answer", "tea", "other", "--value", "1", code=2)
     assert "handrail runs resume tea" in line("answer", "tea", "--value", '{"n": 3}')
-    assert "waits for no answer" in line("answer", "tea", "--value", "1", code=2)
+    assert "is not waiting for an answer" in line("answer", "tea", "--value", "1", code=2)
     with (line.base / "the_app.py").open("a") as file:
         file.write("# changed\n")
     said = line("resume", "tea", "--model", "the_app:model")
@@ -110,11 +110,11 @@ def test_answer_and_resume(line: Line):
 
 
 def test_fork_undo_replay(line: Line):
-    """The three that look back."""
+    """Commands that look back."""
     note, written = line.record("tea", call("note", text="x"), call("write", path="a", text="1"), "end")
     assert line.json("fork", "tea", 1, "--as", "two")["run_id"] == "two"
     assert "Files are as they are now" in line("fork", "tea", 1)
-    assert "Nothing differs: 3 steps" in line("replay", "tea")
+    assert "No differences: 3 steps" in line("replay", "tea")
     assert line.json("undo", "tea", written)["paths"] == ["a"]
     assert not (line.base / "files" / "a").exists()
     assert "undone already" in line("undo", "tea", written, code=1)
@@ -129,17 +129,17 @@ def test_fork_undo_replay(line: Line):
 
 
 def test_cancel_export_import_forget(line: Line, monkeypatch: pytest.MonkeyPatch):
-    """The four that keep house."""
+    """Commands that manage the journal."""
     line.record("tea", call("choose"))
     assert line.json("cancel", "tea")["status"] == "cancelled"
-    assert "tea is in" in line("export", "tea", "tea.jsonl")
+    assert "Exported tea to" in line("export", "tea", "tea.jsonl")
     monkeypatch.setenv("HANDRAIL_JOURNAL", str(line.base / "new" / "runs.db"))
-    assert "tea is here, cancelled" in line("import", "tea.jsonl")
+    assert "Imported tea, which is cancelled" in line("import", "tea.jsonl")
     assert "has a run of this id already" in line("import", "tea.jsonl", code=1)
     assert line.json("import", "tea.jsonl", "--as", "two")["run_id"] == "two"
     assert set(line.json("forget", "--keep", 0, "--dry-run")["runs"]) == {"tea", "two"}
-    assert "0 runs gone" in line("forget", "--before", "1d")
-    assert "2 runs gone" in line("forget", "--keep", 0)
+    assert "0 runs forgotten" in line("forget", "--before", "1d")
+    assert "2 runs forgotten" in line("forget", "--keep", 0)
     assert "There are no runs." in line("list")
 
 
@@ -147,26 +147,30 @@ def test_cancel_export_import_forget(line: Line, monkeypatch: pytest.MonkeyPatch
     ("words", "said", "code"),
     [
         (["show", "nobody"], "the journal has no such run", 1),
-        (["list", "--standing", "odd"], "is none of running", 2),
+        (["list", "--standing", "odd"], "is not one of running", 2),
         (["list", "--journal", "nowhere.db"], "there is no journal at nowhere.db", 2),
         (["fork", "tea", "7"], "from one of 0 to 1", 1),
         (["undo", "tea", "call"], "has no finished call", 1),
         (["forget"], "nothing says which", 2),
-        (["forget", "--before", "soon"], "is no time", 2),
-        (["resume", "tea", "--approve", "odd"], "none of ask, all, strict", 2),
-        (["resume", "tea", "--app", "broken:prompt"], "can't be loaded: ZeroDivisionError", 2),
+        (["forget", "--before", "soon"], "is not a time", 2),
+        (["resume", "tea", "--approve", "odd"], "not one of ask, all, strict", 2),
+        (
+            ["resume", "tea", "--app", "broken:prompt"],
+            "can't load the code at 'broken:prompt': ZeroDivisionError",
+            2,
+        ),
         (["replay", "tea", "--app", "the_app:nothing"], "there is no Prompt at", 1),
         (["replay", "tea", "--files", "nowhere"], "no such folder", 2),
         (["import", "the_app.py"], "not an exported run", 1),
         (["import", "nowhere.jsonl"], "it can't be read: No such file or directory", 1),
         (["import", "empty.jsonl"], "it is empty", 1),
         (["export", "tea", "nowhere/tea.jsonl"], "can't be written to nowhere/tea.jsonl: No such file", 1),
-        (["answer", "tea", "--approve"], "`handrail runs show tea` says how it stands", 2),
+        (["answer", "tea", "--approve"], "See `handrail runs show tea`", 2),
         (["show", "t"], "2 runs begin with 't'", 2),
     ],
 )
-def test_what_is_wrong_is_said(line: Line, words: list[str], said: str, code: int):
-    """In words, also to programs, with the exit code that says whether it was the command or the run."""
+def test_mistakes_are_reported(line: Line, words: list[str], said: str, code: int):
+    """As text and as JSON; the exit code tells a wrong command from a failed one."""
     line.record("tea", "end")
     line.record("tee", "end")
     (line.base / "broken.py").write_text("1 / 0")
@@ -178,7 +182,7 @@ def test_what_is_wrong_is_said(line: Line, words: list[str], said: str, code: in
 
 
 def test_a_question_is_asked_at_the_terminal(line: Line, monkeypatch: pytest.MonkeyPatch):
-    """Where somebody is there; what they say is the answer."""
+    """The answer is what the person at the terminal says."""
 
     class There:
         run_mode = "user"
@@ -197,7 +201,7 @@ def test_a_question_is_asked_at_the_terminal(line: Line, monkeypatch: pytest.Mon
 
 
 def test_the_commands_are_those_of_the_program(line: Line):
-    """`handrail runs list` is `list` here."""
+    """`handrail runs list` loads the same commands."""
     from handrail.cli.app import app as program
 
     line.record("tea", "end")
@@ -205,10 +209,10 @@ def test_the_commands_are_those_of_the_program(line: Line):
     assert (result.exit_code, "tea\tdone" in result.output) == (0, True)
 
 
-def test_the_next_command_is_said_as_it_has_to_be_typed(line: Line, monkeypatch: pytest.MonkeyPatch):
-    """With the journal, unless it is the one that is meant anyway."""
+def test_the_next_command_can_be_typed_as_printed(line: Line, monkeypatch: pytest.MonkeyPatch):
+    """It names the journal, unless that is the default one."""
     line.record("tea", "end")
-    assert "Go on with: handrail runs resume" in (said := line("fork", "tea", 1))
+    assert "Continue with: handrail runs resume" in (said := line("fork", "tea", 1))
     assert "--journal" not in said
     (line.base / "runs.db").rename(line.base / "other runs.db")
     said = line("fork", "tea", 1, "--journal", "other runs.db")
@@ -219,28 +223,28 @@ def test_the_next_command_is_said_as_it_has_to_be_typed(line: Line, monkeypatch:
     assert "--journal .handrail/runs.db" in line("fork", "tea", 1, "--journal", ".handrail/runs.db")
 
 
-def test_questions_of_one_name_are_told_apart_by_their_ids(line: Line):
-    """Asked for by the name that both have, it is said which there are."""
+def test_questions_with_the_same_name_need_an_id(line: Line):
+    """Given an ambiguous name, the command lists the ids."""
     line.record("tea", (call("choose"), call("choose")))
     said = line("answer", "tea", "pick", "--value", '{"n": 1}', code=2)
     assert "say which question" in said
     assert said.count("  pick") == 2
 
 
-def test_ctrl_c_is_answered(line: Line, monkeypatch: pytest.MonkeyPatch):
-    """What was under way is undone by whoever ran it; that it is over is said, by the code too."""
+def test_ctrl_c_cancels_a_command(line: Line, monkeypatch: pytest.MonkeyPatch):
+    """The message, the exit code and the JSON say so."""
 
     async def pressed(*given: Any, **options: Any) -> Any:
         raise KeyboardInterrupt
 
     line.record("tea", "end")
-    monkeypatch.setattr("handrail.cli.runs_doing.show", pressed)
-    assert "Cancelled. What was under way was undone." in line("show", "tea", code=130)
+    monkeypatch.setattr("handrail.runs.show", pressed)
+    assert "Cancelled. Unfinished calls were undone." in line("show", "tea", code=130)
     assert line.json("show", "tea", code=130)["error"]["kind"] == "Cancelled"
 
 
-def test_an_answer_that_is_cut_off_is_no_success(line: Line):
-    """A resumed run ends with the code that `handrail run` would have ended with."""
+def test_an_answer_that_is_cut_off_fails(line: Line):
+    """A resumed run has the exit code that `handrail run` would have."""
     (line.base / "the_app.py").write_text(
         APP.replace('["the end"]', '[Reply("the e", stop="length")]').replace(
             "import ScriptedModel", "import Reply, ScriptedModel"

@@ -1,6 +1,6 @@
-"""The program `handrail` as a person at a terminal sees it: a child on a pseudo-terminal, its screen by pyte.
+"""The program `handrail` on a pseudo-terminal, with its screen interpreted by pyte.
 
-The flow of the first test is the one shown in docs/terminal.md, and holds that page to the truth.
+The first test follows docs/terminal.md and compares every screen on that page.
 """
 
 import re
@@ -33,23 +33,23 @@ def start(seen: Window, cwd: Path, *arguments: str, **env: str) -> None:
 
 
 def sane(seen: Window) -> None:
-    """The terminal as it was found: it echoes, and its cursor is there."""
+    """The terminal is restored: it echoes, and its cursor is visible."""
     assert seen.echoes
     assert not seen.cursor_hidden
 
 
 def timeless(text: str) -> str:
-    """Without what differs from run to run: times."""
+    """Replace times, which differ from run to run."""
     return re.sub(r"\d+(\.\d)? s\b", "0.0 s", text)
 
 
 def page_screens() -> list[str]:
-    """The screens on the page, without what is no screen."""
+    """The screens on the page."""
     return [timeless(found).rstrip() for found in re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.S)]
 
 
 def test_the_page_shows_what_a_person_sees(tmp_path: Path, seen: Window):
-    """Chat: streamed text, calls, an approval with its diff, a form, Ctrl-C, undo; each screen is on the page."""
+    """A chat with streamed text, calls, an approval, a form, Ctrl-C and undo."""
     handrail("new", "demo", cwd=tmp_path)
     notes = tmp_path / "demo/files/notes.txt"
     start(seen, tmp_path, "chat", "demo/main.md")
@@ -91,7 +91,7 @@ def test_the_page_shows_what_a_person_sees(tmp_path: Path, seen: Window):
     sane(seen)
     whole = timeless(seen.text())
     for screen in page_screens():
-        assert screen in whole, f"not what is seen:\n{screen}\n\nbut:\n{whole}"
+        assert screen in whole, f"not on the screen:\n{screen}\n\nbut:\n{whole}"
     assert len(page_screens()) >= 4
 
 
@@ -104,8 +104,8 @@ def team(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_run_shows_what_is_under_way(team: Path, seen: Window):
-    """A spinner with the time and a bar, nothing typed is echoed into it; Ctrl-C ends it with 130."""
+def test_a_run_shows_what_is_in_progress(team: Path, seen: Window):
+    """A spinner with time and bar, no echo of what is typed, and exit code 130 after Ctrl-C."""
     start(seen, team, "run", "team/half.md", "go")
     seen.wait_for("━━━━━─────────────── 25% at it")
     first = next(line for line in seen.shown().split("\n") if "half_done" in line)
@@ -119,13 +119,13 @@ def test_a_run_shows_what_is_under_way(team: Path, seen: Window):
     assert seen.end() == 130
     assert "impatient" not in seen.text()
     assert "■ half_done" in seen.text()
-    assert "25%" not in seen.shown()  # what was under way is gone from the screen
+    assert "25%" not in seen.shown()  # the row of the call is gone from the screen
     assert not (team / "team/files/half.txt").exists()
     sane(seen)
 
 
 def test_a_second_ctrl_c_leaves_a_sane_terminal(team: Path, seen: Window):
-    """Ended at once, with its cursor and its echo as they were."""
+    """The program ends at once, and cursor and echo are restored."""
     start(seen, team, "run", "team/deaf.md", "go")
     seen.wait_for("deaf")
     seen.type("\x03")
@@ -136,7 +136,7 @@ def test_a_second_ctrl_c_leaves_a_sane_terminal(team: Path, seen: Window):
 
 
 def test_a_terminated_run_leaves_a_sane_terminal(team: Path, seen: Window):
-    """SIGTERM cancels like Ctrl-C does."""
+    """SIGTERM cancels like Ctrl-C."""
     start(seen, team, "run", "team/half.md", "go")
     seen.wait_for("at it")
     assert seen.child is not None
@@ -149,7 +149,7 @@ def test_a_terminated_run_leaves_a_sane_terminal(team: Path, seen: Window):
     ("key", "code", "content"), [("y", 0, "new\n"), ("n", 3, "old\n"), ("\x04", 3, "old\n")]
 )
 def test_a_run_asks(team: Path, seen: Window, key: str, code: int, content: str):
-    """Yes writes, no and Ctrl-D do not and say so in the exit code."""
+    """Yes writes the file; no and Ctrl-D do not, and set the exit code."""
     start(seen, team, "run", "team/writer.md", "go")
     seen.wait_for(CHOICE)
     seen.type(key if key == "\x04" else f"{key}\n")
@@ -158,8 +158,8 @@ def test_a_run_asks(team: Path, seen: Window, key: str, code: int, content: str)
     sane(seen)
 
 
-def test_an_approval_for_the_session_is_asked_once_listed_and_taken_back(team: Path, seen: Window):
-    """`e`: the same call is not asked about again, until `/approvals 1` takes it back."""
+def test_an_approval_for_the_session_is_asked_once_listed_and_forgotten(team: Path, seen: Window):
+    """After `e` the same call is not asked about again, until `/approvals 1` forgets it."""
     start(seen, team, "chat", "team/again.md")
     seen.wait_for(PROMPT)
     seen.type("pay\n")
@@ -177,7 +177,7 @@ def test_an_approval_for_the_session_is_asked_once_listed_and_taken_back(team: P
     seen.type("/approvals 7\n")
     seen.wait_for("No number 7")
     seen.type("/approvals 1\n")
-    seen.wait_for("Taken back")
+    seen.wait_for("Forgotten")
     seen.type("/approvals\n")
     seen.wait_for("Nothing is remembered")
     seen.type("pay\n")
@@ -189,7 +189,7 @@ def test_an_approval_for_the_session_is_asked_once_listed_and_taken_back(team: P
 
 
 def test_a_screen_is_still_while_somebody_is_asked(team: Path, seen: Window):
-    """A call beside it ends meanwhile: not a byte is written below the question, and its line follows the answer."""
+    """A call that ends meanwhile writes nothing below the question; its line follows the answer."""
     start(seen, team, "run", "team/both.md", "go")
     seen.wait_for(CHOICE)
     before = seen.raw
@@ -206,8 +206,8 @@ def test_a_screen_is_still_while_somebody_is_asked(team: Path, seen: Window):
     assert text.index(CHOICE) < text.index("✓ later") < text.index("Both.")
 
 
-def test_undo_is_refused_where_somebody_else_has_written(team: Path, seen: Window):
-    """It says which file, and what they wrote stays."""
+def test_undo_is_refused_after_another_change(team: Path, seen: Window):
+    """The message names the file, which keeps its new content."""
     start(seen, team, "chat", "team/writer.md")
     seen.wait_for(PROMPT)
     seen.type("write\n")
@@ -226,8 +226,8 @@ def test_undo_is_refused_where_somebody_else_has_written(team: Path, seen: Windo
     assert seen.end() == 0
 
 
-def test_who_asks_is_shown_through_workers(team: Path, seen: Window):
-    """A worker's worker's tool asks with the path that led to it."""
+def test_a_question_shows_the_path_of_its_asker(team: Path, seen: Window):
+    """A tool of a nested worker asks with the path that led to it."""
     start(seen, team, "run", "team/caller.md", "go")
     seen.wait_for(CHOICE)
     assert "payer › pay" in seen.text()
@@ -238,8 +238,8 @@ def test_who_asks_is_shown_through_workers(team: Path, seen: Window):
     assert "not on a Friday" in seen.text()
 
 
-def test_a_plain_terminal_is_asked_too(team: Path, seen: Window):
-    """TERM=dumb: no escape at all, and still somebody is there."""
+def test_questions_work_on_a_dumb_terminal(team: Path, seen: Window):
+    """With TERM=dumb there are no escapes, but questions are asked."""
     start(seen, team, "run", "team/picker.md", "go", TERM="dumb")
     seen.wait_for("drink (choose one")
     seen.type("tea\n")
@@ -251,7 +251,7 @@ def test_a_plain_terminal_is_asked_too(team: Path, seen: Window):
 
 
 def test_no_colour_on_a_terminal(team: Path, seen: Window):
-    """`NO_COLOR`: a screen that moves, without a colour."""
+    """With `NO_COLOR` the screen is redrawn without colours."""
     start(seen, team, "run", "team/writer.md", "go", NO_COLOR="1")
     seen.wait_for(CHOICE)
     seen.type("n\n")
@@ -259,8 +259,8 @@ def test_no_colour_on_a_terminal(team: Path, seen: Window):
     assert not re.search(rb"\x1b\[[0-9;]*3[0-9]", seen.raw)
 
 
-def test_what_a_model_writes_is_shown_and_not_obeyed(team: Path, seen: Window):
-    """An escape sequence in streamed text is text."""
+def test_escape_sequences_of_a_model_are_shown_as_text(team: Path, seen: Window):
+    """Streamed text is escaped."""
     start(seen, team, "run", "team/hello.md", "go")
     assert seen.end() == 0
     assert "Hello\\x1b[31m there." in seen.text()
@@ -268,15 +268,15 @@ def test_what_a_model_writes_is_shown_and_not_obeyed(team: Path, seen: Window):
     assert "1 request · 12 tokens in, 3 out · cost unknown" in seen.text()
 
 
-def test_a_screen_of_no_size_shows_the_answer(team: Path, seen: Window):
-    """`COLUMNS=0`, as some programs leave it to those they start."""
+def test_a_screen_of_size_zero_shows_the_answer(team: Path, seen: Window):
+    """Some programs set `COLUMNS=0` for their children."""
     start(seen, team, "run", "team/hello.md", "go", COLUMNS="0", LINES="0")
     assert seen.end() == 0
     assert "there." in seen.text()
 
 
 def test_chat_survives_ctrl_c_at_its_prompt(team: Path, seen: Window):
-    """It says how to leave, and goes on."""
+    """The chat says how to leave, and goes on."""
     start(seen, team, "chat", "team/hello.md")
     seen.wait_for(PROMPT)
     seen.type("half a li\x03")

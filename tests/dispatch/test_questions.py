@@ -25,7 +25,9 @@ from handrail.dispatch import open_gate
 from handrail.errors import AnswerRefused, QuestionCancelled, QuestionTimedOut, TransientError
 from handrail.events import QuestionAnswered, QuestionAsked, ToolInvoked
 from handrail.guard import CapabilityPolicy
-from handrail.journal import MemoryJournal, QuestionDesk, digest, new_key
+from handrail.journal.digest import digest, new_key
+from handrail.journal.local import LocalQuestions
+from handrail.journal.sqlite import MemoryJournal
 from handrail.question import Answer, Question
 from handrail.schema import Schema
 from handrail.session import Session
@@ -64,7 +66,7 @@ class Desk:
 
     def __init__(self, seconds: float | None = 60) -> None:
         self.clock = VirtualClock()
-        self.desk = QuestionDesk(self.clock)
+        self.desk = LocalQuestions(self.clock)
         self.question = question(self.clock, seconds=seconds)
         self.asking = asyncio.ensure_future(self.desk.ask(self.question, None, CHECK))
 
@@ -119,7 +121,7 @@ async def after_a_decline(desk: Desk) -> None:
 
 
 async def after_cancel(desk: Desk) -> None:
-    desk.desk.cancel("q1")
+    await desk.desk.withdraw("q1")
     desk.desk.answer(answer_to(desk.question))
 
 
@@ -176,7 +178,7 @@ def test_an_answer_that_does_not_count_is_refused(name: str):
         await asyncio.sleep(1)
         with pytest.raises(AnswerRefused) as refused:
             await attack(desk)
-        if desk.desk.open_questions() and "expired" not in problem:
+        if await desk.desk.open() and "expired" not in problem:
             desk.desk.answer(answer_to(desk.question, 2))
         (ended,) = await asyncio.gather(desk.asking, return_exceptions=True)
         return refused.value, ended
@@ -214,7 +216,7 @@ def test_first_wins_under_threads():
     many = 16
 
     async def main() -> tuple[list[int], Any]:
-        desk = QuestionDesk()
+        desk = LocalQuestions()
         asked = question(VirtualClock(), seconds=None)
         asking = asyncio.ensure_future(desk.ask(asked, None, CHECK))
         await asyncio.sleep(0)
@@ -252,7 +254,7 @@ def test_a_check_that_is_slow_does_not_let_a_second_answer_in():
         both.wait(timeout=5)
 
     async def main() -> int:
-        desk = QuestionDesk()
+        desk = LocalQuestions()
         asked = question(VirtualClock())
         asking = asyncio.ensure_future(desk.ask(asked, None, slow))
         await asyncio.sleep(0)
@@ -279,7 +281,7 @@ def test_open_questions_are_listed_oldest_first_until_they_are_over():
 
     async def main() -> list[list[str]]:
         clock = VirtualClock()
-        desk = QuestionDesk(clock)
+        desk = LocalQuestions(clock)
         questions = [
             question(clock, f"q{number}", seconds=30 if number == 2 else None) for number in range(4)
         ]
@@ -288,14 +290,14 @@ def test_open_questions_are_listed_oldest_first_until_they_are_over():
 
         async def look() -> None:
             await asyncio.sleep(1)
-            lists.append([each.id for each in desk.open_questions()])
+            lists.append([each.id for each in await desk.open()])
 
         await look()
         desk.answer(answer_to(questions[1]))
         await look()
         await asyncio.sleep(30)
         await look()
-        desk.cancel("q0")
+        await desk.withdraw("q0")
         asking[3].cancel()
         await look()
         await asyncio.gather(*asking, return_exceptions=True)
@@ -309,7 +311,7 @@ def test_the_same_question_again_gets_its_answer_and_another_is_refused():
 
     async def main() -> None:
         clock = VirtualClock()
-        desk = QuestionDesk(clock)
+        desk = LocalQuestions(clock)
         person = Person(answers={"pick": 2}, after=5)
         asked = question(clock)
         one, two = await asyncio.gather(desk.ask(asked, person), desk.ask(asked, person))
@@ -327,7 +329,7 @@ def test_a_question_without_an_answer_may_be_asked_again():
 
     async def main() -> None:
         clock = VirtualClock()
-        desk = QuestionDesk(clock)
+        desk = LocalQuestions(clock)
         assert (await desk.ask(question(clock, seconds=10))).outcome == "timed out"
         assert clock.monotonic() == 10
         assert (await desk.ask(question(clock, seconds=10), Person(answers={"pick": 1}))).value == 1
@@ -341,7 +343,7 @@ def test_a_question_that_has_expired_already_is_over_at_once():
     async def main() -> tuple[str, float]:
         clock = VirtualClock()
         late = msgspec.structs.replace(question(clock), expires_at=clock.now() - timedelta(days=1))
-        return (await QuestionDesk(clock).ask(late)).outcome, clock.monotonic()
+        return (await LocalQuestions(clock).ask(late)).outcome, clock.monotonic()
 
     assert run_virtual(main) == ("timed out", 0)
 
@@ -383,7 +385,7 @@ def test_an_environment_that_fails_ends_the_question(environment: Any, outcome: 
     async def main() -> Answer:
         clock = VirtualClock()
         async with asyncio.timeout(1000):
-            return await QuestionDesk(clock).ask(question(clock), environment, CHECK)
+            return await LocalQuestions(clock).ask(question(clock), environment, CHECK)
 
     ended = run_virtual(main)
     assert ended.outcome == outcome
@@ -402,14 +404,14 @@ def test_an_answer_to_another_question_is_not_taken_for_this_one():
     async def main() -> tuple[Answer, int]:
         nonlocal other
         clock = VirtualClock()
-        desk = QuestionDesk(clock)
+        desk = LocalQuestions(clock)
         other = question(clock, "q2")
         waiting = asyncio.ensure_future(desk.ask(other))
         await asyncio.sleep(1)
         async with asyncio.timeout(100):
             ended = await desk.ask(question(clock), mixes_up, CHECK)
-        open_now = len(desk.open_questions())
-        desk.cancel("q2")
+        open_now = len(await desk.open())
+        await desk.withdraw("q2")
         await waiting
         return ended, open_now
 
@@ -436,7 +438,7 @@ def test_an_answer_from_elsewhere_ends_the_asking():
 
     async def main() -> Any:
         clock = VirtualClock()
-        desk = QuestionDesk(clock)
+        desk = LocalQuestions(clock)
         asked = question(clock)
         asking = asyncio.ensure_future(desk.ask(asked, Waits(), CHECK))
         await asyncio.sleep(1)
@@ -632,12 +634,12 @@ def test_a_cancelled_call_withdraws_its_question():
         scene = Scene(person, journal=journal)
         choosing = asyncio.ensure_future(scene.gate.invoke("choose", {"choices": ["tea"]}))
         await asyncio.sleep(1)
-        (asked,) = journal.desk.open_questions()
+        (asked,) = await journal.questions.open()
         scene.gate.cancel()
         with pytest.raises(asyncio.CancelledError):
             await choosing
-        with pytest.raises(AnswerRefused, match="it is over: cancelled"):
-            journal.answer(answer_to(asked, {"selected": "tea"}))
+        with pytest.raises(AnswerRefused, match="there is no such question"):
+            journal.questions.answer(answer_to(asked, {"selected": "tea"}))
         assert scene.seen.statuses() == [("choose", "cancelled")]
 
     run_virtual(main)
@@ -652,10 +654,10 @@ def test_an_answer_by_the_journal_reaches_the_handler():
         scene = Scene(Person(after=asyncio.Event()), journal=journal)
         choosing = asyncio.ensure_future(scene.gate.invoke("choose", {"choices": ["tea"]}))
         await asyncio.sleep(1)
-        (asked,) = journal.desk.open_questions()
+        (asked,) = await journal.questions.open()
         with pytest.raises(AnswerRefused, match="it does not fit: selected"):
-            journal.answer(answer_to(asked, {}))
-        journal.answer(answer_to(asked, {"selected": "by post"}))
+            journal.questions.answer(answer_to(asked, {}))
+        journal.questions.answer(answer_to(asked, {"selected": "by post"}))
         return (await choosing).value
 
     assert run_virtual(main) == "by post"

@@ -21,10 +21,10 @@ from handrail import (
     tool,
 )
 from handrail.dispatch import Gate, open_gate
-from handrail.dispatch.committing import commit_lock_of
+from handrail.dispatch.transaction import commit_lock_of
 from handrail.errors import DefinitionError, PromptEvaluationError
 from handrail.events import ToolInvoked, ToolRolledBack, ToolStarted
-from handrail.journal import MemoryJournal
+from handrail.journal.sqlite import MemoryJournal
 from handrail.protocols import PolicyDecision
 from handrail.records import CommitUnit
 from handrail.session import Dispatcher, Session
@@ -227,9 +227,15 @@ class Count:
 class SlowJournal(MemoryJournal):
     """A journal whose write takes a while."""
 
-    async def commit(self, unit: CommitUnit, /) -> None:
-        await asyncio.sleep(0.05)
-        await super().commit(unit)
+    def __init__(self) -> None:
+        super().__init__()
+        commit = self.calls.commit
+
+        async def slow(unit: CommitUnit, /) -> None:
+            await asyncio.sleep(0.05)
+            await commit(unit)
+
+        self.calls.commit = slow
 
 
 @tool(effect="staged")

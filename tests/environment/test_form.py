@@ -17,13 +17,13 @@ from handrail.schema import Schema
 
 
 class Typist:
-    """Somebody who types these lines; where they run out, Ctrl-D."""
+    """Types these lines, then Ctrl-D."""
 
     def __init__(self, *typed: str) -> None:
         self._typed = list(typed)
         self.seen: list[str] = []
         self.hid: list[str] = []
-        """What was asked for without showing what is typed."""
+        """Prompts whose input was hidden."""
 
     def say(self, text: str = "", *styles: str) -> None:
         self.seen.append(text)
@@ -48,7 +48,7 @@ class Typist:
 
 
 async def fill(kind: Any, *typed: str, before: Any = NOTHING) -> Any:
-    """Fill a form for this type and send it; all that was typed must have been read."""
+    """Fill in a form for this type and send it; every typed line must be read."""
     schema = Schema(kind)
     typist = Typist(*typed)
     value = await fill_in(schema.json_schema, typist, before)
@@ -63,7 +63,7 @@ class Address(BaseModel):
 
 
 class Order(BaseModel):
-    """All there is at once."""
+    """Every kind of field."""
 
     item: Annotated[str, Field(min_length=3, description="What you want.")]
     count: Annotated[int, Field(ge=1, le=9)] = 1
@@ -92,8 +92,8 @@ async def test_every_kind_of_field():
     }
 
 
-async def test_each_field_is_checked_at_once_in_words():
-    """What does not fit is said where it is typed, and asked for again."""
+async def test_each_field_is_checked_as_it_is_typed():
+    """A mistake is explained at once, and the field is asked for again."""
     typist = Typist(
         "te", "", "tea", "x", "10", "3", "cheap", "nan", "1", "maybe", "n", "XL", "4", "L", "soon", ""
     )
@@ -113,13 +113,13 @@ async def test_each_field_is_checked_at_once_in_words():
     assert "What you want." in typist.text
 
 
-def test_a_number_may_be_past_all_floats():
-    """Whoever asked says what is wrong with it; the form does not break."""
+def test_a_number_may_be_larger_than_any_float():
+    """The form accepts it, and the tool decides."""
     assert parse({"type": "number"}, "9" * 400) == int("9" * 400)
 
 
 async def test_a_form_is_shown_before_it_is_sent_and_can_be_edited():
-    """`e` goes through it again, where Enter keeps what was there."""
+    """`e` starts over, and Enter keeps what was there."""
     assert await fill(Address, "Main", "7", "e", "", "8", "") == {"street": "Main", "number": 8}
     typist = Typist("Main", "7", "what", "s")
     await fill_in(Schema(Address).json_schema, typist)
@@ -128,7 +128,7 @@ async def test_a_form_is_shown_before_it_is_sent_and_can_be_edited():
 
 
 async def test_a_form_can_be_declined_with_a_reason():
-    """By `d` at its end, and by Ctrl-D anywhere."""
+    """With `d` at the end, or Ctrl-D anywhere."""
     with pytest.raises(Declined) as declined:
         await fill(Address, "Main", "7", "d", "none of your business")
     assert declined.value.reason == "none of your business"
@@ -180,7 +180,7 @@ class Paid(BaseModel):
     ],
 )
 async def test_kinds_of_answers(kind: Any, typed: list[str], value: Any):
-    """Answers that are no objects, choices that look like numbers, unions, recursion, mappings."""
+    """Scalars, choices that look like numbers, unions, recursion, mappings."""
     assert await fill(kind, *typed) == value
 
 
@@ -196,7 +196,7 @@ async def test_kinds_of_answers(kind: Any, typed: list[str], value: Any):
     ],
 )
 def test_formats(format: str, good: str, bad: str):
-    """Each known format is checked, with an example in its words."""
+    """Each known format is checked, and the message has an example."""
     schema = {"type": "string", "format": format}
     assert parse(schema, good) == good
     with pytest.raises(ValueError, match="such as"):
@@ -218,13 +218,13 @@ def test_formats(format: str, good: str, bad: str):
     ],
 )
 async def test_odd_schemas_end(schema: dict[str, Any]):
-    """A schema that says little, or leads in a circle, is no trap: there is always a way out."""
+    """An empty, broken or circular schema never traps the person."""
     with pytest.raises(Declined):
         await fill_in(schema, Typist(*["x"] * 5))
 
 
-async def test_what_a_schema_says_is_shown_without_control():
-    """Names, descriptions and options come from a model's side too."""
+async def test_a_schema_is_escaped():
+    """Names, descriptions and options can come from a model."""
     schema = {
         "type": "object",
         "properties": {
@@ -246,8 +246,8 @@ async def test_what_a_schema_says_is_shown_without_control():
         st.tuples(st.just(date), st.dates()),
     )
 )
-def test_what_is_typed_is_what_is_meant(drawn: tuple[Any, Any]):
-    """Every value that can be written down is read back as itself."""
+def test_typed_values_round_trip(drawn: tuple[Any, Any]):
+    """Every value that can be typed is read back unchanged."""
     kind, value = drawn
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
     typed = "y" if value is True else "n" if value is False else str(value)
@@ -262,8 +262,8 @@ class Login(BaseModel):
     more: list[SecretStr] = []
 
 
-async def test_a_secret_is_typed_unseen_and_shown_masked() -> None:
-    """Neither while it is typed, nor before it is sent, nor as what Enter keeps."""
+async def test_a_secret_is_hidden_while_typed_and_masked_when_shown() -> None:
+    """While it is typed, before it is sent, and as the default for Enter."""
     typist = Typist("ann", "hunter2", "hunter3", "y", "hunter4", "", "e", "", "", "", "n", "s")
     value = await fill_in(Schema(Login).json_schema, typist)
     assert value == {"user": "ann", "key": "hunter2", "old": "hunter3", "more": ["hunter4"]}

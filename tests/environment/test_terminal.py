@@ -25,7 +25,7 @@ from handrail.environment import TerminalEnvironment
 from handrail.environment.text import wants_colour
 from handrail.errors import QuestionCancelled
 from handrail.guard.approval import APPROVAL_SCHEMA
-from handrail.journal import MemoryJournal
+from handrail.journal.sqlite import MemoryJournal
 from handrail.question import Answer, Question
 from handrail.schema import Schema
 from support.terminals import Window, window
@@ -59,7 +59,7 @@ def ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def at_terminal(columns: int = 100, rows: int = 45) -> Generator[tuple[Window, TerminalEnvironment]]:
-    """A window and the environment of whoever sits in front of it; it must be left as it was found."""
+    """A window and its environment; the terminal must be restored at the end."""
     with window(columns, rows) as seen, seen.streams() as (stdin, stdout):
         yield seen, TerminalEnvironment(stdin=stdin, stdout=stdout)
         assert termios.tcgetattr(seen.slave) == seen.before
@@ -70,7 +70,7 @@ def at_terminal(columns: int = 100, rows: int = 45) -> Generator[tuple[Window, T
 async def answered(
     seen: Window, terminal: TerminalEnvironment, asked: Question, *typed: tuple[str, str]
 ) -> Answer:
-    """Ask, and type each line once what comes before it is on the screen (once more than the last time)."""
+    """Ask a question, and type each line once its prompt is on the screen."""
     asking = asyncio.ensure_future(terminal.ask(asked))
     counts: dict[str, int] = {}
     for prompt, keys in typed:
@@ -116,7 +116,7 @@ async def test_a_no_can_say_why():
 
 
 async def test_enter_alone_approves_nothing():
-    """Nor does anything that is no choice, such as a scope that was not offered."""
+    """Nor does anything that is not a choice, such as a scope that was not offered."""
     with at_terminal() as (seen, terminal):
         typed = [(CHOICE, "\n"), (CHOICE, "1\n"), (CHOICE, "yy\n"), (CHOICE, "e\n"), (CHOICE, "n\n")]
         answer = await answered(seen, terminal, question(), *typed)
@@ -126,7 +126,7 @@ async def test_enter_alone_approves_nothing():
 
 
 async def test_what_was_typed_before_the_question_does_not_answer_it():
-    """Impatient fingers approve nothing."""
+    """Typing ahead approves nothing."""
     with at_terminal() as (seen, terminal):
         seen.type("y\ny\n")
         await asyncio.sleep(0.05)
@@ -134,8 +134,8 @@ async def test_what_was_typed_before_the_question_does_not_answer_it():
         assert answer.value == {"approved": False}
 
 
-async def test_echo_is_as_it_was():
-    """Under a screen that does not echo, what is typed as an answer is seen, and nothing after it."""
+async def test_echo_is_restored():
+    """An answer is echoed even if the screen had turned echo off, which it is again afterwards."""
     with window() as seen, seen.streams() as (stdin, stdout):
         silent = termios.tcgetattr(seen.slave)
         silent[3] &= ~termios.ECHO
@@ -150,22 +150,22 @@ async def test_echo_is_as_it_was():
 
 
 async def test_ctrl_d_declines():
-    """The end of input is a no, whatever was asked."""
+    """The end of input declines every kind of question."""
     with at_terminal() as (seen, terminal):
         assert (await answered(seen, terminal, question(), (CHOICE, "\x04"))).outcome == "declined"
         form = question("input", schema=Schema(int).json_schema, payload=None)
         assert (await answered(seen, terminal, form, ("answer", "\x04"))).outcome == "declined"
 
 
-async def test_ctrl_d_behind_a_key_is_no_enter():
-    """Neither is a terminal that goes away: what was typed and not sent decides nothing."""
+async def test_ctrl_d_after_a_key_does_not_send_it():
+    """Input that was not sent with Enter decides nothing."""
     with at_terminal() as (seen, terminal):
         answer = await answered(seen, terminal, question(), (CHOICE, "y\x04\x04"))
         assert (answer.outcome, answer.value) == ("declined", None)
 
 
-async def test_a_message_can_not_pass_for_the_question(monkeypatch: pytest.MonkeyPatch):
-    """Several lines of it stand behind a bar; long ones, and long lines, are cut and can be viewed."""
+async def test_a_message_cannot_imitate_the_question(monkeypatch: pytest.MonkeyPatch):
+    """Its lines have a bar in front; long ones are cut, and `v` shows all of them."""
     monkeypatch.setenv("LINES", "24")
     fake = "All is well.\n\n? Allow read_notes?\n\n  y  yes, once\n  your choice, then Enter:"
     message = "\n".join([fake, *(f"more {number}" for number in range(40)), "the end of it"])
@@ -194,7 +194,7 @@ async def test_a_message_can_not_pass_for_the_question(monkeypatch: pytest.Monke
         assert all(whole in seen.text() for whole in ("the end of it", "tail"))
 
 
-async def test_what_is_asked_can_be_read():
+async def test_an_approval_shows_what_is_asked():
     """Who asks, why, the arguments, the diff in colour, all choices."""
     asked = question(payload=SCOPED, asked_by=("main", "reviewer", "write"), message="write uses fs.write")
     with at_terminal() as (seen, terminal):
@@ -213,7 +213,7 @@ async def test_what_is_asked_can_be_read():
 
 
 async def test_without_colour_there_is_none(monkeypatch: pytest.MonkeyPatch):
-    """`NO_COLOR` is honoured where questions are asked too."""
+    """`NO_COLOR` applies to questions too."""
     monkeypatch.setenv("NO_COLOR", "1")
     with at_terminal() as (seen, terminal):
         await answered(seen, terminal, question(payload=SCOPED), (CHOICE, "n\n"))
@@ -221,7 +221,7 @@ async def test_without_colour_there_is_none(monkeypatch: pytest.MonkeyPatch):
 
 
 async def test_a_long_diff_is_cut_and_can_be_viewed():
-    """Thirty lines, how many more there are, and `v` for all of it, a screen at a time."""
+    """Thirty lines, the number of the others, and `v` for all of them, a screen at a time."""
     diff = "".join(f"+line {number}\n" for number in range(100))
     with at_terminal(rows=24) as (seen, terminal):
         typed = [
@@ -237,8 +237,8 @@ async def test_a_long_diff_is_cut_and_can_be_viewed():
         assert "+line 99" not in seen.text()
 
 
-async def test_nothing_shown_escapes():
-    """A tool's name, arguments, diff, scopes and path with escape sequences are shown, not obeyed."""
+async def test_everything_shown_is_escaped():
+    """A tool's name, arguments, diff, scopes and path with escape sequences are shown as text."""
     evil = "\x1b[2J\x1b]0;owned\x07[bold]x[/bold]\r\u202e"
     payload = {
         "tool": evil,
@@ -256,7 +256,7 @@ async def test_nothing_shown_escapes():
         assert "\\x1b[2J\\x1b]0;owned\\x07[bold]x[/bold]\\r\\u202e" in seen.text()
 
 
-async def test_a_form_through_the_keys():
+async def test_a_form_is_filled_in_by_keys():
     """Fields, a mistake, the summary, sent."""
     class_schema = Schema(dict[str, int]).json_schema
     with at_terminal() as (seen, terminal):
@@ -270,7 +270,7 @@ async def test_a_form_through_the_keys():
 
 
 async def test_a_secret_is_never_on_the_screen():
-    """Not while it is typed, not before it is sent, and what is typed after it is seen again."""
+    """Neither while it is typed nor before it is sent; the next field is echoed again."""
     schema = create_model("Login", key=(SecretStr, ...), user=(str, ...)).model_json_schema()
     with at_terminal() as (seen, terminal):
         answer = await answered(
@@ -288,8 +288,8 @@ async def test_a_secret_is_never_on_the_screen():
         assert "**********" in seen.shown()
 
 
-async def test_an_answer_that_did_not_fit_is_kept_for_the_next_try():
-    """Asked again because whoever asked refused it, the form starts with what was given."""
+async def test_a_refused_answer_is_the_default_of_the_next_try():
+    """Asked again, the form starts with the previous answer."""
     with at_terminal() as (seen, terminal):
         asked = question("input", schema=Schema(int).json_schema, payload=None)
         await answered(seen, terminal, asked, ("answer (whole number)", "7\n"), ("s send (Enter)", "\n"))
@@ -334,23 +334,23 @@ async def test_a_question_that_is_withdrawn_ends_and_says_so():
 
 
 async def test_a_question_answered_elsewhere_or_timed_out_is_withdrawn():
-    """The desk ends the prompt when somebody else was quicker, and when its time is up."""
+    """The journal withdraws the question when it is answered elsewhere or times out."""
     with at_terminal() as (seen, terminal):
         journal = MemoryJournal()
-        asking = asyncio.ensure_future(journal.ask(question(), terminal))
+        asking = asyncio.ensure_future(journal.questions.ask(question(), terminal))
         await seen.until(CHOICE)
         elsewhere = Answer(question_id="q1", digest="d", by="local", value={"approved": True})
-        journal.answer(elsewhere)
+        journal.questions.answer(elsewhere)
         assert await asking == elsewhere
         await seen.until("This question was withdrawn")
         soon = datetime.now(UTC) + timedelta(seconds=0.3)
-        late = await journal.ask(question(id="q2", expires_at=soon), terminal)
+        late = await journal.questions.ask(question(id="q2", expires_at=soon), terminal)
         assert late.outcome == "timed out"
         await seen.until("This question was withdrawn", 2)
 
 
 class Held:
-    """A screen that notes when it had to be still."""
+    """A screen that records when it is held."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -363,7 +363,7 @@ class Held:
 
 
 async def test_the_screen_waits_while_somebody_is_asked():
-    """Whatever else is shown is held, once a question."""
+    """The screen is held once per question."""
     with window() as seen, seen.streams() as (stdin, stdout):
         screen = Held()
         terminal = TerminalEnvironment(stdin=stdin, stdout=stdout, screen=screen)
@@ -372,7 +372,7 @@ async def test_the_screen_waits_while_somebody_is_asked():
 
 
 async def test_without_a_terminal_nobody_is_there():
-    """Piped either way, nobody is asked anything, and what needs approval is denied."""
+    """With either stream piped, nobody is asked."""
     with window() as seen, seen.streams() as (stdin, stdout):
         for given in ((io.StringIO(), stdout), (stdin, io.StringIO())):
             terminal = TerminalEnvironment(stdin=given[0], stdout=given[1])
@@ -383,8 +383,8 @@ async def test_without_a_terminal_nobody_is_there():
         assert seen.raw == b""
 
 
-async def test_a_run_asks_by_way_of_the_terminal():
-    """Through the gate: the diff of a staged call is shown, and a yes applies it."""
+async def test_a_run_asks_at_the_terminal():
+    """The diff of a staged call is shown, and approving applies it."""
 
     @tool(effect="staged", capabilities=["fs.write"])
     async def save(text: str, context: ToolContext) -> str:
@@ -422,7 +422,7 @@ async def test_a_run_asks_by_way_of_the_terminal():
     ],
 )
 def test_when_there_is_colour(environ: dict[str, str], is_tty: bool, colour: bool):
-    """`NO_COLOR` first, then `FORCE_COLOR`, then whether it is a terminal, and one that can."""
+    """`NO_COLOR`, then `FORCE_COLOR`, then whether it is a capable terminal."""
 
     class Stream(io.StringIO):
         def isatty(self) -> bool:

@@ -1,4 +1,4 @@
-"""Text from anywhere, made safe to show."""
+"""Escaping of text that is shown on a terminal."""
 
 import unicodedata
 
@@ -17,7 +17,7 @@ JSON = st.recursive(
 
 
 def moves_nothing(text: str) -> bool:
-    """No control character, no direction mark, no half character."""
+    """No control characters, direction marks or surrogates."""
     return not any(
         ord(each) < 32 or 0x7F <= ord(each) < 0xA0 or each in "\u202e\u2066\u200b\u2028" for each in text
     )
@@ -25,14 +25,14 @@ def moves_nothing(text: str) -> bool:
 
 @given(ANYTHING)
 def test_nothing_shown_moves_the_cursor(text: str):
-    """Whatever comes in, line breaks and tabs are all that is left of control characters."""
+    """Line breaks and tabs are the only control characters left."""
     shown = escape(text)
     assert moves_nothing(shown.replace("\n", "").replace("\t", ""))
     shown.encode()  # no half of a surrogate pair is left
 
 
-def test_nothing_that_unicode_hides_is_left():
-    """Every character that is formatting or half of one is written out; an emoji's own mark may stay."""
+def test_invisible_characters_are_escaped():
+    """Every control or formatting character and every surrogate is escaped."""
     hidden = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in ("Cc", "Cs")]
     hidden += [chr(code) for code in (0xAD, *range(0x200B, 0x2010), *range(0x2060, 0x2070), 0xFEFF)]
     left = [each for each in hidden if each not in "\t\n" and each in escape(each)]
@@ -40,15 +40,15 @@ def test_nothing_that_unicode_hides_is_left():
 
 
 @given(ANYTHING, st.integers(1, 50))
-def test_one_line_is_one_line_and_no_longer(text: str, most: int):
-    """No break, no tab, at most so many characters."""
+def test_a_line_is_short_enough(text: str, most: int):
+    """No breaks, no tabs, and at most the given number of characters."""
     line = escape_line(text, most)
     assert moves_nothing(line)
     assert len(line) <= most
 
 
 @given(JSON)
-def test_values_are_laid_out_without_control(value: object):
+def test_formatted_values_are_escaped(value: object):
     """Names and values of any JSON stay within their lines."""
     for line in format_value(value):
         assert "\n" not in line
@@ -57,8 +57,8 @@ def test_values_are_laid_out_without_control(value: object):
 
 
 @given(st.text("abcé漢 .,[bold]\n", max_size=40))
-def test_plain_text_stays_as_it_is(text: str):
-    """What can be seen is not touched, markup included."""
+def test_plain_text_is_unchanged(text: str):
+    """Visible text is not changed, and neither is markup."""
     assert escape(text) == text
 
 
@@ -76,13 +76,13 @@ def test_plain_text_stays_as_it_is(text: str):
         ("\u2714\ufe0f", "\u2714\ufe0f"),
     ],
 )
-def test_what_is_written_out(text: str, shown: str):
-    """Escape sequences, returns, direction marks, and what is markup elsewhere."""
+def test_what_is_escaped(text: str, shown: str):
+    """Escape sequences, carriage returns and direction marks, but not markup."""
     assert escape(text) == shown
 
 
 def test_arguments_in_one_line():
-    """Words without quotes, texts with them, long ones cut."""
+    """Words have no quotes, texts have them, and long ones are cut."""
     assert (
         format_arguments({"path": "a/b.md", "text": "two words", "n": 3}, 60)
         == 'path=a/b.md text="two words" n=3'
@@ -92,8 +92,8 @@ def test_arguments_in_one_line():
     assert format_arguments(None, 20) == ""
 
 
-def test_longer_text_stands_below_its_name():
-    """Several lines, and nested values, are indented."""
+def test_longer_text_is_below_its_name():
+    """Text of several lines and nested values are indented."""
     assert list(format_value({"text": "a\nb", "list": [1, {"x": ""}], "none": None, "empty": []})) == [
         "text:",
         "  a",

@@ -35,7 +35,7 @@ from handrail.dispatch import run_turn
 from handrail.errors import DefinitionError, EventRefused, SessionError
 from handrail.events import ApprovalDecided, ApprovalRemembered, ApprovalRequested, ApprovalRevoked
 from handrail.guard import Broker, approvals_of
-from handrail.journal import MemoryJournal
+from handrail.journal.sqlite import MemoryJournal
 from handrail.protocols import Filesystem
 from handrail.question import Answer, Question
 from handrail.resources.registry import given as bound
@@ -960,7 +960,7 @@ class Open:
             session=self.session,
             policies=[POLICY],
             environment=self.person,
-            approvals=Broker(self.journal, self.person),
+            approvals=Broker(self.journal.questions, self.person),
             clock=self.clock,
             **options,
         )
@@ -968,10 +968,10 @@ class Open:
 
     async def questions(self) -> tuple[Question, ...]:
         await asyncio.sleep(1)
-        return self.journal.desk.open_questions()
+        return tuple(await self.journal.questions.open())
 
     def answer(self, question: Question, value: Any) -> None:
-        self.journal.answer(
+        self.journal.questions.answer(
             Answer(question_id=question.id, digest=question.digest, by=question.principal, value=value)
         )
 

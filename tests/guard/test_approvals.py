@@ -14,7 +14,7 @@ from handrail.errors import DefinitionError, PromptEvaluationError
 from handrail.events import ApprovalDecided, ApprovalRequested, ToolInvoked
 from handrail.guard import Broker, CapabilityPolicy
 from handrail.guard.approval import APPROVAL_SCHEMA
-from handrail.journal import MemoryJournal
+from handrail.journal.sqlite import MemoryJournal
 from handrail.protocols import Environment, PolicyDecision
 from handrail.question import Question
 from handrail.session import Session
@@ -78,7 +78,9 @@ class Scene:
         self.seen = RecordingSubscriber(self.session)
         self.clock = VirtualClock()
         self.journal = MemoryJournal(self.clock)
-        options.setdefault("approvals", Broker(self.journal, environment, options.pop("mode", None)))
+        options.setdefault(
+            "approvals", Broker(self.journal.questions, environment, options.pop("mode", None))
+        )
         self.gate: Gate = open_gate(
             tools,
             session=self.session,
@@ -208,9 +210,9 @@ def test_approval_can_be_nested_and_says_who_asks():
 # --- ways of not saying yes ----------------------------------------------------------------------
 
 
-def cancelling(scene: Scene) -> None:
-    (question,) = scene.journal.desk.open_questions()
-    scene.journal.desk.cancel(question.id)
+async def cancelling(scene: Scene) -> None:
+    (question,) = await scene.journal.questions.open()
+    await scene.journal.questions.withdraw(question.id)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +263,7 @@ def test_a_withdrawn_question_is_a_cancelled_approval():
         scene = Scene(Person(True, after=asyncio.Event()))
         paying = asyncio.ensure_future(scene.call("pay", amount=3))
         await asyncio.sleep(1)
-        cancelling(scene)
+        await cancelling(scene)
         assert (await paying).message.startswith("pay was not approved (cancelled). It did not run.")
         assert (await scene.call("look")).success
 
@@ -556,7 +558,7 @@ def test_a_cancelled_run_ends_its_approvals():
         with pytest.raises(asyncio.CancelledError):
             await paying
         scene.seen.assert_paired()
-        assert scene.journal.desk.open_questions() == ()
+        assert await scene.journal.questions.open() == ()
         assert [each.outcome for each in scene.decided] == ["cancelled"]
 
     run_virtual(main)

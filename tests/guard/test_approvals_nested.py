@@ -24,7 +24,7 @@ from handrail import (
 )
 from handrail.events import ApprovalDecided, ApprovalRequested
 from handrail.guard import Broker, approvals_of
-from handrail.journal import MemoryJournal
+from handrail.journal.sqlite import MemoryJournal
 from handrail.messages import ModelRequest, ToolMessage
 from handrail.question import Answer, Question
 from handrail.testing import Person, RecordingSubscriber, VirtualClock, run_virtual
@@ -86,7 +86,7 @@ class Firm:
         self.adapter = Adapter(
             ScriptedModel(plays),
             environment=self.person,
-            approvals=Broker(self.journal, self.person),
+            approvals=Broker(self.journal.questions, self.person),
             clock=self.clock,
             **options,
         )
@@ -98,10 +98,10 @@ class Firm:
     async def questions(self) -> dict[int, Question]:
         """The open questions, by the amount they are about."""
         await asyncio.sleep(1)
-        return {each.payload["arguments"]["amount"]: each for each in self.journal.desk.open_questions()}
+        return {each.payload["arguments"]["amount"]: each for each in await self.journal.questions.open()}
 
     def answer(self, question: Question, **value: Any) -> None:
-        self.journal.answer(
+        self.journal.questions.answer(
             Answer(question_id=question.id, digest=question.digest, by=question.principal, value=value)
         )
 
@@ -148,7 +148,7 @@ def test_a_lasting_answer_at_one_level_holds_at_all():
         questions = await firm.questions()
         firm.answer(questions[1], approved=True, remember="scope", scope="pay (any arguments)")
         assert sorted((await run).text.splitlines()) == ["paid 1", "paid 2", "paid 3"]
-        assert firm.journal.desk.open_questions() == ()
+        assert await firm.journal.questions.open() == ()
         assert (await firm.begin({4: "manage"})).text == "paid 4"
         (remembered,) = approvals_of(firm.session)
         assert remembered.asked_by == DEEP
@@ -169,7 +169,7 @@ def test_what_is_cancelled_takes_its_questions_along():
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
             await run
-        assert firm.journal.desk.open_questions() == ()
+        assert await firm.journal.questions.open() == ()
         outcomes = [each.approval.outcome for each in firm.session[ApprovalDecided].all()]
         assert outcomes == ["cancelled"] * len(questions) == ["cancelled"] * 2
         firm.seen.assert_paired()

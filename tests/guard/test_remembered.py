@@ -28,12 +28,11 @@ from handrail import (
 from handrail.errors import AnswerRefused, JournalError, RunBusy, RunParked, RunUnknown
 from handrail.events import ApprovalRemembered
 from handrail.guard import approvals_of
-from handrail.journal import MemoryJournal
 from handrail.journal.decisions import lasting_in
-from handrail.journal.schema import MIGRATIONS
+from handrail.journal.sqlite import MemoryJournal
+from handrail.journals import Journal
 from handrail.messages import ToolMessage
 from handrail.question import Answer, Question
-from handrail.records import Journal
 from handrail.session.serialization import load, save
 from handrail.testing import Person
 
@@ -144,7 +143,7 @@ class Office:
             await self.adapter(LaterEnvironment()).evaluate(
                 PROMPT, "go", session=await self.session(), run_id=f"run{self.number}"
             )
-        return [*await self.journal.questions(f"run{self.number}")]
+        return [*await self.journal.questions.open(f"run{self.number}")]
 
     async def resume(self, run_id: str = "run1", says: Any = True, **options: Any) -> list[str]:
         self.person = Person(says)
@@ -152,7 +151,7 @@ class Office:
         return await self.told(run_id)
 
     def answer(self, question: Question, value: Any) -> None:
-        self.journal.answer(
+        self.journal.questions.answer(
             Answer(question_id=question.id, digest=question.digest, by=question.principal, value=value)
         )
 
@@ -273,7 +272,7 @@ async def test_a_question_that_is_covered_is_withdrawn_from_the_record(office: O
     office.restart()
     with pytest.raises(RunParked):
         await office.adapter(LaterEnvironment()).resume("run1", PROMPT)
-    assert [each.id for each in await office.journal.questions()] == [third.id]
+    assert [each.id for each in await office.journal.questions.open()] == [third.id]
     with pytest.raises(AnswerRefused):
         office.answer(second, ALWAYS)
     assert await office.resume(says=True) == ["paid", "paid", "sent"]
@@ -291,7 +290,7 @@ async def test_a_journal_in_memory_keeps_them_as_well(office: Office):
     memory = await runs.approvals(office.journal, "s", principal="ada")
     memory.revoke(memory.list()[0].id)
     assert "nobody" in (await office.run(PAY))[0]
-    await office.journal.forget(["run1", "run2", "run3"])
+    await office.journal.runs.forget(["run1", "run2", "run3"])
     assert await office.journal.decisions.read("s", "ada") == ()
 
 
@@ -375,9 +374,9 @@ async def test_others_never_see_them(office: Office):
 async def test_they_are_forgotten_with_their_session_and_not_before(office: Office):
     await office.run(PAY, says=NEVER)
     await office.run(SEND, says=True)
-    await office.journal.forget(["run1"])
+    await office.journal.runs.forget(["run1"])
     assert len(await office.journal.decisions.read("s", "ada")) == 1
-    await office.journal.forget(["run2"])
+    await office.journal.runs.forget(["run2"])
     assert await office.journal.decisions.read("s", "ada") == ()
 
 
@@ -400,7 +399,7 @@ async def test_a_run_that_is_parted_takes_the_denials_along_and_no_approval(
         await runs.export(office.journal, "run2", tmp_path / "run.jsonl")
         await runs.import_(office.journal, tmp_path / "run.jsonl", run_id="other")
         session_id = "other"
-        assert (await office.journal.run("other")).status == "done"
+        assert (await office.journal.runs.get("other")).status == "done"
         office.number = 5
         told = await office.run(PAY, session=await office.session(session_id), approvals="approve_all")
         assert "not here" in told[0]
@@ -454,13 +453,13 @@ async def test_a_call_with_nothing_remembered_costs_the_record_nothing(office: O
     box.read = counted  # type: ignore[method-assign]
     await office.run(PAY, SEND, PAY, says=True, session=Session(id="s", principal="ada"))
     assert (read, written) == (["s"], [])
-    assert not [each for each in await office.journal.entries("run1") if each.kind == "approval"]
+    assert not [each for each in await office.journal.calls.entries("run1") if each.kind == "approval"]
 
 
 async def test_what_decides_by_memory_is_noted_at_its_place(office: Office):
     await office.run(PAY, says=ALWAYS)
     await office.run(PAY, PAY)
-    noted = [each.key for each in await office.journal.entries("run2") if each.kind == "approval"]
+    noted = [each.key for each in await office.journal.calls.entries("run2") if each.kind == "approval"]
     assert noted == [".1~1!1", ".2~1!1"]
 
 
@@ -470,7 +469,7 @@ async def test_a_decision_that_can_not_be_recorded_does_not_count(office: Office
     await office.run(PAY, says=ALWAYS, session=session)
     assert isinstance(office.journal, SqliteJournal)
     office.journal.close()
-    with pytest.raises(JournalError, match="it was closed"):
+    with pytest.raises(JournalError, match="it is closed"):
         approvals_of(session).revoke(approvals_of(session).list()[0].id)
     assert len(approvals_of(session)) == 1
     office.journal = SqliteJournal(office.path, watch=None)
@@ -480,7 +479,7 @@ async def test_a_process_that_was_overtaken_decides_nothing(office: Office):
     """The run is another's, and so is what is decided in it."""
     [question] = await office.park(PAY)
     other = SqliteJournal(office.path, watch=None)
-    await other.take("run1")
+    await other.runs.take("run1")
     session = await office.session()
     fact = lasting_in(
         question,
@@ -491,7 +490,7 @@ async def test_a_process_that_was_overtaken_decides_nothing(office: Office):
     assert session.decisions is not None
     with pytest.raises(RunBusy):
         session.decisions.write(fact)
-    await other.leave("run1", "parked")
+    await other.runs.leave("run1", "parked")
     other.close()
     assert await office.listed() == []
 
@@ -519,23 +518,6 @@ async def test_an_answer_that_will_not_be_taken_leaves_nothing(office: Office, v
     [question] = await office.park(PAY)
     answer = Answer(question_id=question.id, digest=question.digest, by="ada", value=value)
     assert lasting_in(question, answer, question.asked_at) is None
-
-
-async def test_an_older_file_is_brought_up(tmp_path: Path, office: Office):
-    """One of the shape before has no such table; its runs go on, and what is decided in them is kept."""
-    [question] = await office.park(PAY)
-    assert isinstance(office.journal, SqliteJournal)
-    office.journal.close()
-    older = sqlite3.connect(office.path)
-    older.execute("DROP TABLE decisions")
-    older.execute("UPDATE about SET value = '3' WHERE key = 'schema'")
-    older.commit()
-    older.close()
-    assert len(MIGRATIONS) == 4
-    office.journal = SqliteJournal(office.path, watch=None)
-    office.answer(question, NEVER)
-    assert "not here" in (await office.resume())[0]
-    assert await office.listed() == [("pay (any arguments)", False)]
 
 
 async def test_a_run_that_fails_keeps_them(office: Office):

@@ -143,7 +143,7 @@ class World:
         left = list(turn.says)
         while True:
             memory = await self.memory()
-            asked = sorted(await self.journal.questions(run_id), key=lambda each: each.id)
+            asked = sorted(await self.journal.questions.open(run_id), key=lambda each: each.id)
             self.seen.append([each.id for each in asked])
             self.seen.append([(each.id.rpartition("-")[0], each.scope, each.approved) for each in memory])
             if not asked:
@@ -155,7 +155,7 @@ class World:
                     memory.revoke(kept[say.which % len(kept)].id)
             else:
                 question = asked[say.which % len(asked)]
-                self.journal.answer(_answer(question, say))
+                self.journal.questions.answer(_answer(question, say))
             await self.hear(run_id)
         self.seen.append(await self.results(run_id))
 
@@ -202,7 +202,7 @@ class Restarted(World):
         self.restart()
         secret = any(call.name == "unlock" for call in self.turn.calls)
         session = Session(id="ada/s", principal="ada")
-        if await self.journal.runs(session_id="ada/s"):
+        if await self.journal.runs.list(session_id="ada/s"):
             session = await runs.session(self.journal, "ada/s", principal="ada")
         adapter = self.adapter(Desk() if secret else LaterEnvironment())
         going = adapter.evaluate(PROMPT, "go", session=session, run_id=run_id, **self.given())

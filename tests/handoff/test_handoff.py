@@ -34,7 +34,7 @@ from handrail import (
 )
 from handrail.errors import ToolDefinitionError
 from handrail.events import ApprovalRequested, QuestionAsked, ToolInvoked, ToolRolledBack
-from handrail.journal import MemoryJournal
+from handrail.journal.sqlite import MemoryJournal
 from handrail.messages import Usage
 from handrail.models.scripted import Reply
 from handrail.question import Answer, Question
@@ -400,13 +400,13 @@ async def test_the_first_answer_is_the_answer() -> None:
     waiting = Person(after=asyncio.Event())
     rig = Rig([card_game(after=settle)], environment=waiting, journal=journal)
     called = asyncio.ensure_future(rig.call("pick_card"))
-    while not (lying := journal.desk.open_questions()):
+    while not (lying := await journal.questions.open()):
         await asyncio.sleep(0)
     given = Answer(question_id=lying[0].id, digest=lying[0].digest, by=lying[0].principal, value={"index": 2})
-    journal.answer(given)
-    journal.answer(given)
+    journal.questions.answer(given)
+    journal.questions.answer(given)
     with pytest.raises(ValueError, match="it is over"):
-        journal.answer(
+        journal.questions.answer(
             Answer(question_id=lying[0].id, digest=lying[0].digest, by=lying[0].principal, value={"index": 0})
         )
     assert (await called).value == "card 2"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import logging
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from handrail import (
     TransientError,
     open_gate,
 )
-from handrail.journal import digest
+from handrail.journal.digest import digest
 from handrail.protocols import Environment
 from handrail.session import save
 from handrail.testing import Person, RecordingSubscriber
@@ -145,7 +146,11 @@ def test_the_private_part_is_shown_nowhere(game: str, who: str, logged: io.Strin
     seen.assert_paired()
     assert seen.statuses()[0][0] == "pick_card.before"
     shown = [
-        *(everything(seen.events), everything(journal.rows), everything(journal.desk.open_questions())),
+        *(
+            everything(seen.events),
+            everything(journal.rows),
+            everything(asyncio.run(journal.questions.open())),
+        ),
         *(everything(model.requests), everything(choosing.requests), everything(response)),
         *(save(session).decode(), repr(handoff), logged.getvalue()),
         everything(getattr(there, "questions", ())),

@@ -1,18 +1,17 @@
-"""`MemoryJournal`: steps that settle once, sleeping, children; and `context.once` through the gate."""
+"""Steps that settle once, and `context.once` through the gate."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
 from handrail import Tool, ToolContext, ToolResult, TransientError, tool
 from handrail.dispatch import open_gate
-from handrail.errors import DefinitionError, SessionError
+from handrail.errors import DefinitionError
 from handrail.events import ToolInvoked, ToolRolledBack
-from handrail.journal import MemoryJournal
+from handrail.journal.sqlite import MemoryJournal
 from handrail.records import CommitUnit
 from handrail.session import Session
 from handrail.testing import RecordingSubscriber, VirtualClock, run_virtual
@@ -50,9 +49,9 @@ def test_a_step_that_succeeded_is_not_run_again():
         _, function = counting()
         other, unused = counting()
         found = [
-            await journal.step("a", function),
-            await journal.step("a", unused),
-            await journal.step("b", function),
+            await journal.steps.run("a", function),
+            await journal.steps.run("a", unused),
+            await journal.steps.run("b", function),
         ]
         assert other == []
         return found
@@ -71,8 +70,8 @@ def test_a_value_that_is_nothing_is_a_value(value: Any):
 
     async def main() -> Any:
         journal = MemoryJournal()
-        await journal.step("a", function)
-        return await journal.step("a", function)
+        await journal.steps.run("a", function)
+        return await journal.steps.run("a", function)
 
     assert run_virtual(main) == value
     assert runs == [1]
@@ -84,7 +83,7 @@ def test_two_at_once_are_one():
 
     async def main() -> list[int]:
         journal = MemoryJournal()
-        return await asyncio.gather(*(journal.step("a", function) for _ in range(5)))
+        return await asyncio.gather(*(journal.steps.run("a", function) for _ in range(5)))
 
     assert run_virtual(main) == [1] * 5
     assert runs == [1]
@@ -96,8 +95,10 @@ def test_a_failure_lets_the_next_try():
 
     async def main() -> list[Any]:
         journal = MemoryJournal()
-        first = await asyncio.gather(*(journal.step("a", function) for _ in range(4)), return_exceptions=True)
-        return [*first, await journal.step("a", function)]
+        first = await asyncio.gather(
+            *(journal.steps.run("a", function) for _ in range(4)), return_exceptions=True
+        )
+        return [*first, await journal.steps.run("a", function)]
 
     first, second, *others = run_virtual(main)
     assert [str(first), str(second)] == ["failed 1", "failed 2"]
@@ -111,13 +112,13 @@ def test_a_cancelled_step_lets_the_next_try():
 
     async def main() -> list[int]:
         journal = MemoryJournal()
-        first = asyncio.ensure_future(journal.step("a", function))
-        second = asyncio.ensure_future(journal.step("a", function))
+        first = asyncio.ensure_future(journal.steps.run("a", function))
+        second = asyncio.ensure_future(journal.steps.run("a", function))
         await asyncio.sleep(1)
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
-        return [await second, await journal.step("a", function)]
+        return [await second, await journal.steps.run("a", function)]
 
     assert run_virtual(main) == [2, 2]
     assert runs == [1, 2]
@@ -129,8 +130,8 @@ def test_one_that_waits_can_be_cancelled_alone():
 
     async def main() -> int:
         journal = MemoryJournal()
-        first = asyncio.ensure_future(journal.step("a", function))
-        second = asyncio.ensure_future(journal.step("a", function))
+        first = asyncio.ensure_future(journal.steps.run("a", function))
+        second = asyncio.ensure_future(journal.steps.run("a", function))
         await asyncio.sleep(1)
         second.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -149,19 +150,19 @@ def test_a_step_inside_itself_is_refused_and_not_waited_for_forever():
         runs, function = counting()
 
         async def inside() -> int:
-            return await journal.step("a", function)
+            return await journal.steps.run("a", function)
 
         async with asyncio.timeout(60):
             with pytest.raises(DefinitionError, match=r"step 'a' needs its own outcome.*another key"):
-                await journal.step("a", inside)
-            assert await journal.step("b", inside) == 1
-            assert await journal.step("a", function) == 1
+                await journal.steps.run("a", inside)
+            assert await journal.steps.run("b", inside) == 1
+            assert await journal.steps.run("a", function) == 1
         assert runs == [1]
 
     run_virtual(main)
 
 
-# --- commit, load, sleep, spawn ------------------------------------------------------------------
+# --- commit and load -------------------------------------------------------------------------------
 
 
 def unit(run: str, call: str) -> CommitUnit:
@@ -174,12 +175,12 @@ def test_what_was_committed_is_loaded_in_order_by_run():
     async def main() -> None:
         journal = MemoryJournal()
         for run, call in [("r", "1"), ("s", "1"), ("r", "2")]:
-            await journal.commit(unit(run, call))
-        loaded = await journal.load("r")
-        await journal.commit(unit("r", "3"))
+            await journal.calls.commit(unit(run, call))
+        loaded = await journal.calls.load("r")
+        await journal.calls.commit(unit("r", "3"))
         assert [each.call_id for each in loaded] == ["1", "2"]
-        assert [each.call_id for each in await journal.load("r")] == ["1", "2", "3"]
-        assert list(await journal.load("nobody's")) == []
+        assert [each.call_id for each in await journal.calls.load("r")] == ["1", "2", "3"]
+        assert list(await journal.calls.load("nobody's")) == []
 
     run_virtual(main)
 
@@ -210,91 +211,12 @@ def test_a_call_is_recorded_when_it_commits_and_only_then():
         for name in ("inner", "outer"):
             for fail in (True, False):
                 await gate.invoke(name, {"fail": fail}, call_id=f"{name} {fail}")
-        units = await journal.load(gate.frame.run_context.run_id)
+        units = await journal.calls.load(gate.frame.run_context.run_id)
         assert [each.call_id for each in units] == ["inner False", "outer False"]
         assert [len(each.events) for each in units] == [1, 2]
         assert b'"success":true' in units[0].result
 
     run_virtual(main)
-
-
-def test_sleeping_ends_at_its_time_and_not_before():
-    """In virtual time, by the journal's own clock; a time that has passed is over at once."""
-
-    async def main() -> None:
-        clock = VirtualClock()
-        journal = MemoryJournal(clock)
-        start = clock.now()
-        await journal.sleep(start + timedelta(days=3))
-        assert clock.now() == start + timedelta(days=3)
-        await journal.sleep(start)
-        assert clock.now() == start + timedelta(days=3)
-
-    run_virtual(main)
-
-
-def test_a_spawned_run_runs_once_for_all_who_wait():
-    """Its value, or its error, is everybody's; also of those who come later."""
-    runs, function = counting(seconds=5)
-    failed, fails = counting(seconds=5, fail=9)
-
-    async def main() -> None:
-        journal = MemoryJournal()
-        assert await asyncio.gather(*(journal.spawn("r", function) for _ in range(3))) == [1, 1, 1]
-        assert await journal.spawn("r", function) == 1
-        errors = await asyncio.gather(*(journal.spawn("s", fails) for _ in range(3)), return_exceptions=True)
-        assert [str(error) for error in errors] == ["failed 1"] * 3
-
-    run_virtual(main)
-    assert runs == failed == [1]
-
-
-def test_cancelling_a_spawned_run_ends_it_for_whoever_waits():
-    """By its id; one that is over, or that there is not, is told apart."""
-
-    async def main() -> None:
-        journal = MemoryJournal()
-        _, function = counting(seconds=5)
-        waiting = asyncio.ensure_future(journal.spawn("r", function))
-        await asyncio.sleep(1)
-        journal.cancel("r")
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert waiting.cancelling() == 0
-        journal.cancel("r")
-        with pytest.raises(SessionError, match=r"session 'x': no run of this name was spawned here"):
-            journal.cancel("x")
-
-    run_virtual(main)
-
-
-def test_a_child_ends_with_the_last_that_waits_and_before_it():
-    """One of two going away leaves it running; with the last it is stopped, and cleans up first."""
-    order: list[str] = []
-
-    async def child() -> None:
-        try:
-            await asyncio.sleep(100)
-        finally:
-            await asyncio.sleep(1)
-            order.append("child")
-
-    async def parent(journal: MemoryJournal, name: str) -> None:
-        try:
-            await journal.spawn("r", child)
-        finally:
-            order.append(name)
-
-    async def main() -> None:
-        journal = MemoryJournal()
-        parents = [asyncio.ensure_future(parent(journal, name)) for name in ("one", "two")]
-        await asyncio.sleep(1)
-        for each in parents:
-            each.cancel()
-            await asyncio.wait({each})
-
-    run_virtual(main)
-    assert order == ["one", "child", "two"]
 
 
 # --- once ----------------------------------------------------------------------------------------
@@ -524,13 +446,3 @@ def test_once_of_two_runs_that_share_a_journal_are_two():
         ]
 
     assert run_virtual(main) == [1, 2]
-
-
-def test_a_time_without_a_zone_is_refused():
-    """It could mean any of them."""
-
-    async def main() -> None:
-        with pytest.raises(DefinitionError, match=r"2030-01-01.*no time zone.*datetime.now\(UTC\)"):
-            await MemoryJournal().sleep(datetime(2030, 1, 1))
-
-    run_virtual(main)

@@ -8,17 +8,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handrail.errors import RunUnknown
-from handrail.journal import MemoryJournal
-from handrail.journal.schema import MIGRATIONS
-from handrail.journal.sqlite import SqliteJournal
+from handrail.journal.sqlite import MemoryJournal, SqliteJournal
+from handrail.journals import Journal
 from handrail.question import Answer, Question
-from handrail.records import Asked, CommitUnit, Journal, Mark, RunCopy, RunRecord, RunRow, SessionRow
+from handrail.records import Asked, CommitUnit, Mark, RunCopy, RunRecord, RunRow, SessionRow
 from handrail.runs import list_runs
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -79,7 +77,7 @@ async def fill(
             model="m",
             began_at=float(began),
         )
-        await journal.bring(
+        await journal.runs.add(
             RunCopy(
                 row=RunRow(record=record, status="parked", changed_at=float(changed)), entries=(), units=()
             )
@@ -87,20 +85,20 @@ async def fill(
         if not waiting:
             continue
         clock.at = float(changed)
-        await journal.take(record.id)
+        await journal.runs.take(record.id)
         for which in range(waiting):
             asked = question(record.id, which, principal, len(asking))
-            asking.append(asyncio.ensure_future(journal.ask(asked)))
-            while not any(each.id == asked.id for each in await journal.questions(record.id)):
+            asking.append(asyncio.ensure_future(journal.questions.ask(asked)))
+            while not any(each.id == asked.id for each in await journal.questions.open(record.id)):
                 await asyncio.sleep(0)
-        await journal.leave(record.id, "parked")
+        await journal.runs.leave(record.id, "parked")
     return asking
 
 
 async def all_pages(journal: Journal, principal: str | None, limit: int) -> list[RunRow]:
     found: list[RunRow] = []
     before: Mark | None = None
-    while page := await journal.runs(principal=principal, limit=limit, before=before):
+    while page := await journal.runs.list(principal=principal, limit=limit, before=before):
         found += page
         before = page[-1].record.mark
     return found
@@ -109,7 +107,7 @@ async def all_pages(journal: Journal, principal: str | None, limit: int) -> list
 async def all_sessions(journal: Journal, principal: str, limit: int) -> list[SessionRow]:
     found: list[SessionRow] = []
     before: Mark | None = None
-    while page := await journal.sessions(principal, limit=limit, before=before):
+    while page := await journal.runs.sessions(principal, limit=limit, before=before):
         assert len(page) <= limit
         found += page
         before = page[-1].mark
@@ -141,10 +139,10 @@ def test_pages_have_everything_once_and_both_journals_say_the_same(
                 sessions = [await all_sessions(journal, who, limit) for who in ("ada", "bob", "", "eve")]
                 for who, rows, found in zip(("ada", "bob", "", "eve"), every[1:], sessions, strict=True):
                     check_sessions(rows, found)
-                    waiting = await journal.questions(principal=who)
+                    waiting = await journal.questions.open(principal=who)
                     assert len(waiting) == sum(each.questions for each in found)
                     assert {each.principal for each in waiting} <= {who}
-                said.append((every, sessions, await journal.questions()))
+                said.append((every, sessions, await journal.questions.open()))
                 for each in asking:
                     each.cancel()
                 await asyncio.gather(*asking, return_exceptions=True)
@@ -167,61 +165,29 @@ def check_sessions(rows: list[RunRow], found: list[SessionRow]) -> None:
         assert each.began_at == own[-1].record.began_at
 
 
-async def test_a_journal_of_the_shape_before_is_brought_up(tmp_path: Path):
-    """Whose its runs and questions are is found in what was recorded of them."""
-    path = tmp_path / "runs.db"
-    old = sqlite3.connect(path)
-    for statement in (*MIGRATIONS[0], *MIGRATIONS[1]):
-        old.execute(statement)
-    old.execute("INSERT INTO about VALUES ('id', 'j'), ('schema', '2')")
-    record = RunRecord(id="run", session_id="s", principal="ada", prompt="p", model="m", began_at=1.0)
-    old.execute(
-        "INSERT INTO runs VALUES ('run', 's', 'parked', '', 0, 1, 2, ?, x'', 0)",
-        (msgspec.msgpack.encode(record),),
-    )
-    asked = question("run", 1, "ada", 0)
-    old.execute(
-        "INSERT INTO questions VALUES (?, ?, NULL, 'run', 0)", (asked.id, msgspec.msgpack.encode(asked))
-    )
-    old.commit()
-    old.close()
-    journal = SqliteJournal(path, watch=None)
-    assert [row.record for row in await journal.runs(principal="ada")] == [record]
-    assert await journal.runs(principal="") == ()
-    assert await journal.questions(principal="ada") == (asked,)
-    [session] = await journal.sessions("ada")
-    assert (session.first, session.questions, session.changed_at) == (record, 1, 2.0)
-    journal.close()
-    again = SqliteJournal(path, watch=None)
-    assert len(await again.sessions("ada")) == 1
-    again.close()
+def connection_of(journal: SqliteJournal) -> sqlite3.Connection:
+    """The connection of a journal that writes inline."""
+    connection = journal._database._connection  # pyright: ignore[reportPrivateUsage]
+    assert connection is not None
+    return connection
 
 
 async def test_somebodys_runs_sessions_and_questions_are_found_by_an_index(tmp_path: Path):
     """Whatever others have in the same journal, nothing of theirs is looked through."""
-    from handrail.journal import shelf
-
     journal = SqliteJournal(tmp_path / "runs.db", watch=None, inline=True)
-    seen: list[str] = []
-
-    class Explained:
-        """Says how each statement would be carried out."""
-
-        def __init__(self, connection: sqlite3.Connection) -> None:
-            self._connection = connection
-
-        def execute(self, query: str, values: Any = ()) -> Any:
-            plan = self._connection.execute(f"EXPLAIN QUERY PLAN {query}", values)
-            seen.extend(row[3] for row in plan)
-            return self._connection.execute(query, values)
-
-    def look(connection: Any) -> None:
-        explained: Any = Explained(connection)
-        shelf.runs(explained, None, "ada", 10, (1.0, "x"))
-        shelf.sessions(explained, "ada", 10, (1.0, "x"))
-        shelf.questions(explained, None, "ada")
-
-    await journal._do(look)
+    connection = connection_of(journal)
+    queries: list[str] = []
+    connection.set_trace_callback(queries.append)
+    await journal.runs.list(principal="ada", limit=10, before=(1.0, "x"))
+    await journal.runs.sessions("ada", limit=10, before=(1.0, "x"))
+    await journal.questions.open(principal="ada")
+    connection.set_trace_callback(None)
+    seen = [
+        row[3]
+        for query in queries
+        if query.startswith(("SELECT", "WITH"))
+        for row in connection.execute(f"EXPLAIN QUERY PLAN {query}")
+    ]
     assert seen
     assert [each for each in seen if each.startswith("SCAN") and "found" not in each] == []
     assert any("runs_of_a_principal" in each for each in seen)
@@ -232,7 +198,6 @@ async def test_somebodys_runs_sessions_and_questions_are_found_by_an_index(tmp_p
 
 async def test_a_page_of_sessions_costs_by_its_lines_what_it_costs_among_few(tmp_path: Path):
     """A line of it is found by its session, not by going through all that somebody has ever run."""
-    from handrail.journal import shelf
 
     async def steps(many: int) -> int:
         journal = SqliteJournal(tmp_path / f"{many}.db", watch=None, inline=True)
@@ -245,21 +210,21 @@ async def test_a_page_of_sessions_costs_by_its_lines_what_it_costs_among_few(tmp
                 model="m",
                 began_at=float(number),
             )
-            await journal.bring(RunCopy(row=RunRow(record=record, status="done", changed_at=float(number))))
+            await journal.runs.add(
+                RunCopy(row=RunRow(record=record, status="done", changed_at=float(number)))
+            )
         took = [0]
 
         def count() -> int:
             took[0] += 1
             return 0
 
-        def look(connection: sqlite3.Connection) -> None:
-            connection.set_progress_handler(count, 1)
-            for limit in (20, 1):
-                took[0] *= -1
-                shelf.sessions(connection, "ada", limit, None)
-            connection.set_progress_handler(None, 1)
-
-        await journal._do(look)
+        connection = connection_of(journal)
+        connection.set_progress_handler(count, 1)
+        for limit in (20, 1):
+            took[0] *= -1
+            await journal.runs.sessions("ada", limit=limit)
+        connection.set_progress_handler(None, 1)
         journal.close()
         return -took[0]
 
@@ -284,48 +249,41 @@ def a_run(run_id: str = "r") -> RunRecord:
 async def test_a_run_there_is_not_can_not_be_stopped(either: Journal):
     """Whoever mistyped an id hears of it."""
     with pytest.raises(RunUnknown, match="no such run"):
-        await either.stop("nothing")
+        await either.runs.stop("nothing")
 
 
 async def test_a_run_that_is_brought_in_is_nobodys(either: Journal):
     """Whoever had it where it comes from does not have it here, and nobody has asked to cancel it."""
     row = RunRow(record=a_run(), status="parked", owner="elsewhere", leased_until=1e12, stopping=True)
-    await either.bring(RunCopy(row=row))
-    taken = await either.take("r")
+    await either.runs.add(RunCopy(row=row))
+    taken = await either.runs.take("r")
     assert (taken.owner, taken.leased_until, taken.stopping) == ("", 0.0, False)
 
 
 async def test_of_a_run_that_is_forgotten_no_files_are_left_to_change(either: Journal):
     """Nobody would know what they are for."""
-    await either.begin(a_run())
-    await either.commit(CommitUnit(run_id="r", call_id="c", files=[{"path": "a"}]))
-    await either.forget(["r"])
-    assert await either.unapplied() == ()
+    await either.runs.begin(a_run())
+    await either.calls.commit(CommitUnit(run_id="r", call_id="c", files=[{"path": "a"}]))
+    await either.runs.forget(["r"])
+    assert await either.calls.unapplied() == ()
 
 
 async def test_both_journals_say_when_an_answer_was_taken(tmp_path: Path):
-    """The first time it was given; of one that is on file without a time, nothing is made up."""
+    """A repeat does not change the time of the first."""
     hands = Hands()
     asked = question("r", 1, "ada", 0)
     answer = Answer(question_id=asked.id, digest=asked.digest, by="ada", value=4)
     memory, file = MemoryJournal(clock=hands), SqliteJournal(tmp_path / "runs.db", clock=hands)
     for journal in (memory, file):
         hands.at = 1.0
-        waiting = asyncio.ensure_future(journal.ask(asked))
-        while not await journal.questions():
+        waiting = asyncio.ensure_future(journal.questions.ask(asked))
+        while not await journal.questions.open():
             await asyncio.sleep(0)
-        assert await journal.asked("r") == (Asked(asked),)
+        assert await journal.questions.history("r") == (Asked(asked),)
         hands.at = 5.0
-        journal.answer(answer)
+        journal.questions.answer(answer)
         assert await waiting == answer
         hands.at = 9.0
-        journal.answer(answer)
-        assert await journal.asked("r") == (Asked(asked, answer, 5.0),)
-    file.close()
-    with sqlite3.connect(tmp_path / "runs.db") as connection:
-        connection.execute("UPDATE questions SET answer = ?", (msgspec.msgpack.encode(answer),))
-    connection.close()
-    file = SqliteJournal(tmp_path / "runs.db")
-    file.answer(answer)
-    assert await file.asked("r") == (Asked(asked, answer),)
+        journal.questions.answer(answer)
+        assert await journal.questions.history("r") == (Asked(asked, answer, 5.0),)
     file.close()

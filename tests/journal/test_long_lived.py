@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from handrail import Adapter, Prompt, ScriptedModel, SqliteJournal, ToolCall, ToolContext, tool
 from handrail.errors import JournalError
 from handrail.journal import lease
+from handrail.journal.runs import SqliteRuns
 from handrail.question import Answer, Question
 from handrail.records import RunStatus
 from handrail.runs import cancel
@@ -48,7 +49,7 @@ def asking(journal: SqliteJournal, run_id: str) -> Any:
 
 def until_asked(journal: SqliteJournal, run_id: str) -> Question:
     async def look() -> Question:
-        while not (found := await journal.questions(run_id)):
+        while not (found := await journal.questions.open(run_id)):
             await asyncio.sleep(0.01)
         return found[0]
 
@@ -72,7 +73,7 @@ def test_answers_from_elsewhere_reach_every_thread(tmp_path: Path):
         threads.append(thread)
         questions.append(until_asked(other, run_id))
     for thread, question in zip(threads, questions, strict=True):
-        other.answer(answer_to(question))
+        other.questions.answer(answer_to(question))
         thread.join()
     assert said == {"a": "done", "b": "done"}
     journal.close()
@@ -86,18 +87,18 @@ async def _within(going: Any) -> Any:
 async def test_a_file_that_is_locked_for_a_while_does_not_end_the_looking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("handrail.journal.writer._BUSY_SECONDS", 0.01)
+    monkeypatch.setattr("handrail.journal.database._BUSY_SECONDS", 0.01)
     journal = SqliteJournal(tmp_path / "runs.db", watch=0.02)
     running = asyncio.ensure_future(asking(journal, "run"))
     other = SqliteJournal(tmp_path / "runs.db", watch=None)
-    while not (questions := await other.questions("run")):
+    while not (questions := await other.questions.open("run")):
         await asyncio.sleep(0.01)
     holder = sqlite3.connect(tmp_path / "runs.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     await asyncio.sleep(0.2)
     holder.execute("ROLLBACK")
     holder.close()
-    other.answer(answer_to(questions[0]))
+    other.questions.answer(answer_to(questions[0]))
     assert (await asyncio.wait_for(running, 10)).text == "done"
     journal.close()
     other.close()
@@ -113,28 +114,29 @@ async def test_a_full_disk_is_named(tmp_path: Path):
     """And not what was found when the rest was cleared away."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None)
     with pytest.raises(JournalError, match="disk is full"):
-        journal._writer.do_now(full)  # pyright: ignore[reportPrivateUsage]
-    assert await journal.runs() == ()
+        journal._database.transact_now(full)  # pyright: ignore[reportPrivateUsage]
+    assert await journal.runs.list() == ()
     journal.close()
 
 
 async def test_a_run_whose_end_could_not_be_recorded_can_be_cancelled_where_it_was(tmp_path: Path):
     """Its process lives and is its owner, but nobody there is at work on it any more."""
 
-    class Filling(SqliteJournal):
+    class Filling(SqliteRuns):
         async def leave(self, run_id: str, status: RunStatus, outcome: bytes = b"", /) -> None:
             if not self.filled:
                 self.filled = True
-                await self._do(full)
+                await self._database.transact(full)
             await super().leave(run_id, status, outcome)
 
         filled = False
 
-    journal = Filling(tmp_path / "runs.db", watch=None)
+    journal = SqliteJournal(tmp_path / "runs.db", watch=None)
+    journal.runs = Filling(journal._database, journal.steps.forget)  # pyright: ignore[reportPrivateUsage]
     adapter = Adapter(ScriptedModel(["done"]), journal=journal)
     with pytest.raises(JournalError, match="disk is full"):
         await adapter.evaluate(Prompt("p", "Do."), "go", run_id="run")
-    assert (await journal.run("run")).status == "running"
+    assert (await journal.runs.get("run")).status == "running"
     assert (await cancel(journal, "run")).status == "cancelled"
     journal.close()
 

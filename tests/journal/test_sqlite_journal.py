@@ -18,9 +18,9 @@ import pydantic
 import pytest
 
 from handrail import SqliteJournal
+from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import Declined, DefinitionError, JournalError, QuestionCancelled
-from handrail.journal import shelf
-from handrail.journal.writer import Writer, _Job
+from handrail.journal.database import Database, _Job
 from handrail.question import Answer, Question
 from handrail.records import CommitUnit
 
@@ -95,12 +95,12 @@ class Overtaken(queue.SimpleQueue[Any]):
 
 def test_what_was_let_in_before_it_was_closed_is_done(tmp_path: Path):
     """From whichever thread: nobody waits for ever for a thread that has ended."""
-    writer = Writer(str(tmp_path / "journal.db"), "id", False, False)
+    writer = Database(str(tmp_path / "journal.db"), clock=SYSTEM_CLOCK, new_id="id")
     waiting, writer._jobs = writer._jobs, Overtaken(writer.close)
     done: list[int] = []
 
     def work() -> None:
-        done.append(writer.do_now(lambda connection: 1))
+        done.append(writer.transact_now(lambda connection: 1))
 
     waiting.put(_Job(lambda connection: None))  # its thread looks at the new queue from here on
     asker = threading.Thread(target=work, daemon=True)
@@ -127,11 +127,11 @@ def test_a_step_is_run_once_for_all_who_open_the_file(journal: Opened, value: An
 
     async def once(journal: SqliteJournal) -> Any:
         with pytest.raises(ValueError):  # noqa: PT011 (ours, raised above)
-            await journal.step("key", failing)
-        return await journal.step("key", working), await journal.step("key", working)
+            await journal.steps.run("key", failing)
+        return await journal.steps.run("key", working), await journal.steps.run("key", working)
 
     assert journal(once) == (value, value)
-    assert journal(lambda journal: journal.step("key", failing)) == recorded
+    assert journal(lambda journal: journal.steps.run("key", failing)) == recorded
     assert runs == ["failed", "worked"]
 
 
@@ -143,12 +143,12 @@ def test_what_can_not_be_recorded_is_refused(journal: Opened):
 
     async def main(journal: SqliteJournal) -> Any:
         with pytest.raises(DefinitionError, match="step 'key' gave something that can't be recorded"):
-            await journal.step("key", nothing_plain)
+            await journal.steps.run("key", nothing_plain)
 
         async def plain() -> int:
             return 1
 
-        return await journal.step("key", plain)
+        return await journal.steps.run("key", plain)
 
     assert journal(main) == 1
 
@@ -159,13 +159,17 @@ def test_units_come_back_in_order(journal: Opened):
 
     async def write(journal: SqliteJournal) -> None:
         for each in (unit("1", files), unit("2"), unit("other", run_id="another"), unit("3", files)):
-            await journal.commit(each)
-        await journal.applied(unit("1", files))
-        await journal.void(unit("3", files))
-        await journal.commit(unit("4", files))
+            await journal.calls.commit(each)
+        await journal.calls.applied(unit("1", files))
+        await journal.calls.void(unit("3", files))
+        await journal.calls.commit(unit("4", files))
 
     async def read(journal: SqliteJournal) -> Any:
-        return await journal.load("run"), await journal.unapplied(), await journal.load("nobody")
+        return (
+            await journal.calls.load("run"),
+            await journal.calls.unapplied(),
+            await journal.calls.load("nobody"),
+        )
 
     journal(write)
     loaded, unapplied, none = journal(read)
@@ -181,11 +185,11 @@ def test_a_call_that_was_void_can_be_committed_again(journal: Opened):
 
     async def main(journal: SqliteJournal) -> Any:
         for _ in range(2):
-            await journal.commit(unit("1", {"a": 1}))
-            await journal.void(unit("1", {"a": 1}))
-        await journal.commit(unit("1", {"a": 2}))
-        await journal.applied(unit("1", {"a": 2}))
-        return await journal.load("run"), await journal.unapplied()
+            await journal.calls.commit(unit("1", {"a": 1}))
+            await journal.calls.void(unit("1", {"a": 1}))
+        await journal.calls.commit(unit("1", {"a": 2}))
+        await journal.calls.applied(unit("1", {"a": 2}))
+        return await journal.calls.load("run"), await journal.calls.unapplied()
 
     assert journal(main) == ((unit("1", {"a": 2}),), ())
 
@@ -205,17 +209,17 @@ class Somebody:
 
 
 def asked(says: Answer | Exception, question: Question) -> Main:
-    return lambda journal: journal.ask(question, Somebody(says))  # pyright: ignore[reportArgumentType]  # its run_mode is a str
+    return lambda journal: journal.questions.ask(question, Somebody(says))  # pyright: ignore[reportArgumentType]  # its run_mode is a str
 
 
 def test_an_answer_stands_for_all_who_open_the_file(journal: Opened):
     """The same question again gets it, whoever is there now; to another one of that id it is no answer."""
     assert journal(asked(answer(), question())) == answer()
     assert journal(asked(answer(value="other"), question())) == answer()
-    assert journal(lambda journal: journal.ask(question())) == answer()
+    assert journal(lambda journal: journal.questions.ask(question())) == answer()
     another = msgspec.structs.replace(answer(value="new"), digest="another")
     assert journal(asked(another, question("another"))) == another
-    assert journal(lambda journal: journal.ask(question("another"))) == another
+    assert journal(lambda journal: journal.questions.ask(question("another"))) == another
 
 
 def test_a_question_that_was_withdrawn_may_be_asked_again(journal: Opened):
@@ -230,8 +234,8 @@ def test_an_answered_question_is_not_withdrawn(journal: Opened):
     given = journal(asked(answer(), question()))
 
     async def withdraw_and_ask(journal: SqliteJournal) -> Any:
-        await journal.withdraw("q")
-        return await journal.ask(question())
+        await journal.questions.withdraw_all("q")
+        return await journal.questions.ask(question())
 
     assert journal(withdraw_and_ask) == given
 
@@ -240,7 +244,7 @@ def test_it_is_the_same_journal_whenever_it_is_opened(journal: Opened, tmp_path:
     """Its id says so; another file is another journal. `power` waits for the disk, `process` does not."""
 
     async def about(journal: SqliteJournal) -> Any:
-        rows = await journal._do(
+        rows = await journal._database.transact(
             lambda connection: [
                 connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")
             ]
@@ -256,8 +260,8 @@ def test_commits_from_several_tasks_are_all_recorded(journal: Opened):
     """One thread writes, in the order they came."""
 
     async def main(journal: SqliteJournal) -> Any:
-        await asyncio.gather(*[journal.commit(unit(str(number))) for number in range(100)])
-        return [each.call_id for each in await journal.load("run")]
+        await asyncio.gather(*[journal.calls.commit(unit(str(number))) for number in range(100)])
+        return [each.call_id for each in await journal.calls.load("run")]
 
     assert journal(main) == [str(number) for number in range(100)]
 
@@ -271,10 +275,12 @@ def test_a_transaction_that_fails_leaves_nothing(journal: Opened):
 
     async def main(journal: SqliteJournal) -> Any:
         with pytest.raises(JournalError, match="it can't be written: table units has no column"):
-            await journal._do(half)
-        await journal.commit(unit("1"))
-        steps = await journal._do(lambda connection: connection.execute("SELECT * FROM steps").fetchall())
-        return steps, len(await journal.load("run"))
+            await journal._database.transact(half)
+        await journal.calls.commit(unit("1"))
+        steps = await journal._database.transact(
+            lambda connection: connection.execute("SELECT * FROM steps").fetchall()
+        )
+        return steps, len(await journal.calls.load("run"))
 
     assert journal(main) == ([], 1)
 
@@ -291,11 +297,11 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
     newer.close()
     (tmp_path / "text.db").write_text("this is no database " * 100)
     for name, words in (
-        ("other.db", "this is a database, and no journal"),
-        ("newer.db", "its schema is 99, and this version of Handrail has 4"),
+        ("other.db", "this is a database, but not a journal"),
+        ("newer.db", "its schema is version 99, and this version of Handrail uses 5"),
         ("text.db", "it can't be opened: file is not a database"),
         (".", "it can't be opened: unable to open database file"),
-        ("a\0b", "its path holds a zero byte. Give one without"),
+        ("a\0b", "its path contains a zero byte. Give a path without one"),
     ):
         with pytest.raises(JournalError, match=words):
             SqliteJournal(tmp_path / name)
@@ -310,8 +316,8 @@ def test_a_closed_journal_says_so(tmp_path: Path):
         journal = SqliteJournal(tmp_path / "journal.db")
         journal.close()
         journal.close()
-        with pytest.raises(JournalError, match="it was closed"):
-            await journal.load("run")
+        with pytest.raises(JournalError, match="it is closed"):
+            await journal.calls.load("run")
 
     asyncio.run(main())
 
@@ -325,24 +331,27 @@ def test_what_was_recorded_outlives_a_kill(tmp_path: Path):
         async def main():
             journal = SqliteJournal(sys.argv[1])
             for number in range(20):
-                await journal.commit(CommitUnit(run_id="run", call_id=str(number), events=[], result=b""))
+                await journal.calls.commit(CommitUnit(run_id="run", call_id=str(number), events=[], result=b""))
             os.kill(os.getpid(), signal.SIGKILL)
         asyncio.run(main())
     """)
     path = tmp_path / "journal.db"
     assert subprocess.run([sys.executable, "-c", script, str(path)], check=False).returncode == -9
-    assert len(Opened(path)(lambda journal: journal.load("run"))) == 20
+    assert len(Opened(path)(lambda journal: journal.calls.load("run"))) == 20
 
 
 def test_the_runs_of_a_session_are_found_without_going_through_all_of_somebody_s(journal: Opened):
     """What a thread costs does not grow with the threads of the same person."""
-    journal(lambda opened: opened.runs(session_id="s", principal="p"))
-    connection = sqlite3.connect(journal.path)
-    asked: list[str] = []
-    connection.set_trace_callback(asked.append)
-    shelf.runs(connection, "s", "p", 100, None)
-    connection.set_trace_callback(None)
-    [query] = asked
-    plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}")]
-    connection.close()
+
+    async def explain(opened: SqliteJournal) -> list[str]:
+        connection = opened._database._connection
+        assert connection is not None
+        queries: list[str] = []
+        connection.set_trace_callback(queries.append)
+        await opened.runs.list(session_id="s", principal="p")
+        connection.set_trace_callback(None)
+        [query] = [each for each in queries if each.startswith("SELECT")]
+        return [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}")]
+
+    plan = journal(explain, inline=True)
     assert any("runs_of_a_session" in line for line in plan), plan

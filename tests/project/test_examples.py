@@ -38,7 +38,7 @@ SHOWN = {
     ],
     "code_fixer.py": [
         "- not yet: This must pass: ",
-        "run_command was undone: the folder is as it was\n- run_command: `make tidy`: exit code 2\n",
+        "run_command was undone: the folder is unchanged\n- run_command: `make tidy`: exit code 2\n",
         "(done, 5 requests)\nIn the folder: price.py, test_price.py\n",
         "together * 0.9 if together >= 100 else together\n",
     ],
@@ -53,7 +53,7 @@ SHOWN = {
         "+Eve Ode,eve@example.org,+4755667788\n\n> yes\n- tidy_phones: 5 numbers\n",
         "> no: those are two people; go by the mail\n- drop_repeated: drop_repeated was not approved (denied)",
         "> yes\n- drop_repeated: 4 of 5 rows kept\n",
-        "taken back, which was kept for that: contacts.csv\n5 rows are there again.\n",
+        "The last change was kept, and is undone: contacts.csv\n5 rows again.\n",
     ],
     "support.py": [
         "bank: 20.00 to ada\n",
@@ -66,7 +66,7 @@ SHOWN = {
     ],
     "form.py": ["Person fills the form in.\n120.00 for Oslo on 2026-03-04 go to account 4711.\n"],
     "approval_over_restart.py": [
-        "ask, a process of its own:\n  publish was entered\n  the run is parked; it waits for: publish uses 'fs.write'\n  in the folder: []",
+        "ask, in its own process:\n  publish was entered\n  the run is parked; it waits for: publish uses 'fs.write'\n  in the folder: []",
         "  +Open from 10 to 18.\n  answered: yes\n  in the folder: []\n",
         "  I was told: hours.txt is published\n  in the folder: ['hours.txt']\n",
         "I was told: publish was not approved (denied): not on a Friday",
@@ -91,7 +91,7 @@ SHOWN = {
     "handoff/flexible.py": [
         "Person: tea for 3\nAgentEnvironment: coffee for 4\nHeadlessEnvironment: water for 0\n"
     ],
-    "handoff/sequential.py": ["['rain', 'clouds', 'wind']\n2 calls of the model\n"],
+    "handoff/sequential.py": ["['rain', 'clouds', 'wind']\n2 model calls\n"],
     "handoff/parallel.py": ["Both(technical='it works', business='it pays')\n"],
     "handoff/nested.py": [
         "['wash: done by a model', 'dry: done by a model']\n",
@@ -200,6 +200,16 @@ def test_a_script_is_not_let_loose_on_a_folder_of_ones_own(example: str, tmp_pat
     ended = run(example, "--folder", str(tmp_path), cwd=tmp_path)
     assert ended.returncode == 2
     assert "Name a model: --model provider:name." in ended.stderr
+
+
+@pytest.mark.once
+def test_the_fixer_is_not_done_when_its_command_could_not_run(tmp_path: Path) -> None:
+    """The model says that it is fixed, but the tests never ran."""
+    ended = run("code_fixer.py", "--test", "no-such-program", cwd=tmp_path)
+    assert ended.returncode == 1
+    assert "could not run: `no-such-program`" in ended.stdout
+    assert "Not fixed: " in ended.stderr
+    assert "(done, " not in ended.stdout
 
 
 @pytest.mark.once

@@ -61,3 +61,10 @@ def test_the_packages_that_wait_are_named_as_they_are_imported():
     """Guards the lists above: what the core depends on exists by these names."""
     loaded = loaded_by("import griffe, opentelemetry, difflib, sqlite3, tomllib")
     assert {"griffe", "opentelemetry", "difflib", "sqlite3", "tomllib"} <= loaded
+
+
+def test_no_public_name_loads_the_command_line_or_the_terminal():
+    """Only `TerminalEnvironment` itself needs the terminal, and nothing needs the command line."""
+    names = "[getattr(handrail, name) for name in handrail.__all__ if name != 'TerminalEnvironment']"
+    avoided = ("handrail.cli", "handrail.environment.terminal")
+    assert [name for name in loaded_by(f"import handrail; {names}") if name.startswith(avoided)] == []

@@ -11,9 +11,14 @@ from support.documents import ROOT, BadDocument, Block, chains, documents, extra
 
 
 def examples() -> list[object]:
-    """Return the groups of the README and the docs, named by file and line."""
+    """Return the groups of the README and the docs, named by file and line; the embedded model is in one venv only."""
     return [
-        pytest.param(document, group, id=f"{document.relative_to(ROOT)}:{group[0].line}")
+        pytest.param(
+            document,
+            group,
+            id=f"{document.relative_to(ROOT)}:{group[0].line}",
+            marks=[pytest.mark.once] * any("local" in block.code.lower() for block in group),
+        )
         for document in documents()
         for group in chains(document)
     ]
@@ -35,6 +40,7 @@ def test_hello_world_is_ten_lines_on_either_model():
     ] == [0, 7]
 
 
+@pytest.mark.once
 def test_hello_world_on_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its call is made, through the gate, and its answer is text: structure, not prose."""
     from handrail.adapter import adapter as module

@@ -1,4 +1,4 @@
-"""A journal's file between versions and processes: brought up, refused, owned by one at a time."""
+"""A journal's file between versions and processes: other versions are refused, and each run has one owner."""
 
 import sqlite3
 import subprocess
@@ -6,12 +6,11 @@ import sys
 import textwrap
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from handrail import Prompt, tool
 from handrail.errors import JournalError, RunBusy, RunParked
-from handrail.journal.schema import MIGRATIONS, SCHEMA
+from handrail.journal.database import SCHEMA
 from handrail.journal.sqlite import SqliteJournal
 from handrail.runs import list_runs, show
 from support import TESTS
@@ -31,54 +30,24 @@ INSERT INTO about VALUES ('schema', '1'), ('id', 'old');
 """
 
 
-async def test_a_file_of_the_first_shape_is_brought_up(tmp_path: Path):
-    """What was in it is there, and it takes runs like a new one."""
+def test_a_journal_of_an_older_version_is_refused(tmp_path: Path):
+    """The first version had other tables. The message names both versions, and the file stays as it is."""
     path = tmp_path / "runs.db"
     connection = sqlite3.connect(path)
     connection.executescript(FIRST)
-    unit = {"run_id": "old", "call_id": "c", "events": [], "result": b"{}", "effects": [], "files": []}
-    connection.execute("INSERT INTO steps VALUES ('paid', ?)", (msgspec.msgpack.encode("receipt"),))
-    connection.execute(
-        "INSERT INTO units (run_id, call_id, state, unit) VALUES ('old', 'c', 'applied', ?)",
-        (msgspec.msgpack.encode(unit),),
-    )
-    connection.commit()
     connection.close()
-    recorder = Recorder(tmp_path)
-    assert recorder.journal.id == "old"
-
-    async def never() -> str:
-        raise AssertionError
-
-    assert await recorder.journal.step("paid", never) == "receipt"
-    assert [(unit.call_id, unit.result) for unit in await recorder.journal.load("old")] == [("c", b"{}")]
-    await recorder.run("new", call("note", text="x"), "end")
-    assert [line.id for line in await list_runs(recorder.journal)] == ["new"]
-    recorder.close()
-    again = SqliteJournal(path)  # a second time there is nothing to bring up
-    assert (await show(again, "new")).steps == 2
-    again.close()
-
-
-def test_a_new_file_and_one_brought_up_have_the_same_shape(tmp_path: Path):
-    """Whichever way it came to be."""
-
-    def shape(path: Path) -> set[str]:
-        with sqlite3.connect(path) as connection:
-            rows = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
-        connection.close()
-        return {"".join(" ".join(map(str, row)).split()) for row in rows}
-
-    connection = sqlite3.connect(tmp_path / "old.db")
-    connection.executescript(FIRST)
+    with pytest.raises(
+        JournalError,
+        match=f"its schema is version 1, and this version of Handrail uses {SCHEMA}. Use the version that wrote it",
+    ):
+        SqliteJournal(path)
+    connection = sqlite3.connect(path)
+    tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     connection.close()
-    for name in ("old", "new"):
-        SqliteJournal(tmp_path / f"{name}.db").close()
-    assert shape(tmp_path / "old.db") == shape(tmp_path / "new.db")
-    assert len(MIGRATIONS) == SCHEMA
+    assert tables == {"about", "steps", "questions", "units"}
 
 
-def test_a_newer_file_is_refused(tmp_path: Path):
+def test_a_journal_of_a_newer_version_is_refused(tmp_path: Path):
     """With words, and it is left as it is."""
     path = tmp_path / "runs.db"
     SqliteJournal(path).close()
@@ -86,7 +55,8 @@ def test_a_newer_file_is_refused(tmp_path: Path):
         connection.execute("UPDATE about SET value = ? WHERE key = 'schema'", (str(SCHEMA + 1),))
     connection.close()
     with pytest.raises(
-        JournalError, match=f"its schema is {SCHEMA + 1}, and this version of Handrail has {SCHEMA}"
+        JournalError,
+        match=f"its schema is version {SCHEMA + 1}, and this version of Handrail uses {SCHEMA}",
     ):
         SqliteJournal(path)
 
@@ -135,7 +105,7 @@ async def test_one_process_has_a_run_and_a_dead_one_has_none(tmp_path: Path):
             holder.stdout.close()
     (line,) = await list_runs(recorder.journal)
     assert line.standing == "interrupted"
-    assert line.row.leased_until > recorder.journal._now()  # pyright: ignore[reportPrivateUsage]  # not over yet
+    assert line.row.leased_until > recorder.journal._database.now()  # pyright: ignore[reportPrivateUsage]  # not over yet
 
     @tool(effect="pure")
     async def wait() -> str:
@@ -153,7 +123,7 @@ async def test_an_answer_given_by_another_process_is_taken(tmp_path: Path):
     with pytest.raises(RunParked):
         await recorder.run("r", call("choose"), "end")
     other = SqliteJournal(tmp_path / "runs.db", watch=None)
-    (question,) = await other.questions("r")
+    (question,) = await other.questions.open("r")
     Recorder.answer(type("Other", (), {"journal": other})(), question, {"n": 4})  # pyright: ignore[reportArgumentType]
     other.close()
     response = await recorder.adapter("end").resume("r", PROMPT)

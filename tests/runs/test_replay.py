@@ -49,12 +49,12 @@ async def test_the_same_code_does_the_same(recorder: Recorder):
 
     prompt = Prompt("work", "Do what is asked.", tools=[*TOOLS[:-1], send])
     await recorder.run("r", *SCRIPT, prompt=prompt)
-    units = await recorder.journal.load("r")
+    units = await recorder.journal.calls.load("r")
     tally = Tally()
     assert await replay(recorder.journal, "r", prompt, tally=tally) is None
     assert (tally.steps, tally.ran, tally.taken) == (5, 3, 2)
     assert sent == ["x"]
-    assert await recorder.journal.load("r") == units
+    assert await recorder.journal.calls.load("r") == units
 
 
 async def test_a_changed_prompt_is_found_first(recorder: Recorder):
@@ -243,7 +243,7 @@ async def test_a_run_that_is_not_over_is_replayed_as_far_as_it_is(recorder: Reco
     tally = Tally()
     assert await replay(recorder.journal, "r", PROMPT, tally=tally) is None
     assert (tally.steps, tally.ran, tally.taken) == (2, 1, 0)
-    (question,) = await recorder.journal.questions("r")
+    (question,) = await recorder.journal.questions.open("r")
     recorder.answer(question, {"n": 1})
     await recorder.adapter("end").resume("r", PROMPT)
     tally = Tally()

@@ -13,8 +13,7 @@ from pydantic import SecretStr
 from handrail import MarkdownSection, Prompt, Session, ToolContext, tool
 from handrail.errors import DefinitionError, PromptEvaluationError, RunBusy, RunError, RunParked, RunUnknown
 from handrail.events import MessageAdded
-from handrail.journal.memory import MemoryJournal
-from handrail.journal.sqlite import SqliteJournal
+from handrail.journal.sqlite import MemoryJournal, SqliteJournal
 from handrail.messages import AssistantMessage, ToolMessage, UserMessage
 from handrail.prompt import OPENER
 from handrail.runs import cancel, export, forget, fork, import_, list_runs, show
@@ -51,13 +50,13 @@ async def test_runs_are_listed_as_they_stand(recorder: Recorder):
     await recorder.run("done", "ok")
     await parked(recorder, "waits", call("choose"), "ok")
     other = SqliteJournal(recorder.journal.path, watch=None)
-    record = (await other.run("done")).record
+    record = (await other.runs.get("done")).record
     import msgspec
 
     for id, owner in (("gone", "elsewhere/1/1/x"), ("ours", other.owner)):
-        await other.begin(msgspec.structs.replace(record, id=id, session_id=id, began_at=9e9))
+        await other.runs.begin(msgspec.structs.replace(record, id=id, session_id=id, began_at=9e9))
         until = 0 if id == "gone" else 9e12
-        other._writer.do_now(  # pyright: ignore[reportPrivateUsage]
+        other._database.transact_now(  # pyright: ignore[reportPrivateUsage]
             lambda c, o=owner, u=until, i=id: c.execute(
                 "UPDATE runs SET owner=?, leased_until=? WHERE id=?", (o, u, i)
             )
@@ -142,7 +141,7 @@ async def test_a_run_nobody_has_is_cancelled_and_its_session_goes_on(recorder: R
         await recorder.adapter().resume("second", PROMPT)
     assert refused.value.phase == "cancelled"
     await parked(recorder, "third", call("choose"), "fine", session=session)
-    (question,) = await recorder.journal.questions("third")
+    (question,) = await recorder.journal.questions.open("third")
     recorder.answer(question, {"n": 3})
     response = await recorder.adapter("fine").resume("third", PROMPT)
     assert response.text == "fine"
@@ -168,7 +167,9 @@ async def test_a_call_that_had_begun_is_said_to_be_unknown(recorder: Recorder):
 
     task = asyncio.ensure_future(recorder.run("r", call("pay"), prompt=Prompt("p", "Do.", tools=[pay])))
     await stop.wait()
-    recorder.journal._writer.do_now(lambda c: c.execute("UPDATE runs SET owner='h/1/1/x', leased_until=0"))  # pyright: ignore[reportPrivateUsage]
+    recorder.journal._database.transact_now(
+        lambda c: c.execute("UPDATE runs SET owner='h/1/1/x', leased_until=0")
+    )  # pyright: ignore[reportPrivateUsage]
     other = SqliteJournal(
         recorder.journal.path, watch=None
     )  # a process of its own: this one still has the task
@@ -209,7 +210,7 @@ async def test_a_run_that_a_process_has_is_stopped_by_it(recorder: Recorder, mon
         await asyncio.wait_for(task, 10)
     assert ended.value.phase == "cancelled"
     assert task.cancelling() == 0
-    row = await other.run("r")
+    row = await other.runs.get("r")
     assert (row.status, row.owner, row.stopping) == ("cancelled", "", False)
     assert well_formed([each.message for each in session[MessageAdded].all()])
     assert session[Noted].all() == ()
@@ -286,7 +287,7 @@ async def test_what_was_done_once_is_not_done_again_in_a_fork(recorder: Recorder
     await fork(recorder.journal, "r", 1, "f")
     with pytest.raises(RunParked):
         await recorder.adapter("end").resume("f", prompt)
-    (question,) = await recorder.journal.questions("f")
+    (question,) = await recorder.journal.questions.open("f")
     recorder.answer(question, 5)
     response = await recorder.adapter("end").resume("f", prompt)
     assert response.text == "end"
@@ -310,7 +311,7 @@ async def test_a_run_goes_through_a_file_into_another_journal(recorder: Recorder
     assert there.turns[0].calls[0].diff == here.turns[0].calls[0].diff != ""
     with pytest.raises(RunParked):
         await elsewhere.adapter("end").resume("r", PROMPT)
-    (question,) = await elsewhere.journal.questions("r")
+    (question,) = await elsewhere.journal.questions.open("r")
     elsewhere.answer(question, {"n": 9})
     response = await elsewhere.adapter("end").resume("r", PROMPT)
     assert response.text == "end"
@@ -387,11 +388,11 @@ async def test_only_whole_sessions_that_are_over_are_forgotten(recorder: Recorde
     assert set(await forget(recorder.journal, before=later)) == {"over1", "over2"}
     assert {line.id for line in await list_runs(recorder.journal)} == {"live1", "live2"}
     for table in ("entries", "units", "questions", "steps"):
-        rows = recorder.journal._writer.do_now(  # pyright: ignore[reportPrivateUsage]
+        rows = recorder.journal._database.transact_now(  # pyright: ignore[reportPrivateUsage]
             lambda c, t=table: c.execute(f"SELECT DISTINCT run_id FROM {t}").fetchall()
         )
         assert {row[0] for row in rows} <= {"live1", "live2"}
-    (question,) = await recorder.journal.questions("live2")
+    (question,) = await recorder.journal.questions.open("live2")
     recorder.answer(question, {"n": 1})
     response = await recorder.adapter("y").resume("live2", PROMPT)
     assert [each.text for each in response.session[Noted].all()] == ["a"]
@@ -430,7 +431,7 @@ async def test_a_history_that_was_given_is_there_once(recorder: Recorder):
     """The session was saved with it, so a resumed run does not begin with it again."""
     history = [UserMessage("before"), AssistantMessage("said")]
     await parked(recorder, "r", call("choose"), "end", history=history)
-    (question,) = await recorder.journal.questions("r")
+    (question,) = await recorder.journal.questions.open("r")
     recorder.answer(question, {"n": 1})
     response = await recorder.adapter("end").resume("r", PROMPT)
     messages = [each.message for each in response.session[MessageAdded].all()]
@@ -458,7 +459,7 @@ async def test_sections_opened_in_an_earlier_run_stay_open(recorder: Recorder, h
         await fork(recorder.journal, "two", 0, "f")
         run_id = "f"
     else:
-        (question,) = await recorder.journal.questions("two")
+        (question,) = await recorder.journal.questions.open("two")
         recorder.answer(question, {"n": 1})
     await recorder.adapter(call("note", text="y"), "end").resume(run_id, prompt)
-    assert [unit.status for unit in await recorder.journal.load(run_id)][-1] == "ok"
+    assert [unit.status for unit in await recorder.journal.calls.load(run_id)][-1] == "ok"

@@ -60,7 +60,7 @@ async def carry_out(base: Path, script: list[Any], split: int, target: int | Non
     try:
         await recorder.run("one", *script[:split], "end", prompt=LAW, session=session)
         await recorder.run("two", *script[split:], "end", prompt=LAW, session=session)
-        units = [*await recorder.journal.load("one"), *await recorder.journal.load("two")]
+        units = [*await recorder.journal.calls.load("one"), *await recorder.journal.calls.load("two")]
         refused: UndoRefused | None = None
         if target is not None:
             unit = units[target]
@@ -147,7 +147,7 @@ async def test_the_model_is_told_in_its_next_turn(recorder: Recorder):
     with pytest.raises(RunParked):
         await recorder.run("two", call("choose"), "end", session=session)
     assert session[Noted].all() == ()  # it forgot the call when it was evaluated
-    (question,) = await recorder.journal.questions("two")
+    (question,) = await recorder.journal.questions.open("two")
     recorder.answer(question, {"n": 1})
     response = await recorder.adapter("end").resume("two", PROMPT)
     said = [
@@ -167,7 +167,7 @@ async def test_a_parked_run_goes_on_without_the_call(recorder: Recorder):
         await recorder.run("r", call("note", text="x"), call("choose"), "end")
     (noted,) = await recorder.ids("r")
     await undo(recorder.journal, "r", noted)
-    (question,) = await recorder.journal.questions("r")
+    (question,) = await recorder.journal.questions.open("r")
     recorder.answer(question, {"n": 1})
     response = await recorder.adapter("end").resume("r", PROMPT)
     assert response.session[Noted].all() == ()
@@ -214,17 +214,17 @@ async def test_an_undo_that_was_cut_is_finished_by_the_next(recorder: Recorder):
     """The process ended after the files were put back and before that was recorded."""
     await recorder.run("r", [call("write", path="a", text="x")], "end")
     (written,) = await recorder.ids("r")
-    note = recorder.journal.note
+    note = recorder.journal.calls.note
 
     async def cut(run_id: str, entry: Any, /, **options: Any) -> None:
         if entry.kind == "undone":
             raise KeyboardInterrupt
         await note(run_id, entry, **options)
 
-    recorder.journal.note = cut
+    recorder.journal.calls.note = cut
     with pytest.raises(KeyboardInterrupt):
         await undo(recorder.journal, "r", written, recorder.files)
-    recorder.journal.note = note
+    recorder.journal.calls.note = note
     assert not (recorder.folder / "a").exists()
     done = await undo(recorder.journal, "r", written, recorder.files)
     assert done.paths == ["a"]

@@ -21,7 +21,7 @@ from handrail import (
 )
 from handrail.errors import RunParked
 from handrail.guard import CapabilityPolicy
-from handrail.journal import MemoryJournal
+from handrail.journal.sqlite import MemoryJournal
 from handrail.runs import fork, replay, show
 from handrail.schema.secrets import MASK
 from support.planted_secrets import MARK, Cut, Key, login_with
@@ -88,7 +88,7 @@ async def test_an_approval_of_a_call_with_a_secret_keeps_its_run_in_memory() -> 
     @tool(effect="read")
     async def peek() -> str:
         """Look at what waits for an answer while the run goes on."""
-        waiting.append(len(await run.journal.questions("run")))
+        waiting.append(len(await run.journal.questions.open("run")))
         return "seen"
 
     run = Cut(
@@ -100,7 +100,7 @@ async def test_an_approval_of_a_call_with_a_secret_keeps_its_run_in_memory() -> 
     going = asyncio.ensure_future(run.adapter.evaluate(run.prompt, "go", run_id="run"))
     parking = await run.there.until_rest()
     assert not parking.may_park
-    assert len(await run.journal.questions("run")) == 1
+    assert len(await run.journal.questions.open("run")) == 1
     assert parking.park(by_force=True)
     with pytest.raises(RunParked):
         await going
@@ -130,7 +130,7 @@ async def test_a_parked_handoff_with_a_secret_is_not_gone_on_with() -> None:
     await run.cut_when()
     assert run.there.rested == [False]
     assert "given a secret" in await run.told()
-    assert not await run.journal.questions("run")
+    assert not await run.journal.questions.open("run")
     assert acts == [f"before {MARK}"]
 
 
@@ -149,8 +149,8 @@ async def test_a_finished_call_with_a_secret_is_taken_from_the_record() -> None:
     asked = ToolCall("login", login.arguments)
     run = Cut([login.tool, nest], asked, ToolCall("nest"), asked, "inside")
     await run.cut_when()
-    (question,) = await run.journal.questions("run")
-    run.journal.answer(answer_to(question, True))
+    (question,) = await run.journal.questions.open("run")
+    run.journal.questions.answer(answer_to(question, True))
     assert "inside True" in await run.told()
     assert login.got == [MARK, MARK]
 
@@ -181,7 +181,7 @@ async def test_what_can_only_be_undone_with_a_secret_is_named_after_a_crash() ->
         else:
             going = asyncio.ensure_future(run.adapter.evaluate(run.prompt, "go", run_id="run"))
         await run.there.until_rest()
-        run.journal.answer(answer_to((await run.journal.questions("run"))[0], True))
+        run.journal.questions.answer(answer_to((await run.journal.questions.open("run"))[0], True))
         await going
         last: Any = run.model.requests[-1].messages[-1]
         assert undone == ([] if crash else [MARK])

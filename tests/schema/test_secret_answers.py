@@ -30,14 +30,14 @@ from handrail import (
     ToolResult,
     tool,
 )
-from handrail.cli import runs_doing
-from handrail.cli.ending import trouble
-from handrail.cli.plain import PlainView
+from handrail.cli import runs_commands
+from handrail.cli.outcome import Failure
+from handrail.cli.views import PlainView
 from handrail.clock import SYSTEM_CLOCK
 from handrail.environment import LaterEnvironment
 from handrail.errors import AnswerRefused, QuestionCancelled, RunParked
 from handrail.guard import CapabilityPolicy
-from handrail.journal import MemoryJournal
+from handrail.journal.sqlite import MemoryJournal
 from handrail.messages import ToolMessage
 from handrail.question import Answer, Question
 from handrail.runs import export, show
@@ -122,7 +122,7 @@ async def _run_and_look(login: Tool[Any, Any], value: Any, folder: Path) -> dict
         "session": save(session),
         "tree": tree,
         "shown tree": snapshots.run_tree(tree),
-        "asked": await journal.asked("run"),
+        "asked": await journal.questions.history("run"),
         "export": written(folder / "run.jsonl"),
         "terminal": lines.getvalue(),
         "log": log.getvalue(),
@@ -186,7 +186,7 @@ class _Taking:
             secret=True,
         )
         there: Any = There()
-        ask = self.journal.ask(self.question, there, self.schema.parse_given, self.schema.hide)
+        ask = self.journal.questions.ask(self.question, there, self.schema.parse_given, self.schema.hide)
         self.heard = asyncio.ensure_future(ask)
         await waiting.wait()
         return self
@@ -197,7 +197,7 @@ class _Taking:
     def give(self, value: Any, **more: Any) -> str:
         """ "" where it was taken, or why it was not."""
         try:
-            self.journal.answer(Answer(question_id="q", digest="d", by="ann", value=value, **more))
+            self.journal.questions.answer(Answer(question_id="q", digest="d", by="ann", value=value, **more))
         except AnswerRefused as refused:
             return str(refused)
         return ""
@@ -219,9 +219,9 @@ def test_the_first_answer_counts_by_its_seal(drawn: tuple[Any, Any], data: st.Da
             refused = taking.give(other)
             assert (refused == "") == (other == value)
             assert MARK not in refused
-            (asked,) = await journal.asked("")
+            (asked,) = await journal.questions.history("")
             assert MARK not in everything(asked)
-        if isinstance(journal, SqliteJournal):
+        if not isinstance(journal, MemoryJournal):
             journal.close()
             assert MARK.encode() not in recorded_in(Path(folder))
             again = SqliteJournal(Path(folder) / "runs.db")  # the seal is the journal's, not the process's
@@ -265,7 +265,7 @@ async def test_a_seal_is_keyed() -> None:
     for journal in (MemoryJournal(), MemoryJournal()):
         async with _Taking(journal, Key) as taking:
             taking.give({"key": MARK})
-            (asked,) = await journal.asked("")
+            (asked,) = await journal.questions.history("")
             assert asked.answer is not None
             seals.append(asked.answer.seal)
     assert seals[0]
@@ -288,7 +288,7 @@ async def test_an_answer_that_nobody_hears_is_refused_and_asked_for_again(kept: 
         )
     (question,) = parked.value.questions
     with pytest.raises(AnswerRefused, match="runs resume") as refused:
-        journal.answer(answer_to(question, {"key": MARK}))
+        journal.questions.answer(answer_to(question, {"key": MARK}))
     assert MARK not in str(refused.value)
     person = Person(answers={"login": {"key": MARK}})
     adapter = Adapter(model, journal=journal, environment=person)
@@ -305,7 +305,9 @@ async def test_a_question_with_secrets_can_be_declined_from_elsewhere(tmp_path: 
     with pytest.raises(RunParked) as parked:
         await adapter.evaluate(prompt, "go", run_id="run")
     (question,) = parked.value.questions
-    journal.answer(msgspec.structs.replace(answer_to(question, None), outcome="declined", reason="not now"))
+    journal.questions.answer(
+        msgspec.structs.replace(answer_to(question, None), outcome="declined", reason="not now")
+    )
     assert (await adapter.resume("run", prompt)).text == "done"
     assert "not now" in _told(model)
     journal.close()
@@ -356,8 +358,8 @@ async def _answered(run: Cut, value: Any, reached: asyncio.Event, *, asks_more: 
     """Begin the run, answer what it asks, and cut it once it has come to `reached`, or asks more after that."""
     going = asyncio.ensure_future(run.adapter.evaluate(run.prompt, "go", run_id="run"))
     await run.there.until_rest()
-    (question,) = await run.journal.questions("run")
-    run.journal.answer(answer_to(question, value))
+    (question,) = await run.journal.questions.open("run")
+    run.journal.questions.answer(answer_to(question, value))
     await reached.wait()
     parking = await run.there.until_rest() if asks_more else run.there.parking
     assert parking is not None
@@ -396,7 +398,7 @@ async def test_a_call_that_was_answered_with_a_secret_is_not_run_again(effect: A
     assert told in said
     assert "given a secret" in said
     assert got == [MARK]
-    assert not await run.journal.questions("run")
+    assert not await run.journal.questions.open("run")
 
 
 async def test_a_call_that_was_answered_without_one_is_run_again() -> None:
@@ -420,7 +422,7 @@ async def test_a_call_that_was_answered_without_one_is_run_again() -> None:
     run = Cut([login], ToolCall("login"))
     going = asyncio.ensure_future(run.adapter.evaluate(run.prompt, "go", run_id="run"))
     await run.there.until_rest()
-    run.journal.answer(answer_to((await run.journal.questions("run"))[0], {"user": "ann"}))
+    run.journal.questions.answer(answer_to((await run.journal.questions.open("run"))[0], {"user": "ann"}))
     await reached.wait()
     assert run.there.parking is not None
     assert run.there.parking.park(by_force=True)
@@ -440,7 +442,7 @@ async def test_a_secret_that_was_taken_and_not_heard_is_asked_for_again(tmp_path
     adapter = Adapter(ScriptedModel(script), journal=journal, environment=person)
     with pytest.raises(RuntimeError, match="ended here"):
         await adapter.evaluate(prompt, "go", run_id="run")
-    (asked,) = await journal.asked("run")
+    (asked,) = await journal.questions.history("run")
     assert asked.answer is not None
     assert asked.answer.seal
     journal.ends = False
@@ -455,18 +457,24 @@ class _Ending(SqliteJournal):
 
     ends = True
 
-    async def note(self, run_id: str, entry: Any, /, *, from_outside: bool = False) -> None:
-        if self.ends and entry.kind == "call begun":
-            raise _Ended("ended here")
-        await super().note(run_id, entry, from_outside=from_outside)
+    def __init__(self, path: Path, **options: Any) -> None:
+        super().__init__(path, **options)
+        noted, committed, left = self.calls.note, self.calls.commit, self.runs.leave
 
-    async def commit(self, unit: Any, /) -> None:
-        if self.ends:
-            raise _Ended("ended here")
-        await super().commit(unit)
+        async def note(run_id: str, entry: Any, /, *, from_outside: bool = False) -> None:
+            if self.ends and entry.kind == "call begun":
+                raise _Ended("ended here")
+            await noted(run_id, entry, from_outside=from_outside)
 
-    async def leave(self, run_id: str, status: Any, outcome: bytes = b"", /) -> None:
-        await super().leave(run_id, "parked" if self.ends else status, b"" if self.ends else outcome)
+        async def commit(unit: Any, /) -> None:
+            if self.ends:
+                raise _Ended("ended here")
+            await committed(unit)
+
+        async def leave(run_id: str, status: Any, outcome: bytes = b"", /) -> None:
+            await left(run_id, "parked" if self.ends else status, b"" if self.ends else outcome)
+
+        self.calls.note, self.calls.commit, self.runs.leave = note, commit, leave
 
 
 class _Ended(RuntimeError):
@@ -519,8 +527,8 @@ async def _gone_on_with(run: Cut, value: Any) -> str:
     going = asyncio.ensure_future(run.told())
     resting = asyncio.ensure_future(run.there.until_rest())
     await asyncio.wait({going, resting}, return_when=asyncio.FIRST_COMPLETED)
-    for question in await run.journal.questions("run"):
-        run.journal.answer(answer_to(question, value))
+    for question in await run.journal.questions.open("run"):
+        run.journal.questions.answer(answer_to(question, value))
     resting.cancel()
     return await going
 
@@ -565,7 +573,7 @@ async def test_an_act_that_was_lost_is_seen_masked() -> None:
     person = Person(answers={"sign": {"key": MARK}})
     await Adapter(run.model, journal=run.journal, environment=person).evaluate(run.prompt, "go", run_id="run")
     assert signing.acts == ["before", f"after {MARK}"]
-    assert MARK not in everything([await show(run.journal, "run"), await run.journal.entries("run")])
+    assert MARK not in everything([await show(run.journal, "run"), await run.journal.calls.entries("run")])
 
 
 SAID = Annotated[str, Field(json_schema_extra={"writeOnly": True})]
@@ -584,7 +592,7 @@ async def test_an_answer_that_only_the_schema_calls_secret_is_masked_too() -> No
     )
     assert got == [MARK], _told(model)
     assert MARK not in everything(
-        [heard, save(session), await journal.entries("run"), await journal.asked("run")]
+        [heard, save(session), await journal.calls.entries("run"), await journal.questions.history("run")]
     )
 
 
@@ -634,7 +642,7 @@ async def test_an_answer_to_a_run_that_another_process_has_is_refused(tmp_path: 
         [question] = await thread.questions()
         other = SqliteJournal(tmp_path / "runs.db")
         with pytest.raises(AnswerRefused, match="not recorded"):
-            other.answer(answer_to(question, {"key": MARK}))
+            other.questions.answer(answer_to(question, {"key": MARK}))
         other.close()
         assert MARK.encode() not in recorded_in(tmp_path)
         await give(thread, question, {"key": MARK})
@@ -653,10 +661,10 @@ async def test_the_command_line_refuses_before_a_secret_is_typed(tmp_path: Path)
     )
     with pytest.raises(RunParked) as parked:
         await adapter.evaluate(Prompt("p", "Do.", tools=[asking(Key, [])]), "go", run_id="run")
-    advice = trouble(parked.value).message
+    advice = Failure.of(parked.value).message
     assert "`handrail runs resume run` at a terminal" in advice
     assert "runs answer" not in advice
     for value in (None, json.dumps({"key": MARK})):
         with pytest.raises(AnswerRefused, match="handrail runs resume"):
-            await runs_doing.answer(journal, "run", None, value, None, "")
+            await runs_commands.answer(journal, "run", None, value, None, "")
     journal.close()

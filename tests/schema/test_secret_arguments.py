@@ -33,12 +33,12 @@ from handrail import (
     run_as_agent,
     tool,
 )
-from handrail.cli.plain import PlainView
+from handrail.cli.views import PlainView
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import ToolValidationError
 from handrail.events import CallDelta, MessageAdded
 from handrail.guard import CapabilityPolicy
-from handrail.journal import MemoryJournal
+from handrail.journal.sqlite import MemoryJournal
 from handrail.messages import (
     AssistantMessage,
     CallAnswered,
@@ -435,7 +435,7 @@ async def test_what_a_provider_wants_back_is_masked_too() -> None:
         Prompt("p", "Do.", tools=[login.tool]), "go", session=session, run_id="run"
     )
     assert MARK in everything(list(model.requests[1].messages))
-    recorded = everything([save(session), await journal.entries("run"), await journal.run("run")])
+    recorded = everything([save(session), await journal.calls.entries("run"), await journal.runs.get("run")])
     assert MARK not in recorded
     (kept,) = [each.message.kept for each in session[MessageAdded].all() if _calls(each)]  # pyright: ignore
     assert kept is not None
@@ -454,7 +454,7 @@ async def test_a_history_from_elsewhere_is_recorded_masked() -> None:
         Prompt("p", "Do.", tools=[login.tool]), "go", session=session, history=history, run_id="run"
     )
     assert MARK in everything(list(model.requests[0].messages))
-    assert MARK not in everything([save(session), (await journal.run("run")).record.begin])
+    assert MARK not in everything([save(session), (await journal.runs.get("run")).record.begin])
 
 
 async def test_a_history_is_masked_by_tools_that_are_not_shown_yet_and_by_the_answer_too() -> None:
@@ -474,7 +474,7 @@ async def test_a_history_is_masked_by_tools_that_are_not_shown_yet_and_by_the_an
         await Adapter(model, journal=journal).evaluate(
             prompt, "go", session=session, history=history, run_id="run"
         )
-        assert MARK not in everything([save(session), (await journal.run("run")).record.begin])
+        assert MARK not in everything([save(session), (await journal.runs.get("run")).record.begin])
 
 
 async def test_an_answer_with_a_secret_is_given_by_a_call() -> None:
@@ -485,7 +485,7 @@ async def test_an_answer_with_a_secret_is_given_by_a_call() -> None:
     response = await Adapter(model, journal=journal).evaluate(prompt, "go", run_id="run")
     assert response.output.key.get_secret_value() == MARK
     assert MARK not in everything(
-        [save(response.session), await journal.entries("run"), await journal.run("run")]
+        [save(response.session), await journal.calls.entries("run"), await journal.runs.get("run")]
     )
 
 

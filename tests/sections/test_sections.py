@@ -284,6 +284,16 @@ def test_a_run_is_held_until_a_command_passes(folder: Path) -> None:
     assert not (folder / "tested.txt").exists()
 
 
+def test_a_command_that_could_not_run_has_not_passed(folder: Path) -> None:
+    """The model is told why, and the run ends as incomplete, not as done."""
+    shell = Shell([Allow("no-such-program")])
+    model = ScriptedModel(["Done.", "Done again."])
+    prompt = Prompt("p", [FileTools()], completion=[CommandPassing(shell, "no-such-program", cap=1)])
+    response = Adapter(model).evaluate(prompt, "go", filesystem=DirectoryFilesystem(folder)).wait()
+    assert (response.text, response.stop_reason) == ("Done again.", "incomplete")
+    assert "could not run: `no-such-program`" in model.requests[1].messages[-1].text
+
+
 def test_a_command_that_may_not_run_is_found_when_the_checker_is_made() -> None:
     """A checker that could never pass is refused at definition."""
     with pytest.raises(CommandRefused):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from handrail.journal import MemoryJournal
+from handrail.journal.sqlite import MemoryJournal
 from handrail.records import Mark, RunCopy, RunRecord, RunRow
 from handrail.serve import threads as threads_module
 from handrail.serve.middleware import PRINCIPAL
@@ -43,7 +43,7 @@ async def listing(sessions: list[tuple[float, str, str]]) -> ThreadList:
             began_at=1.0,
             begin=begin(words),
         )
-        await journal.bring(RunCopy(row=RunRow(record=record, status="done", changed_at=changed)))
+        await journal.runs.add(RunCopy(row=RunRow(record=record, status="done", changed_at=changed)))
     return ThreadList(Threads(source(), journal))
 
 
@@ -102,7 +102,7 @@ async def test_a_search_for_one_thread_asks_the_journal_no_oftener_than_one_for_
     """Each time all that somebody has is put in order: `limit=1` is no way to have that done 500 times."""
     made = await listing([(float(at), "local/t{}", "red" if at == 0 else "blue") for at in range(300)])
     asked: list[int] = []
-    sessions = made._journal.sessions
+    sessions = made._journal.runs.sessions
 
     async def counted(principal: str, **which: Any) -> Any:
         asked.append(which["limit"])

@@ -45,7 +45,7 @@ WRITE = ["write", {"path": "a.txt", "text": "a"}]
 def answered_elsewhere(app: App, question: Any, value: Any) -> None:
     """Another program takes an answer."""
     journal = SqliteJournal(app.base / "runs.db")
-    journal.answer(by(question, question.principal, value))
+    journal.questions.answer(by(question, question.principal, value))
     journal.close()
 
 
@@ -57,7 +57,7 @@ async def test_a_run_at_rest_is_parked_and_its_question_stands(tmp_path: Path) -
         run_id = await app.thread().say(plan([WRITE], [["choose", {}]], "ok"))
         await settle(app.thread())
         await app.restart(grace=30)  # which is not waited for
-        assert (await app.journal.run(run_id)).status == "parked"
+        assert (await app.journal.runs.get(run_id)).status == "parked"
         assert (app.threads.running(), app.threads.parked) == ([], 1)
         thread = app.thread()
         [question] = await thread.questions()
@@ -73,7 +73,7 @@ async def test_a_run_at_rest_is_parked_and_its_question_stands(tmp_path: Path) -
         assert kinds(thread.feed) == ["started", "success"]
         told = [each for each in events(thread.feed) if each["type"] == "TEXT_MESSAGE_START"]
         assert [each["messageId"] for each in told] == [f"{run_id}/3"], "as it is called in what was said"
-        assert [unit.tool for unit in await app.journal.load(run_id)] == ["write", "choose"]
+        assert [unit.tool for unit in await app.journal.calls.load(run_id)] == ["write", "choose"]
 
 
 async def test_a_run_at_work_is_cut_after_the_grace_and_goes_on_by_itself(tmp_path: Path) -> None:
@@ -91,9 +91,9 @@ async def test_a_run_at_work_is_cut_after_the_grace_and_goes_on_by_itself(tmp_pa
         await app.restart()
         await over(app.thread())
         assert (held.began, held.cut, held.ended) == (2, 1, 1)
-        assert (await app.journal.run(run_id)).status == "done"
+        assert (await app.journal.runs.get(run_id)).status == "done"
         assert texts(await app.thread().messages())[-1] == "ok"
-        assert [unit.tool for unit in await app.journal.load(run_id)] == ["write", "hold"]
+        assert [unit.tool for unit in await app.journal.calls.load(run_id)] == ["write", "hold"]
 
 
 async def test_a_run_that_comes_to_rest_within_the_grace_is_parked_then(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ async def test_a_run_that_comes_to_rest_within_the_grace_is_parked_then(tmp_path
         held.may_end.set()
         await asyncio.wait_for(stopping, 10)
         assert (held.ended, held.cut) == (1, 0)
-        assert (await app.journal.run(run_id)).status == "parked"
+        assert (await app.journal.runs.get(run_id)).status == "parked"
         assert kinds(thread.feed) == ["started", "interrupt"]
 
 
@@ -165,33 +165,33 @@ async def test_what_an_irreversible_call_asked_closes_as_unknown(tmp_path: Path)
 async def test_runs_of_other_apps_are_left_alone(tmp_path: Path) -> None:
     """Another prompt, another app of the same prompt, and runs that are no thread's."""
     held = Held()
-    async with served(tmp_path, tools=[held.tool], app_name="recorded:PROMPT") as app:
+    async with served(tmp_path, tools=[held.tool], app_name="support.recorded:PROMPT") as app:
         run_id = await app.thread().say(plan([["hold", {}]], "ok"))
         await held.has_begun.wait()
         await app.threads.stop(0.01)
         held.may_end.set()
-        for prompt_name, app_name in (("other", "recorded:PROMPT"), ("work", "rig:PROMPT")):
+        for prompt_name, app_name in (("other", "support.recorded:PROMPT"), ("work", "support.rig:PROMPT")):
             app.prompt_name, app.app_name = prompt_name, app_name
             await app.restart()
             assert list(app.threads.running()) == []
-            assert (await app.journal.run(run_id)).status == "running"
-        app.prompt_name, app.app_name = "work", "recorded:PROMPT"
+            assert (await app.journal.runs.get(run_id)).status == "running"
+        app.prompt_name, app.app_name = "work", "support.recorded:PROMPT"
         await app.restart()
         await over(app.thread())
-        assert (await app.journal.run(run_id)).status == "done"
+        assert (await app.journal.runs.get(run_id)).status == "done"
 
 
 async def test_an_answer_to_another_apps_question_is_left_to_that_app(tmp_path: Path) -> None:
-    async with served(tmp_path, app_name="recorded:PROMPT") as app:
+    async with served(tmp_path, app_name="support.recorded:PROMPT") as app:
         run_id = await app.thread().say(plan([["choose", {}]], "ok"))
         await settle(app.thread())
-        app.app_name = "rig:PROMPT"
+        app.app_name = "support.rig:PROMPT"
         await app.restart()
         assert app.threads.parked == 0
         [question] = await app.thread().questions()
         assert await give(app.thread(), question, {"n": 1}) == ""
-        assert (await app.journal.run(run_id)).status == "parked"
-        app.app_name = "recorded:PROMPT"
+        assert (await app.journal.runs.get(run_id)).status == "parked"
+        app.app_name = "support.recorded:PROMPT"
         await app.restart()
         await over(app.thread())
         assert texts(await app.thread().messages())[2:] == ["choose: got 1", "ok"]
@@ -242,7 +242,7 @@ async def test_a_run_that_can_not_go_on_is_named_and_can_be_cancelled(
         assert "could not resume the run of thread" in caplog.text
         assert app.thread().live is None
         await app.thread().cancel()
-        assert (await app.journal.run(run_id)).status == "cancelled"
+        assert (await app.journal.runs.get(run_id)).status == "cancelled"
 
 
 async def test_a_clients_own_tools_are_made_again_from_the_record(tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ async def test_one_of_two_answered_while_the_server_was_down(tmp_path: Path) -> 
         await settle(thread)
         row = await thread.newest()
         assert row is not None
-        assert [unit.tool for unit in await app.journal.load(row.record.id)] == ["choose"]
+        assert [unit.tool for unit in await app.journal.calls.load(row.record.id)] == ["choose"]
         await give(thread, second, {"n": 2})
         await over(thread)
         assert texts(await thread.messages())[2:] == ["choose: got 1", "choose: got 2", "ok"]
@@ -466,7 +466,7 @@ async def test_killed_in_the_middle_of_its_work(tmp_path: Path) -> None:
         assert held.ended == 1
         assert texts(await thread.messages())[-4:] == ["choose: got 1", "hold: held", "note: noted n", "ok"]
         assert (tmp_path / "files/a.txt").read_text() == "a"
-        assert sorted(unit.tool for unit in await app.journal.load_session(thread.session_id)) == [
+        assert sorted(unit.tool for unit in await app.journal.calls.load_session(thread.session_id)) == [
             "choose",
             "hold",
             "note",

@@ -76,10 +76,10 @@ def test_a_thread_that_was_dropped_is_the_same_when_it_is_made_again(
                     await thread.answer([answer_to(each, "ada", "answered", {"n": 1}) for each in waits])
                     await settle(thread)
                 if end == "undo" and thread.live is None:
-                    units = await app.journal.load_session(thread.session_id)
+                    units = await app.journal.calls.load_session(thread.session_id)
                     for unit in reversed(units):
                         if unit.tool == "note" and unit.status == "ok":
-                            with_undo = await app.journal.marks(thread.session_id)
+                            with_undo = await app.journal.calls.marks(thread.session_id)
                             if unit.call_id not in {entry.key for _, entry in with_undo}:
                                 await thread.undo(unit.call_id)
                             break
@@ -297,7 +297,7 @@ async def test_a_thread_of_many_runs_stays_usable(tmp_path: Path) -> None:
             await over(thread)
         first = await snapshot(app, thread)
         read: list[str] = []
-        load = app.journal.load
+        load = app.journal.calls.load
         app.journal.load = lambda run_id: (read.append(run_id), load(run_id))[1]  # pyright: ignore
         assert await snapshot(app, thread) == first
         assert read == []

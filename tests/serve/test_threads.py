@@ -21,7 +21,7 @@ async def test_a_run_is_done_without_any_reader(tmp_path: Path) -> None:
         thread = app.thread()
         run_id = await thread.say(plan([["note", {"text": "a"}]], "all done"))
         await over(thread)
-        assert (await app.journal.run(run_id)).status == "done"
+        assert (await app.journal.runs.get(run_id)).status == "done"
         assert texts(await thread.messages())[1:] == ["note()", "note: noted a", "all done"]
         assert kinds(thread.feed) == ["started", "success"]
         assert thread.state() == {"Noted": [{"text": "a"}]}
@@ -31,7 +31,7 @@ async def test_what_was_said_is_recorded_when_saying_returns(tmp_path: Path) -> 
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         run_id = await app.thread().say(plan([["hold", {}]]))
-        assert (await app.journal.run(run_id)).status == "running"
+        assert (await app.journal.runs.get(run_id)).status == "running"
         held.may_end.set()
         await over(app.thread())
 
@@ -269,7 +269,7 @@ async def test_a_run_that_waits_leaves_memory_and_an_answer_brings_it_back(tmp_p
             )
         )
         await over(thread)
-        assert (await app.journal.run(run_id)).status == "parked"
+        assert (await app.journal.runs.get(run_id)).status == "parked"
         requests = len(app.model.requests)
         assert texts(await thread.messages())[1:3] == ["note()", "note: noted once"]
         assert await thread.read_state() == {"Noted": [{"text": "once"}]}
@@ -287,7 +287,7 @@ async def test_a_run_that_waits_leaves_memory_and_an_answer_brings_it_back(tmp_p
         assert len(app.model.requests) == requests + 1, "what was answered is not asked for again"
         assert thread.state() == {"Noted": [{"text": "once"}]}
         assert kinds(thread.feed) == ["started", "interrupt", "started", "success"]
-        units = await app.journal.load(run_id)
+        units = await app.journal.calls.load(run_id)
         assert [unit.tool for unit in units] == ["note", "write", "choose"]
 
 
@@ -336,7 +336,7 @@ async def test_cancelled_while_it_works(tmp_path: Path) -> None:
         await held.has_begun.wait()
         await thread.cancel()
         assert thread.live is None
-        assert (await app.journal.run(run_id)).status == "cancelled"
+        assert (await app.journal.runs.get(run_id)).status == "cancelled"
         assert kinds(thread.feed) == ["started", "cancelled"]
         assert held.cut == 1
         assert thread.state() == {"Noted": [{"text": "a"}]}
@@ -353,7 +353,7 @@ async def test_cancelled_while_it_waits(tmp_path: Path, parked: bool) -> None:
         await (over(thread) if parked else settle(thread))
         [question] = await thread.questions()
         await thread.cancel()
-        assert (await app.journal.run(run_id)).status == "cancelled"
+        assert (await app.journal.runs.get(run_id)).status == "cancelled"
         assert list(await thread.questions()) == []
         assert kinds(thread.feed) == ["started", "interrupt", "started", "cancelled"]
         with pytest.raises(AnswerRefused):
@@ -377,7 +377,7 @@ async def test_answer_and_cancel_at_once_leave_one_story(tmp_path: Path, answer_
                 await asyncio.sleep(0)
             await asyncio.gather(*(both if answer_first else both[::-1]), return_exceptions=True)
             await over(thread)
-            assert (await app.journal.run(run_id)).status in ("done", "cancelled")
+            assert (await app.journal.runs.get(run_id)).status in ("done", "cancelled")
             assert kinds(thread.feed)[-1] in ("success", "cancelled")
             assert kinds(thread.feed).count("started") == len(kinds(thread.feed)) / 2
             await thread.say(plan("after"))
@@ -396,7 +396,7 @@ async def test_undone_in_memory_and_after_a_restart(tmp_path: Path, restarted: b
             plan([["write", {"path": "a.txt", "text": "new"}], ["note", {"text": "a"}]], "ok")
         )
         await over(thread)
-        wrote, noted = [unit.call_id for unit in await app.journal.load(run_id)]
+        wrote, noted = [unit.call_id for unit in await app.journal.calls.load(run_id)]
         if restarted:
             await app.restart()
             thread = app.thread()
@@ -420,7 +420,7 @@ async def test_undo_is_refused_while_a_run_goes(tmp_path: Path) -> None:
         thread = app.thread()
         await thread.say(plan([["write", {"path": "a.txt", "text": "new"}]], [["hold", {}]]))
         await held.has_begun.wait()
-        [unit] = await app.journal.load_session(thread.session_id)
+        [unit] = await app.journal.calls.load_session(thread.session_id)
         with pytest.raises(RunBusy, match=r"this server.*Wait until"):
             await thread.undo(unit.call_id)
         held.may_end.set()

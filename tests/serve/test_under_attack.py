@@ -86,7 +86,7 @@ async def test_cancelled_in_the_moment_of_parking(tmp_path: Path) -> None:
 async def test_cancelled_in_the_moment_of_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What calls did to files is still being looked up: the end is told all the same."""
     async with served(tmp_path) as app:
-        thread, may_look, load = app.thread(), asyncio.Event(), app.journal.load
+        thread, may_look, load = app.thread(), asyncio.Event(), app.journal.calls.load
 
         async def slow(run_id: str) -> Sequence[CommitUnit]:
             await may_look.wait()
@@ -114,7 +114,7 @@ async def test_answered_in_the_moment_of_parking(tmp_path: Path, monkeypatch: py
         await settle(thread)
         [question] = await thread.questions()
         assert thread.live is not None
-        parking, asked = thread.live.environment.parking, app.journal.asked
+        parking, asked = thread.live.environment.parking, app.journal.questions.history
         assert parking is not None
 
         async def parked_meanwhile(run_id: str) -> Sequence[Asked]:
@@ -140,7 +140,7 @@ async def test_a_leg_begins_with_itself_also_if_another_window_s_run_ends_meanwh
             "value": {"seats": 1, "name": "x"},
         }
         journal = client.app.threads.journal
-        asked = journal.asked
+        asked = journal.questions.history
         once = [True]
 
         async def ended_meanwhile(run_id: str) -> Sequence[Asked]:

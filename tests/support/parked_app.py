@@ -113,15 +113,15 @@ async def main(folder: Path, mode: str) -> None:
     journal = SqliteJournal(folder / "runs.db", clock=clock)
     adapter = Adapter(ScriptedModel(answered), journal=journal, environment=LaterEnvironment(), clock=clock)
     prompt = Prompt("game", "Play.", tools=[handoff(folder)])
-    [question] = await journal.questions("game")
+    [question] = await journal.questions.open("game")
     note(folder, "wire", repr(question))
     given = Answer(
         question_id=question.id, digest=question.digest, by=question.principal, value={"number": 2}
     )
-    journal.answer(given)
-    journal.answer(given)  # a repeat is harmless
+    journal.questions.answer(given)
+    journal.questions.answer(given)  # a repeat is harmless
     try:
-        journal.answer(
+        journal.questions.answer(
             Answer(
                 question_id=question.id, digest=question.digest, by=question.principal, value={"number": 1}
             )

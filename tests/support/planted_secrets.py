@@ -28,7 +28,7 @@ from handrail import (
     ToolResult,
 )
 from handrail.errors import RunParked
-from handrail.journal import MemoryJournal
+from handrail.journal.sqlite import MemoryJournal
 from handrail.messages import (
     ToolMessage,
 )
@@ -68,10 +68,13 @@ class Recording(MemoryJournal):
     def __init__(self) -> None:
         super().__init__()
         self.rows: list[Any] = []
+        commit = self.calls.commit
 
-    async def commit(self, unit: Any, /) -> None:
-        self.rows.append(unit)
-        await super().commit(unit)
+        async def kept(unit: Any, /) -> None:
+            self.rows.append(unit)
+            await commit(unit)
+
+        self.calls.commit = kept
 
 
 MARK = "K3YQZ"

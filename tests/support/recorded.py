@@ -115,9 +115,9 @@ class Recorder:
 
     async def ids(self, run_id: str) -> list[str]:
         """The ids of a run's calls, in order."""
-        return [unit.call_id for unit in await self.journal.load(run_id)]
+        return [unit.call_id for unit in await self.journal.calls.load(run_id)]
 
     def answer(self, question: Question, value: Any) -> None:
-        self.journal.answer(
+        self.journal.questions.answer(
             Answer(question_id=question.id, digest=question.digest, by=question.principal, value=value)
         )

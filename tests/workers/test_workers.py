@@ -26,7 +26,7 @@ from handrail import (
 from handrail.context import Attachment
 from handrail.errors import DefinitionError, WorkerError
 from handrail.events import MessageAdded, ModelRequested
-from handrail.journal import MemoryJournal
+from handrail.journal.sqlite import MemoryJournal
 from handrail.models.scripted import Reply
 from handrail.testing import Nobody, worker_context
 from support.worker_folders import PLAIN, Watched, folder, sound
@@ -255,7 +255,7 @@ async def test_a_journal_given_beside_an_adapter_records_the_run(tmp_path: Path)
     registry, journal = sound(tmp_path, main=PLAIN), MemoryJournal()
     adapter = Adapter(ScriptedModel(["fine"]))
     response = await registry.run("main", "x", adapter=adapter, journal=journal)
-    assert [row.record.id for row in await journal.runs()] == [response.run_id]
+    assert [row.record.id for row in await journal.runs.list()] == [response.run_id]
 
 
 async def test_an_adapter_given_workers_lets_any_run_call_them(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ async def resume(
     journal, session, clock = options.journal, options.session, options.clock
     if journal is None:
         raise RunError(run_id, "this adapter has no journal", "Give it the one that has the run: journal=.")
-    row = await journal.run(run_id)
+    row = await journal.runs.get(run_id)
     prompt = prompt or prompt_of(run_id, row.record.app)
     if row.status in OVER:
         return answer_of(row, prompt, await session_after(journal, row, session))

@@ -17,23 +17,23 @@ from handrail.context.ticket import Ticket
 from handrail.deadline import Deadline
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.call import Call, new_call
+from handrail.dispatch.compensations import compensate
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.gate import Arguments, Gate
 from handrail.dispatch.opening import open_frame
 from handrail.dispatch.options import GuardArguments, RunOptions, check_kinds
 from handrail.dispatch.replaying import Deposit, read_result, record_of
-from handrail.dispatch.sharing import share_of
+from handrail.dispatch.tickets import share_of
 from handrail.dispatch.transaction import Settled, Transaction
-from handrail.dispatch.undoing import compensate
 from handrail.errors import JournalError, PromptEvaluationError, TicketError
 from handrail.events import CallStatus
 from handrail.guard.memory import keep_decisions
 from handrail.journal.lease import LEASE_SECONDS, new_owner
+from handrail.journals import Journal
 from handrail.limits import Budget
 from handrail.operation import Operation
 from handrail.place import RUN, Place
 from handrail.protocols import ToolPolicy
-from handrail.records import Journal
 from handrail.session import Session
 from handrail.tools import EFFECTS, Tool, ToolResult
 from handrail.tools.effect import Effect, refusal
@@ -124,7 +124,7 @@ def _listed(names: Iterable[str]) -> str:
 
 async def _session_of(ticket: Ticket, journal: Journal, session: Session | None, clock: Clock) -> Session:
     """The session of the ticket's run, as everything that is committed has left it."""
-    resumed = await go_on(journal, await journal.run(ticket.run_id), session, clock)
+    resumed = await go_on(journal, await journal.runs.get(ticket.run_id), session, clock)
     resumed.catch_up()
     await keep_decisions(resumed.session, journal)
     return resumed.session
@@ -149,7 +149,7 @@ class _Redemption:
         try:
             frame: Frame = await open_frame()
         except BaseException:
-            await shielded(self._box.give_back(*self._which, self._by))
+            await shielded(self._box.release(*self._which, self._by))
             raise
         if on_event is not None:
             frame.session.dispatcher.subscribe(object, on_event)
@@ -175,7 +175,7 @@ class _Redemption:
         result, newest = passage.result, passage.attempt
         has_begun = newest.number > 1 or newest.token is not None
         if result is None or not has_begun:  # it can still be redeemed
-            await shielded(self._box.give_back(*self._which, self._by))
+            await shielded(self._box.release(*self._which, self._by))
         else:
             await shielded(self._deposit(newest, result, passage.status, around.open_transaction))
         if result is None or (ended is not None and not isinstance(ended, PromptEvaluationError)):

@@ -17,8 +17,9 @@ from handrail.dispatch.frame import Frame
 from handrail.errors import JournalError, RunBusy
 from handrail.journal.lease import LEASE_SECONDS
 from handrail.journal.runlog import RunLog
+from handrail.journals import Journal
 from handrail.place import RUN
-from handrail.records import Entry, Journal, RunRow
+from handrail.records import Entry, RunRow
 
 log = logging.getLogger("handrail.adapter")
 
@@ -48,12 +49,14 @@ def held(journal: Journal, run_id: str) -> Generator[None]:
 async def taken(journal: Journal, run_id: str) -> AsyncGenerator[RunRow]:
     """Take a run to go on with it. Unless it has ended or was parked when this does, it is left as it was."""
     with held(journal, run_id):
-        row = await journal.take(run_id)
+        row = await journal.runs.take(run_id)
         try:
             yield row
         finally:
             with contextlib.suppress(RunBusy, JournalError):  # let go of already, or it can't be
-                await asyncio.shield(asyncio.ensure_future(journal.leave(run_id, row.status, row.outcome)))
+                await asyncio.shield(
+                    asyncio.ensure_future(journal.runs.leave(run_id, row.status, row.outcome))
+                )
 
 
 @contextlib.asynccontextmanager
@@ -70,7 +73,7 @@ async def leased(journal: Journal, frame: Frame) -> AsyncGenerator[None]:
         while True:
             await asyncio.sleep(LEASE_SECONDS / 10)
             try:
-                if await journal.keep(run_id):
+                if await journal.runs.keep(run_id):
                     frame.cancellation.cancel(STOPPED)
                     return
                 if deadline is not None and (deadline.paused or deadline.at != noted):
@@ -107,7 +110,7 @@ async def note_deadline(
     """Record what became of a deadline, for whoever resumes the run."""
     noted = _Noted(None, deadline.remaining()) if paused else _Noted(deadline.at.timestamp(), None)
     entry = Entry("deadline", str(RUN), clock.now().timestamp(), msgspec.msgpack.encode(noted))
-    await journal.note(run_id, entry)
+    await journal.calls.note(run_id, entry)
 
 
 def deadline_after(

@@ -33,10 +33,11 @@ from handrail.errors import (
 from handrail.events import MessageAdded, SectionOpened
 from handrail.guard.memory import bring_in, decisions_in, keep_decisions
 from handrail.journal.runlog import RunLog
+from handrail.journals import Journal
 from handrail.limits import Budget
 from handrail.messages import Message, Usage
 from handrail.prompt import Prompt, RenderedPrompt
-from handrail.records import OVER, CommitUnit, Journal, RunRecord, RunRow, RunStatus
+from handrail.records import OVER, CommitUnit, RunRecord, RunRow, RunStatus
 from handrail.resources.paths import folder_of
 from handrail.schema import Schema, to_json
 from handrail.session import Session
@@ -143,7 +144,7 @@ async def begin_run(
         offered={tool.name: offer_of(tool) for tool in (*rendered.tools, *options.tools)},
         added=[tool.name for tool in options.tools],
     )
-    await journal.begin(
+    await journal.runs.begin(
         RunRecord(
             id=frame.run_context.run_id,
             session_id=session.id,
@@ -160,7 +161,7 @@ async def begin_run(
 
 async def _base(journal: Journal, session: Session) -> bytes | None:
     """The session as it is, where no earlier run in this journal accounts for it."""
-    return None if await journal.runs(session_id=session.id, limit=1) else save(session)
+    return None if await journal.runs.list(session_id=session.id, limit=1) else save(session)
 
 
 async def _heed_undone(journal: Journal, session: Session, log: RunLog | None) -> None:
@@ -173,9 +174,9 @@ async def _heed_undone(journal: Journal, session: Session, log: RunLog | None) -
 
 async def heed_undone(journal: Journal, session: Session, undone: Undone) -> None:
     """Let a session in memory forget the calls that were undone."""
-    runs = await journal.runs(session_id=session.id)
+    runs = await journal.runs.list(session_id=session.id)
     before = decode_begin(runs[0].record).events if runs else ()
-    units = await journal.load_session(session.id)
+    units = await journal.calls.load_session(session.id)
     forget_undone(session, base_of(runs), before, units, undone.calls)
 
 
@@ -274,7 +275,7 @@ async def carry_out(
     except asyncio.CancelledError:
         if frame.log is not None and frame.log.closed:
             scope.absorb()
-            raise RunBusy(run_id, (await journal.run(run_id)).owner) from None
+            raise RunBusy(run_id, (await journal.runs.get(run_id)).owner) from None
         if frame.cancellation.reason == STOPPED:
             scope.absorb()
             raise PromptEvaluationError(
@@ -303,7 +304,7 @@ async def carry_out(
                 if status == "parked" and frame.deadline is not None and frame.deadline.pauses_for_people:
                     await note_deadline(journal, run_id, frame.deadline, frame.clock, paused=True)
                 encoded = b"" if status == "parked" else msgspec.msgpack.encode(outcome)
-                await asyncio.shield(asyncio.ensure_future(journal.leave(run_id, status, encoded)))
+                await asyncio.shield(asyncio.ensure_future(journal.runs.leave(run_id, status, encoded)))
 
 
 async def _unless_parked(journal: Journal, frame: Frame, work: Coroutine[Any, Any, Outcome]) -> Outcome:
@@ -320,7 +321,7 @@ async def _unless_parked(journal: Journal, frame: Frame, work: Coroutine[Any, An
             raise
     scope.absorb()
     run_id = frame.run_context.run_id
-    raise RunParked(run_id, await journal.questions(run_id))
+    raise RunParked(run_id, await journal.questions.open(run_id))
 
 
 # --- going on ------------------------------------------------------------------------------------------
@@ -368,8 +369,8 @@ class Resumed(msgspec.Struct, frozen=True):
 async def go_on(journal: Journal, row: RunRow, session: Session | None, clock: Clock) -> Resumed:
     """Load a run that was taken, and the session as it was when the run began."""
     record = row.record
-    units = await journal.load_session(record.session_id)
-    runs = await journal.runs(session_id=record.session_id)
+    units = await journal.calls.load_session(record.session_id)
+    runs = await journal.runs.list(session_id=record.session_id)
     undone = await undone_in(journal, record.session_id)
     session = _fresh(record, runs, session)
     for earlier in runs:
@@ -383,7 +384,7 @@ async def go_on(journal: Journal, row: RunRow, session: Session | None, clock: C
             )
         _bring_in(session, earlier, units, undone.calls)
     own = tuple(unit for unit in units if unit.run_id == record.id)
-    entries, asked = await journal.entries(record.id), await journal.asked(record.id)
+    entries, asked = await journal.calls.entries(record.id), await journal.questions.history(record.id)
     run_log = RunLog(journal, record.id, clock, entries, own, asked=asked, resumed=True)
     run_log.untold = undone.untold
     standing = tuple(unit for unit in own if unit.call_id not in undone.calls)
@@ -393,8 +394,8 @@ async def go_on(journal: Journal, row: RunRow, session: Session | None, clock: C
 async def session_after(journal: Journal, row: RunRow, session: Session | None) -> Session:
     """The session as a run left it that is over: what it and those before it committed and said."""
     record = row.record
-    units = await journal.load_session(record.session_id)
-    runs = await journal.runs(session_id=record.session_id)
+    units = await journal.calls.load_session(record.session_id)
+    runs = await journal.runs.list(session_id=record.session_id)
     undone = await undone_in(journal, record.session_id)
     session = _fresh(record, runs, session)
     for each in runs:
@@ -407,7 +408,7 @@ async def session_after(journal: Journal, row: RunRow, session: Session | None) 
 
 async def session_before(journal: Journal, row: RunRow, session: Session | None) -> Session:
     """The session as the first of its runs found it."""
-    session = _fresh(row.record, await journal.runs(session_id=row.record.session_id), session)
+    session = _fresh(row.record, await journal.runs.list(session_id=row.record.session_id), session)
     await keep_decisions(session, journal)
     return session
 

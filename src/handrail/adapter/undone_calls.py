@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from handrail.journals import Journal
 from handrail.messages import UserMessage
 from handrail.place import Place
-from handrail.records import CommitUnit, Journal
+from handrail.records import CommitUnit
 from handrail.session import Session
 from handrail.session.serialization import decode_item, load_imported
 
@@ -46,7 +47,7 @@ async def undone_in(journal: Journal, session_id: str) -> Undone:
     """The calls of a session that were undone."""
     calls: dict[str, UndoneCall] = {}
     told: set[str] = set()
-    for _, entry in await journal.marks(session_id):
+    for _, entry in await journal.calls.marks(session_id):
         if entry.kind == "undone":
             calls[entry.key] = msgspec.msgpack.decode(entry.body, type=UndoneCall)
         else:

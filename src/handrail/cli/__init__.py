@@ -1,44 +1,46 @@
-"""The command line: `handrail run`, `chat`, `new`, `workers`, `serve`, `runs`.
+"""The command line: `handrail run`, `chat`, `new`, `workers`, `serve` and `runs`.
 
-Only this file is loaded without the extra `cli`; what needs typer and rich is imported when it is used.
+This module works without the `cli` extra. Modules that need typer and rich are imported when they are used.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import sys
+from typing import TextIO, cast
 
 __all__ = ["main"]
 
-_NEEDED = ("typer", "rich", "jinja2", "yaml")
+_EXTRA = ("typer", "rich", "jinja2", "yaml")
 
 
 def main() -> None:
-    """The program `handrail`."""
-    from handrail.cli.streams import give_up_printing, open_closed_streams
-
-    open_closed_streams()
+    """Run the program `handrail`."""
+    _prepare_streams()
     try:
         try:
             _run()
         finally:
             sys.stdout.flush()
     except ImportError as missing:
-        if (missing.name or "").partition(".")[0] not in _NEEDED:
+        if (missing.name or "").partition(".")[0] not in _EXTRA:
             raise
         sys.stderr.write(
             f"handrail: the command line needs {missing.name}, which is not installed. "
             "Install it with: pip install 'handrail[cli]'\n"
         )
         raise SystemExit(2) from None
-    except OSError as error:  # commands say their own: it is what they print that could not be written
-        give_up_printing()
-        if not isinstance(error, BrokenPipeError):  # then whoever read it has seen enough
-            sys.stderr.write(f"handrail: what there is to say can't be written: {error.strerror}.\n")
+    except OSError as error:  # commands report their own; this one comes from printing
+        _discard_output()
+        if not isinstance(error, BrokenPipeError):  # the reader of a closed pipe has seen enough
+            sys.stderr.write(f"handrail: can't write the output: {error.strerror}.\n")
         raise SystemExit(1) from None
 
 
 def _run() -> None:
-    if sys.argv[1:] == ["--version"]:  # answered without the extra, and without loading it
+    if sys.argv[1:] == ["--version"]:  # works without the extra
         from handrail import __version__
 
         print(f"handrail {__version__}")
@@ -46,3 +48,26 @@ def _run() -> None:
     from handrail.cli.app import app
 
     app()
+
+
+def _prepare_streams() -> None:
+    """Open closed streams on the null device, and make standard output accept every character.
+
+    The file descriptor of a closed stream would be reused by the next file that is opened, and output would
+    end up in that file.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # open until the program ends
+    for name in ("COLUMNS", "LINES"):
+        if not os.environ.get(name, "").strip("0"):  # a screen of size zero would show nothing
+            os.environ.pop(name, None)
+    out: TextIO = sys.stdout
+    if isinstance(out, io.TextIOWrapper):
+        cast("io.TextIOWrapper", out).reconfigure(errors="backslashreplace")
+
+
+def _discard_output() -> None:
+    """Send buffered output to the null device: Python would retry at exit and complain again."""
+    with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as null:
+        os.dup2(null.fileno(), sys.stdout.fileno())

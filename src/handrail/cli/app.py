@@ -1,17 +1,17 @@
-"""The commands and their options. What they do is imported when one of them runs."""
+"""The program's commands. Each imports what it needs when it runs, so that `--help` is quick."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from handrail.cli.asked import Asked, Files, JournalFile, Model, takes_asked
-from handrail.cli.codes import CODES
-from handrail.cli.runs import app as recorded_runs
+from handrail.cli.options import ServeOptions, WorkerOptions, takes_options
+from handrail.cli.outcome import EXIT_CODES
 
-_EPILOG = "Exit codes: " + "; ".join(f"{code} {words}" for code, words in CODES) + "."
+_EPILOG = "Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES) + "."
 
 app = typer.Typer(
     name="handrail",
@@ -25,7 +25,7 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         from handrail import __version__
 
@@ -36,115 +36,104 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which version this is.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """The options of the program itself."""
 
 
 @app.command(epilog=_EPILOG)
-@takes_asked
+@takes_options(WorkerOptions)
 def run(
-    asked: Asked,
-    given: Annotated[
+    options: WorkerOptions,
+    message: Annotated[
         str | None,
-        typer.Argument(metavar="INPUT", help="What to say to it; - or nothing reads standard input."),
+        typer.Argument(metavar="INPUT", help="Your message; - or nothing reads standard input."),
     ] = None,
     attach: Annotated[
-        list[Path] | None, typer.Option("--attach", "-a", help="A file to hand over; may be repeated.")
+        list[Path] | None,
+        typer.Option("--attach", "-a", metavar="FILE", help="A file for the worker; repeatable."),
     ] = None,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print one JSON object: answer, usage, cost, errors. Nobody is asked."),
     ] = False,
 ) -> None:
-    """Run a worker once. The answer goes to standard output; piped, everything else to standard error."""
-    from handrail.cli import commands
+    """Run a worker or an agent once. The answer goes to standard output; when piped, everything else to standard error."""
+    from handrail.cli import conversation
 
-    raise typer.Exit(commands.run(asked, given, attach or [], as_json))
+    raise typer.Exit(conversation.run(options, message, attach or [], as_json))
 
 
 @app.command(epilog=_EPILOG)
-@takes_asked
-def chat(asked: Asked) -> None:
-    """Talk with a worker. Ctrl-C cancels what is running, Ctrl-D leaves, /help says more."""
-    from handrail.cli import commands
+@takes_options(WorkerOptions)
+def chat(options: WorkerOptions) -> None:
+    """Talk with a worker or an agent. Ctrl-C cancels a run, Ctrl-D leaves, /help lists the commands."""
+    from handrail.cli import chat_command
 
-    raise typer.Exit(commands.chat(asked))
+    raise typer.Exit(chat_command.chat(options))
 
 
 @app.command()
 def new(
-    name: Annotated[str, typer.Argument(help="The folder to make. It must not be there yet.")],
+    name: Annotated[str, typer.Argument(help="The folder to create. It must not exist yet.")],
 ) -> None:
-    """Make a starter folder that runs at once: two workers, their tools, files to work on."""
-    from handrail.cli import starting
+    """Create a folder of workers that runs at once. It has two workers, their tools and a file to work on."""
+    from handrail.cli import workers_commands
 
-    raise typer.Exit(starting.new(name))
+    raise typer.Exit(workers_commands.new(name))
 
 
 @app.command()
 def workers(
     words: Annotated[
-        list[str], typer.Argument(metavar="[show|check] PLACE", help="A folder; with show, a worker.")
+        list[str],
+        typer.Argument(
+            metavar="[show|check] PLACE",
+            help="A folder, or for `show` a worker. `check` lists mistakes by file and line.",
+        ),
     ],
 ) -> None:
-    """List the workers of a folder; `show` one in full; `check` a folder: all that is wrong, by file and line."""
-    from handrail.cli import registry
+    """List, show or check workers. Without `show` or `check`, lists the workers of a folder."""
+    from handrail.cli import workers_commands
 
-    raise typer.Exit(registry.workers(words))
+    raise typer.Exit(workers_commands.workers(words))
 
 
 @app.command(epilog=_EPILOG)
-def serve(
-    served: Annotated[
-        str,
-        typer.Argument(
-            metavar="APP",
-            help="A module (pkg.mod, pkg.mod:prompt, app.py), a worker's file, or a folder with workers.",
-        ),
-    ],
-    host: Annotated[
-        str, typer.Option(help="Where to listen. Any address but this machine's own needs a token.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8600,
-    token: Annotated[
-        str | None,
-        typer.Option(help="What a client has to know. Better kept in $HANDRAIL_TOKEN, where nobody sees it."),
-    ] = None,
-    model: Model = None,
-    files: Files = None,
-    journal: JournalFile = None,
-    approve: Annotated[
-        str, typer.Option(help="What needs approval: ask on the page, all (yes), or strict (no).")
-    ] = "ask",
-    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(help="Another name this server is reached by, as proxy.example; may be repeated."),
-    ] = None,
-    allow_origin: Annotated[
-        list[str] | None,
-        typer.Option(help="A page elsewhere that may use it, as https://chat.example; may be repeated."),
-    ] = None,
-) -> None:
-    """Serve an app: a page for people, AG-UI for programs. Ctrl-C stops it and loses nothing."""
-    from handrail.cli import serving
+@takes_options(ServeOptions)
+def serve(options: ServeOptions) -> None:
+    """Serve an app: a page for people, AG-UI for programs. Ctrl-C stops it without losing anything."""
+    from handrail.cli import serve_command
 
-    asked = serving.ServeAsked(
-        app=served,
-        host=host,
-        port=port,
-        token=token,
-        model=model,
-        files=files,
-        journal=journal,
-        approve=approve,
-        open=open_browser,
-        hosts=tuple(allow_host or ()),
-        origins=tuple(allow_origin or ()),
+    raise typer.Exit(serve_command.serve(options))
+
+
+class _RunsGroup(TyperGroup):
+    """Loads the commands of `handrail runs` when one of them is used."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return _load_runs().list_commands(ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return _load_runs().get_command(ctx, cmd_name)
+
+
+def _load_runs() -> Any:
+    from handrail.cli import runs_commands
+
+    return typer.main.get_command(runs_commands.app)
+
+
+app.add_typer(
+    typer.Typer(
+        name="runs",
+        cls=_RunsGroup,
+        help="Look at recorded runs and continue them. A run is named by its id, or the beginning of it.",
+        epilog="Exit codes: 0 done; 1 it failed, or the replay differs; 2 the command line is wrong; "
+        "4 the run reached its deadline or budget; 5 the run waits for an answer; 130 cancelled by Ctrl-C.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
-    raise typer.Exit(serving.serve(asked))
-
-
-app.add_typer(recorded_runs)
+)

@@ -1,15 +1,22 @@
-"""What the options of the command line mean."""
+"""The options of commands, and what they mean. Each option is declared here once."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import importlib
+import importlib.util
+import inspect
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-from handrail.cli.ending import UsageError, complain, journal_path
+import typer
+
+from handrail.cli.outcome import UsageError, journal_path, print_error
 from handrail.environment.text import is_terminal
 
 if TYPE_CHECKING:
@@ -21,29 +28,228 @@ if TYPE_CHECKING:
 
 _MODES = {"ask": None, "all": "approve_all", "strict": "strict"}
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-_MOST_INPUT = 16 * 1024 * 1024
+_MAX_INPUT = 16 * 1024 * 1024
+_MODULE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*")
+
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        "--model", metavar="NAME", help="Use this model instead: provider:name, or module:name for your own."
+    ),
+]
+FilesFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--files",
+        metavar="FOLDER",
+        help="The folder tools may change. Default: `files` beside the worker, if any.",
+    ),
+]
+JournalFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--journal",
+        metavar="FILE",
+        help="Where runs are recorded. Default: $HANDRAIL_JOURNAL, else .handrail/runs.db.",
+    ),
+]
 
 
-def approvals(word: str, *, can_wait: bool = False) -> Any:
-    """The approval mode a run gets. `ask` asks whoever is there, and nobody is a no.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """The options of `run` and `chat`."""
 
-    Where a run can wait, `later` is known too: who is asked then is the environment's to say.
+    worker: Annotated[
+        str,
+        typer.Argument(
+            help="A worker's file (demo/main.md), a folder of workers (demo), or an agent (app.py, pkg.mod:agent)."
+        ),
+    ]
+    model: ModelName = None
+    approve: Annotated[
+        str,
+        typer.Option(
+            metavar="MODE",
+            help="What happens to calls that need approval. ask: ask at the terminal, deny elsewhere; all: approve; "
+            "strict: deny; later: park the run until `handrail runs answer`.",
+        ),
+    ] = "ask"
+    files: FilesFolder = None
+    deadline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Time limit of a run: 90s, 5m, 1h. Time spent waiting for you does not count.",
+        ),
+    ] = None
+    tokens: Annotated[
+        int | None, typer.Option("--budget-tokens", min=0, metavar="N", help="Maximum tokens.")
+    ] = None
+    money: Annotated[
+        float | None, typer.Option("--budget-money", min=0, metavar="N", help="Maximum US dollars.")
+    ] = None
+    requests: Annotated[
+        int | None, typer.Option("--budget-requests", min=0, metavar="N", help="Maximum requests to models.")
+    ] = None
+    calls: Annotated[
+        int | None, typer.Option("--budget-calls", min=0, metavar="N", help="Maximum tool calls.")
+    ] = None
+    journal: JournalFile = None
+    no_journal: Annotated[bool, typer.Option("--no-journal", help="Record nothing.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer.")] = False
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Print details, and tracebacks (as HANDRAIL_DEBUG=1 does)."),
+    ] = False
+
+    def parse_budget(self) -> Budget | None:
+        limits = (self.tokens, self.money, self.requests, self.calls)
+        if all(limit is None for limit in limits):
+            return None
+        from handrail.limits import Budget
+
+        return Budget(*limits)
+
+    def start_deadline(self) -> Deadline | None:
+        """Start the time limit of a run. The time a person takes to answer does not count."""
+        if self.deadline is None:
+            return None
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", self.deadline.strip())
+        if found is None or not float(found[1]):
+            raise UsageError(
+                f"--deadline {self.deadline!r} is not a duration. Write seconds, or 90s, 5m, 1h."
+            )
+        from handrail.deadline import Deadline
+
+        return Deadline.after(float(found[1]) * _UNITS[found[2]], pauses_for_people=True)
+
+    def open_journal(self) -> SqliteJournal | None:
+        """Open the journal. If the default one can't be used, say so and record nothing."""
+        if self.no_journal and self.journal is not None:
+            raise UsageError("--journal and --no-journal contradict each other. Give one of them.")
+        if self.no_journal:
+            return None
+        try:
+            return open_journal(self.journal)
+        except UsageError as error:
+            if _is_named(self.journal):
+                raise
+            print_error(f"This run is not recorded. {error}", "yellow")
+            return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """The options of `serve`."""
+
+    app: Annotated[
+        str,
+        typer.Argument(
+            metavar="APP",
+            help="A module (pkg.mod, pkg.mod:prompt, app.py), a worker's file, or a folder of workers.",
+        ),
+    ]
+    host: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="The address to listen on. Any but this machine's own needs a token."
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="N", help="The port, or 0 for any free one.")
+    ] = 8600
+    token: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKEN",
+            help="The token clients must send. Safer in $HANDRAIL_TOKEN, where `ps` does not show it.",
+        ),
+    ] = None
+    model: ModelName = None
+    files: FilesFolder = None
+    journal: JournalFile = None
+    approve: Annotated[
+        str,
+        typer.Option(
+            metavar="MODE",
+            help="What happens to calls that need approval. ask: ask on the page; all: approve; strict: deny.",
+        ),
+    ] = "ask"
+    open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-host",
+            metavar="NAME",
+            help="Another host name of this server, such as proxy.example; repeatable.",
+        ),
+    ] = None
+    origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-origin",
+            metavar="URL",
+            help="Another site that may use it, such as https://chat.example; repeatable.",
+        ),
+    ] = None
+
+
+def takes_options(options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Turn the first parameter of a command, an options dataclass, into one parameter per field, as typer expects.
+
+    The first field comes first, then the command's own parameters, then the other fields.
     """
-    modes = {**_MODES, "later": None} if can_wait else _MODES
+    fields = dataclasses.fields(options)
+    hints = get_type_hints(options, include_extras=True)
+    first, *others = (
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields
+    )
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def call(**given: Any) -> None:
+            command(options(**{field.name: given.pop(field.name) for field in fields}), **given)
+
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        return with_signature(call, [first, *own, *others])
+
+    return decorate
+
+
+def with_signature(command: Callable[..., None], parameters: list[inspect.Parameter]) -> Callable[..., None]:
+    """Give a command the parameters that typer reads its options from."""
+    by_name = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+    command.__signature__ = inspect.Signature(by_name)  # pyright: ignore[reportFunctionMemberAccess]  # read by inspect
+    command.__annotations__ = {}  # typer would prefer them to the signature
+    return command
+
+
+# What options mean.
+
+
+def parse_approvals(word: str, *, can_park: bool = False) -> Any:
+    """The approval mode for `--approve`. `later` is allowed where a run can be parked."""
+    modes = {**_MODES, "later": None} if can_park else _MODES
     if word not in modes:
-        raise UsageError(f"--approve {word!r} is none of {', '.join(modes)}. Give one of these.")
+        raise UsageError(f"--approve {word!r} is not one of {', '.join(modes)}.")
     return modes[word]
 
 
-def look_here() -> None:
-    """Let modules be found in the current folder, as `python -m` does."""
+def search_here() -> None:
+    """Look for modules in the current folder too, as `python -m` does."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
 
 
-def model(named: str | None) -> Any:
-    """A model by its name, provider:name, or one of the user's own, as module:name; None for none."""
+def find_model(named: str | None) -> Any:
+    """Find a model by provider:name, or in the user's own module by module:name."""
     if named is None:
         return None
     from handrail.models import model_named
@@ -52,122 +258,95 @@ def model(named: str | None) -> Any:
 
 
 def _own_model(named: str) -> Any:
-    """What the user's own module has under this name, if it is a model; None where there is no such module."""
+    """The model of this name in the user's own module, or None if there is no such module."""
     from handrail.models import PROVIDERS
 
     module, _, name = named.partition(":")
     if module in PROVIDERS or not all(part.isidentifier() for part in (*module.split("."), name)):
         return None
-    look_here()
+    search_here()
     try:
         found: Any = getattr(importlib.import_module(module), name, None)
-    except Exception as error:  # whatever the user's own module does when it is imported
+    except Exception as error:  # importing the user's module can raise anything
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             return None
         raise UsageError(
-            f"--model {named}: the module {module!r} can't be loaded: {type(error).__name__}: {error}. "
-            "Correct it there."
+            f"--model {named}: can't import {module!r}: {type(error).__name__}: {error}. Fix that module first."
         ) from error
     return found if hasattr(found, "stream") else None
 
 
-def deadline(text: str | None) -> Deadline | None:
-    """`90`, `90s`, `5m`, `1h`: from now on. The time a person takes to answer does not count."""
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
-    if found is None or not float(found[1]):
-        raise UsageError(f"--deadline {text!r} is no time. Write seconds, or 90s, 5m, 1h.")
-    from handrail.deadline import Deadline
-
-    return Deadline.after(float(found[1]) * _UNITS[found[2]], pauses_for_people=True)
-
-
-def budget(tokens: int | None, money: float | None, requests: int | None, calls: int | None) -> Budget | None:
-    """The bounds there are, or None."""
-    if tokens is None and money is None and requests is None and calls is None:
-        return None
-    from handrail.limits import Budget
-
-    return Budget(tokens, money, requests, calls)
-
-
-def filesystem(files: Path | None, folder: Path) -> DirectoryFilesystem | None:
-    """The folder tools may change: the one named, else `files` beside the worker where there is one."""
+def open_files(files: Path | None, folder: Path | None) -> DirectoryFilesystem | None:
+    """Open the folder tools may change: the one given, else `files` in the worker's folder if it exists."""
     if files is not None and not files.is_dir():
-        raise UsageError(f"--files {files}: no such folder. Make it first, or name another.")
-    root = files if files is not None else folder / "files"
-    if not root.is_dir():
+        raise UsageError(f"--files {files}: no such folder. Create it first, or give another one.")
+    if files is None and folder is not None:
+        files = folder / "files"
+    if files is None or not files.is_dir():
         return None
     from handrail.resources.directory import DirectoryFilesystem
 
-    return DirectoryFilesystem(root)
+    return DirectoryFilesystem(files)
 
 
-def opened_journal(given: Path | None) -> SqliteJournal:
-    """The journal that is meant, made where there is none, or `UsageError` with why it can't be."""
+def open_journal(given: Path | None) -> SqliteJournal:
+    """Open the journal, creating it if needed. Raises `UsageError` if that fails."""
     from handrail.errors import JournalError
     from handrail.journal.sqlite import SqliteJournal
 
     path = journal_path(given)
-    mend = "Name another: --journal FILE."
+    advice = "Use another file: --journal FILE."
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not is_named(given):
-            path.with_name(".gitignore").write_text("*\n")  # what happened here is nobody's source
+        if not _is_named(given):
+            path.with_name(".gitignore").write_text("*\n")  # recorded runs don't belong in version control
         return SqliteJournal(path)
     except JournalError as error:
-        raise UsageError(f"{error} {mend}") from None
+        raise UsageError(f"{error} {advice}") from None
     except OSError as error:
-        raise UsageError(f"journal {str(path)!r}: it can't be made: {error.strerror}. {mend}") from None
+        raise UsageError(f"can't create the journal {str(path)!r}: {error.strerror}. {advice}") from None
 
 
-def is_named(journal: Path | None) -> bool:
-    """Did somebody say where runs are recorded?"""
+def _is_named(journal: Path | None) -> bool:
+    """Whether the user said which journal to use."""
     return journal is not None or bool(os.environ.get("HANDRAIL_JOURNAL"))
 
 
-def journal(given: Path | None, off: bool) -> SqliteJournal | None:
-    """Where runs are recorded. Where nobody named a place and none can be made, that is said, and it goes on."""
-    if off and given is not None:
-        raise UsageError("--journal says where to record, --no-journal not to. Give one of them.")
-    if off:
-        return None
-    try:
-        return opened_journal(given)
-    except UsageError as error:
-        if is_named(given):
-            raise
-        complain(f"nothing is recorded. {error}", "yellow")
-        return None
-
-
 def read_input(given: str | None) -> str:
-    """The input of a run: as given, or all of standard input where that is `-` or not a terminal."""
+    """The message of a run: the one given, or standard input if that is `-` or piped."""
     if given is not None and given != "-":
         return given
+    advice = 'Write it after the worker, "like this", or pipe it in.'
     if given is None and is_terminal(sys.stdin):
-        raise UsageError('there is no input. Write it behind the worker, "like this", or pipe it in.')
-    raw = sys.stdin.buffer.read(_MOST_INPUT + 1)
-    if len(raw) > _MOST_INPUT:
-        raise UsageError(f"the input is over {_MOST_INPUT // 2**20} MiB. Attach it as a file: -a FILE.")
+        raise UsageError(f"there is no input. {advice}")
+    raw = sys.stdin.buffer.read(_MAX_INPUT + 1)
+    if len(raw) > _MAX_INPUT:
+        raise UsageError(f"the input is larger than {_MAX_INPUT // 2**20} MiB. Attach it as a file: -a FILE.")
     try:
         text = raw.decode()
     except UnicodeDecodeError:
         raise UsageError("the input is not UTF-8 text. Attach it as a file: -a FILE.") from None
     if not text.strip():
-        raise UsageError('the input is empty. Write it behind the worker, "like this", or pipe it in.')
+        raise UsageError(f"the input is empty. {advice}")
     return text
 
 
 def find_worker(named: str) -> Worker:
-    """The worker of `folder/main.md`, `folder/main` or `folder` (then its `main`, or its only one)."""
+    """Find the worker of `folder/main.md`, `folder/main` or `folder` (its `main`, or its only worker)."""
     from handrail.workers import WorkerRegistry
 
-    path = Path(named)
-    if path.is_file() and path.suffix == ".py":
-        raise UsageError(
-            f"{path} is a module, and a worker (NAME.md) is wanted. A module is served: `handrail serve {path}`; "
-            "at a terminal, run its prompt from Python: Adapter(model, environment=TerminalEnvironment())."
-        )
-    return WorkerRegistry.worker_at(path)
+    return WorkerRegistry.worker_at(Path(named))
+
+
+def is_module(named: str) -> bool:
+    """Whether `module:name` names a module, here or installed, or a Python file."""
+    module = named.partition(":")[0]
+    if module.endswith(".py"):
+        return True
+    if not _MODULE.fullmatch(module):
+        return False
+    search_here()
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

@@ -1,4 +1,4 @@
-"""How runs are shown: a table and a tree for people, plain lines where that is piped, JSON for programs."""
+"""Recorded runs as text: a table and a tree on a terminal, plain lines in a pipe, JSON for programs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 import pydantic_core
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from handrail.cli.lines import money, spending
-from handrail.environment.text import escape, is_terminal, wants_colour
+from handrail.cli.activity import format_money, format_spending
+from handrail.cli.views import make_console
+from handrail.environment.text import escape, is_terminal
 from handrail.events import ApprovalRemembered
 from handrail.question import Question
 from handrail.records import Asked
@@ -28,27 +28,22 @@ _COLOURS = {
     "cancelled": "yellow", "ok": "green", "open": "yellow", "denied": "yellow",
 }  # fmt: skip
 _MARKS = {"ok": "✓", "open": "…", "denied": "⊘", "cancelled": "■"}
-_SHORT, _DIFF_LINES = 100, 12
+_MAX_LINE, _MAX_DIFF = 100, 12
 
 
-def say(what: Any) -> None:
-    """Print to standard output: with colours on a terminal, plain and unfolded elsewhere."""
-    there = is_terminal(sys.stdout)
-    if isinstance(what, str) and not there:
-        sys.stdout.write(f"{what}\n")  # as it is, with its tabs
+def print_item(item: Any) -> None:
+    """Print to standard output, in colour on a terminal, plain and unwrapped elsewhere."""
+    attended = is_terminal(sys.stdout)
+    if isinstance(item, str) and not attended:
+        sys.stdout.write(f"{item}\n")  # keeps its tabs
         return
-    console = Console(
-        file=sys.stdout,
-        highlight=False,
-        width=None if there else 240,
-        no_color=not wants_colour(sys.stdout),
-    )
-    console.print(what, markup=False, soft_wrap=not there)
+    console = make_console(sys.stdout, width=None if attended else 240)
+    console.print(item, soft_wrap=not attended)
 
 
-def _line(text: str, most: int = _SHORT) -> str:
+def _line(text: str, limit: int = _MAX_LINE) -> str:
     text = " ".join(escape(text).split())
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def _ago(at: float, now: float) -> str:
@@ -65,14 +60,14 @@ def _seconds(spent: float | None) -> str:
     return f"{spent * 1000:.0f} ms" if spent < 1 else f"{spent:.1f} s"
 
 
-# --- a list ---------------------------------------------------------------------------------------------
+# A table.
 
 
-def run_list(lines: Sequence[RunLine], now: float) -> Any:
-    """The runs, a row each."""
+def run_table(lines: Sequence[RunLine], now: float) -> Any:
+    """The runs, one per row."""
     if not lines:
         return "There are no runs."
-    heads = ("RUN", "STANDS", "PROMPT", "MODEL", "BEGAN", "WAITS FOR", "FROM")
+    heads = ("RUN", "STANDING", "PROMPT", "MODEL", "STARTED", "WAITS FOR", "FORKED FROM")
     rows = [
         (
             escape(line.id), line.standing, _line(line.row.record.prompt, 40), _line(line.row.record.model, 40),
@@ -95,15 +90,15 @@ def _waits(line: RunLine) -> str:
     return f"{waiting} answer{'' if waiting == 1 else 's'}" if waiting else ""
 
 
-# --- a tree ---------------------------------------------------------------------------------------------
+# A tree.
 
 
 def run_tree(tree: RunTree, full: bool) -> Any:
-    """A run: what was said, what was called, what came of it."""
+    """A run: what was said, what was called, and the results."""
     row, record = tree.row, tree.row.record
     head = Text(escape(record.id), "bold")
     head.append(f"  {tree.standing}", _COLOURS[tree.standing])
-    spent = spending(tree.usage, tree.cost)
+    spent = format_spending(tree.usage, tree.cost)
     began = datetime.fromtimestamp(record.began_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     lasted = (
         f" · {_seconds(row.changed_at - record.began_at)}"
@@ -133,7 +128,7 @@ def _text(text: str, full: bool) -> str:
 def _add_turn(above: Tree, turn: Turn, full: bool) -> None:
     text = Text(f"step {turn.number}", "bold cyan")
     tokens = "" if turn.usage is None else f" · {turn.usage.input:,} in, {turn.usage.output:,} out"
-    cost = "" if turn.cost is None else f" · {money(turn.cost)}"
+    cost = "" if turn.cost is None else f" · {format_money(turn.cost)}"
     text.append(f"  {_seconds(turn.seconds)}{tokens}{cost}", "not bold dim")
     if turn.text:
         text.append(f"\n{_text(turn.text, full)}", "not bold default")
@@ -155,7 +150,7 @@ def _add_call(above: Tree, call: CallNode, full: bool) -> None:
     if call.message:
         text.append(f"\n→ {_text(call.message, full)}", "default" if call.status == "ok" else colour)
     for effect in call.effects:
-        text.append(f"\nfor good: {_line(effect)}", "dim")
+        text.append(f"\ncan't be undone: {_line(effect)}", "dim")
     node = above.add(text)
     if call.diff:
         node.add(_diff(call.diff, full))
@@ -168,7 +163,7 @@ def _add_call(above: Tree, call: CallNode, full: bool) -> None:
 
 
 def _add_run(above: Tree, nested: Nested, full: bool) -> None:
-    node = above.add(Text(f"▸ {_line(nested.name or 'a run inside', 60)}", "cyan"))
+    node = above.add(Text(f"▸ {_line(nested.name or 'nested run', 60)}", "cyan"))
     for turn in nested.turns:
         _add_turn(node, turn, full)
     for call in nested.calls:
@@ -177,15 +172,15 @@ def _add_run(above: Tree, nested: Nested, full: bool) -> None:
 
 def _diff(diff: str, full: bool) -> Text:
     lines = escape(diff).splitlines()
-    shown = lines if full else lines[:_DIFF_LINES]
-    text = _coloured(shown)
+    shown = lines if full else lines[:_MAX_DIFF]
+    text = _style_diff(shown)
     if len(lines) > len(shown):
         text.append(f"\n… {len(lines) - len(shown)} more lines: --full", "dim")
     return text
 
 
-def _coloured(diff: Sequence[str]) -> Text:
-    """Lines of a diff: green comes, red goes."""
+def _style_diff(diff: Sequence[str]) -> Text:
+    """Colour a diff: added lines green, removed lines red."""
     text = Text()
     for number, line in enumerate(diff):
         colour = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
@@ -206,14 +201,14 @@ def _answered(asked: Asked) -> Text:
 
 
 def question_line(question: Question) -> Text:
-    """One question that waits, with what it is answered by."""
+    """An open question, with the id to answer it by."""
     text = Text(f"? {_line(question.message)}", "yellow")
     text.append(f"  {escape(question.id)}", "dim")
     return text
 
 
 def approval_line(number: int | None, kept: ApprovalRemembered) -> Text:
-    """One decision that holds for a session, with the number and the id it is revoked by."""
+    """A decision remembered for a session, with the number and the id to revoke it by."""
     text = Text("" if number is None else f"{number}  ")
     text.append("approved" if kept.approved else "denied", "green" if kept.approved else "yellow")
     text.append(f"  {_line(kept.tool)}: {_line(kept.scope)}")
@@ -223,32 +218,28 @@ def approval_line(number: int | None, kept: ApprovalRemembered) -> Text:
     return text
 
 
-# --- what came of a command -------------------------------------------------------------------------------
+# Results of commands.
 
 
-def undone(done: Undoing) -> list[Any]:
-    """What was taken back, and what was not."""
+def undo_lines(done: Undoing) -> list[Any]:
+    """What was undone, and what could not be."""
     places = ", ".join([*map(escape, done.paths), *done.slices]) or "it had changed nothing"
-    said: list[Any] = [f"{done.tool} is undone: {places}. The model is told in its next turn."]
+    lines: list[Any] = [f"Undid {done.tool}: {places}. The model is told in its next turn."]
     if done.stands:
-        said.append(
-            Text(
-                f"This stands, since it can't be taken back: {', '.join(map(escape, done.stands))}", "yellow"
-            )
-        )
-    return said
+        lines.append(Text(f"This can't be undone: {', '.join(map(escape, done.stands))}", "yellow"))
+    return lines
 
 
-def divergence(found: Divergence) -> Text:
-    """What differs first."""
-    head = Text(f"It differs {escape(str(found))}\n", "bold")
-    return head + _coloured(escape(found.diff()).splitlines()) + Text("\n")
+def divergence_text(found: Divergence) -> Text:
+    """The first difference."""
+    head = Text(f"The replay differs {escape(str(found))}\n", "bold")
+    return head + _style_diff(escape(found.diff()).splitlines()) + Text("\n")
 
 
-# --- for programs -----------------------------------------------------------------------------------------
+# JSON.
 
 
-def line_data(line: RunLine) -> dict[str, Any]:
+def run_data(line: RunLine) -> dict[str, Any]:
     record = line.row.record
     return {
         "run_id": line.id, "standing": line.standing, "session_id": record.session_id, "prompt": record.prompt,
@@ -259,7 +250,7 @@ def line_data(line: RunLine) -> dict[str, Any]:
 
 def tree_data(tree: RunTree) -> dict[str, Any]:
     said: Any = {
-        **line_data(RunLine(tree.row, tree.standing)), "message": tree.begin.message, "turns": tree.turns,
+        **run_data(RunLine(tree.row, tree.standing)), "message": tree.begin.message, "turns": tree.turns,
         "text": tree.outcome.text, "error": tree.outcome.error, "usage": tree.usage,
         "cost": None if tree.cost is None else str(tree.cost),
         "waiting": [question_data(asked.question) for asked in tree.questions if asked.answer is None],

@@ -22,11 +22,12 @@ from handrail.context import (
 )
 from handrail.context.verbs import PromptModel, WaitFor
 from handrail.deadline import Deadline
-from handrail.dispatch.asking import approval_verb, wait_for
+from handrail.dispatch.approvals import approval_verb
 from handrail.dispatch.call import Call, CallKind, new_call
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.once import OnUnknown, once
-from handrail.dispatch.sharing import GivenTicket, give_ticket
+from handrail.dispatch.questions import wait_for
+from handrail.dispatch.tickets import GivenTicket, give_ticket
 from handrail.dispatch.transaction import Settled, Transaction
 from handrail.dispatch.views import CallApprovals, CallBus, CallSession, CallSignal
 from handrail.errors import CallFailed, ContextExpired, NotSupported

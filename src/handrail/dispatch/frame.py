@@ -15,7 +15,8 @@ from handrail.context.worker import WorkerFacts
 from handrail.dispatch.options import RunOptions
 from handrail.errors import DefinitionError
 from handrail.guard.approval import Broker
-from handrail.journal import MemoryJournal, new_key
+from handrail.journal.digest import new_key
+from handrail.journal.local import LocalQuestions, LocalSteps
 from handrail.journal.runlog import RunLog
 from handrail.limits import Budget, BudgetTracker, Spending
 from handrail.place import RUN, Place
@@ -101,6 +102,7 @@ class Frame:
         "prompt_model",
         "provider",
         "publish",
+        "questions",
         "record",
         "rendered_prompt",
         "resources",
@@ -162,10 +164,11 @@ class Frame:
             bindings = (*bindings, given(Filesystem, files))  # pyright: ignore[reportArgumentType]  # a protocol as a key
         self.resources = RunResources(bindings)
         self.filesystem = files if isinstance(files, Forkable) else None
-        self.steps = journal or MemoryJournal(clock)
+        self.steps = LocalSteps() if journal is None else journal.steps
+        self.questions = LocalQuestions(clock) if journal is None else journal.questions
         approvals, environment = options.approvals, options.environment
         if approvals is None or isinstance(approvals, str):
-            approvals = Broker(self.steps, environment, approvals)
+            approvals = Broker(self.questions, environment, approvals)
         self.broker = approvals
         self.key = new_key() if journal is None else journal.key
         self.log = log
@@ -191,7 +194,8 @@ class Frame:
         frame.outer = call
         frame.place = place = call.place.nested_run(number)
         frame.resources, frame.filesystem = outer.resources, outer.filesystem
-        frame.steps, frame.broker, frame.key, frame.log = outer.steps, outer.broker, outer.key, outer.log
+        frame.steps, frame.questions, frame.broker = outer.steps, outer.questions, outer.broker
+        frame.key, frame.log = outer.key, outer.log
         frame.adapter, frame.prompt_model = outer.adapter, outer.prompt_model
         frame.workers, frame.worker, frame.parking = outer.workers, outer.worker, outer.parking
         frame.cancellation = Cancellation(frame._at_work, outer.cancellation)

@@ -22,10 +22,11 @@ import msgspec
 
 from handrail.cancellation import CancelScope, begin_foreign, open_scope, shielded
 from handrail.context import Approval, ToolContext
-from handrail.dispatch.asking import ask_approval
+from handrail.dispatch.approvals import ask_approval, diff_of, runs_first
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.call import Call, new_call
-from handrail.dispatch.committing import commit_lock_of
+from handrail.dispatch.compensations import compensate, forget_locals
+from handrail.dispatch.deposits import answer_for_tickets, take_up_tickets
 from handrail.dispatch.failures import Refused, SignatureMismatch, Unsuccessful, failure_of, not_approved
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.handlers import (
@@ -43,7 +44,6 @@ from handrail.dispatch.policies import (
     close_resources,
     tell_policies,
 )
-from handrail.dispatch.previewing import diff_of, runs_first
 from handrail.dispatch.recording import commit_recorded, record_end
 from handrail.dispatch.replaying import (
     WasDone,
@@ -54,9 +54,7 @@ from handrail.dispatch.replaying import (
     note_attempt,
     resume_attempt,
 )
-from handrail.dispatch.ticketing import answer_for_tickets, take_up_tickets
-from handrail.dispatch.transaction import Transaction, new_transaction
-from handrail.dispatch.undoing import compensate, forget_locals
+from handrail.dispatch.transaction import Transaction, commit_lock_of, new_transaction
 from handrail.errors import Conflict, DefinitionError, RunBusy, TransientError
 from handrail.events import CallStatus, ToolInvoked, ToolRolledBack, ToolStarted
 from handrail.limits import Reservation

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
 
-from handrail.dispatch.asking import put, question_of
 from handrail.dispatch.parking import waiting_for_a_person
+from handrail.dispatch.questions import put, question_of
 from handrail.dispatch.transaction import Settled
 from handrail.errors import EffectRefused, OutcomeUnknown
 from handrail.operation import Operation
@@ -45,7 +45,7 @@ async def _once(
     on_unknown: OnUnknown,
 ) -> Any:
     frame = attempt.frame
-    value = await frame.steps.step(
+    value = await frame.steps.run(
         f"{attempt.invocation.idempotency_key}/{key}",
         lambda: call_either(function),
         run_id="" if frame.log is None else frame.log.run_id,

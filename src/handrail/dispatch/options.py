@@ -12,9 +12,9 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.deadline import Deadline, is_span
 from handrail.errors import DefinitionError
 from handrail.ids import NewId, random_id
+from handrail.journals import Journal
 from handrail.limits import Budget, BudgetTracker, Lease
 from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, WorkerSource
-from handrail.records import Journal
 from handrail.session import Session
 
 if TYPE_CHECKING:

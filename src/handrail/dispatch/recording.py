@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from handrail.cancellation import shielded
 from handrail.dispatch.replaying import inner_call, write_result
 from handrail.events import CallStatus
-from handrail.records import CommitUnit, Journal
+from handrail.journals import Journal
+from handrail.records import CommitUnit
 from handrail.resources.paths import folder_of
 from handrail.session.serialization import encode_item
 from handrail.threads import run_in_thread
@@ -80,7 +81,7 @@ async def record_end(attempt: Attempt, result: ToolResult[Any], status: CallStat
     if status == "cancelled" or attempt.frame.cancellation.cancelled:
         return False
     if attempt.parent is None:
-        await shielded(log.journal.commit(commit_unit(attempt, result, charged, status)))
+        await shielded(log.journal.calls.commit(commit_unit(attempt, result, charged, status)))
         return True
     inner = inner_call(attempt, result, status)
     return await shielded(log.note("inner call", attempt.call.place, inner))
@@ -96,7 +97,7 @@ async def commit_recorded(journal: Journal, attempt: Attempt, result: ToolResult
     """
     transaction = attempt.open_transaction
     if transaction.durable is None:
-        await journal.commit(commit_unit(attempt, result, charged))
+        await journal.calls.commit(commit_unit(attempt, result, charged))
         transaction.apply()
         return
     synced = journal.synced
@@ -107,16 +108,16 @@ async def commit_recorded(journal: Journal, attempt: Attempt, result: ToolResult
 
     files, diff = await run_in_thread(stage)  # 1
     unit = commit_unit(attempt, result, charged, files=files, diff=diff)
-    await journal.commit(unit)  # 2
+    await journal.calls.commit(unit)  # 2
     try:
         await run_in_thread(lambda: transaction.apply_durable(synced))  # 3
         transaction.apply_others()
     except BaseException:
         if files:
-            await journal.void(unit)
+            await journal.calls.void(unit)
         raise
     if files:
         try:
-            await journal.applied(unit)  # 4
+            await journal.calls.applied(unit)  # 4
         except Exception:  # it is applied all the same: whoever recovers finds that out
             log.exception("%s is committed and applied, but the journal could not note that", attempt.id)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pydantic_core
 
+from handrail.dispatch.compensations import compensate
 from handrail.dispatch.failures import Unsuccessful, WrongResult
 from handrail.dispatch.secrets import GIVEN, enters_again, had_secret, has_secret, is_masked, mark
-from handrail.dispatch.sharing import Spent, charge
+from handrail.dispatch.tickets import Spent, charge
 from handrail.dispatch.transaction import Settled, Transaction, new_transaction
-from handrail.dispatch.undoing import compensate
 from handrail.errors import Conflict, Diverged, OutcomeUnknown, ToolValidationError
 from handrail.events import CallStatus, ToolInvoked
 from handrail.journal.runlog import RunLog
@@ -424,7 +424,7 @@ async def decide_interrupted(attempt: Attempt) -> None:
 
 async def _withdraw(attempt: Attempt, log: RunLog) -> None:
     """Nobody waits for an answer to what this call asked, or was asked about it, any more."""
-    await log.journal.withdraw(attempt.call.place.prefix(log.run_id))
+    await log.journal.questions.withdraw_all(attempt.call.place.prefix(log.run_id))
 
 
 def _left_by(attempt: Attempt, deposited: Mapping[str, bytes]) -> str:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable, Mapping
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -11,6 +15,7 @@ from handrail.errors import ContextExpired
 from handrail.place import RUN, Place
 from handrail.protocols import DurableFork, Fork, Forkable
 from handrail.session import Session, SessionFork
+from handrail.threads import forget_closed
 from handrail.tools import EFFECTS, Tool
 
 if TYPE_CHECKING:
@@ -226,3 +231,48 @@ def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:
     writable = EFFECTS[tool.effect].writes
     parent = None if attempt.parent is None else attempt.parent.transaction
     return Transaction(attempt.frame.session, attempt.name, writable, parent)
+
+
+# --- one commit at a time ----------------------------------------------------------------------------
+
+_WAIT = 0.001
+"""Seconds between two attempts to take a lock that another event loop holds."""
+
+
+class CommitLock:
+    """One commit at a time to a session, fair among the tasks of a loop and exclusive among loops."""
+
+    def __init__(self) -> None:
+        self._between_loops = threading.Lock()
+        self._within: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+
+    async def __aenter__(self) -> None:
+        loop = asyncio.get_running_loop()
+        within = self._within.get(loop)
+        if within is None:
+            forget_closed(self._within)
+            within = self._within[loop] = asyncio.Lock()
+        await within.acquire()
+        try:
+            while not self._between_loops.acquire(blocking=False):
+                await asyncio.sleep(_WAIT)
+        except BaseException:
+            within.release()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._between_loops.release()
+        self._within[asyncio.get_running_loop()].release()
+
+
+_locks: WeakKeyDictionary[Session, CommitLock] = WeakKeyDictionary()
+
+
+def commit_lock_of(session: Session) -> CommitLock:
+    """The lock of this session."""
+    lock = _locks.get(session)
+    if lock is None:
+        lock = _locks.setdefault(session, CommitLock())
+    return lock

@@ -11,10 +11,10 @@ from pydantic import BaseModel, ConfigDict
 from handrail.context.facts import Approval, ApprovalOutcome
 from handrail.errors import DefinitionError, ToolValidationError
 from handrail.events import ApprovalRemembered
-from handrail.journal import MemoryJournal
+from handrail.journal.local import LocalQuestions
+from handrail.journals import Questions
 from handrail.protocols import ApprovalRecall, ApprovalRequest, Environment
 from handrail.question import Answer
-from handrail.records import Journal
 from handrail.schema import Schema
 
 ApprovalMode = Literal["interactive", "approve_all", "strict"]
@@ -55,13 +55,13 @@ class Broker:
     Without a mode it asks if a person is there, and denies otherwise. A remembered decision of the session
     decides without asking; denials come before approvals.
 
-    One broker can serve any number of runs at once: each request brings its own session's memory. Without a
-    journal, open questions are kept in memory.
+    One broker can serve any number of runs at once: each request brings its own session's memory. Without
+    `questions`, its open questions are kept in memory.
     """
 
     def __init__(
         self,
-        journal: Journal | None = None,
+        questions: Questions | None = None,
         environment: Environment | None = None,
         mode: ApprovalMode | None = None,
     ) -> None:
@@ -69,7 +69,7 @@ class Broker:
             raise DefinitionError(
                 f"there is no approval mode {mode!r}. Use 'interactive', 'approve_all', 'strict', or None."
             )
-        self._journal: Journal = MemoryJournal() if journal is None else journal
+        self._questions: Questions = LocalQuestions() if questions is None else questions
         self._environment = environment
         self._mode: ApprovalMode | None = mode
 
@@ -104,12 +104,12 @@ class Broker:
             answer = await self._ask(request, environment)
             if answer is not None:
                 return decision(answer, request)
-            await self._journal.withdraw(request.question.id, alone=True)  # nobody waits for its answer
+            await self._questions.withdraw(request.question.id)  # nobody waits for its answer
 
     async def _ask(self, request: ApprovalRequest, environment: Environment) -> Answer | None:
         """The answer to a request; None if it was withdrawn because a new decision covers it."""
         fits = partial(_checked, request=request)
-        asking = asyncio.ensure_future(self._journal.ask(request.question, environment, fits))
+        asking = asyncio.ensure_future(self._questions.ask(request.question, environment, fits))
         withdrawn = False
 
         def withdraw() -> None:

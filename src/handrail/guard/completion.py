@@ -84,7 +84,10 @@ def _field(output: Any, field: str) -> Any:
 
 
 class CommandPassing:
-    """Complete once this command exits with 0. It runs on a fork of the files and changes none of them."""
+    """Complete once this command exits with 0. It runs on a fork of the files and changes none of them.
+
+    A command that can't run at all has not passed: the model is told so, and the run does not end as done.
+    """
 
     def __init__(self, shell: Shell, *argv: str, cap: int = CAP, name: str = "command") -> None:
         if not argv:
@@ -101,9 +104,13 @@ class CommandPassing:
         files: Any = state.filesystem
         if files is None:
             raise DefinitionError("CommandPassing needs files. Give the run a filesystem.")
+        from handrail.resources.shell.shell_errors import ShellError
+
         fork = files.fork(self.name)
         try:
             finished = await self._shell.run_on(fork, self._argv, keep=False)
+        except ShellError as error:
+            return f"This must pass, but it could not run: {error}"
         finally:
             fork.drop()
         return None if finished.ok else f"This must pass: {finished.render()}"

@@ -16,7 +16,7 @@ import msgspec
 import pydantic_core
 
 from handrail.errors import ToolValidationError
-from handrail.journal import digest, new_key
+from handrail.journal.digest import digest, new_key
 from handrail.resources.paths import split
 from handrail.schema import to_json
 from handrail.tools import Tool

@@ -10,8 +10,8 @@ from handrail.errors import DefinitionError, SessionError
 from handrail.events import ApprovalRemembered, ApprovalRevoked
 from handrail.guard.coverage import Coverage
 from handrail.journal.decisions import lasting, written
+from handrail.journals import Journal
 from handrail.question import Question
-from handrail.records import Journal
 from handrail.session import Session
 from handrail.session.serialization import decode_item, said_in
 

@@ -11,8 +11,8 @@ from typing import Any, Literal, cast
 import pydantic_core
 
 from handrail.context import ToolContext
-from handrail.dispatch.acting import Acting, hand_over
 from handrail.dispatch.failures import WrongResult
+from handrail.dispatch.parts import Acting, hand_over
 from handrail.dispatch.secrets import has_secret
 from handrail.errors import (
     ActFailed,

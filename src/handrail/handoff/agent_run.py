@@ -10,10 +10,10 @@ from typing_extensions import TypeVar
 
 from handrail.clock import Clock
 from handrail.deadline import Deadline
-from handrail.dispatch.acting import run_alone
 from handrail.dispatch.gate import Gate
 from handrail.dispatch.opening import open_frame
 from handrail.dispatch.options import RunOptions
+from handrail.dispatch.parts import run_alone
 from handrail.environment.agent import AgentEnvironment
 from handrail.errors import DefinitionError
 from handrail.events import Emitted

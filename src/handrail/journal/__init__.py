@@ -1,7 +1,1 @@
-"""The record of a run: its steps, its questions, and what each call committed."""
-
-from handrail.journal.desk import QuestionDesk
-from handrail.journal.digest import digest, new_key
-from handrail.journal.memory import MemoryJournal
-
-__all__ = ["MemoryJournal", "QuestionDesk", "digest", "new_key"]
+"""The record of runs: leases, committed calls, steps, questions, decisions, tickets and blobs."""

@@ -1,18 +1,17 @@
-"""What sessions remember of their approvals, as a journal has it: written when it is said, read by whoever goes on."""
+"""Remembered approvals: what of an answer is remembered, and the decisions of a journal's database."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, cast
 
-from handrail.clock import Clock
-from handrail.errors import RunBusy
 from handrail.events import ApprovalRemembered, ApprovalRevoked
-from handrail.journal.writer import Writer
+from handrail.journal.database import Database
+from handrail.journal.lease import check_not_taken
 from handrail.question import Answer, Question
-from handrail.records import Decision, RunRow
+from handrail.records import Decision
 from handrail.session.serialization import encode_item
 
 _SAID = frozenset(("approved", "reason", "remember", "scope"))
@@ -80,70 +79,39 @@ def written(fact: ApprovalRemembered | ApprovalRevoked, session_id: str, princip
     )
 
 
-class MemoryDecisions:
-    """Decisions within one process."""
-
-    def __init__(self, owner: str, runs: Mapping[str, RunRow]) -> None:
-        self._owner = owner
-        self._runs = runs
-        self._kept: dict[tuple[str, str, str, str], Decision] = {}
-
-    def write(self, decision: Decision, /, *, run_id: str = "") -> None:
-        row = self._runs.get(run_id)
-        if row is not None and row.owner != self._owner:
-            raise RunBusy(run_id, row.owner)
-        key = (decision.session_id, decision.principal, decision.kind, decision.id)
-        self._kept.setdefault(key, decision)
-
-    async def read(self, session_id: str, principal: str, /) -> Sequence[Decision]:
-        return tuple(
-            each
-            for each in self._kept.values()
-            if (each.session_id, each.principal) == (session_id, principal)
-        )
-
-    def forget(self, sessions: Container[str]) -> None:
-        """Keep nothing of these any more."""
-        self._kept = {key: each for key, each in self._kept.items() if each.session_id not in sessions}
+def decision_in(question: Question, answer: Answer, now: datetime) -> Decision | None:
+    """The decision that an answer asks to remember, if any."""
+    fact = lasting_in(question, answer, now)
+    return None if fact is None else written(fact, fact.run_context.session_id, question.principal)
 
 
 class SqliteDecisions:
-    """Decisions in a journal's file, where other processes find them."""
+    """Decisions in a database."""
 
-    def __init__(self, owner: str, clock: Clock, writer: Writer) -> None:
-        self._owner = owner
-        self._clock = clock
-        self._writer = writer
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     def write(self, decision: Decision, /, *, run_id: str = "") -> None:
-        def write(connection: sqlite3.Connection) -> None:
-            row = connection.execute("SELECT owner FROM runs WHERE id = ?", (run_id,)).fetchone()
-            if row is not None and row[0] != self._owner:
-                raise RunBusy(run_id, row[0])
-            put(connection, decision)
+        database = self._database
 
-        self._writer.do_now(write)
+        def write(connection: sqlite3.Connection) -> None:
+            check_not_taken(connection, database.owner, run_id)
+            put_decision(connection, decision)
+
+        database.transact_now(write)
 
     async def read(self, session_id: str, principal: str, /) -> Sequence[Decision]:
         query = (
             "SELECT kind, id, at, body FROM decisions WHERE session_id = ? AND principal = ? ORDER BY number"
         )
-        rows = await self._writer.do(
-            lambda connection: connection.execute(query, (session_id, principal)).fetchall(), synced=False
-        )
+        rows = await self._database.select(query, session_id, principal)
         return tuple(
             Decision(session_id=session_id, principal=principal, kind=kind, id=id, at=at, body=body)
             for kind, id, at, body in rows
         )
 
-    def take(self, connection: sqlite3.Connection, question: Question, answer: Answer) -> None:
-        """Within the transaction that records an answer: record also what it is to be remembered as."""
-        fact = lasting_in(question, answer, self._clock.now())
-        if fact is not None:
-            put(connection, written(fact, fact.run_context.session_id, question.principal))
 
-
-def put(connection: sqlite3.Connection, decision: Decision) -> None:
+def put_decision(connection: sqlite3.Connection, decision: Decision) -> None:
     """Add a decision, unless it is there."""
     connection.execute(
         "INSERT OR IGNORE INTO decisions (session_id, principal, kind, id, at, body) VALUES (?, ?, ?, ?, ?, ?)",

@@ -1,4 +1,4 @@
-"""Who has a run: one process at a time, for as long as it lives and says so."""
+"""Run leases: one process owns a run at a time, for as long as it lives and renews the lease."""
 
 from __future__ import annotations
 
@@ -8,23 +8,29 @@ import secrets
 import socket
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from handrail.errors import RunBusy, RunUnknown
+
+if TYPE_CHECKING:
+    import sqlite3
 
 LEASE_SECONDS = 30.0
-"""How long a process has a run without renewing it."""
+"""How long a lease lasts without being renewed."""
 
 
 def new_owner() -> str:
-    """A name for this process: its machine, its number, when it started, and chance."""
+    """A new owner name for this process: its host, pid and start time, and a random part."""
     return f"{_host()}/{os.getpid()}/{_started_here()}/{secrets.token_hex(4)}"
 
 
 def is_free(owner: str, leased_until: float, now: float, me: str) -> bool:
-    """May `me` take a run that this owner has until then?"""
+    """Whether `me` may take a lease that `owner` holds until `leased_until`."""
     return not owner or owner == me or now >= leased_until or is_dead(owner)
 
 
 def is_dead(owner: str) -> bool:
-    """Has the owner ended, as far as can be seen from here? Another machine's can't be seen."""
+    """Whether the owner's process has ended. Processes on other hosts can't be seen and count as alive."""
     host, _, rest = owner.partition("/")
     pid, _, rest = rest.partition("/")
     started = rest.partition("/")[0]
@@ -35,7 +41,7 @@ def is_dead(owner: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _host() -> str:
-    """Where process numbers mean what they mean here: containers may share all but the last part."""
+    """The host within which pids are unique: containers may share all but the last part."""
     boot = numbers = ""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
@@ -45,7 +51,7 @@ def _host() -> str:
 
 @lru_cache(maxsize=1)
 def _started_here() -> str:
-    """When this process started: every run without a journal is given a name too, and none need look again."""
+    """When this process started. Cached, because it does not change."""
     return _started(os.getpid())
 
 
@@ -53,10 +59,26 @@ os.register_at_fork(after_in_child=_started_here.cache_clear)
 
 
 def _started(pid: int) -> str:
-    """When a process started, as the system counts; "" where there is no such process."""
+    """When a process started, in clock ticks since boot; "" if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return ""
     fields = stat.rpartition(")")[2].split()
     return "" if fields[0] in ("Z", "X") else fields[19]
+
+
+def check_owner(connection: sqlite3.Connection, owner: str, run_id: str) -> None:
+    """Only the owner of a run adds to it: `RunBusy` in a process that lost the lease."""
+    row = connection.execute("SELECT owner FROM runs WHERE id = ?", (run_id,)).fetchone()
+    if row is None:
+        raise RunUnknown(run_id)
+    if row[0] != owner:
+        raise RunBusy(run_id, row[0])
+
+
+def check_not_taken(connection: sqlite3.Connection, owner: str, run_id: str) -> None:
+    """The same, for what need not belong to a recorded run."""
+    row = connection.execute("SELECT owner FROM runs WHERE id = ?", (run_id,)).fetchone()
+    if row is not None and row[0] != owner:
+        raise RunBusy(run_id, row[0])

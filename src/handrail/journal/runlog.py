@@ -9,8 +9,9 @@ import msgspec
 
 from handrail.clock import Clock
 from handrail.errors import Diverged, RunBusy
+from handrail.journals import Journal
 from handrail.place import Place
-from handrail.records import Asked, CommitUnit, Entry, EntryKind, Journal
+from handrail.records import Asked, CommitUnit, Entry, EntryKind
 
 T = TypeVar("T")
 
@@ -146,7 +147,7 @@ class RunLog:
 
     async def _add(self, kind: EntryKind, key: str, body: bytes) -> None:
         try:
-            await self.journal.note(self.run_id, Entry(kind, key, self.now(), body))
+            await self.journal.calls.note(self.run_id, Entry(kind, key, self.now(), body))
         except RunBusy:
             self.closed = True
             raise

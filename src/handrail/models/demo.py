@@ -1,7 +1,7 @@
 """`DemoModel`: a fixed conversation for the folder that `handrail new` creates. It says so itself.
 
-It needs no key, no network and no weights, and always does the same few things, so that a newcomer sees
-streamed text, tool calls, a worker calling another, an approval with a diff and a form.
+It needs no key, network or weights, and always does the same few things, so that a newcomer sees streamed text,
+tool calls, a worker calling another, an approval with a diff, and a form.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PAUSE = 0.015
 WHAT_IT_IS = (
     "I am a scripted demonstration, not a language model: whatever you say, I do the same few things."
 )
-_REAL = "For a real one, name it as `model:` in main.md, such as openai:gpt-5."
+_REAL = "To use a real model, set `model:` in main.md, for example to openai:gpt-5."
 
 
 class DemoModel:
@@ -87,22 +87,22 @@ def _next(said: str, results: list[CallAnswered], offered: set[str], first: bool
             "Then I ask another worker, the reviewer, about them.", [ToolCall("reviewer", {"input": given})]
         )
     if "form" in said.casefold() and "ask_for_note" in offered and "ask_for_note" not in names:
-        return Reply("You want a form: please fill it in.", [ToolCall("ask_for_note", {})])
+        return Reply("Here is a form: please fill it in.", [ToolCall("ask_for_note", {})])
     if "add_note" not in names:
         asked = next((result for result in results if result.name == "ask_for_note"), None)
         if asked is not None and asked.failed:
             return Reply(f"No note was added: {asked.text}")
         text = asked.text if asked is not None else said or "a note without words"
         return Reply(
-            "Now I add the note. This changes a file, so you are asked.",
+            "Now I add the note. This changes a file, so it needs your approval.",
             [ToolCall("add_note", {"text": text})],
         )
     if last.failed:
         return Reply(f"The note was not added. I was told: {last.text}")
     return Reply(
-        f"**Done**: it stands in `files/notes.txt`.\n\n{_REAL}"
+        f"**Done**: the note is in `files/notes.txt`.\n\n{_REAL}"
         if first
-        else "**Done**: it stands in `files/notes.txt`."
+        else "**Done**: the note is in `files/notes.txt`."
     )
 
 

@@ -12,7 +12,8 @@ import msgspec
 
 from handrail.adapter.run_record import decode_begin
 from handrail.errors import RunError
-from handrail.records import CommitUnit, Entry, Journal, RunCopy, RunRow
+from handrail.journals import Journal
+from handrail.records import CommitUnit, Entry, RunCopy, RunRow
 from handrail.runs.lineage import Lineage, lineage_of, parted
 
 FORMAT = 1
@@ -31,7 +32,7 @@ async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> in
     It holds the session as the run found it, so no other run is needed. Not in it: what the journal has
     not either (secrets are masked there), questions (those that are open are asked again), and what folders keep for undoing.
     """
-    row = await journal.run(run_id)
+    row = await journal.runs.get(run_id)
     record = row.record
     begin = parted(decode_begin(record), await lineage_of(journal, row), record.session_id)
     lines: list[Any] = [_Head("run", FORMAT, run_id)]
@@ -46,10 +47,10 @@ async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> in
             )
         }
     )
-    lines += [{"entry": entry} for entry in await journal.entries(run_id)]
-    units = await journal.load(run_id)
+    lines += [{"entry": entry} for entry in await journal.calls.entries(run_id)]
+    units = await journal.calls.load(run_id)
     lines += [{"unit": msgspec.structs.replace(unit, files=(), root="")} for unit in units]
-    lines += [{"step": step} for step in await journal.steps(run_id)]
+    lines += [{"step": step} for step in await journal.steps.load(run_id)]
     target = Path(path)
     unfinished = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -73,7 +74,7 @@ async def import_(
     was, record = copy.row.record.id, copy.row.record
     new_id = run_id or was
     if session_id is None:
-        taken = await journal.runs(session_id=record.session_id)
+        taken = await journal.runs.list(session_id=record.session_id)
         session_id = new_id if taken else record.session_id
     begin = decode_begin(record)
     again = parted(
@@ -81,7 +82,7 @@ async def import_(
     )
     record = msgspec.structs.replace(record, id=new_id, session_id=session_id, begin=again)
     status = "parked" if copy.row.status == "running" else copy.row.status
-    await journal.bring(
+    await journal.runs.add(
         RunCopy(
             row=msgspec.structs.replace(copy.row, record=record, status=status),
             entries=copy.entries,
@@ -91,7 +92,7 @@ async def import_(
             steps=[(f"{new_id}{key.removeprefix(was)}", value) for key, value in copy.steps],
         )
     )
-    return await journal.run(new_id)
+    return await journal.runs.get(new_id)
 
 
 def _read(path: Path) -> RunCopy:

@@ -10,7 +10,7 @@ from handrail.errors import RunUnknown
 from handrail.events import ApprovalRemembered
 from handrail.guard import ApprovalMemory
 from handrail.guard.memory import bring_in, decisions_in, keep_decisions
-from handrail.records import Journal
+from handrail.journals import Journal
 from handrail.session import Session
 from handrail.session.serialization import decode_item
 
@@ -24,7 +24,7 @@ async def approvals(
     is. Nothing else of the session is read, so its code is not needed. `RunUnknown` where this principal
     has no run in a session of this id.
     """
-    runs = await journal.runs(session_id=session_id, principal=principal)
+    runs = await journal.runs.list(session_id=session_id, principal=principal)
     if not runs:
         raise RunUnknown(session_id)
     session = Session(id=session_id, principal=principal)

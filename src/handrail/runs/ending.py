@@ -10,10 +10,11 @@ from handrail.adapter.answer import RecordedAnswer
 from handrail.adapter.run_lease import taken
 from handrail.adapter.run_record import RunOutcome
 from handrail.errors import RunBusy
+from handrail.journals import Journal
 from handrail.messages import Usage
 from handrail.place import Place
 from handrail.prompt import OPENER
-from handrail.records import OVER, CommitUnit, Entry, Journal, RunRow
+from handrail.records import OVER, CommitUnit, Entry, RunRow
 from handrail.runs.saying import Unfinished, retold
 
 UNFINISHED = Unfinished(
@@ -30,7 +31,7 @@ async def cancel(journal: Journal, run_id: str) -> RunRow:
     its session can go on. One that another process has is stopped by that process within seconds: until
     then the row that is returned has `stopping`. One that is over stays as it is.
     """
-    row = await journal.run(run_id)
+    row = await journal.runs.get(run_id)
     if row.status in OVER:
         return row
     try:
@@ -38,8 +39,8 @@ async def cancel(journal: Journal, run_id: str) -> RunRow:
             if row.status not in OVER:
                 await _end(journal, row)
     except RunBusy:
-        await journal.stop(run_id)
-    return await journal.run(run_id)
+        await journal.runs.stop(run_id)
+    return await journal.runs.get(run_id)
 
 
 async def _end(journal: Journal, row: RunRow) -> None:
@@ -47,10 +48,10 @@ async def _end(journal: Journal, row: RunRow) -> None:
     outcome = RunOutcome(
         stop_reason="cancelled",
         messages=await retold(journal, row, UNFINISHED),
-        usage=_usage(await journal.entries(run_id)),
-        opened=_opened(await journal.load(run_id)),
+        usage=_usage(await journal.calls.entries(run_id)),
+        opened=_opened(await journal.calls.load(run_id)),
     )
-    await journal.leave(run_id, "cancelled", msgspec.msgpack.encode(outcome))
+    await journal.runs.leave(run_id, "cancelled", msgspec.msgpack.encode(outcome))
 
 
 def _opened(units: Sequence[CommitUnit]) -> list[str]:

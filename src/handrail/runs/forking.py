@@ -11,8 +11,9 @@ from handrail.adapter.run_record import decode_begin
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import RunError
 from handrail.ids import random_id
+from handrail.journals import Journal
 from handrail.place import RUN, Place, leading_call
-from handrail.records import CommitUnit, Entry, Journal, RunCopy, RunRow
+from handrail.records import CommitUnit, Entry, RunCopy, RunRow
 from handrail.runs.lineage import lineage_of, parted
 
 
@@ -25,10 +26,10 @@ async def fork(
     first did. Files stay as they are: the fork finds them as they are now, whatever the calls it has in
     common with the first run did to them. Questions that were open in these calls are asked again.
     """
-    row = await journal.run(run_id)
+    row = await journal.runs.get(run_id)
     record, begin = row.record, decode_begin(row.record)
     new_id = new_id or random_id()
-    entries, units = await journal.entries(run_id), await journal.load(run_id)
+    entries, units = await journal.calls.entries(run_id), await journal.calls.load(run_id)
     kept = _calls_until(run_id, entries, step)
     now = clock.now().timestamp()
     entries = list(_kept(entries, step, kept, units))
@@ -51,12 +52,12 @@ async def fork(
         units=[_parted(unit, new_id) for unit in units if (leading_call(unit.place) or 0) <= kept],
         steps=[
             (f"{new_id}{key.removeprefix(run_id)}", value)
-            for key, value in await journal.steps(run_id)
+            for key, value in await journal.steps.load(run_id)
             if key.startswith(run_id) and (leading_call(key.removeprefix(run_id)) or 0) <= kept
         ],
     )
-    await journal.bring(copy)
-    return await journal.run(new_id)
+    await journal.runs.add(copy)
+    return await journal.runs.get(new_id)
 
 
 def _calls_until(run_id: str, entries: Sequence[Entry], step: int) -> int:

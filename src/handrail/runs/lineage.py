@@ -7,8 +7,9 @@ import msgspec
 from handrail.adapter.run_record import RunBegin, base_of, decode_begin, decode_outcome
 from handrail.adapter.undone_calls import undone_in
 from handrail.errors import RunError
+from handrail.journals import Journal
 from handrail.messages import Message
-from handrail.records import OVER, Decision, Journal, RunRow
+from handrail.records import OVER, Decision, RunRow
 from handrail.session.serialization import decode_item, under_id
 
 
@@ -26,8 +27,8 @@ class Lineage(msgspec.Struct, frozen=True):
 async def lineage_of(journal: Journal, row: RunRow) -> Lineage:
     """What earlier runs of the session left to this one. Nothing is decoded, so no code is needed."""
     record = row.record
-    runs = await journal.runs(session_id=record.session_id)
-    units = await journal.load_session(record.session_id)
+    runs = await journal.runs.list(session_id=record.session_id)
+    units = await journal.calls.load_session(record.session_id)
     undone = (await undone_in(journal, record.session_id)).calls
     first = decode_begin(runs[0].record)
     events, said, shown = list(first.events), list(first.said), list(first.shown)

@@ -9,7 +9,8 @@ import msgspec
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.journal.lease import is_free
-from handrail.records import Journal, Mark, RunRow
+from handrail.journals import Journal
+from handrail.records import Mark, RunRow
 
 Standing = Literal["running", "parked", "interrupted", "done", "failed", "cancelled"]
 """As a run's status, but for one that is said to be running and that nobody has: `interrupted`."""
@@ -53,9 +54,11 @@ async def list_runs(
     found: list[RunLine] = []
     while len(found) < limit:
         if session_id is None:
-            page = await journal.runs(principal=principal, limit=_PAGE if standing else limit, before=before)
+            page = await journal.runs.list(
+                principal=principal, limit=_PAGE if standing else limit, before=before
+            )
         else:
-            whole = await journal.runs(session_id=session_id, principal=principal)
+            whole = await journal.runs.list(session_id=session_id, principal=principal)
             page = [row for row in reversed(whole) if before is None or row.record.mark < before]
         lines = (RunLine(row, standing_of(row, now)) for row in page)
         found += [line for line in lines if not standing or line.standing in standing]

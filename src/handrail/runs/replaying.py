@@ -33,11 +33,12 @@ from handrail.errors import (
     ToolValidationError,
 )
 from handrail.guard.policy import within_scope
+from handrail.journals import Journal
 from handrail.messages import CallAsked
 from handrail.place import RUN, Place
 from handrail.prompt import OPENER, Prompt, RenderedPrompt
 from handrail.protocols import Filesystem
-from handrail.records import CommitUnit, Journal
+from handrail.records import CommitUnit
 from handrail.resources.paths import folder_of
 from handrail.resources.registry import Binding
 from handrail.runs.undoing import meet
@@ -110,7 +111,7 @@ async def replay(
     `filesystem` are the files as they were when the run began; without them calls that used files are not
     run. `params` go before those that were recorded.
     """
-    row = await journal.run(run_id)
+    row = await journal.runs.get(run_id)
     resumed = await go_on(journal, row, session, clock)
     begin = resumed.begin
     try:
@@ -122,14 +123,14 @@ async def replay(
     found = _compare_prompt(prompt, rendered, resumed)
     if found is not None:
         return found
-    entries = await journal.entries(run_id)
+    entries = await journal.calls.entries(run_id)
     answers = {
         place: msgspec.msgpack.decode(entry.body, type=RecordedAnswer)
         for entry in entries
         if entry.kind == "model answer" and (place := Place.parse(entry.key)).parent == RUN
     }
     asking = [Place.parse(entry.key) for entry in entries if entry.kind == "verb"]
-    units = await journal.load(run_id)
+    units = await journal.calls.load(run_id)
     changed = await _changed_since(journal, units, filesystem)
     frame = _frame(prompt, resumed, filesystem, resources, clock)
     walk = _Walk(frame, prompt, rendered, units, asking, changed, begin.added, tally or Tally())
@@ -171,7 +172,7 @@ async def _changed_since(
     first = next((unit for unit in units if unit.root == root), None) if root else None
     if first is None:
         return []
-    since = (first, *await journal.later(first))
+    since = (first, *await journal.calls.later(first))
     return [
         place for unit in since if unit.root == root for place in unit.writes if place.startswith("file ")
     ]

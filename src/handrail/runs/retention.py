@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from handrail.errors import DefinitionError
-from handrail.records import OVER, Journal, Mark, RunRow
+from handrail.journals import Journal
+from handrail.records import OVER, Mark, RunRow
 
 _PAGE = 1000
 
@@ -35,7 +36,7 @@ async def forget(
             staying.add(session)
     going = [row.record.id for session, rows in sessions.items() if session not in staying for row in rows]
     if going and not dry:
-        await journal.forget(going)
+        await journal.runs.forget(going)
     return tuple(going)
 
 
@@ -44,7 +45,7 @@ async def _all(journal: Journal) -> list[RunRow]:
     found: dict[str, RunRow] = {}
     before: Mark | None = None
     while True:
-        page = await journal.runs(limit=_PAGE, before=before)
+        page = await journal.runs.list(limit=_PAGE, before=before)
         found.update((row.record.id, row) for row in page)
         if len(page) < _PAGE:
             return list(found.values())

@@ -14,9 +14,10 @@ from handrail.adapter.run_record import decode_begin, decode_outcome, session_af
 from handrail.dispatch.replaying import InnerCall
 from handrail.errors import RunUnknown
 from handrail.events import MessageAdded
+from handrail.journals import Journal
 from handrail.messages import AssistantMessage, CallAnswered, CallAsked, Message, ToolMessage, UserMessage
 from handrail.place import RUN, Place
-from handrail.records import OVER, CommitUnit, Entry, Journal, RunRow
+from handrail.records import OVER, CommitUnit, Entry, RunRow
 from handrail.runs.lineage import lineage_of
 from handrail.runs.tree import text_of
 from handrail.session import Session
@@ -38,7 +39,7 @@ async def session(
     Where none is over yet, as the first one found it. `RunUnknown` where this principal has no run in a
     session of this id. `session` is an empty one under the id, for slices that have rules of their own.
     """
-    rows = await journal.runs(session_id=session_id, principal=principal)
+    rows = await journal.runs.list(session_id=session_id, principal=principal)
     if not rows:
         raise RunUnknown(session_id)
     over = [row for row in rows if row.status in OVER]
@@ -53,7 +54,7 @@ async def said(journal: Journal, run_id: str) -> list[Message]:
     Of one that is not over it is told from the record. Calls that are not over have no result in it, so
     it can be shown, and is not fit to be sent to a model.
     """
-    row = await journal.run(run_id)
+    row = await journal.runs.get(run_id)
     return decode_outcome(row).messages if row.status in OVER else await retold(journal, row)
 
 
@@ -61,7 +62,7 @@ async def retold(journal: Journal, row: RunRow, unfinished: Unfinished | None = 
     """What a run has added to its conversation; with `unfinished`, every call has an end."""
     record = row.record
     begin, lineage = decode_begin(record), await lineage_of(journal, row)
-    entries, units = await journal.entries(record.id), await journal.load(record.id)
+    entries, units = await journal.calls.entries(record.id), await journal.calls.load(record.id)
     session = Session(id=record.session_id)
     for fact in said_in(lineage.base, MessageAdded) if lineage.base is not None else ():
         session.keep(fact)

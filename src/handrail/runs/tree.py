@@ -13,10 +13,11 @@ from handrail.adapter.answer import RecordedAnswer
 from handrail.adapter.run_record import RunBegin, RunOutcome, decode_begin, decode_outcome
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.dispatch.replaying import InnerCall
+from handrail.journals import Journal
 from handrail.messages import Traits, Usage
 from handrail.models.prices import tariff_of
 from handrail.place import RUN, Place
-from handrail.records import Asked, CommitUnit, Entry, Journal, RunRow
+from handrail.records import Asked, CommitUnit, Entry, RunRow
 from handrail.runs.listing import Standing, standing_of
 
 
@@ -95,9 +96,12 @@ class RunTree(msgspec.Struct, kw_only=True):
 
 async def show(journal: Journal, run_id: str, *, clock: Clock = SYSTEM_CLOCK) -> RunTree:
     """A run with its turns, calls, times, costs, diffs and questions."""
-    row = await journal.run(run_id)
+    row = await journal.runs.get(run_id)
     return _Builder(
-        row, await journal.entries(run_id), await journal.load(run_id), await journal.asked(run_id)
+        row,
+        await journal.calls.entries(run_id),
+        await journal.calls.load(run_id),
+        await journal.questions.history(run_id),
     ).tree(standing_of(row, clock.now().timestamp()))
 
 

@@ -12,7 +12,8 @@ from handrail.adapter.undone_calls import UndoneCall, undone_in
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import RunBusy, RunError, UndoRefused
 from handrail.journal.lease import is_free
-from handrail.records import CommitUnit, Entry, Journal, RunRow
+from handrail.journals import Journal
+from handrail.records import CommitUnit, Entry, RunRow
 from handrail.session import Session
 from handrail.threads import run_in_thread
 
@@ -50,27 +51,27 @@ async def undo(
     nothing was done. The model is told in the next turn of the session. `session` is the session itself
     where this process has it in memory: it forgets the call at once, else when it is evaluated next.
     """
-    row = await journal.run(run_id)
+    row = await journal.runs.get(run_id)
     await _check_nobody_works(journal, row, clock)
     unit = await _unit_of(journal, row, call_id)
-    entries = {(entry.kind, entry.key): entry for entry in await journal.entries(run_id)}
+    entries = {(entry.kind, entry.key): entry for entry in await journal.calls.entries(run_id)}
     done = entries.get(("undone", call_id))
     if done is not None:
         raise UndoRefused(call_id, (), "it was undone already")
-    _refuse_built_on(unit, await journal.later(unit))
+    _refuse_built_on(unit, await journal.calls.later(unit))
     now = clock.now().timestamp()
     paths: Sequence[str] = ()
     if unit.files:
         if filesystem is None:
             raise UndoRefused(call_id, (), f"it changed files of {unit.root!r}, which were not given")
         begun = ("undoing", call_id) in entries
-        await journal.note(run_id, Entry("undoing", call_id, now, b""), from_outside=True)
+        await journal.calls.note(run_id, Entry("undoing", call_id, now, b""), from_outside=True)
         paths = await run_in_thread(lambda: _undo_files(filesystem, unit, begun))
     elif unit.diff:
         raise UndoRefused(call_id, (), f"its files are those of {row.record.forked_from!r}: undo it there")
     slices = [place for place in unit.writes if place.startswith("slice ")]
     undone = UndoneCall(unit.tool, [*slices, *(f"file {path}" for path in paths)], list(unit.effects))
-    await journal.note(
+    await journal.calls.note(
         run_id, Entry("undone", call_id, now, msgspec.msgpack.encode(undone)), from_outside=True
     )
     if session is not None:
@@ -81,13 +82,13 @@ async def undo(
 async def _check_nobody_works(journal: Journal, row: RunRow, clock: Clock) -> None:
     """A run at work in the same session holds what this would change."""
     now = clock.now().timestamp()
-    for other in await journal.runs(session_id=row.record.session_id):
+    for other in await journal.runs.list(session_id=row.record.session_id):
         if other.owner and not is_free(other.owner, other.leased_until, now, ""):
             raise RunBusy(other.record.id, other.owner)
 
 
 async def _unit_of(journal: Journal, row: RunRow, call_id: str) -> CommitUnit:
-    units = await journal.load(row.record.id)
+    units = await journal.calls.load(row.record.id)
     found = next((unit for unit in units if call_id in (unit.call_id, unit.place)), None)
     if found is None or found.call_id != call_id:
         near = (

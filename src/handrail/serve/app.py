@@ -14,7 +14,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
-from handrail.records import Journal
+from handrail.journals import Journal
 from handrail.serve.event_streams import Streams
 from handrail.serve.limits import Limits
 from handrail.serve.metrics import PrometheusMetrics, end_leg, refuse

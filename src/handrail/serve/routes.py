@@ -174,7 +174,7 @@ class Routes:
         async def chunks() -> AsyncGenerator[bytes]:
             number = thread.feed.last
             row = await thread.newest()
-            recorded = () if row is None else await self._journal.asked(row.record.id)
+            recorded = () if row is None else await self._journal.questions.history(row.record.id)
             submitted = await submit(thread, input, recorded, partial(self._start_run, thread))
             if submitted.refused:
                 return send_all(submitted.refused, nested=nested)
@@ -306,7 +306,9 @@ class Routes:
         return JSONResponse(snapshots.run_tree(found))
 
     async def runs(self, request: Request) -> Response:
-        found = await self._journal.runs(principal=request.scope[PRINCIPAL], limit=requests.limit_of(request))
+        found = await self._journal.runs.list(
+            principal=request.scope[PRINCIPAL], limit=requests.limit_of(request)
+        )
         lines: list[dict[str, Any]] = []
         for row in found:
             line = snapshots.run_line(row, await runs.show(self._journal, row.record.id))

@@ -13,10 +13,11 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from handrail.adapter.run_record import decode_begin, decode_outcome
+from handrail.journals import Journal
 from handrail.messages import AssistantMessage, Usage
 from handrail.place import RUN, Place, is_in_run
 from handrail.question import Question
-from handrail.records import OVER, Journal, RunRow
+from handrail.records import OVER, RunRow
 from handrail.runs import CallNode, RunTree, Turn, show
 from handrail.runs.tree import Nested as NestedRun
 from handrail.serve.agui.interrupts import holder, question_json
@@ -170,7 +171,7 @@ async def _read_state(journal: Journal, seen: Thread) -> _State:
         )
         shown = [await _summarize(journal, row, said) for row in rows]
         nested = await _nested_messages(journal, rows) if any(run.subagents for run in shown) else ()
-        marks = await journal.marks(seen.session_id)
+        marks = await journal.calls.marks(seen.session_id)
         undone = {entry.key for _, entry in marks if entry.kind == "undone"}
         if live is not seen.live and tries < _TRIES - 1:
             continue
@@ -215,10 +216,10 @@ def status_of(rows: Sequence[RunRow], seen: Thread | None) -> str:
 async def file_changes(journal: Journal, seen: Thread) -> list[dict[str, Any]]:
     """The file changes of a thread's calls, oldest first."""
     await seen.check_known()
-    marks = await journal.marks(seen.session_id)
+    marks = await journal.calls.marks(seen.session_id)
     undone = {entry.key for _, entry in marks if entry.kind == "undone"}
     found: list[dict[str, Any]] = []
-    for unit in await journal.load_session(seen.session_id):
+    for unit in await journal.calls.load_session(seen.session_id):
         paths = _paths(unit.writes)
         if paths and unit.status == "ok":
             found.append(

@@ -13,12 +13,13 @@ from handrail.errors import AnswerRefused, RunBusy, RunUnknown, UndoRefused
 from handrail.events import ApprovalRemembered
 from handrail.guard import approvals_of
 from handrail.ids import NewId, random_id
-from handrail.journal.desk import check_answer
+from handrail.journal.answers import check_answer
 from handrail.journal.lease import is_free
+from handrail.journals import Journal
 from handrail.messages import Message
 from handrail.place import is_in_run
 from handrail.question import Answer, Question
-from handrail.records import OVER, Asked, Journal, RunRow
+from handrail.records import OVER, Asked, RunRow
 from handrail.runs import Undoing
 from handrail.serve.agui.frontend_tools import frontend_tools_of
 from handrail.serve.agui.message_writer import Known
@@ -145,7 +146,7 @@ class Thread:
             taken = ""
             try:
                 for each in answers:
-                    self._journal.answer(each)
+                    self._journal.questions.answer(each)
                     if asked[each.question_id].answer is None:
                         taken = asked[each.question_id].question.run_id
             finally:
@@ -153,7 +154,7 @@ class Thread:
                     leg = live.go_on(leg)
             if live is not None or not taken:
                 return leg if taken else ""
-            if self._setup.stopping or self._is_elsewhere(await self._journal.run(taken)):
+            if self._setup.stopping or self._is_elsewhere(await self._journal.runs.get(taken)):
                 return ""  # it is recorded, and the next owner of the run will see it
             return await self._go_on(taken, leg)
 
@@ -178,7 +179,7 @@ class Thread:
             live = await self._settled()
             if live is not None:
                 raise RunBusy(live.run_id, _HERE)
-            units = await self._journal.load_session(self.session_id)
+            units = await self._journal.calls.load_session(self.session_id)
             unit = next((unit for unit in units if unit.call_id == call_id), None)
             if unit is None:
                 raise UndoRefused(call_id, (), "this thread has no finished call with this id")
@@ -216,7 +217,7 @@ class Thread:
                 raise ThreadBusy(self.id)
             if not rows:
                 raise ThreadUnknown(self.id)
-            await self._journal.forget([row.record.id for row in rows])
+            await self._journal.runs.forget([row.record.id for row in rows])
             self._session = None
             self.named.clear()
             self.feed.forget()
@@ -242,8 +243,8 @@ class Thread:
         await live.park(grace)
         if live.environment.was_cut and live.parked:
             # It has work to do, so the next process must resume it even if a question is open.
-            await self._journal.take(live.run_id)
-            await self._journal.leave(live.run_id, "running")
+            await self._journal.runs.take(live.run_id)
+            await self._journal.runs.leave(live.run_id, "running")
 
     # Reading.
 
@@ -259,7 +260,7 @@ class Thread:
     async def questions(self, rows: Sequence[RunRow] | None = None) -> Sequence[Question]:
         """The open questions. Here and below, pass `rows` if the thread's runs have just been read."""
         row = await self.newest(rows)
-        return () if row is None or row.status in OVER else await self._journal.questions(row.record.id)
+        return () if row is None or row.status in OVER else await self._journal.questions.open(row.record.id)
 
     def state(self) -> Any:
         """The slices that clients see, of the session in memory. None if there are none."""
@@ -294,7 +295,7 @@ class Thread:
 
     async def rows(self) -> Sequence[RunRow]:
         """The thread's runs, oldest first."""
-        found = await self._journal.runs(session_id=self.session_id)
+        found = await self._journal.runs.list(session_id=self.session_id)
         return [row for row in found if row.record.principal == self.principal]
 
     async def newest(self, rows: Sequence[RunRow] | None = None) -> RunRow | None:
@@ -338,7 +339,9 @@ class Thread:
             if not wanted:
                 break
             if any(is_in_run(id, row.record.id) for id in wanted):
-                found |= {each.question.id: each for each in await self._journal.asked(row.record.id)}
+                found |= {
+                    each.question.id: each for each in await self._journal.questions.history(row.record.id)
+                }
                 wanted -= found.keys()
         if wanted:
             raise AnswerRefused(min(wanted), "this thread has no such question", "Load the thread again.")
@@ -349,7 +352,7 @@ class Thread:
         return not self._source.owns(row.record) or self._is_leased(row)
 
     async def _is_here(self, run_id: str) -> bool:
-        return not self._is_elsewhere(await self._journal.run(run_id))
+        return not self._is_elsewhere(await self._journal.runs.get(run_id))
 
     def _is_leased(self, row: RunRow) -> bool:
         now = self._setup.clock.now().timestamp()
@@ -362,9 +365,11 @@ class Thread:
         except RunUnknown:
             session = Session(id=self.session_id, principal=self.principal)
         undone = {
-            entry.key for _, entry in await self._journal.marks(self.session_id) if entry.kind == "undone"
+            entry.key
+            for _, entry in await self._journal.calls.marks(self.session_id)
+            if entry.kind == "undone"
         }
-        for unit in await self._journal.load(row.record.id):
+        for unit in await self._journal.calls.load(row.record.id):
             if unit.call_id not in undone:
                 for event in unit.events:
                     session.redo(decode_item(bytes(event), session.id))
@@ -446,7 +451,7 @@ class Thread:
             self.feed,
             told,
             state=self.state,
-            commits=lambda: self._journal.load(run_id),
+            commits=lambda: self._journal.calls.load(run_id),
             new_leg=self._setup.new_id,
             park_after=self._setup.park_after,
         )

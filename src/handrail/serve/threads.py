@@ -15,9 +15,10 @@ from weakref import WeakValueDictionary
 from handrail.adapter.run_record import decode_begin
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.ids import NewId, random_id
+from handrail.journals import Journal
 from handrail.messages import Usage
 from handrail.question import Question
-from handrail.records import OVER, Journal, Mark, RunRecord, RunRow, SessionRow
+from handrail.records import OVER, Mark, RunRecord, RunRow, SessionRow
 from handrail.runs import list_runs, show
 from handrail.serve import snapshots
 from handrail.serve.feed import Feed
@@ -121,7 +122,7 @@ class Threads:
             if key is None:
                 continue
             if line.standing == "parked" and await self._waits(line.row):
-                waits = await self.journal.questions(line.id)
+                waits = await self.journal.questions.open(line.id)
                 self._waiting[key] = {each.id: each for each in waits}
             else:
                 await self._go_on(key)
@@ -141,7 +142,7 @@ class Threads:
         """Resume parked runs that were answered elsewhere, or whose questions have expired."""
         if not self._waiting or self.stopping:
             return
-        open_now = {each.id for each in await self.journal.questions()}
+        open_now = {each.id for each in await self.journal.questions.open()}
         now = self._setup.clock.now()
         for key, waits in list(self._waiting.items()):
             expired = any(each.expires_at is not None and each.expires_at <= now for each in waits.values())
@@ -227,7 +228,7 @@ class ThreadList:
         wanted = words.casefold().split()
         batch = max(limit, min(_SEARCH_BATCH, _MOST_SEARCHED)) if wanted else limit
         while True:
-            rows = await self._journal.sessions(principal, limit=batch + 1, before=before)
+            rows = await self._journal.runs.sessions(principal, limit=batch + 1, before=before)
             for row in rows[:batch]:
                 key = parse_session_id(row.session_id)
                 if key is not None and key[0] == principal and _contains(row.first, wanted):
@@ -257,7 +258,7 @@ class ThreadList:
     async def cost_of(self, session_id: str) -> tuple[Usage, Decimal | None]:
         """The usage and cost of a session so far. The cost is None if no price is known."""
         usage, known = Usage(), list[Decimal]()
-        for row in await self._journal.runs(session_id=session_id):
+        for row in await self._journal.runs.list(session_id=session_id):
             key = (row.record.id, row.changed_at)
             found = self._costs.get(key)
             if found is None:

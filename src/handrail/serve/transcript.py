@@ -11,9 +11,10 @@ from handrail.adapter.answer import RecordedAnswer
 from handrail.adapter.conversation import ROOT, Conversation
 from handrail.dispatch.replaying import InnerCall
 from handrail.events import MessageAdded
+from handrail.journals import Journal
 from handrail.messages import AssistantMessage, CallAnswered, Message, ToolMessage, UserMessage
 from handrail.place import Place, split_run_id
-from handrail.records import Entry, Journal, RunRow
+from handrail.records import Entry, RunRow
 from handrail.runs.tree import text_of
 from handrail.serve.agui.message_writer import call_json, result_id, shorten
 from handrail.serve.agui.wire_events import Event, clean
@@ -56,7 +57,7 @@ async def read_nested(journal: Journal, rows: Sequence[RunRow]) -> list[RunMessa
     conversations: dict[str, Conversation] = {}
     for row in rows:
         run_id = row.record.id
-        entries = await journal.entries(run_id)
+        entries = await journal.calls.entries(run_id)
         ends = {entry.key: entry for entry in entries if entry.kind == "inner call"}
         made: dict[Place, int] = {}
         for entry in entries:

@@ -70,8 +70,8 @@ class Crashes:
             files = DirectoryFilesystem(self.base / "root")
             try:
                 recovered = await files.recover(journal)
-                assert await journal.unapplied() == ()
-                return recovered, list(await journal.load(RUN))
+                assert await journal.calls.unapplied() == ()
+                return recovered, list(await journal.calls.load(RUN))
             finally:
                 journal.close()
                 files.close()

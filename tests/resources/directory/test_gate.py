@@ -9,8 +9,11 @@ import pytest
 
 from handrail import DirectoryFilesystem, SqliteJournal, ToolContext, tool
 from handrail.events import ToolInvoked
-from handrail.journal import MemoryJournal
-from handrail.records import CommitUnit, Journal
+from handrail.journal.calls import SqliteCalls
+from handrail.journal.database import Database
+from handrail.journal.sqlite import MemoryJournal
+from handrail.journals import Journal
+from handrail.records import CommitUnit
 from handrail.resources import given
 from handrail.resources.directory.disk import Disk
 from support.filesystems import Folders, aside, marks, tree
@@ -52,11 +55,11 @@ class Meddling(Disk):
         super().exchange(source, name, target, other)
 
 
-class Watching(MemoryJournal):
+class WatchedCalls(SqliteCalls):
     """Keeps what happened, and how the folder was then."""
 
-    def __init__(self, root: Path) -> None:
-        super().__init__()
+    def __init__(self, database: Database, root: Path) -> None:
+        super().__init__(database)
         self._root = root
         self.seen: list[tuple[str, str]] = []
 
@@ -71,6 +74,15 @@ class Watching(MemoryJournal):
     async def void(self, unit: CommitUnit, /) -> None:
         self.seen.append(("void", (self._root / "a").read_text()))
         await super().void(unit)
+
+
+class Watching(MemoryJournal):
+    """A journal that keeps what happened to its calls."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self.calls = WatchedCalls(self._database, root)
+        self.seen = self.calls.seen
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -106,7 +118,7 @@ def test_files_are_renamed_between_the_record_and_its_mark(folders: Folders):
             "a": "2", "new": None, "new/b": "2", ".venv": None, ".venv/lib": None, ".venv/lib/y": "ignored",
         }  # fmt: skip
         assert rig.notes == ["2"]
-        (unit,) = await journal.load(rig.gate.frame.run_context.run_id)
+        (unit,) = await journal.calls.load(rig.gate.frame.run_context.run_id)
         (manifest,) = unit.files
         assert sorted(step["path"] for step in manifest["steps"]) == ["a", "d", "new", "new/b"]
         assert manifest["call_id"] == unit.call_id
@@ -136,8 +148,8 @@ def test_an_edit_in_the_last_moment_makes_it_void(folders: Folders, recorded: bo
         assert aside(files) == []
         if journal is not None:
             assert journal.seen == [("commit", "1"), ("void", "theirs")]
-            assert await journal.load(rig.gate.frame.run_context.run_id) == ()
-            assert await journal.unapplied() == ()
+            assert await journal.calls.load(rig.gate.frame.run_context.run_id) == ()
+            assert await journal.calls.unapplied() == ()
 
     run(main)
 
@@ -145,14 +157,17 @@ def test_an_edit_in_the_last_moment_makes_it_void(folders: Folders, recorded: bo
 def test_a_record_that_can_not_be_written_stops_the_call(folders: Folders):
     """Nothing was renamed yet, so nothing is left."""
 
-    class Full(MemoryJournal):
-        async def commit(self, unit: CommitUnit, /) -> None:
-            raise OSError("no space")
+    journal = MemoryJournal()
+
+    async def commit(unit: CommitUnit, /) -> None:
+        raise OSError("no space")
+
+    journal.calls.commit = commit
 
     async def main() -> None:
         files = folders(FILES)
         before = marks(files.root)
-        rig = Rig([change], files=files, journal=Full())
+        rig = Rig([change], files=files, journal=journal)
         assert not (await rig.call("change", text="2")).success
         assert (marks(files.root), rig.notes, aside(files)) == (before, [], [])
 
@@ -162,16 +177,19 @@ def test_a_record_that_can_not_be_written_stops_the_call(folders: Folders):
 def test_a_mark_that_can_not_be_written_does_not_fail_the_call(folders: Folders):
     """It is committed and applied; whoever recovers finds that out."""
 
-    class Full(MemoryJournal):
-        async def applied(self, unit: CommitUnit, /) -> None:
-            raise OSError("no space")
+    journal = MemoryJournal()
+
+    async def settle(unit: CommitUnit, state: str, *, synced: bool) -> None:
+        raise OSError("no space")
+
+    journal.calls._settle = settle  # pyright: ignore[reportPrivateUsage]
 
     async def main() -> None:
-        files, journal = folders(FILES), Full()
+        files = folders(FILES)
         rig = Rig([change], files=files, journal=journal)
         assert (await rig.call("change", text="2")).success
         assert (files.read("a"), rig.notes) == ("2", ["2"])
-        assert len(await journal.unapplied()) == 1
+        assert len(await journal.calls.unapplied()) == 1
 
     run(main)
 
@@ -226,7 +244,7 @@ def test_state_that_can_not_be_applied_takes_the_files_back(
             patch.setattr(SessionFork, "apply", refuse)
             assert not (await rig.call("change", text="2")).success
         assert marks(files.root) == before
-        assert await journal.load(rig.gate.frame.run_context.run_id) == ()
+        assert await journal.calls.load(rig.gate.frame.run_context.run_id) == ()
         assert aside(files) == []
 
     run(main)
@@ -272,7 +290,7 @@ def test_calls_in_parallel_lose_no_update(folders: Folders, tmp_path: Path, reco
         ended = [event.status for event in rig.of(ToolInvoked)]
         assert int(files.read("n")) == ended.count("ok") == 15
         if isinstance(journal, SqliteJournal):
-            assert len(await journal.load(rig.gate.frame.run_context.run_id)) == 15
+            assert len(await journal.calls.load(rig.gate.frame.run_context.run_id)) == 15
             journal.close()
 
     run(main)
@@ -292,7 +310,7 @@ def test_a_call_that_only_reads_writes_nothing_down(folders: Folders):
         assert (await rig.call("look")).value == "1"
         assert not files.staging.exists()
         assert journal.seen == [("commit", "1")]
-        (unit,) = await journal.load(rig.gate.frame.run_context.run_id)
+        (unit,) = await journal.calls.load(rig.gate.frame.run_context.run_id)
         assert unit.files == []
 
     run(main)

@@ -16,7 +16,7 @@ from handrail import Adapter, Prompt, ScriptedModel, Session, Tool, ToolCall, To
 from handrail.dispatch.parking import wait_for_later
 from handrail.errors import PromptEvaluationError, RunParked
 from handrail.events import MessageAdded
-from handrail.journal import MemoryJournal
+from handrail.journal.sqlite import MemoryJournal
 from handrail.messages import AssistantMessage, Message, Price, Traits, Usage
 from handrail.models.model_errors import ModelUnavailable
 from handrail.models.scripted import Reply
@@ -332,7 +332,7 @@ class Small:
             if self.now.leg is None:
                 self.tell(self.now.begin_leg(self.next_leg()))
             for question in asked:
-                self.journal.answer(says(question))
+                self.journal.questions.answer(says(question))
             if parks:
                 resumed = adapter.resume(f"run-{key}", self.stage.prompt, session=session)
                 self.task = asyncio.ensure_future(resumed)

@@ -40,7 +40,7 @@ async def fill(folder: Path) -> None:
             begin=begin(about),
         )
         row = RunRow(record=record, status="done", changed_at=BEGAN + number)
-        await journal.bring(RunCopy(row=row))
+        await journal.runs.add(RunCopy(row=row))
     journal.close()
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, UndoRefused
+from handrail.journals import Journal
 from handrail.operation import Operation
-from handrail.records import Journal
 from handrail.resources.directory.area import Area, case_insensitive
 from handrail.resources.directory.content import UNSEEN, node_of
 from handrail.resources.directory.disk import DISK, Disk

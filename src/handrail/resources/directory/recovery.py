@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from handrail.records import CommitUnit, Journal
+from handrail.journals import Journal
+from handrail.records import CommitUnit
 from handrail.resources.directory.area import MANIFEST, Area, read_manifest
 from handrail.resources.directory.commit import Commit
 from handrail.resources.directory.jail import Jail
@@ -31,7 +32,7 @@ class Recovered(msgspec.Struct, frozen=True):
 
 async def recover(jail: Jail, area: Area, lock: RLock, journal: Journal) -> Recovered:
     """Apply what the journal says was committed, and discard the rest."""
-    units = await journal.unapplied()
+    units = await journal.calls.unapplied()
     finished: list[str] = []
     left: list[str] = []
     for unit in units:
@@ -39,7 +40,7 @@ async def recover(jail: Jail, area: Area, lock: RLock, journal: Journal) -> Reco
         if manifests:
             left += await run_in_thread(lambda manifests=manifests: _finish(jail, area, lock, manifests))
         if not any(_is_at_work(msgspec.convert(each, Manifest)) for each in unit.files):
-            await journal.applied(unit)
+            await journal.calls.applied(unit)
             finished.append(unit.call_id)
     known = {manifest.folder for unit in units for manifest in _of_this(unit, jail)}
     dropped = await run_in_thread(lambda: _drop(area, lock, journal.id, known))

@@ -23,7 +23,6 @@ from handrail.events import ToolInvoked
 from handrail.journal.sqlite import SqliteJournal
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
-from handrail.records import Check, Mask
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.session import Session
 from handrail.session.serialization import encode_item
@@ -91,7 +90,7 @@ async def _live(
         world.happened("failed", error=type(error).__name__, message=str(error))
     else:
         points.disarm()
-        row = await journal.run(RUN)
+        row = await journal.runs.get(RUN)
         world.happened(
             "ended",
             text=response.text,
@@ -122,13 +121,13 @@ async def _until_over(journal: SimulatedJournal, play: Play, person: Environment
     for attempt in range(_PARKS):
         journal.attempt = attempt
         try:
-            row = await journal.run(RUN)
+            row = await journal.runs.get(RUN)
         except RunUnknown:
             session = _session(play) or Session(id="session")
             going = adapter.evaluate(prompt, play.params, session=session, run_id=RUN, environment=person)
         else:
             if row.status == "parked":
-                await _answer(journal, play, await journal.questions(RUN))
+                await _answer(journal, play, await journal.questions.open(RUN))
             going = adapter.resume(RUN, prompt, session=_session(play), environment=person)
         try:
             return await going
@@ -199,8 +198,8 @@ async def _answer(journal: SimulatedJournal, play: Play, questions: Sequence[Que
         return
     for question in questions[:1] if play.one_at_a_time else questions:
         answer = await play.person.ask(question)
-        journal.answer(answer)
-        journal.answer(answer)
+        journal.questions.answer(answer)
+        journal.questions.answer(answer)
         _say_the_contrary(journal, answer)
 
 
@@ -213,7 +212,7 @@ async def _contradict(journal: SimulatedJournal, folder: Path) -> None:
 def _say_the_contrary(journal: SimulatedJournal, answer: Answer) -> None:
     outcome = "declined" if answer.outcome == "answered" else "answered"
     try:
-        journal.answer(
+        journal.questions.answer(
             msgspec.structs.replace(answer, outcome=outcome, value=None, reason="I changed my mind")
         )
     except AnswerRefused:
@@ -231,35 +230,28 @@ class SimulatedJournal(SqliteJournal):
         super().__init__(
             path, clock=clock, new_id=lambda: "journal", watch=None, inline=True, moments=points.transaction
         )
+        self.questions.ask = self._tell_questions(self.questions.ask)
+        self.steps.run = self._tell_steps(self.steps.run)
 
-    async def ask(
-        self,
-        question: Question,
-        environment: Environment | None = None,
-        check: Check | None = None,
-        mask: Mask | None = None,
-        /,
-    ) -> Answer:
-        if environment is not None:
-            self.world.happened("shown", question=msgspec.to_builtins(question, builtin_types=()))
-        return await super().ask(question, environment, check, mask)
+    def _tell_questions(self, ask: Callable[..., Awaitable[Answer]]) -> Any:
+        async def told(question: Question, environment: Environment | None = None, *rest: Any) -> Answer:
+            if environment is not None:
+                self.world.happened("shown", question=msgspec.to_builtins(question, builtin_types=()))
+            return await ask(question, environment, *rest)
 
-    async def step(
-        self,
-        key: str,
-        function: Callable[[], Awaitable[Any]],
-        /,
-        *,
-        run_id: str = "",
-        unsettled: Callable[[], Awaitable[Any]] | None = None,
-    ) -> Any:
-        async def done() -> Any:
-            self.world.happened("step begun", key=key)
-            value = await function()
-            self.world.happened("step done", key=key)
-            return value
+        return told
 
-        return await super().step(key, done, run_id=run_id, unsettled=unsettled)
+    def _tell_steps(self, run: Callable[..., Awaitable[Any]]) -> Any:
+        async def told(key: str, function: Callable[[], Awaitable[Any]], /, **options: Any) -> Any:
+            async def done() -> Any:
+                self.world.happened("step begun", key=key)
+                value = await function()
+                self.world.happened("step done", key=key)
+                return value
+
+            return await run(key, done, **options)
+
+        return told
 
 
 def _watch_handlers(world: World) -> None:

@@ -12,7 +12,7 @@ from handrail.cancellation import shielded
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.call import Call
 from handrail.dispatch.replaying import Deposit, apply_inner, end_as_recorded, settled_by
-from handrail.dispatch.sharing import GivenTicket, charge
+from handrail.dispatch.tickets import GivenTicket, charge
 from handrail.dispatch.transaction import Settled, Transaction
 from handrail.place import inner_call_id
 from handrail.tools import EFFECTS

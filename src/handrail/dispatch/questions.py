@@ -1,21 +1,16 @@
-"""Asking somebody, on behalf of a call: `wait_for`, approvals and permissions, as questions."""
+"""Questions: what a call asks somebody, and the verb `wait_for`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pydantic_core
 
-from handrail.context import Approval
 from handrail.context.verbs import WaitFor
 from handrail.deadline import is_span
-from handrail.dispatch.deciding import Decided, decide
 from handrail.dispatch.parking import waiting_for_a_person
-from handrail.dispatch.places import places_of, spelled
 from handrail.dispatch.secrets import has_secret, mark_given
 from handrail.errors import (
     Declined,
@@ -25,13 +20,9 @@ from handrail.errors import (
     ToolError,
     ToolValidationError,
 )
-from handrail.events import ApprovalDecided, ApprovalRequested, DecidedBy, QuestionAnswered, QuestionAsked
-from handrail.guard.approval import APPROVAL_SCHEMA
-from handrail.guard.coverage import NEVER_REMEMBERED, Asks, Coverage, coverage_of
-from handrail.guard.memory import Recall
-from handrail.journal import digest
+from handrail.events import QuestionAnswered, QuestionAsked
+from handrail.journal.digest import digest
 from handrail.operation import Operation
-from handrail.protocols import ApprovalRequest
 from handrail.question import Answer, Lasting, Question, QuestionKind
 from handrail.schema import Schema, schema_of, to_json
 
@@ -77,7 +68,7 @@ async def ask_value(
     wanted: Schema[Any],
     timeout: float | None = None,
 ) -> Any:
-    """Ask whoever is there for a value of this kind, and take nothing that does not fit."""
+    """Ask somebody for a value of this kind, and accept nothing that does not fit the schema."""
     question = question_of(
         attempt, attempt.question_id(number), of, kind, message, payload, wanted.json_schema, timeout
     )
@@ -103,13 +94,14 @@ async def ask_value(
 
 
 async def put(attempt: Attempt, question: Question, wanted: Schema[Any]) -> Answer:
-    """Ask whoever is there. Where nobody is who answers now, the run may be parked meanwhile."""
+    """Put a question to the environment. The run may be parked while it is open."""
     frame = attempt.frame
     mask = wanted.hide if wanted.secret else None
-    return await frame.steps.ask(question, frame.environment, wanted.parse_given, mask)
+    return await frame.questions.ask(question, frame.environment, wanted.parse_given, mask)
 
 
 async def note_verb(attempt: Attempt, number: int, verb: str) -> None:
+    """Record which verb a handler uses, before its value is known."""
     log = attempt.frame.log
     if log is not None:
         await log.note_verb(attempt.place.child(number), verb)
@@ -126,122 +118,6 @@ def _value_of(answer: Answer, kind: str) -> Any:
     return answer.value
 
 
-def approval_verb(
-    attempt: Attempt, asks: Asks, operation: str, name: str, reason: str
-) -> Operation[Approval]:
-    """The verbs by which a handler asks for an approval for itself."""
-    attempt.home.check()
-    number = attempt.next_verb(f"approval {name}")
-
-    async def ask() -> Approval:
-        await note_verb(attempt, number, f"approval {name}")
-        approval, _ = await ask_approval(attempt, asks, name, reason, question_id=attempt.question_id(number))
-        return approval
-
-    return Operation(ask, operation, attempt.home)
-
-
-async def ask_approval(
-    attempt: Attempt, asks: Asks, name: str, reason: str, diff: str = "", question_id: str | None = None
-) -> tuple[Approval, DecidedBy]:
-    """Ask the broker at the root, with everything the answer is to be bound to, the diff too."""
-    frame = attempt.frame
-    session = frame.session
-    params = _params_that_came(attempt)
-    arguments = pydantic_core.from_json(attempt.tool.dump(params))  # secrets masked
-    cover = _covering(attempt, asks, name, params, arguments, diff)
-    keys = cover(session.id)
-    kept = attempt.tool.capabilities.isdisjoint(NEVER_REMEMBERED)
-    scopes = {scope.words: scope.key for scope in keys.scopes} if kept else {}
-    payload = {"tool": attempt.name, "arguments": arguments, "reason": reason}
-    if kept:
-        payload["scopes"] = tuple(scopes)  # without them, whoever asks offers no memory
-    if diff:
-        payload["diff"] = diff
-    lasting = Lasting(
-        tool=attempt.name,
-        words=keys.words,
-        exact=keys.exact,
-        any_diff=keys.any_diff,
-        scopes=scopes,
-        run_context=attempt.run_context,
-    )
-    question = question_of(
-        attempt,
-        question_id or attempt.next_approval_id(),
-        "approval",
-        name,
-        reason,
-        payload,
-        APPROVAL_SCHEMA,
-        frame.options.approval_seconds,
-        lasting if kept else None,
-    )
-    recall = Recall(session, question, cover, frame.clock)
-    asked = ApprovalRequest(
-        question=question,
-        tool=attempt.name,
-        arguments=arguments,
-        diff=diff,
-        scopes=tuple(scopes),
-        recall=recall if kept else None,
-    )
-    session.record(
-        ApprovalRequested(question.id, attempt.id, attempt.name, attempt.path, reason, attempt.run_context)
-    )
-    decided = Decided(Approval(False, "", "", "cancelled"), "asked")
-    try:
-        with waiting_for_a_person(attempt):
-            decided = await decide(attempt, asked, recall)
-    finally:
-        if not frame.parked or decided.approval.outcome != "cancelled":  # else it stays open
-            session.record(
-                ApprovalDecided(
-                    question.id,
-                    attempt.id,
-                    attempt.name,
-                    decided.approval,
-                    attempt.run_context,
-                    decided.how,
-                    decided.remembered,
-                )
-            )
-    return decided.approval, decided.how
-
-
-def _covering(
-    attempt: Attempt, asks: Asks, name: str, params: Any, shown: Any, diff: str
-) -> Callable[[str], Coverage]:
-    """The keys of a request, by the id of the session that they are for."""
-    frame = attempt.frame
-    places = places_of(attempt, params, bool(diff)) if asks == "call" else None
-    spellings = spelled(attempt, params)
-
-    @cache
-    def cover(session_id: str) -> Coverage:
-        return coverage_of(
-            attempt.tool,
-            asks,
-            name,
-            whose=(session_id, frame.session.principal),
-            arguments=attempt.arguments,
-            shown=shown,
-            diff=diff,
-            paths=places,
-            spelled=spellings,
-            secret=None if frame.journal is None else frame.journal.key,
-        )
-
-    return cover
-
-
-def _params_that_came(attempt: Attempt) -> Any:
-    """Parsed anew once the handler has had them: it may have changed its own."""
-    if not attempt.let_through or attempt.arguments is None:
-        return attempt.params
-    return attempt.tool.parse(attempt.arguments)
-
-
 def question_of(
     attempt: Attempt,
     question_id: str,
@@ -253,6 +129,7 @@ def question_of(
     timeout: float | None,
     lasting: Lasting | None = None,
 ) -> Question:
+    """The question of an attempt. Its digest binds the answer to everything it is about."""
     frame = attempt.frame
     now = frame.clock.now()
     try:
@@ -287,7 +164,7 @@ def question_of(
 
 
 def _text(arguments: Any) -> str:
-    """The arguments themselves, secrets and all: they go into the digest, which gives nothing away."""
+    """The arguments including secrets: they only go into the digest, which reveals nothing."""
     return arguments.decode() if isinstance(arguments, bytes) else str(arguments)
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from handrail.context import ToolContext
-from handrail.dispatch.asking import ask_value, note_verb
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.call import PART, new_call, new_part
 from handrail.dispatch.gate import Gate
+from handrail.dispatch.questions import ask_value, note_verb
 from handrail.errors import NotSupported
 from handrail.schema import Schema
 from handrail.tools import Tool, ToolResult

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.call import COMPENSATION, Call
-from handrail.dispatch.committing import commit_lock_of
 from handrail.dispatch.failures import in_short
-from handrail.dispatch.transaction import Settled, Transaction, new_transaction
+from handrail.dispatch.transaction import Settled, Transaction, commit_lock_of, new_transaction
 from handrail.threads import call_either
 from handrail.tools import ToolResult
 

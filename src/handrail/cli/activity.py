@@ -1,0 +1,378 @@
+"""The activity of a run: what is in progress, and a line of text for everything that happens.
+
+Nothing is printed here. Both views read from an `Activity`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pydantic_core
+from rich.text import Text
+
+from handrail.clock import Clock
+from handrail.environment.text import escape_line, format_arguments
+from handrail.errors import ToolValidationError
+from handrail.events import (
+    Advised,
+    ApprovalDecided,
+    CallStatus,
+    ModelFailed,
+    ModelRequested,
+    ModelResponded,
+    Progress,
+    PromptRendered,
+    TextDelta,
+    ToolInvoked,
+    ToolRolledBack,
+    ToolStarted,
+)
+from handrail.messages import Usage
+from handrail.place import RUN, Place, is_in_run
+from handrail.schema import to_json
+
+if TYPE_CHECKING:
+    from handrail.adapter import PromptResponse
+
+_MARKS: dict[CallStatus, tuple[str, str]] = {
+    "ok": ("✓", "green"),
+    "error": ("✗", "red"),
+    "denied": ("⊘", "yellow"),
+    "cancelled": ("■", "yellow"),
+    "timed out": ("✗", "red"),
+    "invalid": ("✗", "red"),
+    "conflict": ("✗", "red"),
+}
+_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_BAR_WIDTH = 20
+_MAX_ARGUMENTS, _MAX_REASON, _MAX_NAME, _MAX_MESSAGE = 60, 200, 80, 60
+
+
+@dataclass(slots=True)
+class Row:
+    """A call in progress, or a model that is thinking."""
+
+    name: str
+    path: tuple[str, ...]
+    since: float
+    message: str = ""
+    done: float | None = None
+    total: float | None = None
+    opened: bool = False
+    """Whether its heading has been printed above its inner calls."""
+    run_id: str = ""
+    """The run it is a call of."""
+    place: Place | None = None
+    """Its place in that run."""
+    inner: int = 0
+    cost: Decimal | None = None
+    """What its nested runs have cost so far."""
+
+    def contains(self, run_id: str) -> bool:
+        """Whether a run is nested in this call."""
+        if self.place is None or not is_in_run(run_id, self.run_id):
+            return False
+        return Place.from_id(run_id, self.run_id).attempt_at(self.place) is not None
+
+
+@dataclass(slots=True)
+class Activity:
+    """The calls in progress in a run, and the lines of those that have ended."""
+
+    clock: Clock
+    verbose: bool = False
+    rows: dict[str, Row] = field(default_factory=dict[str, Row])
+    thinking: Row | None = None
+    """The model of the outermost run, until its answer begins."""
+    root: str = ""
+    """The id of the outermost run."""
+    denied: list[str] = field(default_factory=list[str])
+    """Tools whose calls were not approved."""
+    done: list[str] = field(default_factory=list[str])
+    """Ids of the calls that succeeded, oldest first."""
+    _group: str = ""
+    """The call whose inner calls were printed last."""
+    _calls: dict[str, int] = field(default_factory=dict[str, int])
+    """How many calls each run has made itself."""
+
+    def update(self, event: object) -> list[Text]:
+        """Take in one event and return the lines to print for it."""
+        handle = _HANDLERS.get(type(event))
+        return [] if handle is None else handle(self, event)
+
+    # Calls.
+
+    def on_started(self, event: ToolStarted) -> list[Text]:
+        self.thinking = None
+        run_id = event.run_context.run_id
+        place = self._place(run_id, event.path)
+        self.rows[event.call_id] = Row(
+            event.tool, event.path, self.clock.monotonic(), run_id=run_id, place=place
+        )
+        return []
+
+    def _place(self, run_id: str, path: tuple[str, ...]) -> Place:
+        """The place of a call: inside another call of the same run, or in the run itself."""
+        parent = self._parent(path[:-1])
+        if parent is not None and parent[1].run_id == run_id and parent[1].place is not None:
+            parent[1].inner += 1
+            return parent[1].place.attempt(1).child(parent[1].inner)
+        self._calls[run_id] = number = self._calls.get(run_id, 0) + 1
+        return RUN.child(number)
+
+    def on_invoked(self, event: ToolInvoked) -> list[Text]:
+        row = self.rows.pop(event.call_id, None)
+        if event.status == "ok":
+            self.done.append(event.call_id)
+        headings = self._headings(event.path)
+        if len(event.path) == 1:
+            self._group = ""
+        return [*headings, call_line(event, None if row is None else row.cost)]
+
+    def on_progress(self, event: Progress) -> list[Text]:
+        row = self.rows.get(event.call_id)
+        if row is not None:
+            row.message, row.done, row.total = event.message, event.done, event.total
+        return []
+
+    def _headings(self, path: tuple[str, ...]) -> list[Text]:
+        """The headings of the calls around this one, unless they were printed just before."""
+        found: list[tuple[str, Row]] = []
+        for depth in range(1, len(path)):
+            parent = self._parent(path[:depth])
+            if parent is not None:
+                found.append(parent)
+        if not found:
+            return []
+        nearest, row = found[-1]
+        if row.opened and self._group in (nearest, ""):
+            self._group = nearest
+            return []
+        self._group = nearest
+        unopened = [each for _, each in found if not each.opened] or [row]
+        for each in unopened:
+            each.opened = True
+        return [_heading(each) for each in unopened]
+
+    def _parent(self, path: tuple[str, ...]) -> tuple[str, Row] | None:
+        for call_id, row in reversed(self.rows.items()):
+            if row.path == path:
+                return call_id, row
+        return None
+
+    def on_rolled_back(self, event: ToolRolledBack) -> list[Text]:
+        if not event.not_undone:
+            return []
+        left = ", ".join(escape_line(each, _MAX_NAME) for each in event.not_undone)
+        return [
+            Text(f"! {escape_line(event.tool, _MAX_NAME)} failed, and this was not undone: {left}", "red")
+        ]
+
+    # Approvals, models, advice.
+
+    def on_decided(self, event: ApprovalDecided) -> list[Text]:
+        approval, row = event.approval, self.rows.get(event.call_id)
+        tool = escape_line(event.tool, _MAX_NAME)
+        reason = f": {escape_line(approval.reason, _MAX_REASON)}" if approval.reason else ""
+        if approval.approved:
+            mode = " by --approve all" if approval.by == "approve_all" else ""
+            line = Text(f"· {tool}: approved{mode}{reason}", "dim")
+        else:
+            self.denied.append(event.tool)
+            line = Text(f"· {tool}: not approved ({approval.outcome}){reason}", "yellow")
+        return [Text(indent(() if row is None else row.path)) + line]
+
+    def on_rendered(self, event: PromptRendered) -> list[Text]:
+        self.root = self.root or event.run_context.run_id
+        return []
+
+    def on_requested(self, event: ModelRequested) -> list[Text]:
+        if event.run_context.run_id == self.root:
+            self.thinking = Row(event.model, (event.model,), self.clock.monotonic())
+        return []
+
+    def on_responded(self, event: ModelResponded) -> list[Text]:
+        run_id = event.run_context.run_id
+        if run_id == self.root:
+            self.thinking = None
+        if event.cost is not None:
+            for row in self.rows.values():
+                if row.contains(run_id):
+                    row.cost = (row.cost or Decimal(0)) + event.cost
+        if not self.verbose:
+            return []
+        name = escape_line(event.model, _MAX_NAME)
+        return [Text(f"· {name}: {format_summary(event.usage, event.cost, event.seconds)}", "dim")]
+
+    def on_failed(self, event: ModelFailed) -> list[Text]:
+        if event.run_context.run_id == self.root:
+            self.thinking = None
+        retry = "" if event.retry_in is None else f"; trying again in {format_seconds(event.retry_in)}"
+        model = escape_line(event.model, _MAX_NAME)
+        return [Text(f"✗ {model}: {escape_line(event.error, _MAX_REASON)}{retry}", "yellow")]
+
+    def on_advised(self, event: Advised) -> list[Text]:
+        if not self.verbose and not event.failed:
+            return []
+        verb = "raised" if event.failed else "said"
+        by = escape_line(event.by, _MAX_NAME)
+        return [Text(f"· {by} {verb}: {escape_line(event.text, _MAX_REASON)}", "dim")]
+
+    def on_text(self, event: TextDelta) -> list[Text]:
+        """The view streams the outermost run's text; a nested run shows its newest line beside its call."""
+        run_id = event.run_context.run_id
+        if run_id == self.root:
+            self.thinking = None
+            return []
+        row = next((row for row in self.rows.values() if row.contains(run_id)), None)
+        if row is not None:
+            row.message = f"{row.message}{event.text}".rpartition("\n")[2][-_MAX_MESSAGE:]
+        return []
+
+    # What is in progress.
+
+    def live_lines(self, limit: int) -> list[Text]:
+        """A line for each thing in progress, with its time and progress; at most `limit` of them."""
+        now = self.clock.monotonic()
+        rows = sorted(self.rows.values(), key=lambda row: row.since)
+        if not rows and self.thinking is not None:
+            rows = [self.thinking]
+        shown = [row_line(row, now) for row in rows[: max(limit, 1)]]
+        if len(rows) > len(shown):
+            shown.append(Text(f"… {len(rows) - len(shown)} more in progress", "dim"))
+        return shown
+
+
+_HANDLERS: dict[type, Any] = {
+    ToolStarted: Activity.on_started,
+    ToolInvoked: Activity.on_invoked,
+    ToolRolledBack: Activity.on_rolled_back,
+    Progress: Activity.on_progress,
+    ApprovalDecided: Activity.on_decided,
+    PromptRendered: Activity.on_rendered,
+    ModelRequested: Activity.on_requested,
+    ModelResponded: Activity.on_responded,
+    ModelFailed: Activity.on_failed,
+    Advised: Activity.on_advised,
+    TextDelta: Activity.on_text,
+}
+
+
+# Lines.
+
+
+def indent(path: tuple[str, ...]) -> str:
+    """Two spaces for a call, and two more for each call it is nested in."""
+    return "  " * max(len(path), 1)
+
+
+def call_line(event: ToolInvoked, cost: Decimal | None = None) -> Text:
+    """The line of a call that has ended, with the reason below it if it did not succeed."""
+    mark, colour = _MARKS[event.status]
+    text = Text(indent(event.path))
+    text.append(f"{mark} ", colour)
+    text.append(escape_line(event.tool, _MAX_NAME), "bold")
+    arguments = format_arguments(_plain_arguments(event.params), _MAX_ARGUMENTS)
+    if arguments:
+        text.append(f" {arguments}")
+    notes = [format_seconds(event.seconds)]
+    if cost:
+        notes.append(format_money(cost))
+    if event.attempts > 1:
+        notes.append(f"{event.attempts} attempts")
+    text.append(f"  {' · '.join(notes)}", "dim")
+    if event.status != "ok":
+        reason = escape_line(" ".join(event.result.message.split()), _MAX_REASON) or event.status
+        text.append(f"\n{indent(event.path)}  {reason}", colour)
+    return text
+
+
+def _plain_arguments(params: Any) -> Any:
+    """Parsed arguments as plain JSON, with secrets masked; None if they can't be shown."""
+    if params is None:
+        return None
+    try:
+        return pydantic_core.from_json(to_json(params))
+    except (ToolValidationError, ValueError):
+        return None
+
+
+def _heading(row: Row) -> Text:
+    """The line above the inner calls of a call."""
+    text = Text(indent(row.path))
+    text.append("▸ ", "cyan")
+    text.append(escape_line(row.name, _MAX_NAME), "bold")
+    return text
+
+
+def row_line(row: Row, now: float) -> Text:
+    """The line of something in progress: spinner, name, time and progress."""
+    text = Text(indent(row.path), no_wrap=True, overflow="ellipsis")
+    text.append(f"{_SPINNER[int(now * 10) % len(_SPINNER)]} ", "cyan")
+    text.append(escape_line(row.name, _MAX_NAME), "bold")
+    text.append(f"  {format_seconds(max(now - row.since, 0))}", "dim")
+    progress = format_progress(row)
+    if progress:
+        text.append(f"  {progress}")
+    return text
+
+
+def format_progress(row: Row, *, bar: bool = True) -> str:
+    """The progress a call reported: a bar if the total is known, and its message."""
+    message = escape_line(row.message, 80)
+    done, total = _finite(row.done), _finite(row.total)
+    if done is None:
+        return message
+    if total is None or total <= 0:
+        return f"{done:g} {message}".rstrip()
+    share = min(max(done / total, 0.0), 1.0)
+    full = round(share * _BAR_WIDTH)
+    drawn = f"{'━' * full}{'─' * (_BAR_WIDTH - full)} " if bar else ""
+    return f"{drawn}{share:.0%} {message}".rstrip()
+
+
+def _finite(value: Any) -> float | None:
+    """The value if it is a finite number: a tool can report anything."""
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def format_seconds(spent: float) -> str:
+    """A duration: tenths of a second while they matter, minutes when they do."""
+    if spent < 9.95:
+        return f"{spent:.1f} s"
+    if spent < 60:
+        return f"{spent:.0f} s"
+    return f"{int(spent) // 60} m {int(spent) % 60:02} s"
+
+
+def format_money(cost: Decimal | None) -> str:
+    """US dollars; small amounts keep two significant digits."""
+    if cost is None:
+        return "cost unknown"
+    if not cost:
+        return "no cost"
+    if cost >= Decimal("0.01"):
+        return f"${cost:.2f}"
+    return f"${cost:.{max(2, -cost.adjusted() + 1)}f}"
+
+
+def format_spending(usage: Usage, cost: Decimal | None) -> str:
+    """Requests, tokens and cost."""
+    requests = f"{usage.requests} request{'' if usage.requests == 1 else 's'}"
+    return f"{requests} · {usage.input:,} tokens in, {usage.output:,} out · {format_money(cost)}"
+
+
+def format_summary(usage: Usage, cost: Decimal | None, spent: float) -> str:
+    """Requests, tokens, cost and time."""
+    return f"{format_spending(usage, cost)} · {format_seconds(spent)}"
+
+
+def answer_text(response: PromptResponse[Any]) -> str:
+    """The answer of a run as text: what the model said, or else its output as JSON."""
+    if response.text or response.output is None:
+        return response.text
+    return json.dumps(pydantic_core.from_json(to_json(response.output)), indent=2, ensure_ascii=False)

@@ -1,0 +1,222 @@
+"""`handrail chat`: each line is a message, and a line that starts with a slash is a command."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Literal
+
+from rich.text import Text
+
+from handrail.cli.activity import answer_text, format_money, format_spending, format_summary
+from handrail.cli.conversation import Conversation, Outcome, Subject, configure_logging
+from handrail.cli.options import WorkerOptions
+from handrail.cli.outcome import CANCELLED, DONE, USAGE, divert_stdout, fail, print_error
+from handrail.environment.text import escape, escape_line
+from handrail.errors import HandrailError, UndoRefused
+from handrail.guard import approvals_of
+from handrail.messages import Usage
+
+HELP = """\
+/help            show this help
+/approvals       list what you approved or denied for the whole session
+/approvals N     forget decision N, so that you are asked again
+/undo            undo the newest call that changed files
+/cost            show what the conversation has cost so far
+/quit            leave, like Ctrl-D
+End a line with \\ to continue it on the next. Ctrl-C cancels a run; pressed twice, it ends the program."""
+
+
+def chat(options: WorkerOptions) -> int:
+    """Talk with a worker or an agent until the person leaves, and return the exit code."""
+    configure_logging(options.verbose)
+    try:
+        with divert_stdout():
+            subject = Subject.find(options)
+        conversation = Conversation(subject, options)
+        asyncio.run(conversation.recover())
+        return Chat(conversation).talk()
+    except Exception as error:
+        return fail(error, verbose=options.verbose)
+
+
+class Chat:
+    """A conversation at a prompt, or with the lines of standard input."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+        self._view = conversation.view
+        self._quiet = conversation.options.quiet
+        self._usage = Usage()
+        self._cost: Decimal | None = Decimal(0)
+        self._done: list[str] = []
+        self._code = DONE
+        self._commands: dict[str, Callable[[list[str]], None]] = {
+            "/help": lambda rest: self._view.note(HELP),
+            "/approvals": self._approvals,
+            "/undo": self._undo,
+            "/cost": self._show_cost,
+        }
+
+    def talk(self) -> int:
+        attended = self._conversation.is_attended
+        if attended:
+            _enable_history()
+            if not self._quiet:
+                self._greet()
+        with asyncio.Runner() as runner:
+            while True:
+                try:
+                    message = _read_message("› " if attended else "")
+                except EOFError:
+                    if attended:
+                        sys.stdout.write("\n")
+                    return DONE if attended else self._code
+                except KeyboardInterrupt:
+                    if not attended:
+                        return CANCELLED
+                    sys.stdout.write("\n")
+                    self._view.note("Ctrl-D or /quit leaves.", "dim")
+                    continue
+                if message.startswith("/"):
+                    if message.split()[0] in ("/quit", "/exit"):
+                        return DONE
+                    self._command(message)
+                elif message.strip():
+                    self._turn(runner, message)
+                    if not attended and self._code == USAGE:
+                        return USAGE
+
+    def _greet(self) -> None:
+        subject, files = self._conversation.subject, self._conversation.files
+        text = Text(escape_line(subject.name), "bold")
+        text.append(f"  {escape_line(subject.description, 120)}", "default")
+        self._view.note(text)
+        where = f" · files in {escape_line(_relative(files.root))}" if files is not None else ""
+        self._view.note(f"{escape_line(subject.model)}{where} · /help lists the commands", "dim")
+
+    def _turn(self, runner: asyncio.Runner, message: str) -> None:
+        with divert_stdout():
+            outcome = runner.run(self._conversation.turn(message))
+        self._code = outcome.code
+        self._done += self._view.activity.done
+        self._print_outcome(outcome)
+
+    def _print_outcome(self, outcome: Outcome) -> None:
+        view, response = self._view, outcome.response
+        if response is not None:
+            view.answer(answer_text(response))
+            self._usage += response.usage
+            if self._cost is not None:
+                self._cost = None if response.cost is None else self._cost + response.cost
+            if outcome.note:
+                self._warn(outcome.note, "yellow")
+            if not self._quiet:
+                view.note(format_summary(response.usage, response.cost, outcome.seconds), "dim")
+        elif outcome.failure is not None:
+            self._warn(outcome.failure.message, "yellow" if outcome.code >= CANCELLED else "red")
+        if self._conversation.is_attended:
+            view.note("")
+
+    def _warn(self, message: str, style: Literal["red", "yellow"]) -> None:
+        """Print a problem, even where nothing else is printed."""
+        if self._quiet:
+            print_error(message, style)
+        else:
+            self._view.note(message, style)
+
+    # Commands.
+
+    def _command(self, line: str) -> None:
+        name, *rest = line.split()
+        command = self._commands.get(name)
+        if command is None:
+            self._view.note(f"There is no {escape_line(name, 30)}. /help lists the commands.", "yellow")
+        else:
+            command(rest)
+
+    def _show_cost(self, rest: list[str]) -> None:
+        usage = self._usage
+        nothing = f"No requests yet: {format_money(Decimal(0))}."
+        self._view.note(format_spending(usage, self._cost) if usage.requests else nothing)
+
+    def _approvals(self, rest: list[str]) -> None:
+        memory = approvals_of(self._conversation.session)
+        kept = list(memory.list())
+        if rest:
+            number = rest[0]
+            if number not in map(str, range(1, len(kept) + 1)):
+                hint = f"/approvals lists all {len(kept)}." if kept else "Nothing is remembered."
+                self._view.note(f"No number {escape_line(number, 20)}. {hint}", "yellow")
+                return
+            memory.revoke(kept[int(number) - 1].id)
+            self._view.note("Forgotten: you will be asked again.")
+            return
+        if not kept:
+            self._view.note("Nothing is remembered: you are asked about every call that needs approval.")
+        for number, each in enumerate(kept, 1):
+            verb = "approved" if each.approved else "denied"
+            text = Text(f"{number}  {verb}  ", "green" if each.approved else "yellow")
+            text.append(f"{escape_line(each.tool, 60)}: {escape_line(each.scope, 200)}", "default")
+            self._view.note(text)
+        if kept:
+            self._view.note("/approvals N forgets decision N.", "dim")
+
+    def _undo(self, rest: list[str]) -> None:
+        files = self._conversation.files
+        if files is None:
+            self._view.note("This worker has no files. Give it some: --files FOLDER.", "yellow")
+            return
+        while self._done:
+            call_id = self._done.pop()
+            try:
+                paths = files.undo(call_id)
+            except UndoRefused as refused:
+                if refused.places:  # changed by somebody else since
+                    self._done.append(call_id)
+                    self._view.note(escape(str(refused)), "yellow")
+                    return
+                continue  # this call changed no files
+            except HandrailError as error:
+                self._view.note(escape(str(error)), "red")
+                return
+            self._view.note(f"Undone: {', '.join(escape_line(path) for path in paths)}.")
+            return
+        self._view.note("Nothing to undo: no call has changed files.")
+
+
+def _relative(path: Path) -> str:
+    """A path as short as it can be written from the current folder."""
+    here = Path.cwd().resolve()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def _read_message(prompt: str) -> str:
+    """Read a line, and the next ones while they end in a backslash."""
+    lines: list[str] = []
+    while True:
+        line = _read_line(prompt if not lines else "  " * bool(prompt))
+        if not line.endswith("\\"):
+            return "\n".join([*lines, line])
+        lines.append(line[:-1])
+
+
+def _read_line(prompt: str) -> str:
+    if prompt:
+        return input(prompt)
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.rstrip("\n")
+
+
+def _enable_history() -> None:
+    """Line editing and history, if this Python has readline."""
+    with contextlib.suppress(ImportError):
+        import readline
+
+        readline.set_auto_history(True)

@@ -1,0 +1,330 @@
+"""A conversation with a worker or an agent, and `handrail run`, which is one of a single turn."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+import io
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import pydantic_core
+
+from handrail.cli.activity import answer_text, format_summary
+from handrail.cli.options import (
+    WorkerOptions,
+    find_model,
+    find_worker,
+    is_module,
+    open_files,
+    parse_approvals,
+    read_input,
+)
+from handrail.cli.outcome import (
+    CANCEL_NOTE,
+    CANCELLED,
+    DONE,
+    TERMINATED,
+    Failure,
+    UsageError,
+    classify_stop,
+    divert_stdout,
+    fail,
+    is_debugging,
+    print_error,
+    print_json,
+    print_traceback,
+)
+from handrail.cli.views import LiveView, PlainView, View
+from handrail.clock import SYSTEM_CLOCK
+from handrail.environment import LaterEnvironment, TerminalEnvironment
+from handrail.environment.text import escape, is_terminal
+from handrail.errors import HandrailError
+from handrail.limits import BudgetTracker
+from handrail.schema import to_json
+from handrail.session import Session
+
+if TYPE_CHECKING:
+    from handrail.adapter import PromptResponse
+    from handrail.adapter.stream import RunStream
+    from handrail.workers import Worker
+
+
+class Outcome(NamedTuple):
+    """How a turn ended: with a response, or with a failure."""
+
+    code: int
+    seconds: float
+    response: PromptResponse[Any] | None = None
+    note: str = ""
+    failure: Failure | None = None
+    error: BaseException | None = None
+
+
+class Subject(NamedTuple):
+    """Who a conversation is with: a worker, or an agent of a module."""
+
+    name: str
+    description: str
+    model: str
+    folder: Path | None
+    """The worker's folder; an agent has none."""
+    stream: Callable[..., RunStream[Any]]
+
+    @classmethod
+    def find(cls, options: WorkerOptions) -> Subject:
+        """Find the worker or agent that the options name, on the model they name."""
+        path = Path(options.worker)
+        if path.is_dir() or path.suffix == ".md" or not is_module(options.worker):
+            return cls._of_worker(find_worker(options.worker), options)
+        return cls._of_agent(options)
+
+    @classmethod
+    def _of_worker(cls, worker: Worker, options: WorkerOptions) -> Subject:
+        registry, model = worker.registry, find_model(options.model)
+        stream = functools.partial(registry.stream, worker.name, models=registry.all_on(model))
+        shown = str(options.model or worker.model or "no model")
+        return cls(worker.name, worker.description or "", shown, registry.folder, stream)
+
+    @classmethod
+    def _of_agent(cls, options: WorkerOptions) -> Subject:
+        from handrail.agent import Agent
+        from handrail.serve.source import load_module
+
+        module_name, _, name = options.worker.partition(":")
+        name = name or "agent"
+        try:
+            module = load_module(module_name)
+        except HandrailError:
+            raise
+        except Exception as error:  # importing the user's module can raise anything
+            reason = f"{type(error).__name__}: {error}"
+            raise UsageError(f"can't import {module_name}: {reason}. Fix that module first.") from error
+        found: Any = getattr(module, name, None)
+        if not isinstance(found, Agent):
+            raise UsageError(
+                f"{module_name} has no Agent called {name!r}. Name one, as {module_name}:NAME, or serve its prompt: "
+                f"`handrail serve {module_name}`."
+            )
+        agent = cast("Agent[Any]", found)
+        if options.model is not None:
+            adapter = copy.copy(agent.adapter)
+            adapter.model = find_model(options.model)
+            agent = Agent(adapter, agent.prompt, description=agent.description)
+
+        def stream(message: str, *, attachments: tuple[Path, ...], **arguments: Any) -> RunStream[Any]:
+            if attachments:
+                raise UsageError("--attach needs a worker: an agent of a module takes no attachments.")
+            return agent.stream(message, app=f"{module.__name__}:{name}", **arguments)
+
+        return cls(agent.name, agent.description, agent.adapter.model.name, None, stream)
+
+
+class Conversation:
+    """A worker or agent with everything its turns share: files, journal, view, environment, budget, session."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        options: WorkerOptions,
+        attachments: list[Path] | None = None,
+        *,
+        as_json: bool = False,
+    ) -> None:
+        self.subject = subject
+        self.options = options
+        self.session = Session()
+        self.files = open_files(options.files, subject.folder)
+        self._attachments = tuple(_check_attachment(path) for path in attachments or ())
+        # With --json a program reads the answer, so nobody is asked.
+        self.is_attended = not as_json and is_terminal(sys.stdin) and is_terminal(sys.stdout)
+        self.view = self._make_view()
+        self.journal = options.open_journal()
+        self._approvals = parse_approvals(options.approve, can_park=True)
+        self._environment: Any = TerminalEnvironment(
+            stdin=io.StringIO() if as_json else None, screen=self.view
+        )
+        if options.approve == "later":
+            if self.journal is None:
+                raise UsageError("--approve later needs a journal to leave questions in: --journal FILE.")
+            self._environment = LaterEnvironment()
+        options.start_deadline()  # a mistake in it is reported before anything runs
+        budget = options.parse_budget()
+        self._budget = None if budget is None else BudgetTracker(budget)
+
+    def _make_view(self) -> View:
+        options = self.options
+        can_redraw = self.is_attended and os.environ.get("TERM", "dumb") not in ("dumb", "")
+        if can_redraw and not options.quiet:
+            return LiveView(SYSTEM_CLOCK, verbose=options.verbose)
+        return PlainView(SYSTEM_CLOCK, verbose=options.verbose, quiet=options.quiet)
+
+    async def recover(self) -> None:
+        """Apply what a killed process had recorded but not applied, before the files are used."""
+        if self.files is not None and self.journal is not None:
+            await self.files.recover(self.journal)
+
+    def _begin(self, message: str) -> RunStream[Any]:
+        """Start a turn. Each turn has its own deadline; all of them share one budget."""
+        return self.subject.stream(
+            message,
+            attachments=self._attachments,
+            session=self.session,
+            journal=self.journal,
+            environment=self._environment,
+            approvals=self._approvals,
+            filesystem=self.files,
+            deadline=self.options.start_deadline(),
+            budget=self._budget,
+        )
+
+    async def turn(self, message: str) -> Outcome:
+        """Run one turn and show its events. Ctrl-C cancels it; a second Ctrl-C ends the process.
+
+        Never raises for the run itself: a failure is part of the outcome.
+        """
+        loop, view, started = asyncio.get_running_loop(), self.view, SYSTEM_CLOCK.monotonic()
+
+        def show(event: object) -> None:
+            if asyncio._get_running_loop() is loop:  # pyright: ignore[reportPrivateUsage]  # documented for this use
+                view.show(event)
+            else:
+                loop.call_soon_threadsafe(view.show, event)
+
+        async def respond() -> PromptResponse[Any]:
+            return await self._begin(message).response
+
+        with view.begin():
+            unsubscribe = self.session.dispatcher.subscribe(object, show)
+            task = loop.create_task(respond())
+            canceller = _Canceller(task, view)
+            loop.add_signal_handler(signal.SIGINT, canceller.press, CANCELLED)
+            loop.add_signal_handler(signal.SIGTERM, canceller.press, TERMINATED)
+            try:
+                await asyncio.wait([task])
+            finally:
+                loop.remove_signal_handler(signal.SIGINT)
+                loop.remove_signal_handler(signal.SIGTERM)
+                unsubscribe()
+            return self._outcome(task, canceller.code, SYSTEM_CLOCK.monotonic() - started)
+
+    def _outcome(self, task: asyncio.Task[PromptResponse[Any]], cancelled: int, seconds: float) -> Outcome:
+        if cancelled and (task.cancelled() or task.exception() is not None):
+            return Outcome(cancelled, seconds, failure=Failure(cancelled, "Cancelled", CANCEL_NOTE))
+        error = asyncio.CancelledError("the run was cancelled") if task.cancelled() else task.exception()
+        if error is not None:
+            failure = Failure.of(error, "" if self.journal is None else self.journal.path)
+            return Outcome(failure.code, seconds, failure=failure, error=error)
+        response = task.result()
+        code, note = classify_stop(response.stop_reason, self.view.activity.denied)
+        return Outcome(code, seconds, response, note)
+
+
+class _Canceller:
+    """What Ctrl-C does: the first cancels the run and everything inside it, the second ends the process."""
+
+    def __init__(self, task: asyncio.Task[Any], view: View) -> None:
+        self._task = task
+        self._view = view
+        self.code = 0
+
+    def press(self, code: int) -> None:
+        if self.code:
+            self._view.abandon()
+            os._exit(code)
+        self.code = code
+        self._task.cancel()
+        self._view.note("Cancelling, and undoing unfinished calls. Press again to quit at once.", "yellow")
+
+
+def _check_attachment(path: Path) -> Path:
+    if not path.is_file():
+        raise UsageError(f"--attach {path}: no such file.")
+    return path
+
+
+# handrail run
+
+
+def run(options: WorkerOptions, given: str | None, attachments: list[Path], as_json: bool) -> int:
+    """Run a worker or an agent once and return the exit code."""
+    configure_logging(options.verbose)
+    try:
+        with divert_stdout(as_json):
+            subject = Subject.find(options)
+        message = read_input(given)
+        conversation = Conversation(subject, options, attachments, as_json=as_json)
+        with asyncio.Runner() as runner, divert_stdout(as_json):
+            runner.run(conversation.recover())
+            outcome = runner.run(conversation.turn(message))
+    except Exception as error:
+        return fail(error, as_json=as_json, verbose=options.verbose)
+    if as_json:
+        print_json(_to_json(outcome, conversation.view))
+    else:
+        _print_outcome(outcome, conversation.view, options.quiet)
+    if outcome.error is not None:
+        print_traceback(outcome.error, options.verbose)
+    return outcome.code
+
+
+def _print_outcome(outcome: Outcome, view: View, quiet: bool) -> None:
+    response = outcome.response
+    if response is None:
+        if outcome.failure is not None:
+            print_error(outcome.failure.message)
+        return
+    view.answer(answer_text(response))
+    if outcome.note:
+        print_error(outcome.note, "yellow")
+    if not quiet:
+        view.note(format_summary(response.usage, response.cost, outcome.seconds), "dim")
+
+
+def _to_json(outcome: Outcome, view: View) -> dict[str, Any]:
+    response = outcome.response
+    data: dict[str, Any] = {"ok": outcome.code == DONE, "exit_code": outcome.code}
+    if response is None:
+        failure = outcome.failure or Failure(outcome.code, "", "")
+        return {**data, "run_id": view.activity.root or None, "error": failure.as_json()}
+    usage = response.usage
+    return {
+        **data,
+        "text": response.text,
+        "output": None if response.output is None else pydantic_core.from_json(to_json(response.output)),
+        "stop_reason": response.stop_reason,
+        "not_approved": view.activity.denied,
+        "usage": {
+            "input": usage.input,
+            "output": usage.output,
+            "cached": usage.cached,
+            "requests": usage.requests,
+        },
+        "cost": None if response.cost is None else str(response.cost),
+        "run_id": response.run_id,
+    }
+
+
+class _EscapingFormatter(logging.Formatter):
+    """Escapes log records: they contain tracebacks and what models and tools said."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return escape(super().format(record))
+
+
+def configure_logging(verbose: bool) -> None:
+    """Print log records if details are wanted; the view shows what a person needs."""
+    if verbose or is_debugging():
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_EscapingFormatter("%(name)s: %(message)s"))
+        logging.basicConfig(level=logging.INFO, handlers=[handler])
+    else:
+        log = logging.getLogger("handrail")
+        log.addHandler(logging.NullHandler())
+        log.propagate = False

@@ -1,0 +1,166 @@
+"""How a command ends: its exit code, its error message, and which stream output goes to."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import sys
+import traceback
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from handrail.environment.text import Style, Styler, escape, is_terminal, wants_colour
+from handrail.errors import (
+    DefinitionError,
+    HandrailError,
+    LimitError,
+    PromptEvaluationError,
+    PromptRenderError,
+    RunParked,
+)
+
+DONE, FAILED, USAGE, NOT_APPROVED, LIMIT, PARKED, CANCELLED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
+
+EXIT_CODES = (
+    (DONE, "done"),
+    (FAILED, "the run failed, or its answer was cut off, refused or incomplete"),
+    (USAGE, "the command line or a worker's file is wrong; nothing ran"),
+    (NOT_APPROVED, "the run ended, but something it wanted to do was not approved"),
+    (LIMIT, "the run reached its deadline or budget"),
+    (PARKED, "the run is parked until it gets an answer (handrail runs answer)"),
+    (CANCELLED, "cancelled by Ctrl-C; unfinished calls were undone (143: by SIGTERM)"),
+)
+
+DEFAULT_JOURNAL = Path(".handrail/runs.db")
+CANCEL_NOTE = "Cancelled. Unfinished calls were undone."
+
+
+class UsageError(Exception):
+    """The command can't start like this. The message says what to change."""
+
+
+class Failure(NamedTuple):
+    """Why a command ended early."""
+
+    code: int
+    kind: str
+    message: str
+
+    @classmethod
+    def of(cls, error: BaseException, journal: str = "") -> Failure:
+        """Turn an exception into an exit code and a message. `journal` is where the run is recorded."""
+        message = escape(str(error)) or type(error).__name__
+        kind = type(error).__name__
+        if isinstance(error, RunParked):
+            return cls(PARKED, kind, _parked_message(error, journal))
+        if isinstance(error, PromptEvaluationError):
+            return cls(LIMIT if error.phase in ("deadline", "budget") else FAILED, kind, message)
+        if isinstance(error, LimitError):
+            return cls(LIMIT, kind, message)
+        if isinstance(error, UsageError | DefinitionError | PromptRenderError):
+            return cls(USAGE, kind, message)
+        if isinstance(error, HandrailError | OSError):
+            return cls(FAILED, kind, message)
+        return cls(
+            FAILED,
+            kind,
+            f"{kind}: {message}. This is a bug: set HANDRAIL_DEBUG=1 and run it again to see the traceback.",
+        )
+
+    def as_json(self) -> dict[str, str]:
+        return {"kind": self.kind, "message": self.message}
+
+
+def _parked_message(error: RunParked, journal: str) -> str:
+    names = ", ".join(escape(question.name) for question in error.questions)
+    answer, resume = (runs_command(verb, error.run_id, journal) for verb in ("answer", "resume"))
+    how = f"Answer with `{answer}`, then `{resume}`."
+    if any(question.secret for question in error.questions):
+        how = f"It may be a secret, which is not recorded: `{resume}` asks for it at a terminal."
+    return f"The run waits for an answer to {names}. {how}"
+
+
+def classify_stop(stop_reason: str, denied: list[str]) -> tuple[int, str]:
+    """The exit code of a finished run, and a note to print beside its answer."""
+    notes = {
+        "length": "The answer was cut off at the model's length limit.",
+        "refused": "The model refused to answer.",
+        "incomplete": "The run ended before its task was complete.",
+    }
+    if stop_reason in notes:
+        return FAILED, notes[stop_reason]
+    if denied:
+        return NOT_APPROVED, f"Not approved, so it did not run: {escape(', '.join(dict.fromkeys(denied)))}."
+    return DONE, ""
+
+
+def journal_path(given: Path | None) -> Path:
+    """The journal to use: the file given, else $HANDRAIL_JOURNAL, else `.handrail/runs.db`."""
+    return given or Path(os.environ.get("HANDRAIL_JOURNAL") or DEFAULT_JOURNAL)
+
+
+def runs_command(verb: str, run_id: str, journal: str) -> str:
+    """The `handrail runs` command to type for a run in this journal; "" stands for the default journal."""
+    is_default = not journal or Path(journal) == journal_path(None)
+    return f"handrail runs {verb} {run_id}{'' if is_default else f' --journal {shlex.quote(journal)}'}"
+
+
+# Printing.
+
+
+def fail(failure: Exception | Failure, *, as_json: bool = False, verbose: bool = False) -> int:
+    """Report a failed command, to a person or as JSON, and return its exit code."""
+    found = failure if isinstance(failure, Failure) else Failure.of(failure)
+    if as_json:
+        print_json({"ok": False, "exit_code": found.code, "run_id": None, "error": found.as_json()})
+    else:
+        print_error(found.message, "yellow" if found.code == CANCELLED else "red")
+    if isinstance(failure, Exception):
+        print_traceback(failure, verbose)
+    return found.code
+
+
+def print_error(message: str, colour: Style = "red") -> None:
+    """Print a message to standard error, its first line in colour."""
+    style = Styler(wants_colour(sys.stderr))
+    head, _, rest = escape(message).partition("\n")
+    sys.stderr.write(f"{style(f'handrail: {head}', colour)}\n{rest}{chr(10) if rest else ''}")
+    sys.stderr.flush()
+
+
+def print_json(data: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(data) + "\n")
+    sys.stdout.flush()
+
+
+def print_traceback(error: BaseException, verbose: bool) -> None:
+    if verbose or is_debugging():
+        sys.stderr.write(escape("".join(traceback.format_exception(error))))
+
+
+def is_debugging() -> bool:
+    return bool(os.environ.get("HANDRAIL_DEBUG"))
+
+
+@contextlib.contextmanager
+def divert_stdout(even_on_a_terminal: bool = False) -> Generator[None]:
+    """Send what tools and their child processes print to standard error inside this block.
+
+    Standard output is reserved for the answer. On a terminal both end up in the same place anyway.
+    """
+    out = sys.stdout
+    if is_terminal(out) and not even_on_a_terminal:
+        yield
+        return
+    out.flush()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor has no child processes
+            number, kept = out.fileno(), os.dup(out.fileno())
+            stack.callback(os.close, kept)
+            os.dup2(sys.stderr.fileno(), number)
+            stack.callback(os.dup2, kept, number)
+        yield

@@ -1,0 +1,127 @@
+"""A recorded run: find it in its journal, load its code, open its folder."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from handrail import runs
+from handrail.adapter.run_record import code_of, decode_begin, prompt_of
+from handrail.cli.options import open_files
+from handrail.cli.outcome import UsageError, runs_command
+from handrail.errors import HandrailError, RunUnknown
+from handrail.journal.sqlite import SqliteJournal
+from handrail.question import Question
+from handrail.records import RunRow
+
+
+class Program(NamedTuple):
+    """The code that a recorded run executes: a worker, or a prompt of a module."""
+
+    prompt: Any
+    changed: bool
+    """Whether the code has changed since the run began."""
+    worker: Any = None
+
+    @property
+    def notes(self) -> list[str]:
+        return ["The code has changed since the run began."] if self.changed else []
+
+    def render(self, message: str | None) -> Any:
+        """A worker's instructions as its file has them now; None to use the recorded ones."""
+        if self.worker is None or self.worker.attachments.count or message is None:
+            return None
+        return self.worker.render(message)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """A run and the journal it is recorded in."""
+
+    journal: SqliteJournal
+    row: RunRow
+
+    @classmethod
+    async def find(cls, journal: SqliteJournal, named: str) -> RecordedRun:
+        """Find a run by its id, or by a beginning that only one id has."""
+        try:
+            return cls(journal, await journal.runs.get(named))
+        except RunUnknown:
+            lines = await runs.list_runs(journal, limit=100_000)
+            found = [line.id for line in lines if line.id.startswith(named)]
+            if not named or not found:
+                raise
+            if len(found) > 1:
+                shown = ", ".join(found[:5])
+                raise UsageError(
+                    f"{len(found)} runs begin with {named!r}: {shown}. Type more of the id."
+                ) from None
+            return cls(journal, await journal.runs.get(found[0]))
+
+    @property
+    def id(self) -> str:
+        return self.row.record.id
+
+    def next_command(self, verb: str) -> str:
+        """The command to type next."""
+        return runs_command(verb, self.id, self.journal.path)
+
+    def load_program(self, app: str | None) -> Program:
+        """Load the code named, else the code the run began with."""
+        record = self.row.record
+        named = app or record.app
+        try:
+            worker = None
+            if named.endswith(".md"):
+                from handrail.workers import WorkerRegistry
+
+                _, worker = WorkerRegistry.of_file(named)
+            prompt = prompt_of(record.id, named) if worker is None else worker.prompt
+            return Program(prompt, bool(record.code) and code_of(named) != record.code, worker)
+        except HandrailError:
+            raise
+        except Exception as error:  # importing the user's module can raise anything
+            raise UsageError(
+                f"can't load the code at {named!r}: {type(error).__name__}: {error}. "
+                "Run this in the folder it is imported from, or name it: --app module:name."
+            ) from error
+
+    @contextlib.asynccontextmanager
+    async def open_folder(self, files: Path | None) -> AsyncGenerator[Any]:
+        """Open the folder given, else the folder the run was recorded with."""
+        from handrail.resources.directory import DirectoryFilesystem
+
+        if files is not None:
+            folder = open_files(files, None)
+        else:
+            record = self.row.record
+            recorded = decode_begin(record).folder if record.begin else ""
+            root = recorded or next(
+                (unit.root for unit in await self.journal.calls.load(record.id) if unit.root), ""
+            )
+            folder = DirectoryFilesystem(root) if root and Path(root).is_dir() else None
+        try:
+            yield folder
+        finally:
+            if folder is not None:
+                folder.close()
+
+    async def find_question(self, named: str | None) -> Question:
+        """Find an open question by its id or name, or the only one there is."""
+        waiting = await self.journal.questions.open(self.id)
+        found = [each for each in waiting if named is None or named in (each.id, each.name)]
+        if len(found) == 1:
+            return found[0]
+        if not waiting:
+            show = self.next_command("show")
+            raise UsageError(f"the run {self.id} is not waiting for an answer. See `{show}`.")
+        ids = "\n".join(f"  {each.id}  {each.name}" for each in waiting)
+        problem = (
+            "say which question, by its id"
+            if found
+            else f"there is no question {named!r}; name one by its id"
+        )
+        raise UsageError(f"{problem}:\n{ids}")

@@ -1,0 +1,490 @@
+"""`handrail runs`: commands on recorded runs, each a function of a journal."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import json
+import re
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+
+from handrail import runs
+from handrail.adapter.run_record import decode_begin
+from handrail.cli import runs_view as view
+from handrail.cli.activity import answer_text
+from handrail.cli.options import (
+    JournalFile,
+    ModelName,
+    find_model,
+    parse_approvals,
+    search_here,
+    with_signature,
+)
+from handrail.cli.outcome import (
+    CANCEL_NOTE,
+    CANCELLED,
+    DONE,
+    FAILED,
+    PARKED,
+    Failure,
+    UsageError,
+    classify_stop,
+    fail,
+    journal_path,
+    print_json,
+)
+from handrail.cli.recorded_run import Program, RecordedRun
+from handrail.clock import SYSTEM_CLOCK
+from handrail.environment.text import escape
+from handrail.errors import RunParked
+from handrail.journal.answers import secret_refused
+from handrail.journal.sqlite import SqliteJournal
+from handrail.question import Answer, Question
+from handrail.records import OVER
+from handrail.runs.deciding import approval_json
+from handrail.runs.listing import Standing
+
+STANDINGS = get_args(Standing)
+_HOURS = {"h": 1, "d": 24, "w": 168}
+
+app = typer.Typer(name="runs", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+RunId = Annotated[str, typer.Argument(help="The run's id, or its beginning.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Files = Annotated[
+    Path | None,
+    typer.Option(
+        "--files",
+        metavar="FOLDER",
+        help="The folder the run works in. Default: the one it was recorded with.",
+    ),
+]
+App = Annotated[
+    str | None,
+    typer.Option(
+        "--app", metavar="NAME", help="The prompt, as module:name. Default: the one the run began with."
+    ),
+]
+NewId = Annotated[
+    str | None, typer.Option("--as", metavar="ID", help="The id of the new run. Default: a generated one.")
+]
+
+
+class Report:
+    """The result of a command: data for programs, and text for people."""
+
+    def __init__(self, data: dict[str, Any], *text: Any, code: int = DONE) -> None:
+        self.data = data
+        self.text = text
+        self.code = code
+
+
+Command = Callable[..., Awaitable[Report]]
+
+
+def _shared(journal: JournalFile = None, as_json: Json = False) -> None:
+    """The options that every command has."""
+
+
+def _command(name: str, *, creates_journal: bool = False) -> Callable[[Command], Command]:
+    """Register a command. Its parameters after the journal are its options, to which the shared ones are added."""
+
+    def register(command: Command) -> Command:
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        names = {each.name for each in own}
+        shared = inspect.signature(_shared, eval_str=True).parameters.values()
+
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            as_json = given["as_json"]
+            arguments = {each: value for each, value in given.items() if each in names}
+            raise typer.Exit(_run(command, given["journal"], arguments, as_json, creates_journal))
+
+        app.command(name)(with_signature(run, [*own, *(each for each in shared if each.name not in names)]))
+        return command
+
+    return register
+
+
+def _run(
+    command: Command, journal: Path | None, arguments: dict[str, Any], as_json: bool, creates_journal: bool
+) -> int:
+    """Run a command on its journal, print its report, and return the exit code."""
+    try:
+        search_here()
+        path = _journal_file(journal, creates_journal)
+
+        async def run() -> Report:
+            opened = SqliteJournal(path, watch=None)
+            try:
+                return await command(opened, **arguments)
+            finally:
+                opened.close()
+
+        report = asyncio.run(run())
+    except Exception as error:
+        return fail(error, as_json=as_json)
+    except KeyboardInterrupt:
+        return fail(Failure(CANCELLED, "Cancelled", CANCEL_NOTE), as_json=as_json)
+    if as_json:
+        print_json({"ok": report.code == DONE, "exit_code": report.code, **report.data})
+    else:
+        for each in report.text:
+            view.print_item(each)
+    return report.code
+
+
+def _journal_file(given: Path | None, create: bool) -> Path:
+    """The file of the journal. It must exist, unless the command may create it."""
+    path = journal_path(given)
+    if create:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    elif not path.is_file():
+        raise UsageError(f"there is no journal at {path}. Name one with --journal FILE or HANDRAIL_JOURNAL.")
+    return path
+
+
+# Looking at runs.
+
+
+@_command("list")
+async def list_runs(
+    journal: SqliteJournal,
+    standing: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--standing",
+            "-s",
+            metavar="STANDING",
+            help=f"Only runs that are: {', '.join(STANDINGS)}; repeatable.",
+        ),
+    ] = None,
+    session: Annotated[
+        str | None, typer.Option("--session", metavar="ID", help="Only runs of this session.")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, metavar="N", help="How many runs at most.")
+    ] = 50,
+) -> Report:
+    """List runs, newest first."""
+    wanted: Any = standing or []
+    unknown = [each for each in wanted if each not in STANDINGS]
+    if unknown:
+        raise UsageError(f"--standing {unknown[0]!r} is not one of {', '.join(STANDINGS)}.")
+    lines = await runs.list_runs(journal, session_id=session, standing=wanted, limit=limit)
+    now = SYSTEM_CLOCK.now().timestamp()
+    return Report({"runs": [view.run_data(line) for line in lines]}, view.run_table(lines, now))
+
+
+@_command("show")
+async def show(
+    journal: SqliteJournal,
+    run: RunId,
+    full: Annotated[bool, typer.Option("--full", help="Don't shorten texts and diffs.")] = False,
+) -> Report:
+    """Show a run as a tree. It has answers, calls, times, cost, diffs and questions."""
+    tree = await runs.show(journal, (await RecordedRun.find(journal, run)).id)
+    return Report(view.tree_data(tree), view.run_tree(tree, full))
+
+
+# Continuing runs.
+
+
+@_command("resume")
+async def resume(
+    journal: SqliteJournal,
+    run: RunId,
+    model: ModelName = None,
+    approve: Annotated[
+        str,
+        typer.Option(
+            metavar="MODE",
+            help="What happens to calls that need approval. ask: ask at the terminal, park elsewhere; "
+            "all: approve; strict: deny.",
+        ),
+    ] = "ask",
+    app_: App = None,
+    files: Files = None,
+    as_json: Json = False,
+) -> Report:
+    """Continue a parked or interrupted run. Without an answer it is parked again."""
+    from handrail.adapter import Adapter
+    from handrail.environment import LaterEnvironment, TerminalEnvironment
+
+    mode = parse_approvals(approve)
+    recorded = await RecordedRun.find(journal, run)
+    program = recorded.load_program(app_)
+    terminal = TerminalEnvironment()
+    attended = not as_json and terminal.run_mode == "user"
+    environment: Any = terminal if attended else LaterEnvironment()
+    try:
+        async with recorded.open_folder(files) as folder:
+            given: Any = {"environment": environment, "filesystem": folder, "approvals": mode}
+            if program.worker is not None:
+                registry, name = program.worker.registry, program.worker.name
+                models = registry.all_on(find_model(model))
+                response = await registry.resume(name, recorded.id, journal=journal, models=models, **given)
+            else:
+                adapter = Adapter(find_model(model or recorded.row.record.model), journal=journal)
+                response = await adapter.resume(recorded.id, program.prompt, **given)
+    except RunParked as parked:
+        return _parked_report(recorded, program, parked)
+    code, note = classify_stop(response.stop_reason, [])
+    data = {
+        "run_id": recorded.id,
+        "status": "done",
+        "text": response.text,
+        "stop_reason": response.stop_reason,
+        "code_changed": program.changed,
+    }
+    notes = [note] if note else []
+    return Report(data, *program.notes, escape(answer_text(response)), *notes, code=code)
+
+
+def _parked_report(recorded: RecordedRun, program: Program, parked: RunParked) -> Report:
+    data = {
+        "run_id": recorded.id,
+        "status": "parked",
+        "questions": [view.question_data(question) for question in parked.questions],
+        "code_changed": program.changed,
+    }
+    if any(question.secret for question in parked.questions):
+        advice = f"Answer at a terminal with: {recorded.next_command('resume')}"
+    else:
+        advice = f"Answer with: {recorded.next_command('answer')}"
+    lines = [view.question_line(question) for question in parked.questions]
+    return Report(data, *program.notes, "The run waits for an answer:", *lines, advice, code=PARKED)
+
+
+@_command("answer")
+async def answer(
+    journal: SqliteJournal,
+    run: RunId,
+    question: Annotated[
+        str | None, typer.Argument(help="Which question; needed only if there are several.")
+    ] = None,
+    value: Annotated[str | None, typer.Option("--value", metavar="JSON", help="The answer, as JSON.")] = None,
+    approve: Annotated[
+        bool | None, typer.Option("--approve/--deny", help="The answer to an approval.")
+    ] = None,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; the model is told.")] = "",
+) -> Report:
+    """Answer a question that a run waits for. Without --value, --approve or --deny it is asked here."""
+    recorded = await RecordedRun.find(journal, run)
+    asked = await recorded.find_question(question)
+    if value is not None and approve is not None:
+        raise UsageError("give either --value, or --approve or --deny.")
+    if asked.secret:
+        raise secret_refused(asked)  # before a secret is typed in vain
+    if approve is not None and asked.kind != "approval":
+        raise UsageError(f"the question {asked.name!r} is not an approval. Give its answer: --value JSON.")
+    given: Any
+    if approve is not None:
+        given = {"approved": approve, **({"reason": reason} if reason else {})}
+    elif value is not None:
+        try:
+            given = json.loads(value)
+        except ValueError as error:
+            raise UsageError(
+                f"--value is not JSON: {error}. Text needs double quotes: '\"like this\"'."
+            ) from None
+    else:
+        return await _record_answer(recorded, asked, await _ask_here(asked))
+    said = Answer(question_id=asked.id, digest=asked.digest, by=asked.principal, value=given, reason=reason)
+    return await _record_answer(recorded, asked, said)
+
+
+async def _ask_here(asked: Question) -> Answer:
+    from handrail.environment import TerminalEnvironment
+
+    terminal = TerminalEnvironment()
+    if terminal.run_mode != "user":
+        raise UsageError("there is no answer. Give --value JSON, or --approve or --deny for an approval.")
+    return await terminal.ask(asked)
+
+
+async def _record_answer(recorded: RecordedRun, asked: Question, answer: Answer) -> Report:
+    recorded.journal.questions.answer(answer)
+    left = len(await recorded.journal.questions.open(recorded.id))
+    then = f"{left} more to answer." if left else f"Continue with: {recorded.next_command('resume')}"
+    data = {"run_id": recorded.id, "question": asked.id, "left": left}
+    return Report(data, f"Answered {asked.name}. {then}")
+
+
+# Changing runs.
+
+
+@_command("cancel")
+async def cancel(journal: SqliteJournal, run: RunId) -> Report:
+    """End a run. If another process is running it, that process stops it within seconds."""
+    row = await runs.cancel(journal, (await RecordedRun.find(journal, run)).id)
+    data = {"run_id": row.record.id, "status": row.status, "stopping": row.stopping}
+    if row.status in OVER:
+        return Report(data, f"{row.record.id} is {row.status}.")
+    return Report(
+        data, f"{row.record.id}: process {row.owner} was told to stop it, which takes a few seconds."
+    )
+
+
+@_command("approvals")
+async def approvals(
+    journal: SqliteJournal,
+    run: RunId,
+    revoke: Annotated[
+        str | None, typer.Option("--revoke", metavar="N", help="Forget this decision, by its number or id.")
+    ] = None,
+) -> Report:
+    """List or forget decisions. They are what was approved or denied for the whole session of a run."""
+    record = (await RecordedRun.find(journal, run)).row.record
+    memory = await runs.approvals(journal, record.session_id, principal=record.principal)
+    kept = memory.list()
+    if revoke is None:
+        lines = [view.approval_line(number, each) for number, each in enumerate(kept, 1)]
+        data = {"session_id": record.session_id, "approvals": [approval_json(each) for each in kept]}
+        return Report(data, *(lines or ["Nothing is remembered in this session."]))
+    found = next(
+        (each for number, each in enumerate(kept, 1) if revoke in (str(number), each.id)),
+        None,
+    )
+    if found is None:
+        advice = f"Give a number from 1 to {len(kept)}." if kept else "Nothing is remembered."
+        raise UsageError(f"--revoke {revoke!r} matches no decision. {advice}")
+    memory.revoke(found.id)
+    data = {"session_id": record.session_id, "revoked": approval_json(found)}
+    return Report(data, view.approval_line(None, found), "Forgotten: it will be asked again.")
+
+
+@_command("fork")
+async def fork(
+    journal: SqliteJournal,
+    run: RunId,
+    step: Annotated[int, typer.Argument(help="How many of the model's answers to keep; 0 starts over.")],
+    new: NewId = None,
+) -> Report:
+    """Create another run with the same beginning. Files stay as they are."""
+    source = await RecordedRun.find(journal, run)
+    made = RecordedRun(journal, await runs.fork(journal, source.id, step, new))
+    return Report(
+        {"run_id": made.id, "forked_from": source.id, "step": step},
+        f"{made.id} keeps the first {step} of the model's answers. Files are as they are now, not as they were then.",
+        f"Continue with: {made.next_command('resume')}",
+    )
+
+
+@_command("undo")
+async def undo(
+    journal: SqliteJournal,
+    run: RunId,
+    call: Annotated[str, typer.Argument(help="The call's id, as `show` prints it.")],
+    files: Files = None,
+) -> Report:
+    """Undo what a call changed, unless later changes build on it. The model is told."""
+    recorded = await RecordedRun.find(journal, run)
+    async with recorded.open_folder(files) as folder:
+        done = await runs.undo(journal, recorded.id, call, folder)
+    data = {"run_id": recorded.id, "call_id": call, "paths": list(done.paths), "slices": list(done.slices)}
+    return Report({**data, "stands": list(done.stands)}, *view.undo_lines(done))
+
+
+@_command("replay")
+async def replay(
+    journal: SqliteJournal,
+    run: RunId,
+    app_: App = None,
+    files: Annotated[
+        Path | None,
+        typer.Option(
+            "--files", metavar="FOLDER", help="A folder as it was when the run began. Default: the run's own."
+        ),
+    ] = None,
+) -> Report:
+    """Replay a run with today's code and report the first difference. Nothing is changed."""
+    from handrail.runs.replaying import Tally
+
+    recorded = await RecordedRun.find(journal, run)
+    program = recorded.load_program(app_)
+    tally = Tally()
+    params = program.render(decode_begin(recorded.row.record).message)
+    async with recorded.open_folder(files) as folder:
+        found = await runs.replay(
+            journal, recorded.id, program.prompt, params=params, filesystem=folder, tally=tally
+        )
+    data = {
+        "run_id": recorded.id,
+        "code_changed": program.changed,
+        "ran": tally.ran,
+        "taken": tally.taken,
+        "divergence": None if found is None else view.divergence_data(found),
+    }
+    if found is not None:
+        return Report(data, *program.notes, view.divergence_text(found), code=FAILED)
+    calls = f"{tally.ran} calls run again, {tally.taken} taken from the record"
+    return Report(data, *program.notes, f"No differences: {tally.steps} steps, {calls}.")
+
+
+# Moving and forgetting runs.
+
+
+@_command("export")
+async def export(
+    journal: SqliteJournal, run: RunId, path: Annotated[Path, typer.Argument(help="The file to write.")]
+) -> Report:
+    """Write a run to a file, without secrets."""
+    id = (await RecordedRun.find(journal, run)).id
+    lines = await runs.export(journal, id, path)
+    return Report({"run_id": id, "path": str(path), "lines": lines}, f"Exported {id} to {path}.")
+
+
+@_command("import", creates_journal=True)
+async def import_(
+    journal: SqliteJournal,
+    path: Annotated[Path, typer.Argument(help="A file that `export` wrote.")],
+    new: Annotated[
+        str | None,
+        typer.Option("--as", metavar="ID", help="A new id for the run. Default: the exported one."),
+    ] = None,
+) -> Report:
+    """Read a run that was exported."""
+    row = await runs.import_(journal, path, run_id=new)
+    data = {"run_id": row.record.id, "status": row.status}
+    return Report(data, f"Imported {row.record.id}, which is {row.status}.")
+
+
+@_command("forget")
+async def forget(
+    journal: SqliteJournal,
+    before: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Runs that ended before: 30d, 12h, or 2026-01-31.")
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="All but this many of the newest.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list them.")] = False,
+) -> Report:
+    """Delete finished runs from the journal. Runs of one session are deleted together."""
+    gone = await runs.forget(journal, before=_parse_time(before), keep=keep, dry=dry_run)
+    verb = "would be forgotten" if dry_run else "forgotten"
+    count = f"{len(gone)} run{'' if len(gone) == 1 else 's'}"
+    return Report({"runs": list(gone), "dry_run": dry_run}, f"{count} {verb}.", *(gone if dry_run else ()))
+
+
+def _parse_time(text: str | None) -> datetime | None:
+    """A date, or a duration before now."""
+    if text is None:
+        return None
+    duration = re.fullmatch(r"(\d+)([hdw])", text)
+    if duration is not None:
+        return SYSTEM_CLOCK.now() - timedelta(hours=int(duration[1]) * _HOURS[duration[2]])
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(
+            f"--before {text!r} is not a time. Write 30d, 12h, 2w or a date: 2026-01-31."
+        ) from None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

@@ -1,0 +1,357 @@
+"""Views of a run: a live screen on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import sys
+from collections.abc import Generator
+from typing import TextIO
+
+from rich.cells import cell_len
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from handrail.cli.activity import Activity, format_progress, indent
+from handrail.clock import Clock
+from handrail.environment.terminal import Keyboard
+from handrail.environment.text import escape, escape_line, is_terminal, wants_colour
+from handrail.events import MessageAdded, ModelFailed, ModelResponded, Progress, TextDelta, ToolStarted
+from handrail.messages import AssistantMessage
+
+_REFRESH_SECONDS = 0.1
+_PROGRESS_SECONDS = 5.0
+"""Time between two lines about the progress of one call in a plain view."""
+_UNLIMITED = 10_000
+_INLINE = re.compile(r"(?P<code>`[^`]+`)|(?P<bold>\*\*[^*]+\*\*)")
+
+
+def make_console(stream: TextIO, *, live: bool = False, width: int | None = None) -> Console:
+    """Create a console that interprets no markup, in colour if the stream wants it."""
+    colour = wants_colour(stream)
+    automatic = live or (colour and is_terminal(stream))
+    return Console(
+        file=stream,
+        force_terminal=True if live or colour else None,
+        no_color=not colour,
+        color_system="auto" if automatic else "standard" if colour else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        width=width,
+    )
+
+
+class View:
+    """Shows one run after another. Subclasses say how a line is printed."""
+
+    def __init__(self, console: Console, clock: Clock, *, verbose: bool = False) -> None:
+        self.console = console
+        self._clock = clock
+        self._verbose = verbose
+        self.activity = Activity(clock, verbose)
+        self._held: list[Text] | None = None
+
+    @contextlib.contextmanager
+    def begin(self) -> Generator[None]:
+        """Show one run inside this block."""
+        self.activity = Activity(self._clock, self._verbose)
+        yield
+
+    def show(self, event: object) -> None:
+        """Show an event of the run."""
+        self._print(self.activity.update(event))
+
+    def note(self, text: Text | str, style: str = "") -> None:
+        """Print a line that is not an event of the run."""
+        self._print([text if isinstance(text, Text) else Text(text, style)])
+
+    def answer(self, text: str) -> None:
+        """Print the answer of a run, unless it was streamed already."""
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """Restore the terminal at once: the process is about to end."""
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def hold(self) -> Generator[None]:
+        """Print nothing inside this block; print what accumulated when it ends."""
+        self._held = []
+        try:
+            yield
+        finally:
+            held, self._held = self._held, None
+            self._print(held)
+
+    def _print(self, lines: list[Text]) -> None:
+        if self._held is not None:
+            self._held += lines
+            return
+        for line in lines:
+            self._print_line(line)
+
+    def _print_line(self, line: Text) -> None:
+        raise NotImplementedError
+
+
+class PlainView(View):
+    """A view without a cursor: the answer goes to standard output, everything else to standard error."""
+
+    def __init__(self, clock: Clock, *, verbose: bool = False, quiet: bool = False) -> None:
+        width = None if is_terminal(sys.stderr) else _UNLIMITED  # a log wraps its lines itself
+        super().__init__(make_console(sys.stderr, width=width), clock, verbose=verbose)
+        self._quiet = quiet
+        self._reported: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def begin(self) -> Generator[None]:
+        self._reported = {}
+        with super().begin():
+            yield
+
+    def show(self, event: object) -> None:
+        lines = self.activity.update(event)
+        if isinstance(event, Progress):
+            lines = self._progress(event)
+        elif isinstance(event, MessageAdded):
+            lines = self._message(event)
+        self._print(lines)
+
+    def _progress(self, event: Progress) -> list[Text]:
+        row, now = self.activity.rows.get(event.call_id), self._clock.monotonic()
+        if row is None or now - self._reported.get(event.call_id, -_PROGRESS_SECONDS) < _PROGRESS_SECONDS:
+            return []
+        self._reported[event.call_id] = now
+        progress = format_progress(row, bar=False)
+        return [Text(f"{indent(row.path)}· {escape_line(row.name, 60)}: {progress}", "dim")]
+
+    def _message(self, event: MessageAdded) -> list[Text]:
+        """What a model says before it calls a tool. Its last message is the answer, printed separately."""
+        message = event.message
+        if event.run_id != self.activity.root or not isinstance(message, AssistantMessage):
+            return []
+        if not message.calls or not message.text.strip():
+            return []
+        return [Text(line) for line in TextFlow(_UNLIMITED).wrap(message.text.strip())]
+
+    def answer(self, text: str) -> None:
+        if text:
+            sys.stdout.write(escape(text) + ("" if text.endswith("\n") else "\n"))
+            sys.stdout.flush()
+
+    def abandon(self) -> None:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+
+    def _print_line(self, line: Text) -> None:
+        if not self._quiet:
+            self.console.print(line, soft_wrap=True)
+
+
+class LiveView(View):
+    """A view for a terminal.
+
+    Finished lines are printed once and never changed. What is in progress is redrawn below them ten times a
+    second. While a question is asked nothing is drawn; lines that arrive meanwhile are printed afterwards.
+    """
+
+    def __init__(self, clock: Clock, *, verbose: bool = False) -> None:
+        super().__init__(make_console(sys.stdout, live=True), clock, verbose=verbose)
+        self._keyboard = Keyboard(sys.stdin) if is_terminal(sys.stdin) else None
+        self._live: Live | None = None
+        self._flow = TextFlow(self.console.width)
+        self._markdown = Markdown()
+        self._streamed = ""
+        self._echo: contextlib.ExitStack | None = None
+
+    @contextlib.contextmanager
+    def begin(self) -> Generator[None]:
+        self._flow, self._markdown = TextFlow(self.console.width), Markdown()
+        self._streamed = ""
+        with super().begin(), contextlib.ExitStack() as stack:
+            self._echo = stack
+            if self._keyboard is not None:
+                stack.enter_context(self._keyboard.echo(False))
+            drawing = asyncio.get_running_loop().create_task(self._draw())
+            self._start()
+            try:
+                yield
+            finally:
+                drawing.cancel()
+                self._end_text()
+                self._stop()
+                if self._keyboard is not None:
+                    self._keyboard.clear()
+
+    def show(self, event: object) -> None:
+        if isinstance(event, TextDelta) and event.run_context.run_id == self.activity.root:
+            self._streamed += event.text
+            self._flow.width = max(self.console.width, 10)
+            self.activity.update(event)
+            self._print([self._markdown.line(line) for line in self._flow.feed(event.text)])
+            return
+        if isinstance(event, ToolStarted | ModelResponded | ModelFailed):
+            if event.run_context.run_id == self.activity.root:
+                self._end_text()
+                if isinstance(event, ModelFailed):
+                    self._streamed = ""
+        elif self._flow.tail and (lines := self.activity.update(event)):
+            self._end_text()
+            self._print(lines)
+            return
+        self._print(self.activity.update(event))
+
+    def note(self, text: Text | str, style: str = "") -> None:
+        self._end_text()
+        super().note(text, style)
+
+    def answer(self, text: str) -> None:
+        if text and not self._streamed.endswith(text):
+            markdown = Markdown()
+            self._print([markdown.line(line) for line in TextFlow(self.console.width).wrap(text)])
+
+    def abandon(self) -> None:
+        with contextlib.suppress(Exception):
+            self._stop()
+            self.console.show_cursor(True)
+            if self._echo is not None:
+                self._echo.close()
+
+    @contextlib.contextmanager
+    def hold(self) -> Generator[None]:
+        self._end_text()
+        self._stop()
+        with super().hold():
+            try:
+                yield
+            finally:
+                if self._echo is not None:
+                    self._start()
+
+    def _print(self, lines: list[Text]) -> None:
+        super()._print(lines)
+        self._refresh()
+
+    def _print_line(self, line: Text) -> None:
+        self.console.print(line, soft_wrap=False, overflow="fold")
+
+    def _end_text(self) -> None:
+        self._print([self._markdown.line(line) for line in self._flow.end()])
+
+    def _start(self) -> None:
+        if self._live is None:
+            self._live = Live(
+                console=self.console,
+                auto_refresh=False,
+                transient=True,
+                get_renderable=self._below,
+                vertical_overflow="crop",
+            )
+            self._live.start()
+
+    def _stop(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+
+    def _below(self) -> Group:
+        """What is drawn below the finished lines: the line being written, and what is in progress."""
+        tail = [self._markdown.style(self._flow.tail)] if self._flow.tail else []
+        return Group(*tail, *self.activity.live_lines(max(self.console.height // 2, 3)))
+
+    def _refresh(self) -> None:
+        if self._live is not None and self._held is None:
+            self._live.refresh()
+
+    async def _draw(self) -> None:
+        while True:
+            await asyncio.sleep(_REFRESH_SECONDS)
+            if self.activity.rows or self.activity.thinking:
+                self._refresh()
+
+
+class TextFlow:
+    """Breaks streamed text into lines of at most `width` cells, at spaces where possible.
+
+    A line that was returned never changes. `tail` is the line still being written: only its last word can move,
+    to the next line, when it turns out not to fit.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.width = max(width, 10)
+        self.tail = ""
+        self._return = False
+        self._at_break = False
+
+    def wrap(self, text: str) -> list[str]:
+        """Break a whole text into lines."""
+        return [*self.feed(text), *self.end()]
+
+    def feed(self, piece: str) -> list[str]:
+        """Add a piece of text and return the lines that are complete now."""
+        if self._return:
+            piece, self._return = f"\r{piece}", False
+        if piece.endswith("\r"):  # perhaps the first half of \r\n
+            piece, self._return = piece[:-1], True
+        text = escape(piece)
+        if self._at_break:  # spaces at the end of a full line don't start the next one
+            text = text.lstrip(" ")
+            self._at_break = not text
+        *whole, last = f"{self.tail}{text}".expandtabs(4).split("\n")
+        lines = [part for line in whole for part in self._wrap_line(line)]
+        *full, self.tail = self._wrap_line(last)
+        self._at_break = self._at_break or (bool(full) and not self.tail)
+        return lines + full
+
+    def end(self) -> list[str]:
+        """End the text and return the line still being written, if there is one."""
+        left, self.tail, self._return, self._at_break = self.tail, "", False, False
+        return [left] if left else []
+
+    def _wrap_line(self, line: str) -> list[str]:
+        lines: list[str] = []
+        while cell_len(line) > self.width:
+            fits = _prefix(line, self.width)
+            space = fits.rfind(" ") if len(fits) < len(line) and line[len(fits)] != " " else len(fits)
+            at = space if space > 0 and fits[:space].strip() else len(fits)
+            lines.append(line[:at].rstrip())
+            line = line[at:].lstrip(" ")
+        return [*lines, line]
+
+
+def _prefix(text: str, width: int) -> str:
+    """As much of the text as fits into `width` cells."""
+    used = 0
+    for at, character in enumerate(text):
+        used += cell_len(character)
+        if used > width:
+            return text[: max(at, 1)]
+    return text
+
+
+class Markdown:
+    """Light highlighting of Markdown: headings, code and bold. Every character stays where it is."""
+
+    def __init__(self) -> None:
+        self._in_code = False
+
+    def line(self, line: str) -> Text:
+        """Style the next line. Whether it is code depends on the lines before it."""
+        if line.lstrip().startswith("```"):
+            self._in_code = not self._in_code
+            return Text(line, style="dim")
+        return self.style(line)
+
+    def style(self, line: str) -> Text:
+        """Style a line that may still be incomplete."""
+        if self._in_code:
+            return Text(line, style="cyan")
+        if re.match(r"#{1,6} ", line):
+            return Text(line, style="bold")
+        text = Text(line)
+        for found in _INLINE.finditer(line):
+            text.stylize("cyan" if found["code"] else "bold", *found.span())
+        return text

@@ -1,0 +1,149 @@
+"""`handrail workers` and `handrail new`: list, show and check workers, and create a folder of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from handrail.cli.options import find_worker
+from handrail.cli.outcome import DONE, FAILED, USAGE, UsageError, divert_stdout, fail, print_error
+from handrail.cli.views import make_console
+from handrail.environment.text import escape, escape_line, is_terminal
+from handrail.errors import HandrailError
+
+if TYPE_CHECKING:
+    from handrail.workers import WorkerRegistry
+
+STARTER = Path(__file__).with_name("starter")
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_. -]{0,63}")
+
+
+def workers(words: list[str]) -> int:
+    """Run `FOLDER`, `list FOLDER`, `show WORKER` or `check FOLDER`, and return the exit code."""
+    command, *rest = words if len(words) == 2 else ["list", *words]
+    commands: dict[str, Callable[[str], int]] = {"list": _list, "show": _show, "check": _check}
+    try:
+        if len(rest) != 1 or command not in commands:
+            raise UsageError(
+                "write `handrail workers FOLDER`, `handrail workers show WORKER` or `handrail workers check FOLDER`."
+            )
+        return commands[command](rest[0])
+    except (HandrailError, UsageError, OSError) as error:
+        return fail(error)
+
+
+def _registry(folder: str) -> WorkerRegistry:
+    from handrail.workers import WorkerRegistry
+
+    if not Path(folder).is_dir():
+        name = Path(folder).name or "demo"
+        raise UsageError(f"there is no folder {folder}. Create one with `handrail new {name}`.")
+    return WorkerRegistry(folder)
+
+
+def _list(folder: str) -> int:
+    with divert_stdout():
+        registry = _registry(folder)
+        found, names = registry.workers, registry.names
+    broken = [name for name in names if name not in found]
+    if not names:
+        sys.stdout.write(f"{folder} has no workers. A worker is a Markdown file that begins with `---`.\n")
+    rows = [
+        (
+            escape_line(name),
+            escape_line(str(worker.model or "the caller's")),
+            escape_line(worker.description or ""),
+        )
+        for name, worker in found.items()
+    ]
+    if not is_terminal(sys.stdout):  # tab-separated for programs
+        sys.stdout.write("".join("\t".join(row) + "\n" for row in rows))
+    elif rows:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for heading in ("worker", "model", "what it does"):
+            table.add_column(heading)
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in row))
+        make_console(sys.stdout).print(table)
+    if broken:
+        print_error(f"can't load {', '.join(broken)}. `handrail workers check {folder}` says why.")
+    return USAGE if broken else DONE
+
+
+def _show(named: str) -> int:
+    with divert_stdout():
+        worker = find_worker(named)
+    facts = {
+        "worker": worker.name,
+        "file": str(worker.path),
+        "what it does": worker.description or "",
+        "model": worker.model or "the caller's",
+        "tools": ", ".join(worker.tools) or "none",
+        "may call": ", ".join(worker.workers) or "none",
+        "limits": _format_settings(worker.limits) or "none",
+        "attachments": _format_settings(worker.attachments) if worker.attachments.count else "none",
+        "locked": "yes" if worker.locked else "no",
+    }
+    console = make_console(sys.stdout)
+    for name, value in facts.items():
+        text = Text(f"{name:<13}", "bold")
+        text.append(escape_line(str(value)), "default")
+        console.print(text, soft_wrap=True)
+    console.print()
+    console.print(Text(escape(str(worker.instructions)).strip()), soft_wrap=True)
+    return DONE
+
+
+def _format_settings(given: Any) -> str:
+    """The settings of a part of the front matter, without those left out."""
+    fields: dict[str, Any] = given.model_dump()
+    return ", ".join(f"{name} {value}" for name, value in fields.items() if value is not None)
+
+
+def _check(folder: str) -> int:
+    with divert_stdout():
+        problems = list(_registry(folder).check())
+    for each in problems:
+        sys.stdout.write(f"{escape_line(str(each))}\n")
+    if problems:
+        return USAGE
+    sys.stdout.write(f"{folder}: no problems found.\n")
+    return DONE
+
+
+def new(name: str) -> int:
+    """Create a folder of workers, never touching one that exists, and return the exit code."""
+    folder = Path(name)
+    if not _FOLDER_NAME.fullmatch(folder.name) or folder.name.endswith((" ", ".")):
+        print_error(
+            f"{name!r} can't name a folder of workers. Use letters, digits, - and _, such as: handrail new demo"
+        )
+        return USAGE
+    if not os.path.isdir(folder.parent):  # unlike Path.is_dir, False for a name that is too long
+        print_error(f"there is no folder {folder.parent}. Create it first, or choose another place.")
+        return USAGE
+    if os.path.lexists(folder):
+        print_error(f"{folder} exists already, and was not changed. Choose another name.")
+        return USAGE
+    try:
+        shutil.copytree(STARTER, folder)
+        (folder / "tools.py.txt").rename(
+            folder / "tools.py"
+        )  # .txt, so that it is not a module of this package
+    except OSError as error:
+        print_error(f"can't create {folder}: {error.strerror or error}.")
+        return FAILED
+    sys.stdout.write(
+        f"Created {folder} with two workers, their tools and a file of notes. Try:\n"
+        f'  handrail run {folder}/main.md "buy bread"\n'
+        f"  handrail chat {folder}/main.md\n"
+    )
+    return DONE

@@ -1,0 +1,328 @@
+"""Approvals: what somebody must allow before a call takes effect.
+
+A call that can be undone as a whole runs first, in its fork, and is approved by what it did there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pydantic_core
+
+from handrail.context import Approval
+from handrail.dispatch.parking import waiting_for_a_person
+from handrail.dispatch.questions import note_verb, question_of
+from handrail.dispatch.transaction import Transaction
+from handrail.errors import FileError, ToolValidationError
+from handrail.events import ApprovalDecided, ApprovalRemembered, ApprovalRequested, DecidedBy
+from handrail.guard.approval import APPROVAL_SCHEMA, decision
+from handrail.guard.coverage import NEVER_REMEMBERED, Asks, Coverage, coverage_of
+from handrail.guard.memory import Recall
+from handrail.journal.runlog import RunLog
+from handrail.operation import Operation
+from handrail.place import Place
+from handrail.protocols import ApprovalRequest, Filesystem
+from handrail.question import Lasting
+from handrail.resources.paths import parse_path
+from handrail.schema import to_json
+from handrail.session import SessionFork
+from handrail.tools import EFFECTS
+
+if TYPE_CHECKING:
+    from handrail.dispatch.attempt import Attempt
+
+
+def approval_verb(
+    attempt: Attempt, asks: Asks, operation: str, name: str, reason: str
+) -> Operation[Approval]:
+    """The verbs `request_approval` and `request_permission`."""
+    attempt.home.check()
+    number = attempt.next_verb(f"approval {name}")
+
+    async def ask() -> Approval:
+        await note_verb(attempt, number, f"approval {name}")
+        approval, _ = await ask_approval(attempt, asks, name, reason, question_id=attempt.question_id(number))
+        return approval
+
+    return Operation(ask, operation, attempt.home)
+
+
+async def ask_approval(
+    attempt: Attempt, asks: Asks, name: str, reason: str, diff: str = "", question_id: str | None = None
+) -> tuple[Approval, DecidedBy]:
+    """Ask for an approval. The answer holds for exactly what was asked, including the diff."""
+    frame = attempt.frame
+    session = frame.session
+    params = _params_that_came(attempt)
+    arguments = pydantic_core.from_json(attempt.tool.dump(params))  # secrets masked
+    cover = _covering(attempt, asks, name, params, arguments, diff)
+    keys = cover(session.id)
+    kept = attempt.tool.capabilities.isdisjoint(NEVER_REMEMBERED)
+    scopes = {scope.words: scope.key for scope in keys.scopes} if kept else {}
+    payload = {"tool": attempt.name, "arguments": arguments, "reason": reason}
+    if kept:
+        payload["scopes"] = tuple(scopes)  # without them, no memory is offered
+    if diff:
+        payload["diff"] = diff
+    lasting = Lasting(
+        tool=attempt.name,
+        words=keys.words,
+        exact=keys.exact,
+        any_diff=keys.any_diff,
+        scopes=scopes,
+        run_context=attempt.run_context,
+    )
+    question = question_of(
+        attempt,
+        question_id or attempt.next_approval_id(),
+        "approval",
+        name,
+        reason,
+        payload,
+        APPROVAL_SCHEMA,
+        frame.options.approval_seconds,
+        lasting if kept else None,
+    )
+    recall = Recall(session, question, cover, frame.clock)
+    asked = ApprovalRequest(
+        question=question,
+        tool=attempt.name,
+        arguments=arguments,
+        diff=diff,
+        scopes=tuple(scopes),
+        recall=recall if kept else None,
+    )
+    session.record(
+        ApprovalRequested(question.id, attempt.id, attempt.name, attempt.path, reason, attempt.run_context)
+    )
+    decided = Decided(Approval(False, "", "", "cancelled"), "asked")
+    try:
+        with waiting_for_a_person(attempt):
+            decided = await decide(attempt, asked, recall)
+    finally:
+        if not frame.parked or decided.approval.outcome != "cancelled":  # else it stays open
+            session.record(
+                ApprovalDecided(
+                    question.id,
+                    attempt.id,
+                    attempt.name,
+                    decided.approval,
+                    attempt.run_context,
+                    decided.how,
+                    decided.remembered,
+                )
+            )
+    return decided.approval, decided.how
+
+
+def _covering(
+    attempt: Attempt, asks: Asks, name: str, params: Any, shown: Any, diff: str
+) -> Callable[[str], Coverage]:
+    """The keys of a request, by the id of the session that they are for."""
+    frame = attempt.frame
+    paths = paths_of(attempt, params, bool(diff)) if asks == "call" else None
+    spellings = spelled(attempt, params)
+
+    @cache
+    def cover(session_id: str) -> Coverage:
+        return coverage_of(
+            attempt.tool,
+            asks,
+            name,
+            whose=(session_id, frame.session.principal),
+            arguments=attempt.arguments,
+            shown=shown,
+            diff=diff,
+            paths=paths,
+            spelled=spellings,
+            secret=None if frame.journal is None else frame.journal.key,
+        )
+
+    return cover
+
+
+def _params_that_came(attempt: Attempt) -> Any:
+    """The params as they were sent: parsed again once the handler, which may change its own, has had them."""
+    if not attempt.let_through or attempt.arguments is None:
+        return attempt.params
+    return attempt.tool.parse(attempt.arguments)
+
+
+# --- deciding ----------------------------------------------------------------------------------------
+
+
+class Decided(msgspec.Struct, frozen=True):
+    """The outcome of a request, and how it was decided."""
+
+    approval: Approval
+    how: DecidedBy
+    remembered: str | None = None
+    """The id of the remembered decision, if one decided it."""
+
+
+class _Noted(msgspec.Struct, frozen=True):
+    """A decision that was remembered, as it is recorded in the run."""
+
+    digest: str
+    """Of the request: one about anything else is decided again."""
+    approval: Approval
+    remembered: str
+
+
+async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> Decided:
+    """Decide as the record says, in a resumed run; else ask the broker.
+
+    An answer given to this very question takes precedence over everything said since, and so does a
+    remembered decision that was used here: a call that was approved stays approved, whatever was denied
+    or revoked while its process was down. Only the mode *strict* applies to every call.
+    """
+    frame, log = attempt.frame, attempt.frame.log
+    mode = getattr(frame.broker, "mode", None)
+    if log is not None and log.resumed and mode != "strict":
+        before = _before(log, asked)
+        if before is not None:
+            return before
+        # One with a diff is not withdrawn for another's answer, since somebody may be looking at it.
+        recall.is_open = bool(asked.diff) and _was_asked(log, asked) and mode != "approve_all"
+    book = frame.session.decisions
+    if book is not None and frame.journal is not None and len(frame.session[ApprovalRemembered]):
+        await book.read()  # somebody may have revoked one elsewhere
+    approval = await frame.broker.decide(asked)
+    used = recall.used
+    if used is None:
+        return Decided(approval, _decided_by(approval, mode))
+    if log is not None:
+        noted = _Noted(asked.question.digest, approval, used.id)
+        await log.note("approval", _place(log, asked), noted)
+        if log.resumed and _was_asked(log, asked):
+            await frame.questions.withdraw(asked.question.id)  # nobody hears an answer to it
+    return Decided(approval, "remembered", used.id)
+
+
+def _before(log: RunLog, asked: ApprovalRequest) -> Decided | None:
+    """How this request was decided before the process ended, if it was."""
+    question = asked.question
+    noted = log.find("approval", _place(log, asked), _Noted)
+    if noted is not None and noted.digest == question.digest:
+        return Decided(noted.approval, "remembered", noted.remembered)
+    answer = log.asked[question.id].answer if _was_asked(log, asked) else None
+    try:
+        return None if answer is None else Decided(decision(answer, asked), "asked")
+    except ToolValidationError:  # given where nobody could check it: ask again
+        return None
+
+
+def _was_asked(log: RunLog, asked: ApprovalRequest) -> bool:
+    """Whether exactly this question was asked before."""
+    before = log.asked.get(asked.question.id)
+    return before is not None and before.question.digest == asked.question.digest
+
+
+def _place(log: RunLog, asked: ApprovalRequest) -> Place:
+    return Place.from_id(asked.question.id, log.run_id)
+
+
+def _decided_by(approval: Approval, mode: str | None) -> DecidedBy:
+    if approval.outcome == "nobody there":
+        return "nobody"
+    return "mode" if mode in ("approve_all", "strict") else "asked"
+
+
+# --- previews ----------------------------------------------------------------------------------------
+
+
+def runs_first(attempt: Attempt) -> bool:
+    """Whether a call runs before it is approved. All of it must be undoable, and somebody there to look.
+
+    If nothing can be shown to anybody, because nobody is there or the mode is *strict*, a call that needs
+    an approval does not run. Nor does one that asks somebody itself.
+    """
+    undoable = EFFECTS[attempt.tool.effect].previewed and not attempt.tool.reenters
+    return undoable and bool(getattr(attempt.frame.broker, "shows_previews", False))
+
+
+def diff_of(transaction: Transaction) -> str:
+    """What a call did, for a person to read: its files, then its state. It can't change after this."""
+    transaction.seal()
+    said: list[str] = []
+    for fork in transaction.touched:
+        diff = getattr(fork, "diff", None)
+        if diff is not None:
+            said.append(diff())
+        elif not isinstance(fork, SessionFork):
+            said.append(f"{type(fork).__name__}: it was used, and its changes can't be shown\n")
+    said += [f"state: {type(event).__name__} {_shown(event)}\n" for event in transaction.events]
+    return "".join(said) or "It changed nothing.\n"
+
+
+def _shown(event: object) -> str:
+    try:
+        return to_json(event).decode()
+    except ToolValidationError:
+        return "(what is in it can't be shown)"
+
+
+# --- paths -------------------------------------------------------------------------------------------
+
+
+def paths_of(attempt: Attempt, params: Any, ran: bool) -> tuple[str, ...] | None:
+    """The paths a call names and where they lead; after it ran in its fork, also what it changed.
+
+    None if that can't be known: a path is invalid, or something other than files was changed.
+    """
+    found: list[str] = []
+    try:
+        named = [parse_path(each.path).path for each in attempt.tool.paths(params)]
+        found += named
+        if named and not ran:
+            found += _followed(attempt, named)
+    except FileError:
+        return None
+    if ran:
+        changed = _changed(attempt)
+        if changed is None:
+            return None
+        found += changed
+    return tuple(dict.fromkeys(found))
+
+
+def spelled(attempt: Attempt, params: Any) -> dict[str, str]:
+    """The paths a call names, each with its canonical spelling; invalid ones are left out."""
+    found: dict[str, str] = {}
+    for each in attempt.tool.paths(params):
+        with contextlib.suppress(FileError):
+            found[each.path] = parse_path(each.path).path
+    return found
+
+
+def _followed(attempt: Attempt, paths: list[str]) -> list[str]:
+    """Where these lead: a link may point into another folder."""
+    frame = attempt.frame
+    files: Any = frame.filesystem
+    if files is None:
+        files = attempt.filesystem if frame.resources.binds(Filesystem) else None
+    elif attempt.parent is not None:
+        files = attempt.parent.open_transaction.fork_of(files)  # the call around it may have made a link
+    resolved = getattr(files, "resolved", None)
+    return [] if resolved is None else [resolved(path) for path in paths if path]
+
+
+def _changed(attempt: Attempt) -> list[str] | None:
+    """What changed in its forks. A folder is left out if something in it is listed."""
+    changed: list[str] = []
+    for fork in attempt.open_transaction.touched:
+        if isinstance(fork, SessionFork):
+            continue
+        paths: tuple[str, ...] | None = getattr(fork, "changed", None)
+        if paths is None:
+            return None
+        changed += [
+            path.rstrip("/")
+            for path in paths
+            if not (path.endswith("/") and any(other != path and other.startswith(path) for other in paths))
+        ]
+    return changed

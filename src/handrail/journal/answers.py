@@ -1,0 +1,147 @@
+"""Which answers a question accepts, and what is recorded of one with secrets in it.
+
+The asker gets the answer as it was given. The record has a mask in place of each secret, and a seal: a digest of
+the whole answer, made with the journal's key. So a repeat of the same answer is recognised, and another is not.
+"""
+
+from __future__ import annotations
+
+import hmac
+from datetime import datetime
+from typing import Any, get_args
+
+import msgspec
+import pydantic_core
+
+from handrail.errors import AnswerRefused, ToolValidationError
+from handrail.journal.digest import digest
+from handrail.journals import Check, Mask
+from handrail.question import Answer, AnswerOutcome, Question
+from handrail.schema import Problem, clear_json
+from handrail.schema.problems import misfits
+from handrail.schema.secrets import MASK, is_masked
+
+
+def check_answer(question: Question, answer: Answer, now: datetime) -> None:
+    """Refuse an answer to another question, from somebody else, too late, or that does not fit the schema."""
+    check_sender(question, answer)
+    check_in_time(question, answer, now)
+    wrong = (
+        misfits(question.schema, answer.value, secret=question.secret) if answer.outcome == "answered" else ()
+    )
+    if wrong:
+        raise AnswerRefused(
+            question.id,
+            f"it does not fit: {'; '.join(map(str, wrong))}",
+            "Give what the schema says.",
+            problems=[Problem(each.where, each.what) for each in wrong],
+        )
+
+
+def check_sender(question: Question, answer: Answer) -> None:
+    """Refuse an answer to another question, or from somebody who was not asked."""
+    if not hmac.compare_digest(_bytes(answer.digest), _bytes(question.digest)):
+        raise AnswerRefused(
+            question.id,
+            "its digest is not this question's",
+            "Answer what was asked: read the question again.",
+        )
+    if answer.by != question.principal:
+        raise AnswerRefused(
+            question.id, f"{answer.by!r} may not answer it", f"Only {question.principal!r} may."
+        )
+
+
+def check_in_time(question: Question, answer: Answer, now: datetime) -> None:
+    """Refuse an answer to an expired question, or with an unknown outcome."""
+    if question.expires_at is not None and now >= question.expires_at:
+        raise AnswerRefused(question.id, "it has expired", "Ask again to get a new question.")
+    if answer.outcome not in get_args(AnswerOutcome):
+        raise AnswerRefused(
+            question.id,
+            f"{answer.outcome!r} is no outcome",
+            f"Use one of {', '.join(map(repr, get_args(AnswerOutcome)))}.",
+        )
+
+
+def check_value(question: Question, answer: Answer, check: Check | None) -> None:
+    """Refuse a value that the asker's check rejects."""
+    if answer.outcome != "answered" or check is None:
+        return
+    try:
+        check(answer.value)
+    except ToolValidationError as error:
+        raise AnswerRefused(
+            question.id,
+            f"it does not fit: {str(error).removesuffix('.')}",
+            "Give what the schema says.",
+            problems=error.problems or (Problem("", str(error)),),
+        ) from None
+
+
+def still_fits(answer: Answer, check: Check | None) -> bool:
+    """Whether a recorded answer can be used. It may have been given where nothing could check it."""
+    if answer.seal:
+        return False  # its secret was not recorded, so it has to be given again
+    if answer.outcome != "answered" or check is None:
+        return True
+    try:
+        check(answer.value)
+    except ToolValidationError:
+        return False
+    return True
+
+
+def seal(question: Question, answer: Answer, mask: Mask | None, key: bytes) -> Answer:
+    """The answer as it may be recorded and shown; unchanged if nothing in it is secret.
+
+    Without a mask, the whole value is treated as secret.
+    """
+    if not question.secret or answer.outcome != "answered":
+        return msgspec.structs.replace(answer, seal="") if answer.seal else answer
+    given = _plain(question, answer.value)
+    shown = MASK if mask is None else mask(answer.value)
+    sealed = digest(key, "answer", question.id, question.digest, given) if is_masked(shown) else ""
+    return msgspec.structs.replace(answer, value=shown if sealed else answer.value, seal=sealed)
+
+
+def check_repeat(question: Question, answer: Answer, before: Answer | None, key: bytes) -> None:
+    """Accept a possibly secret answer that nobody waits for here only if it repeats the recorded one."""
+    if before is None:
+        raise secret_refused(question)
+    if before.seal:
+        repeated = digest(key, "answer", question.id, question.digest, _plain(question, answer.value))
+        same = hmac.compare_digest(repeated, before.seal) and (answer.by, answer.outcome) == (
+            before.by,
+            before.outcome,
+        )
+    else:
+        same = answer == before
+    if not same:
+        raise answered_already(question.id)
+
+
+def secret_refused(question: Question) -> AnswerRefused:
+    """The refusal of a secret that nobody waits for in this process."""
+    return AnswerRefused(
+        question.id,
+        "there can be a secret in it, which is not recorded, and whoever asked does not wait here to hear it",
+        f"Answer where the run {question.run_id} lives: on the page of its server, or in a terminal, after "
+        "`handrail runs resume`, which asks again.",
+    )
+
+
+def answered_already(question_id: str) -> AnswerRefused:
+    return AnswerRefused(question_id, "it was answered already", "The first answer counts.")
+
+
+def _plain(question: Question, value: object) -> Any:
+    """The value with its secrets, for the digest, which does not reveal them."""
+    try:
+        return pydantic_core.from_json(clear_json(value))
+    except ToolValidationError:
+        raise AnswerRefused(question.id, "it can't be written as JSON", "Give plain data.") from None
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")  # compare_digest takes only ASCII text, but any bytes

@@ -1,0 +1,326 @@
+"""The database of a journal: its schema, and the one connection that writes it."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+import pydantic_core
+
+from handrail.clock import Clock
+from handrail.errors import DefinitionError, JournalError
+from handrail.journal.lease import check_not_taken, new_owner
+
+T = TypeVar("T")
+
+Work = Callable[[sqlite3.Connection], T]
+Moments = Callable[[Literal["before", "after"], sqlite3.Connection], None]
+"""Called just before each transaction, and once it is durable but before anybody is told."""
+
+MEMORY = ":memory:"
+SCHEMA = 5
+"""Version of the schema. A journal of another version is refused."""
+
+_BUSY_SECONDS = 10.0
+_TABLES: Sequence[str] = (
+    "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    """CREATE TABLE runs (
+        id TEXT PRIMARY KEY, session_id TEXT NOT NULL, principal TEXT NOT NULL, status TEXT NOT NULL,
+        owner TEXT NOT NULL, leased_until REAL NOT NULL, began_at REAL NOT NULL, changed_at REAL NOT NULL,
+        record BLOB NOT NULL, outcome BLOB NOT NULL, stopping INTEGER NOT NULL DEFAULT 0
+    ) WITHOUT ROWID""",
+    "CREATE INDEX runs_by_time ON runs (began_at)",
+    "CREATE INDEX runs_of_a_session ON runs (session_id, began_at)",
+    "CREATE INDEX runs_of_a_principal ON runs (principal, began_at)",
+    "CREATE INDEX sessions_of_a_principal ON runs (principal, session_id, began_at, changed_at)",
+    """CREATE TABLE entries (
+        number INTEGER PRIMARY KEY, run_id TEXT NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL,
+        at REAL NOT NULL, body BLOB NOT NULL, UNIQUE (run_id, kind, key)
+    )""",
+    "CREATE INDEX undone_calls ON entries (run_id, key) WHERE kind IN ('undone', 'told')",
+    """CREATE TABLE units (
+        number INTEGER PRIMARY KEY, run_id TEXT NOT NULL, call_id TEXT NOT NULL,
+        state TEXT NOT NULL CHECK (state IN ('committed', 'applied', 'void')), unit BLOB NOT NULL,
+        session_id TEXT NOT NULL
+    )""",
+    "CREATE INDEX units_of_a_run ON units (run_id)",
+    "CREATE INDEX units_of_a_session ON units (session_id)",
+    "CREATE INDEX units_to_apply ON units (number) WHERE state = 'committed'",
+    "CREATE TABLE steps (key TEXT PRIMARY KEY, run_id TEXT NOT NULL, value BLOB) WITHOUT ROWID",
+    "CREATE INDEX steps_of_a_run ON steps (run_id) WHERE run_id != ''",
+    """CREATE TABLE questions (
+        id TEXT PRIMARY KEY, question BLOB NOT NULL, answer BLOB, answered_at REAL, run_id TEXT NOT NULL,
+        asked_at REAL NOT NULL, principal TEXT NOT NULL
+    ) WITHOUT ROWID""",
+    "CREATE INDEX questions_of_a_run ON questions (run_id)",
+    "CREATE INDEX open_questions ON questions (asked_at) WHERE answer IS NULL",
+    "CREATE INDEX open_questions_to_a_principal ON questions (principal, asked_at) WHERE answer IS NULL",
+    """CREATE TABLE decisions (
+        number INTEGER PRIMARY KEY, session_id TEXT NOT NULL, principal TEXT NOT NULL,
+        kind TEXT NOT NULL CHECK (kind IN ('remembered', 'revoked')), id TEXT NOT NULL,
+        at REAL NOT NULL, body BLOB NOT NULL, UNIQUE (session_id, principal, kind, id)
+    )""",
+    """CREATE TABLE tickets (
+        run_id TEXT NOT NULL, place TEXT NOT NULL, text TEXT NOT NULL, open INTEGER NOT NULL,
+        holder TEXT NOT NULL, held_until REAL NOT NULL, deposit BLOB NOT NULL, PRIMARY KEY (run_id, place)
+    ) WITHOUT ROWID""",
+    "CREATE TABLE blobs (digest TEXT PRIMARY KEY, data BLOB NOT NULL)",
+    "CREATE TABLE blob_runs (run_id TEXT, digest TEXT, PRIMARY KEY (run_id, digest)) WITHOUT ROWID",
+    "CREATE INDEX runs_of_a_blob ON blob_runs (digest)",
+)
+
+
+def encode(value: object, what: str) -> bytes:
+    """A value as plain data; `what` names its source if it can't be recorded."""
+    try:
+        return msgspec.msgpack.encode(value, enc_hook=pydantic_core.to_jsonable_python)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DefinitionError(
+            f"{what} something that can't be recorded: {error}. Give plain data, a dataclass or a model."
+        ) from error
+
+
+class Database:
+    """Runs work on the database, each piece in a transaction of its own, one after another.
+
+    A thread of its own does the work. With `inline` the caller's thread does it, at once: for databases in
+    memory, and for simulations, which need one order of events. `moments` is for simulations too: it may
+    end the process there.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        clock: Clock,
+        new_id: str,
+        synced: bool = False,
+        inline: bool = False,
+        moments: Moments | None = None,
+    ) -> None:
+        self.path = path
+        self.id = ""
+        self.owner = new_owner()
+        """The name under which this process owns runs."""
+        self._clock = clock
+        self._moments = moments
+        self._synced = synced
+        self._closed = False
+        self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        """Held to add a job, so that none lands behind the one that ends the thread; inline, to do it."""
+        self._connection: sqlite3.Connection | None = None
+        self._thread: threading.Thread | None = None
+        if inline:
+            self._connection = self._open(new_id)
+            if path == MEMORY:  # nobody else can open it, so it may be closed when it is garbage
+                weakref.finalize(self, self._connection.close)
+            return
+        opened = _Job(lambda connection: None)
+        self._thread = threading.Thread(
+            target=self._write, args=(opened, new_id), name="handrail-journal", daemon=True
+        )
+        self._thread.start()
+        opened.done.wait()
+        if opened.error is not None:
+            self._closed = True
+            raise opened.error
+
+    def now(self) -> float:
+        """Seconds since 1970."""
+        return self._clock.now().timestamp()
+
+    def close(self) -> None:
+        """Finish pending work and close the database. Harmless when called twice."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._jobs.put(None)
+                if self._connection is not None:
+                    self._connection.close()
+        if self._thread is not None:
+            self._thread.join()
+
+    async def transact(self, work: Work[T], *, synced: bool = True) -> T:
+        """Run `work` in a transaction and return its value once that is recorded."""
+        if self._connection is not None:
+            return self._run_inline(self._connection, _Job(work, synced=synced))
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._put(_Job(work, lambda job: loop.call_soon_threadsafe(_deliver, future, job), synced))
+        return await future
+
+    def transact_now(self, work: Work[T]) -> T:
+        """The same, synchronously and from any thread."""
+        job = _Job(work)
+        if self._connection is not None:
+            return self._run_inline(self._connection, job)
+        self._put(job)
+        job.done.wait()
+        return job.result()
+
+    async def select(self, query: str, *values: object) -> list[Any]:
+        """The rows a query finds."""
+        return await self.transact(lambda connection: connection.execute(query, values).fetchall())
+
+    async def write(self, run_id: str, query: str, *values: object) -> None:
+        """Run a statement, unless another process has taken the run over: then `RunBusy`."""
+
+        def write(connection: sqlite3.Connection) -> None:
+            check_not_taken(connection, self.owner, run_id)
+            connection.execute(query, values)
+
+        await self.transact(write)
+
+    def _run_inline(self, connection: sqlite3.Connection, job: _Job[T]) -> T:
+        with self._lock:
+            self._check_open()
+            self._run(connection, job)
+        return job.result()
+
+    def _put(self, job: _Job[Any]) -> None:
+        with self._lock:
+            self._check_open()
+            self._jobs.put(job)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise JournalError(self.path, "it is closed", "Open it again.")
+
+    def _write(self, opened: _Job[None], new_id: str) -> None:
+        try:
+            connection = self._open(new_id)
+        except BaseException as error:  # raised in the thread that opens the journal
+            opened.error = error
+            return
+        finally:
+            opened.done.set()
+        while (job := self._jobs.get()) is not None:
+            self._run(connection, job)
+        connection.close()
+
+    def _open(self, new_id: str) -> sqlite3.Connection:
+        if "\0" in self.path:
+            raise JournalError(self.path, "its path contains a zero byte", "Give a path without one.")
+        try:
+            connection = sqlite3.connect(
+                self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                # OFF survives the process, since the system has the data; FULL also survives the system.
+                connection.execute(f"PRAGMA synchronous = {'FULL' if self._synced else 'OFF'}")
+                self.id = _prepare(connection, self.path, new_id)
+            except BaseException:
+                connection.close()
+                raise
+        except sqlite3.Error as error:
+            raise JournalError(
+                self.path, f"it can't be opened: {error}", "Give the path of a journal or of a new file."
+            ) from error
+        return connection
+
+    def _run(self, connection: sqlite3.Connection, job: _Job[Any]) -> None:
+        moments = self._moments
+        if moments is not None:
+            moments("before", connection)
+        try:
+            if self._synced:
+                connection.execute(f"PRAGMA synchronous = {'FULL' if job.synced else 'OFF'}")
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                job.value = job.work(connection)
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:  # SQLite may have rolled back itself when the disk is full
+                    connection.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            job.error = JournalError(
+                self.path, f"it can't be written: {error}", "Check the disk and try again."
+            )
+        except BaseException as error:
+            job.error = error
+        if moments is not None:
+            moments("after", connection)
+        job.finish()
+
+
+class _Job(Generic[T]):
+    """One piece of work, and its value or error."""
+
+    __slots__ = ("_report", "done", "error", "synced", "value", "work")
+
+    def __init__(
+        self, work: Work[T], report: Callable[[_Job[T]], object] | None = None, synced: bool = True
+    ) -> None:
+        self.work = work
+        self.synced = synced
+        self._report = report
+        self.done = threading.Event()
+        self.value: T | None = None
+        self.error: BaseException | None = None
+
+    def finish(self) -> None:
+        self.done.set()
+        if self._report is not None:
+            try:
+                self._report(self)
+            except RuntimeError:  # the loop that asked has ended; the record stands
+                return
+
+    def result(self) -> T:
+        if self.error is not None:
+            raise self.error
+        return self.value  # pyright: ignore[reportReturnType]  # set where there is no error
+
+
+def _deliver(future: asyncio.Future[T], job: _Job[T]) -> None:
+    if future.done():
+        return
+    if job.error is not None:
+        future.set_exception(job.error)
+    else:
+        future.set_result(job.result())
+
+
+def _prepare(connection: sqlite3.Connection, path: str, new_id: str) -> str:
+    """Create the tables in an empty database, and return the id of the journal."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
+            for table in _TABLES:
+                connection.execute(table)
+            about = (("id", new_id), ("schema", str(SCHEMA)))
+            connection.executemany("INSERT INTO about VALUES (?, ?)", about)
+        else:
+            _check_schema(connection, path)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    return connection.execute("SELECT value FROM about WHERE key = 'id'").fetchone()[0]
+
+
+def _check_schema(connection: sqlite3.Connection, path: str) -> None:
+    try:
+        row = connection.execute("SELECT value FROM about WHERE key = 'schema'").fetchone()
+    except sqlite3.OperationalError:
+        row = None
+    if row is None or not str(row[0]).isdecimal():
+        raise JournalError(
+            path, "this is a database, but not a journal", "Give the path of a journal or of a new file."
+        )
+    if int(row[0]) != SCHEMA:
+        raise JournalError(
+            path,
+            f"its schema is version {row[0]}, and this version of Handrail uses {SCHEMA}",
+            "Use the version that wrote it, or a new file.",
+        )

@@ -1,0 +1,338 @@
+"""Steps and questions within one process: all that a run without a journal needs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import msgspec
+
+from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.errors import AnswerRefused, Declined, DefinitionError, NoAnswer, QuestionTimedOut
+from handrail.journal.answers import check_in_time, check_sender, check_value, seal
+from handrail.journal.digest import new_key
+from handrail.question import Answer, AnswerOutcome, Question
+from handrail.records import Asked
+
+if TYPE_CHECKING:
+    from handrail.journals import Check, Mask
+    from handrail.protocols import Environment
+
+T = TypeVar("T")
+
+log = logging.getLogger("handrail.questions")
+
+_TRIES = 3
+"""How often somebody whose answer does not fit is asked."""
+
+_inside: ContextVar[tuple[tuple[int, str], ...]] = ContextVar("steps under way around this", default=())
+
+
+class LocalSteps:
+    """Steps that succeed once in this process."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, asyncio.Future[Any]] = {}
+        self._keys: dict[str, dict[str, None]] = {}
+        """The keys of each run. Run ids may share prefixes, so the keys alone don't tell."""
+
+    async def run(
+        self,
+        key: str,
+        function: Callable[[], Awaitable[T]],
+        /,
+        *,
+        run_id: str = "",
+        unsettled: Callable[[], Awaitable[T]] | None = None,
+    ) -> T:
+        """Run `function` until it succeeds once for this key; from then on return its value.
+
+        Of two concurrent runs of one key the second waits for the first, and tries itself if that
+        fails or is cancelled.
+        """
+        around, me = _inside.get(), (id(self), key)
+        if me in around:
+            raise DefinitionError(
+                f"step {key!r} needs its own outcome and would wait for itself. Give the inner one another key."
+            )
+        while (earlier := self._steps.get(key)) is not None:
+            try:
+                return cast(T, await asyncio.shield(earlier))
+            except _Retry:
+                continue
+        mine: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._steps[key] = mine
+        if run_id:
+            self._keys.setdefault(run_id, {})[key] = None
+        entered = _inside.set((*around, me))
+        try:
+            value = await function()
+        except BaseException:
+            if self._steps.get(key) is mine:
+                del self._steps[key]
+            mine.set_exception(_Retry())
+            mine.exception()  # retrieved, since nobody else may be waiting
+            raise
+        finally:
+            with contextlib.suppress(
+                ValueError
+            ):  # closed in another context, where there is nothing to reset
+                _inside.reset(entered)
+        mine.set_result(value)
+        return value
+
+    async def load(self, run_id: str, /) -> Sequence[tuple[str, bytes | None]]:
+        """Nothing: no value outlives the process."""
+        return ()
+
+    def forget(self, run_id: str) -> None:
+        """Drop the values of a run."""
+        for key in self._keys.pop(run_id, ()):
+            self._steps.pop(key, None)
+
+
+class _Retry(Exception):
+    """The step that was waited for failed; the waiter tries itself."""
+
+
+class _Pending:
+    """A question that was asked here, and its answer once there is one."""
+
+    __slots__ = ("answer", "answered_at", "check", "loop", "mask", "question", "settled")
+
+    def __init__(
+        self,
+        question: Question,
+        loop: asyncio.AbstractEventLoop,
+        check: Check | None,
+        mask: Mask | None = None,
+    ) -> None:
+        self.question = question
+        self.check = check
+        self.mask = mask
+        self.loop = loop
+        self.settled: asyncio.Future[Answer] = loop.create_future()
+        self.answer: Answer | None = None
+        """As it may be shown, with its secrets masked."""
+        self.answered_at: float | None = None
+
+    @property
+    def can_be_asked_again(self) -> bool:
+        answer = self.answer
+        return answer is not None and (answer.outcome in ("timed out", "cancelled") or bool(answer.seal))
+
+
+class LocalQuestions:
+    """Questions asked in this process: decides which answer counts.
+
+    - The first answer wins. The same answer again is harmless; a different one is refused.
+    - An answer must carry the question's digest, come from the principal it was put to, be in time, and pass
+      the asker's check.
+    - A question without an answer ends as declined, timed out or cancelled. It never ends with a made-up
+      answer, and it always ends, even if the environment can't be reached.
+    - The same question again, from a call that is run again, gets the same answer. One that timed out,
+      was cancelled, or whose answer contained a secret, is asked again.
+    - Only the asker gets the secrets of an answer. What is kept, recorded and shown is masked.
+    """
+
+    def __init__(
+        self,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        key: bytes | None = None,
+        record: Callable[[Answer], None] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._key = new_key() if key is None else key
+        """Seals answers with secrets."""
+        self._record = record
+        """Records an answer before anybody is told; it may refuse it."""
+        self._questions: dict[str, _Pending] = {}
+        self._lock = threading.Lock()
+
+    async def ask(
+        self,
+        question: Question,
+        environment: Environment | None = None,
+        check: Check | None = None,
+        mask: Mask | None = None,
+        /,
+    ) -> Answer:
+        """Put a question to the environment and wait for its answer."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            earlier = self._questions.get(question.id)
+            if earlier is not None and earlier.question.digest != question.digest:
+                raise AnswerRefused(
+                    question.id, "another question with this id was asked already", "Give each its own id."
+                )
+            if earlier is None or earlier.can_be_asked_again:
+                earlier = None
+                self._questions.pop(question.id, None)  # the dict is in the order of asking
+                pending = self._questions[question.id] = _Pending(question, loop, check, mask)
+            else:
+                pending = earlier
+            settled = pending.settled
+        if earlier is not None:
+            return pending.answer or await asyncio.shield(settled)
+        asking: asyncio.Task[None] | None = None
+        timer: asyncio.TimerHandle | None = None
+        if question.expires_at is not None:
+            left = (question.expires_at - self._clock.now()).total_seconds()
+            timer = loop.call_later(max(left, 0), self._close, pending, "timed out")
+        if environment is not None:
+            asking = loop.create_task(self._put(pending, environment))
+        try:
+            return await settled
+        except asyncio.CancelledError:
+            self._close(pending, "cancelled")
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if asking is not None:
+                asking.cancel()
+
+    def answer(self, answer: Answer, /) -> None:
+        """Accept an answer, or raise `AnswerRefused`. Thread-safe."""
+        pending = self._questions.get(answer.question_id)
+        if pending is None:
+            raise AnswerRefused(answer.question_id, "there is no such question", "Answer one that is open.")
+        check_sender(pending.question, answer)
+        if pending.answer is None:
+            self._check(pending, answer)
+        if not self._settle(pending, answer) and pending.answer != self._shown(pending, answer):
+            over = "" if pending.answer is None else pending.answer.outcome
+            raise AnswerRefused(pending.question.id, f"it is over: {over}", "The first answer counts.")
+
+    async def open(self, run_id: str | None = None, /, *, principal: str | None = None) -> Sequence[Question]:
+        """The questions without an answer, oldest first."""
+        return tuple(
+            each.question
+            for each in self._all()
+            if each.answer is None
+            and run_id in (None, each.question.run_id)
+            and principal in (None, each.question.principal)
+        )
+
+    async def history(self, run_id: str, /) -> Sequence[Asked]:
+        """The questions of a run that are open or were answered, oldest first."""
+        return tuple(
+            Asked(each.question, each.answer, each.answered_at)
+            for each in self._all()
+            if each.question.run_id == run_id
+            and (each.answer is None or each.answer.outcome in ("answered", "declined"))
+        )
+
+    async def withdraw(self, question_id: str, /) -> None:
+        """Cancel a question. Harmless if it is over."""
+        pending = self._questions.get(question_id)
+        if pending is not None:
+            self._close(pending, "cancelled")
+
+    async def withdraw_all(self, prefix: str, /) -> None:
+        """Cancel every question without an answer whose id starts with `prefix`."""
+        for pending in self._all():
+            if pending.question.id.startswith(prefix):
+                self._close(pending, "cancelled")
+
+    def is_known(self, question_id: str) -> bool:
+        """Whether a question waits here for its answer, or was answered here."""
+        pending = self._questions.get(question_id)
+        return pending is not None and (
+            pending.answer is None or pending.answer.outcome not in ("timed out", "cancelled")
+        )
+
+    def deliver(self, answer: Answer) -> None:
+        """Wake the asker with an answer that was recorded elsewhere, if it fits."""
+        pending = self._questions.get(answer.question_id)
+        if pending is not None and pending.answer is None and not answer.seal:
+            self._check(pending, answer)
+            self._settle(pending, answer, recorded=True)
+
+    def forget(self, question_id: str) -> None:
+        """Drop a question that is over."""
+        with self._lock:
+            pending = self._questions.get(question_id)
+            if pending is not None and pending.answer is not None:
+                del self._questions[question_id]
+
+    def _all(self) -> tuple[_Pending, ...]:
+        with self._lock:
+            return tuple(self._questions.values())
+
+    def _check(self, pending: _Pending, answer: Answer) -> None:
+        check_in_time(pending.question, answer, self._clock.now())
+        check_value(pending.question, answer, pending.check)
+
+    def _shown(self, pending: _Pending, answer: Answer) -> Answer:
+        return seal(pending.question, answer, pending.mask, self._key)
+
+    def _settle(self, pending: _Pending, answer: Answer, recorded: bool = False) -> bool:
+        """Make this the answer, unless there is one. Questions end only here."""
+        with self._lock:
+            if pending.answer is not None:
+                return False
+            shown, settled = self._shown(pending, answer), pending.settled
+            if self._record is not None and not recorded:
+                self._record(shown)
+            pending.answer = shown
+            if shown.seal:
+                pending.settled = pending.loop.create_future()  # so that nothing here keeps the secret
+            pending.answered_at = self._clock.now().timestamp()
+            pending.check = None
+        with contextlib.suppress(RuntimeError):  # the asker's loop has ended; the answer is kept
+            pending.loop.call_soon_threadsafe(_wake, settled, answer)
+        return True
+
+    def _close(self, pending: _Pending, outcome: AnswerOutcome, reason: str = "") -> None:
+        question = pending.question
+        self._settle(
+            pending,
+            Answer(
+                question_id=question.id,
+                digest=question.digest,
+                by=question.principal,
+                outcome=outcome,
+                reason=reason,
+            ),
+        )
+
+    async def _put(self, pending: _Pending, environment: Environment) -> None:
+        """Ask the environment, again if the answer does not fit."""
+        question = pending.question
+        try:
+            for _ in range(_TRIES):
+                answer = await environment.ask(question)
+                try:
+                    if answer.question_id != question.id:
+                        raise AnswerRefused(
+                            question.id, f"it answers {answer.question_id!r}", "Answer what was asked."
+                        )
+                    self.answer(answer)
+                    return
+                except AnswerRefused as refused:
+                    if pending.answer is not None:
+                        return
+                    question = msgspec.structs.replace(
+                        question, message=f"{pending.question.message}\n{refused.problem}"
+                    )
+            self._close(pending, "declined", f"no answer that fits after {_TRIES} tries")
+        except Declined as declined:
+            self._close(pending, "declined", declined.reason)
+        except NoAnswer as none:
+            outcome = "timed out" if isinstance(none, QuestionTimedOut) else "cancelled"
+            self._close(pending, outcome, getattr(none, "reason", "") or str(none))
+        except Exception as error:
+            log.error("the environment raised, so question %s is cancelled", question.id, exc_info=error)
+            self._close(pending, "cancelled", f"whoever was to be asked could not be: {type(error).__name__}")
+
+
+def _wake(settled: asyncio.Future[Answer], answer: Answer) -> None:
+    if not settled.done():
+        settled.set_result(answer)

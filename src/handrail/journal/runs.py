@@ -1,0 +1,269 @@
+"""The runs of a journal's database, and the leases on them."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from handrail.errors import RunBusy, RunError, RunUnknown
+from handrail.journal.blobs import put_blob, remove_unused_blobs
+from handrail.journal.database import Database, encode
+from handrail.journal.lease import LEASE_SECONDS, check_owner, is_free
+from handrail.records import OVER, Entry, Mark, RunCopy, RunRecord, RunRow, RunStatus, SessionRow
+
+_ROW = """record, status, owner, leased_until, changed_at, outcome, stopping,
+    (SELECT count(*) FROM questions WHERE run_id = runs.id AND answer IS NULL)"""
+_INSERT = """INSERT INTO runs
+    (id, session_id, principal, status, owner, leased_until, began_at, changed_at, record, outcome)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+# The plus keeps SQLite from using the principal's index: a principal has many more runs than a session.
+_SESSIONS = f"""WITH found AS (
+        SELECT session_id AS session, count(*) AS number, max(changed_at) AS changed
+        FROM runs WHERE principal = :principal GROUP BY session_id
+        HAVING :mark IS NULL OR (changed, session) < (:mark, :id)
+        ORDER BY changed DESC, session DESC LIMIT :limit
+    )
+    SELECT session, number, changed,
+        (SELECT record FROM runs WHERE +principal = :principal AND session_id = session ORDER BY began_at, id LIMIT 1),
+        (SELECT count(*) FROM questions JOIN runs ON runs.id = questions.run_id
+            WHERE runs.principal = :principal AND session_id = session AND answer IS NULL),
+        {_ROW}
+    FROM found JOIN runs ON runs.id = (
+        SELECT id FROM runs WHERE +principal = :principal AND session_id = session
+        ORDER BY began_at DESC, id DESC LIMIT 1
+    ) ORDER BY changed DESC, session DESC"""
+_CHUNK = 500
+"""How many ids one statement names."""
+
+
+class SqliteRuns:
+    """Runs in a database. `lost` is called with each run whose values in this process may be out of date."""
+
+    def __init__(self, database: Database, lost: Callable[[str], None]) -> None:
+        self._database = database
+        self._lost = lost
+
+    async def begin(self, run: RunRecord, /) -> None:
+        database = self._database
+        now = database.now()
+
+        def begin(connection: sqlite3.Connection) -> None:
+            _check_new(connection, run.id)
+            query = "SELECT max(began_at) FROM runs WHERE session_id = ?"
+            placed = _after(run, connection.execute(query, (run.session_id,)).fetchone()[0])
+            lease = database.owner, now + LEASE_SECONDS
+            _insert(connection, placed, "running", lease, now, b"")
+
+        await database.transact(begin)
+
+    async def take(self, run_id: str, /) -> RunRow:
+        database = self._database
+        now = database.now()
+
+        def take(connection: sqlite3.Connection) -> RunRow:
+            row = get_run(connection, run_id)
+            if not is_free(row.owner, row.leased_until, now, database.owner):
+                raise RunBusy(run_id, row.owner)
+            status = row.status if row.status in OVER else "running"
+            connection.execute(
+                "UPDATE runs SET status = ?, owner = ?, leased_until = ?, changed_at = ?, stopping = 0 WHERE id = ?",
+                (status, database.owner, now + LEASE_SECONDS, now, run_id),
+            )
+            return row
+
+        taken = await database.transact(take)
+        self._lost(run_id)  # another process may have had the run
+        return taken
+
+    async def keep(self, run_id: str, /) -> bool:
+        database = self._database
+        now = database.now()
+
+        def keep(connection: sqlite3.Connection) -> bool:
+            check_owner(connection, database.owner, run_id)
+            connection.execute("UPDATE runs SET leased_until = ? WHERE id = ?", (now + LEASE_SECONDS, run_id))
+            return get_run(connection, run_id).stopping
+
+        return await database.transact(keep, synced=False)
+
+    async def stop(self, run_id: str, /) -> None:
+        def stop(connection: sqlite3.Connection) -> None:
+            get_run(connection, run_id)  # `RunUnknown` if there is no such run
+            connection.execute("UPDATE runs SET stopping = 1 WHERE id = ?", (run_id,))
+
+        await self._database.transact(stop)
+
+    async def leave(self, run_id: str, status: RunStatus, outcome: bytes = b"", /) -> None:
+        database = self._database
+        now = database.now()
+
+        def leave(connection: sqlite3.Connection) -> None:
+            check_owner(connection, database.owner, run_id)
+            connection.execute(
+                "UPDATE runs SET status = ?, owner = '', leased_until = 0, changed_at = ?, outcome = ?, stopping = 0 "
+                "WHERE id = ?",
+                (status, now, outcome, run_id),
+            )
+            if status in OVER:
+                connection.execute("DELETE FROM questions WHERE run_id = ? AND answer IS NULL", (run_id,))
+
+        await database.transact(leave)
+        self._lost(run_id)
+
+    async def get(self, run_id: str, /) -> RunRow:
+        return await self._database.transact(lambda connection: get_run(connection, run_id))
+
+    async def list(
+        self,
+        *,
+        session_id: str | None = None,
+        principal: str | None = None,
+        limit: int = 100,
+        before: Mark | None = None,
+    ) -> Sequence[RunRow]:
+        where: dict[str, Any] = {"TRUE": None}
+        if session_id is not None:
+            where["session_id = ?"] = session_id
+        if principal is not None:  # with a session, its index finds fewer rows
+            where["principal = ?" if session_id is None else "+principal = ?"] = principal
+        values = [value for value in where.values() if value is not None]
+        if session_id is not None:
+            order = f"began_at, id{' LIMIT 1' if limit == 1 else ''}"
+        else:
+            if before is not None:
+                where["(began_at, id) < (?, ?)"] = None
+                values += before
+            order = "began_at DESC, id DESC LIMIT ?"
+            values.append(limit)
+        query = f"SELECT {_ROW} FROM runs WHERE {' AND '.join(where)} ORDER BY {order}"
+        rows = await self._database.select(query, *values)
+        return tuple(_row(row) for row in rows)
+
+    async def sessions(
+        self, principal: str, /, *, limit: int = 100, before: Mark | None = None
+    ) -> Sequence[SessionRow]:
+        at, id = before or (None, None)
+        values = {"principal": principal, "limit": limit, "mark": at, "id": id}
+        rows = await self._database.transact(
+            lambda connection: connection.execute(_SESSIONS, values).fetchall()
+        )
+        return tuple(
+            SessionRow(
+                session_id=session_id,
+                runs=number,
+                changed_at=changed,
+                first=msgspec.msgpack.decode(first, type=RunRecord),
+                questions=waiting,
+                newest=_row(newest),
+            )
+            for session_id, number, changed, first, waiting, *newest in rows
+        )
+
+    async def add(self, copy: RunCopy, /) -> None:
+        run = copy.row.record
+
+        def add(connection: sqlite3.Connection) -> None:
+            _check_new(connection, run.id)
+            _insert(connection, run, copy.row.status, ("", 0.0), copy.row.changed_at, copy.row.outcome)
+            put_entries(connection, run.id, copy.entries)
+            # Its files are not this journal's to change, so its units are applied.
+            connection.executemany(
+                "INSERT INTO units (run_id, call_id, state, unit, session_id) VALUES (?, ?, 'applied', ?, ?)",
+                (
+                    (run.id, unit.call_id, msgspec.msgpack.encode(unit), unit.session_id)
+                    for unit in copy.units
+                ),
+            )
+            connection.executemany(
+                "INSERT OR REPLACE INTO steps VALUES (?, ?, ?)",
+                ((key, run.id, value) for key, value in copy.steps),
+            )
+            for data in copy.blobs:
+                put_blob(connection, data, run.id)
+
+        await self._database.transact(add)
+
+    async def forget(self, run_ids: Sequence[str], /) -> None:
+        def forget(connection: sqlite3.Connection) -> None:
+            for start in range(0, len(run_ids), _CHUNK):
+                _remove(connection, tuple(run_ids[start : start + _CHUNK]))
+            remove_unused_blobs(connection)
+
+        await self._database.transact(forget)
+        for run_id in run_ids:
+            self._lost(run_id)
+
+
+def get_run(connection: sqlite3.Connection, run_id: str) -> RunRow:
+    """The current row of a run; `RunUnknown` if there is no such run."""
+    row = connection.execute(f"SELECT {_ROW} FROM runs WHERE id = ?", (run_id,)).fetchone()
+    if row is None:
+        raise RunUnknown(run_id)
+    return _row(row)
+
+
+def put_entries(connection: sqlite3.Connection, run_id: str, entries: Sequence[Entry]) -> None:
+    """Add entries to a run. One of the same kind and key replaces the earlier one."""
+    connection.executemany(
+        "INSERT OR REPLACE INTO entries (run_id, kind, key, at, body) VALUES (?, ?, ?, ?, ?)",
+        ((run_id, entry.kind, entry.key, entry.at, entry.body) for entry in entries),
+    )
+
+
+def _row(row: Sequence[Any]) -> RunRow:
+    record, status, owner, until, changed, outcome, stopping, waiting = row
+    return RunRow(
+        record=msgspec.msgpack.decode(record, type=RunRecord),
+        status=status,
+        owner=owner,
+        leased_until=until,
+        changed_at=changed,
+        outcome=outcome,
+        questions=waiting,
+        stopping=bool(stopping),
+    )
+
+
+def _check_new(connection: sqlite3.Connection, run_id: str) -> None:
+    if connection.execute("SELECT 1 FROM runs WHERE id = ?", (run_id,)).fetchone():
+        raise RunError(
+            run_id,
+            "the journal has a run of this id already",
+            "Resume that one, or give the new one an id of its own.",
+        )
+
+
+def _insert(
+    connection: sqlite3.Connection,
+    run: RunRecord,
+    status: RunStatus,
+    lease: tuple[str, float],
+    changed_at: float,
+    outcome: bytes,
+) -> None:
+    record = encode(run, f"run {run.id!r} began with")
+    ids = run.id, run.session_id, run.principal
+    connection.execute(_INSERT, (*ids, status, *lease, run.began_at, changed_at, record, outcome))
+
+
+def _after(run: RunRecord, last: float | None) -> RunRecord:
+    """The run, begun later than the last of its session even if the clock was set back or stands still."""
+    if last is None or run.began_at > last:
+        return run
+    return msgspec.structs.replace(run, began_at=math.nextafter(last, math.inf))
+
+
+def _remove(connection: sqlite3.Connection, run_ids: tuple[str, ...]) -> None:
+    marks = ", ".join("?" * len(run_ids))
+    for table in ("entries", "units", "questions", "tickets", "steps", "blob_runs"):
+        connection.execute(f"DELETE FROM {table} WHERE run_id IN ({marks})", run_ids)
+    connection.execute(
+        f"""DELETE FROM decisions WHERE session_id IN (SELECT session_id FROM runs WHERE id IN ({marks}))
+        AND NOT EXISTS (SELECT 1 FROM runs WHERE session_id = decisions.session_id AND id NOT IN ({marks}))""",
+        run_ids * 2,
+    )
+    connection.execute(f"DELETE FROM runs WHERE id IN ({marks})", run_ids)

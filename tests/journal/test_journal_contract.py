@@ -1,0 +1,664 @@
+"""The laws that every journal keeps. A new implementation joins by adding itself to `STORES`."""
+
+import asyncio
+import hashlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail.errors import (
+    AnswerRefused,
+    BlobNotFoundError,
+    JournalError,
+    OutcomeUnknown,
+    RunBusy,
+    RunError,
+    RunUnknown,
+    TicketError,
+    ToolValidationError,
+)
+from handrail.journal.lease import LEASE_SECONDS
+from handrail.journal.sqlite import MemoryJournal, SqliteJournal
+from handrail.journals import Journal
+from handrail.question import Answer, Question
+from handrail.records import CommitUnit, Decision, Entry, RunCopy, RunRecord, RunRow
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Hands:
+    """A clock that moves only by hand."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> datetime:
+        return NOW + timedelta(seconds=self.seconds)
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+Open = Callable[[], Journal]
+"""Opens the same journal as another process would: each has an owner name of its own."""
+
+STORES = ("memory", "sqlite")
+SHARED = ("sqlite",)
+"""The journals that several processes can open."""
+
+
+@pytest.fixture
+def clock() -> Hands:
+    return Hands()
+
+
+@pytest.fixture
+def opening(clock: Hands, tmp_path: Path) -> Iterator[Callable[[str], Journal]]:
+    opened: list[SqliteJournal] = []
+
+    def open_store(store: str) -> Journal:
+        if store == "memory":
+            opened.append(MemoryJournal(clock))
+        else:
+            opened.append(SqliteJournal(tmp_path / "runs.db", clock=clock, watch=0.001))
+        return opened[-1]
+
+    yield open_store
+    for each in opened:
+        each.close()
+
+
+@pytest.fixture(params=STORES)
+def journal(request: pytest.FixtureRequest, opening: Callable[[str], Journal]) -> Journal:
+    """A new journal of each kind."""
+    return opening(request.param)
+
+
+@pytest.fixture(params=SHARED)
+def processes(request: pytest.FixtureRequest, opening: Callable[[str], Journal]) -> tuple[Journal, Journal]:
+    """A new journal, as two processes open it."""
+    return opening(request.param), opening(request.param)
+
+
+def run(id: str = "run", session: str = "s", principal: str = "ada", at: float = 1.0) -> RunRecord:
+    return RunRecord(id=id, session_id=session, principal=principal, prompt="p", model="m", began_at=at)
+
+
+def unit(call: str, run_id: str = "run", session: str = "s", files: bool = False) -> CommitUnit:
+    manifest = ({"path": "a"},) if files else ()
+    return CommitUnit(run_id=run_id, call_id=call, session_id=session, result=b"{}", files=manifest)
+
+
+def ask(id: str = "run?1", run_id: str = "run", **changed: Any) -> Question:
+    fields: dict[str, Any] = {
+        "id": id,
+        "kind": "input",
+        "name": "pick",
+        "message": "Which?",
+        "payload": {},
+        "schema": {"type": "integer"},
+        "digest": f"digest of {id}",
+        "principal": "ada",
+        "asked_by": (),
+        "call_id": "c",
+        "asked_at": NOW,
+        "run_id": run_id,
+    }
+    return Question(**{**fields, **changed})
+
+
+def answer(question: Question, value: Any = 1, **changed: Any) -> Answer:
+    fields: dict[str, Any] = {
+        "question_id": question.id,
+        "digest": question.digest,
+        "by": question.principal,
+        "value": value,
+    }
+    return Answer(**{**fields, **changed})
+
+
+async def asked(journal: Journal, question: Question, *rest: Any) -> "asyncio.Task[Answer]":
+    """Ask, and wait until the question is open."""
+    task = asyncio.ensure_future(journal.questions.ask(question, *rest))
+    while question.id not in [each.id for each in await journal.questions.open()]:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    return task
+
+
+# --- runs and leases ------------------------------------------------------------------------------
+
+
+async def test_a_run_is_owned_from_its_beginning_until_it_is_left(journal: Journal):
+    await journal.runs.begin(run())
+    row = await journal.runs.get("run")
+    assert (row.status, bool(row.owner), row.record) == ("running", True, run())
+    await journal.runs.leave("run", "done", b"outcome")
+    row = await journal.runs.get("run")
+    assert (row.status, row.owner, row.outcome) == ("done", "", b"outcome")
+
+
+async def test_ids_of_runs_are_unique_and_unknown_ones_are_named(journal: Journal):
+    await journal.runs.begin(run())
+    with pytest.raises(RunError, match="has a run of this id already"):
+        await journal.runs.begin(run())
+    with pytest.raises(RunError, match="has a run of this id already"):
+        await journal.runs.add(RunCopy(row=RunRow(record=run(), status="done")))
+    for unknown in (journal.runs.get, journal.runs.take, journal.runs.keep, journal.runs.stop):
+        with pytest.raises(RunUnknown):
+            await unknown("nobody's")
+
+
+async def test_taking_a_run_returns_its_row_as_it_was(journal: Journal):
+    await journal.runs.begin(run())
+    await journal.runs.leave("run", "parked")
+    assert (await journal.runs.take("run")).status == "parked"
+    assert (await journal.runs.get("run")).status == "running"
+    await journal.runs.leave("run", "failed")
+    assert (await journal.runs.take("run")).status == "failed"
+    assert (await journal.runs.get("run")).status == "failed", "a run that is over stays over"
+
+
+async def test_a_lease_is_held_by_one_process_until_it_expires(
+    processes: tuple[Journal, Journal], clock: Hands
+):
+    first, second = processes
+    await first.runs.begin(run())
+    clock.seconds = LEASE_SECONDS - 1
+    with pytest.raises(RunBusy):
+        await second.runs.take("run")
+    assert await first.runs.keep("run") is False
+    clock.seconds = 2 * LEASE_SECONDS - 2
+    with pytest.raises(RunBusy):
+        await second.runs.take("run")
+    clock.seconds = 2 * LEASE_SECONDS
+    await second.runs.take("run")
+    assert (await second.runs.get("run")).owner
+
+
+async def test_a_process_that_lost_its_lease_writes_nothing_more(
+    processes: tuple[Journal, Journal], clock: Hands
+):
+    """Each role refuses it, and the record is as the new owner left it."""
+    first, second = processes
+    await first.runs.begin(run())
+    clock.seconds = LEASE_SECONDS
+    await second.runs.take("run")
+
+    async def value() -> int:
+        return 1
+
+    decision = Decision(session_id="s", principal="ada", kind="remembered", id="d", at=1.0, body=b"")
+    writes: list[Callable[[], Any]] = [
+        lambda: first.runs.keep("run"),
+        lambda: first.runs.leave("run", "done"),
+        lambda: first.calls.note("run", Entry("verb", ".1", 1.0, b"")),
+        lambda: first.calls.commit(unit("c")),
+        lambda: first.steps.run("key", value, run_id="run"),
+        lambda: first.questions.ask(ask()),
+        lambda: first.tickets.close("run", [".1"]),
+        lambda: first.blobs.put(b"bytes", run_id="run"),
+        lambda: first.decisions.write(decision, run_id="run"),
+        lambda: first.tickets.issue("run", ".1", "text"),
+    ]
+    for write in writes:
+        with pytest.raises(RunBusy):
+            await write()
+    assert (await second.runs.get("run")).status == "running"
+    assert await second.calls.entries("run") == await second.calls.load("run") == ()
+    assert await second.steps.load("run") == await second.questions.open() == ()
+    assert await second.decisions.read("s", "ada") == await second.blobs.list("run") == ()
+
+
+async def test_whoever_owns_a_run_learns_that_it_is_to_stop(journal: Journal):
+    await journal.runs.begin(run())
+    assert await journal.runs.keep("run") is False
+    await journal.runs.stop("run")
+    assert (await journal.runs.get("run")).stopping
+    assert await journal.runs.keep("run") is True
+    await journal.runs.leave("run", "cancelled")
+    assert not (await journal.runs.get("run")).stopping
+
+
+async def test_runs_are_listed_newest_first_in_pages_and_those_of_a_session_oldest_first(journal: Journal):
+    for number in range(5):
+        await journal.runs.begin(run(f"r{number}", "st"[number % 2], "ada", at=float(number)))
+    await journal.runs.begin(run("other", "u", "bob", at=9.0))
+    found: list[str] = []
+    before = None
+    while page := await journal.runs.list(principal="ada", limit=2, before=before):
+        found += [row.record.id for row in page]
+        before = page[-1].record.mark
+    assert found == ["r4", "r3", "r2", "r1", "r0"]
+    assert [row.record.id for row in await journal.runs.list(session_id="s")] == ["r0", "r2", "r4"]
+    assert (await journal.runs.list())[0].record.id == "other"
+
+
+async def test_sessions_are_listed_last_changed_first_in_pages(journal: Journal, clock: Hands):
+    for number, session in enumerate("sts"):
+        clock.seconds = number
+        await journal.runs.begin(run(f"r{number}", session, at=float(number)))
+    [first] = await journal.runs.sessions("ada", limit=1)
+    assert (first.session_id, first.runs, first.first.id, first.newest.record.id) == ("s", 2, "r0", "r2")
+    [second] = await journal.runs.sessions("ada", before=first.mark)
+    assert second.session_id == "t"
+    assert await journal.runs.sessions("bob") == ()
+
+
+async def test_a_copy_has_everything_but_an_owner(journal: Journal):
+    entry = Entry("verb", ".1", 1.0, b"ask")
+    row = RunRow(record=run(), status="parked", owner="somebody", leased_until=1e12, stopping=True)
+    await journal.runs.add(
+        RunCopy(
+            row=row,
+            entries=[entry],
+            units=[unit("c", files=True)],
+            steps=[("k", b"\x01"), ("l", None)],
+            blobs=[b"bytes"],
+        )
+    )
+    found = await journal.runs.get("run")
+    assert (found.status, found.owner, found.stopping) == ("parked", "", False)
+    assert await journal.calls.entries("run") == (entry,)
+    assert [each.call_id for each in await journal.calls.load("run")] == ["c"]
+    assert await journal.calls.unapplied() == (), "its files are not this journal's to change"
+    assert await journal.steps.load("run") == (("k", b"\x01"), ("l", None))
+    assert await journal.blobs.list("run") == (hashlib.sha256(b"bytes").hexdigest(),)
+
+
+async def test_nothing_of_a_forgotten_run_is_left(journal: Journal):
+    await journal.runs.begin(run())
+    await journal.calls.note("run", Entry("verb", ".1", 1.0, b"ask"))
+    await journal.calls.commit(unit("c", files=True))
+    digest = await journal.blobs.put(b"bytes", run_id="run")
+    task = await asked(journal, ask())
+    journal.questions.answer(answer(ask()))
+    await task
+    decision = Decision(session_id="s", principal="ada", kind="remembered", id="d", at=1.0, body=b"")
+    journal.decisions.write(decision)
+    await journal.runs.begin(run("later"))
+    await journal.runs.forget(["run"])
+    assert await journal.decisions.read("s", "ada") == (decision,), "the session has another run"
+    assert await journal.calls.entries("run") == await journal.calls.load("run") == ()
+    assert await journal.calls.unapplied() == await journal.questions.history("run") == ()
+    assert not await journal.blobs.has(digest)
+    with pytest.raises(RunUnknown):
+        await journal.runs.get("run")
+    await journal.runs.forget(["later"])
+    assert await journal.decisions.read("s", "ada") == ()
+
+
+# --- calls ----------------------------------------------------------------------------------------
+
+
+async def test_units_are_loaded_in_order_by_run_and_by_session(journal: Journal):
+    for call, run_id, session in (("1", "a", "s"), ("2", "b", "s"), ("3", "a", "s"), ("4", "c", "t")):
+        await journal.calls.commit(unit(call, run_id, session))
+    assert [each.call_id for each in await journal.calls.load("a")] == ["1", "3"]
+    assert [each.call_id for each in await journal.calls.load_session("s")] == ["1", "2", "3"]
+    assert await journal.calls.load("nobody's") == ()
+
+
+async def test_a_voided_unit_was_never_committed(journal: Journal):
+    for call in "12":
+        await journal.calls.commit(unit(call, files=True))
+    await journal.calls.void(unit("1", files=True))
+    await journal.calls.applied(unit("2", files=True))
+    await journal.calls.void(unit("2", files=True))  # too late: its files were changed
+    assert [each.call_id for each in await journal.calls.load("run")] == ["2"]
+    assert [each.call_id for each in await journal.calls.load_session("s")] == ["2"]
+    assert await journal.calls.unapplied() == ()
+
+
+async def test_units_whose_files_nobody_applies_are_found_after_a_crash(processes: tuple[Journal, Journal]):
+    """Not those a live process is applying, those without files, or those that are applied."""
+    first, second = processes
+    await first.calls.commit(unit("plain"))
+    for call in ("1", "2"):
+        await first.calls.commit(unit(call, files=True))
+    assert await first.calls.unapplied() == (), "it is applying them"
+    await first.calls.applied(unit("2", files=True))
+    assert [each.call_id for each in await second.calls.unapplied()] == ["1"]
+    await second.calls.applied(unit("1", files=True))
+    assert await second.calls.unapplied() == ()
+
+
+async def test_units_of_a_run_that_a_live_process_owns_are_left_to_it(processes: tuple[Journal, Journal]):
+    first, second = processes
+    await first.runs.begin(run())
+    await first.calls.commit(unit("1", files=True))
+    assert await second.calls.unapplied() == ()
+
+
+async def test_later_units_are_those_after_it_that_were_not_undone(journal: Journal):
+    await journal.runs.begin(run())
+    for call in "1234":
+        await journal.calls.commit(unit(call, files=call == "3"))
+    await journal.calls.note("run", Entry("undone", "2", 1.0, b""))
+    await journal.calls.void(unit("3", files=True))
+    assert [each.call_id for each in await journal.calls.later(unit("1"))] == ["4"]
+    assert await journal.calls.later(unit("4")) == ()
+
+
+async def test_entries_are_in_order_and_one_of_the_same_key_replaces_the_first(journal: Journal):
+    await journal.runs.begin(run())
+    for entry in (
+        Entry("verb", ".1", 1.0, b"a"),
+        Entry("verb", ".2", 1.0, b"b"),
+        Entry("undone", "c", 1.0, b""),
+    ):
+        await journal.calls.note("run", entry)
+    await journal.calls.note("run", Entry("verb", ".2", 2.0, b"new"))
+    entries = await journal.calls.entries("run")
+    assert {(each.key, each.body) for each in entries} == {(".1", b"a"), (".2", b"new"), ("c", b"")}
+    assert entries[0].key == ".1"
+    assert [(id, each.key) for id, each in await journal.calls.marks("s")] == [("run", "c")]
+
+
+async def test_only_a_run_that_nobody_owns_is_noted_from_outside(journal: Journal, clock: Hands):
+    await journal.runs.begin(run())
+    entry = Entry("undone", "c", 1.0, b"")
+    with pytest.raises(RunBusy):
+        await journal.calls.note("run", entry, from_outside=True)
+    await journal.runs.leave("run", "done")
+    await journal.calls.note("run", entry, from_outside=True)
+    with pytest.raises(RunBusy):
+        await journal.calls.note("run", entry)
+    assert await journal.calls.entries("run") == (entry,)
+
+
+# --- steps ----------------------------------------------------------------------------------------
+
+
+async def test_a_step_succeeds_once(journal: Journal):
+    ran: list[int] = []
+
+    async def step() -> int:
+        ran.append(1)
+        if len(ran) == 1:
+            raise ValueError("not yet")
+        return len(ran)
+
+    with pytest.raises(ValueError, match="not yet"):
+        await journal.steps.run("key", step)
+    assert await journal.steps.run("key", step) == await journal.steps.run("key", step) == 2
+    assert ran == [1, 1]
+
+
+async def test_a_step_that_was_cut_short_is_settled_by_whoever_resumes(
+    processes: tuple[Journal, Journal], clock: Hands
+):
+    """Its outcome is unknown until then; a settled one comes back as plain data."""
+    first, second = processes
+    await first.runs.begin(run())
+    started = asyncio.Event()
+
+    async def hangs() -> int:
+        started.set()
+        await asyncio.sleep(1000)
+        return 1
+
+    async def decided() -> Any:
+        return {"happened": True}
+
+    task = asyncio.ensure_future(first.steps.run("key", hangs, run_id="run"))
+    await started.wait()
+    task.cancel()
+    await asyncio.wait({task})
+    assert await second.steps.load("run") == (("key", None),)
+    clock.seconds = LEASE_SECONDS
+    await second.runs.take("run")
+    assert await second.steps.run("key", hangs, run_id="run", unsettled=decided) == {"happened": True}
+    await second.runs.leave("run", "done")
+    assert await first.steps.run("key", hangs, run_id="run") == {"happened": True}
+
+
+# --- questions ------------------------------------------------------------------------------------
+
+
+async def test_the_first_answer_wins_and_a_repeat_is_harmless(journal: Journal):
+    """While the asker waits and after it has gone on; the answer survives being asked again."""
+    question = ask()
+    task = await asked(journal, question)
+    journal.questions.answer(answer(question, 1))
+    journal.questions.answer(answer(question, 1))
+    assert (await task).value == 1
+    journal.questions.answer(answer(question, 1))
+    for other in (answer(question, 2), answer(question, None, outcome="declined")):
+        with pytest.raises(AnswerRefused, match="The first answer counts"):
+            journal.questions.answer(other)
+    assert (await journal.questions.ask(question)).value == 1
+    assert await journal.questions.open() == ()
+    [found] = await journal.questions.history("run")
+    assert (found.answer, found.answered_at) == (answer(question, 1), NOW.timestamp())
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"digest": "another"}, "its digest is not this question's"),
+        ({"by": "mallory"}, "'mallory' may not answer it"),
+        ({"question_id": "none"}, "there is no such question"),
+        ({"outcome": "approved"}, "'approved' is no outcome"),
+        ({"value": "many"}, "it does not fit"),
+    ],
+)
+async def test_an_answer_that_is_not_right_is_refused(journal: Journal, changed: Any, problem: str):
+    def check(value: Any) -> None:
+        if not isinstance(value, int):
+            raise ToolValidationError("give a number.")
+
+    question = ask()
+    task = await asked(journal, question, None, check)
+    with pytest.raises(AnswerRefused, match=problem):
+        journal.questions.answer(answer(question, **{"value": 1, **changed}))
+    journal.questions.answer(answer(question))
+    assert (await task).value == 1
+
+
+async def test_an_expired_question_takes_no_answer(journal: Journal, clock: Hands):
+    question = ask(expires_at=NOW + timedelta(seconds=1000))
+    task = await asked(journal, question)
+    clock.seconds = 1000
+    with pytest.raises(AnswerRefused, match="it has expired"):
+        journal.questions.answer(answer(question))
+    await journal.questions.withdraw(question.id)
+    assert (await task).outcome == "cancelled"
+
+
+async def test_a_withdrawn_question_is_over_for_everybody(journal: Journal):
+    """Withdrawn by its id or by a prefix; others stay, and it can be asked again."""
+    ids = ("run.1?1", "run.1~2?1", "run.2?1", "run.10?1")
+    tasks = {id: await asked(journal, ask(id)) for id in ids}
+    await journal.questions.withdraw("run.2?1")
+    await journal.questions.withdraw_all("run.1~")
+    assert {(await tasks[id]).outcome for id in ("run.2?1", "run.1~2?1")} == {"cancelled"}
+    assert [each.id for each in await journal.questions.open()] == ["run.10?1", "run.1?1"]
+    with pytest.raises(AnswerRefused, match="there is no such question"):
+        journal.questions.answer(answer(ask("run.2?1")))
+    again = await asked(journal, ask("run.2?1"))
+    journal.questions.answer(answer(ask("run.2?1"), 7))
+    assert (await again).value == 7
+    await journal.questions.withdraw("run.2?1")
+    assert len(await journal.questions.history("run")) == 3, "an answer is not withdrawn"
+    await journal.questions.withdraw_all("run")
+    await asyncio.gather(*tasks.values())
+
+
+async def test_questions_are_listed_by_run_and_by_principal_oldest_first(journal: Journal):
+    tasks = [
+        await asked(journal, ask(f"{run_id}?1", run_id, principal=who, asked_at=NOW + timedelta(seconds=at)))
+        for run_id, who, at in (("b", "ada", 2), ("a", "bob", 1), ("c", "ada", 0))
+    ]
+    assert [each.id for each in await journal.questions.open()] == ["c?1", "a?1", "b?1"]
+    assert [each.id for each in await journal.questions.open(principal="ada")] == ["c?1", "b?1"]
+    assert [each.id for each in await journal.questions.open("a")] == ["a?1"]
+    await journal.questions.withdraw_all("")
+    await asyncio.gather(*tasks)
+
+
+async def test_the_question_of_a_parked_run_waits_for_it_and_ends_with_it(journal: Journal):
+    """The asker has gone; what was answered meanwhile is there when it asks again."""
+    await journal.runs.begin(run())
+    questions = [ask("run?1"), ask("run?2")]
+    for question in questions:
+        task = await asked(journal, question)
+        task.cancel()
+        await asyncio.wait({task})
+    await journal.runs.leave("run", "parked")
+    assert (await journal.runs.get("run")).questions == 2
+    with pytest.raises(AnswerRefused, match="it does not fit"):
+        journal.questions.answer(answer(questions[0], "text"))
+    journal.questions.answer(answer(questions[0], 3))
+    await journal.runs.take("run")
+    assert (await journal.questions.ask(questions[0])).value == 3
+    await journal.runs.leave("run", "cancelled")
+    assert await journal.questions.open() == ()
+    assert (await journal.runs.get("run")).questions == 0
+
+
+async def test_a_question_that_changed_is_asked_anew(journal: Journal):
+    await journal.runs.begin(run())
+    first, changed = ask(), ask(digest="another", message="And now?")
+    task = await asked(journal, first)
+    journal.questions.answer(answer(first))
+    await task
+    task = await asked(journal, changed)
+    assert [each.message for each in await journal.questions.open()] == ["And now?"]
+    journal.questions.answer(answer(changed, 2))
+    assert (await task).value == 2
+
+
+async def test_an_answer_of_another_process_reaches_the_asker(processes: tuple[Journal, Journal]):
+    first, second = processes
+    question = ask()
+    task = await asked(first, question)
+    second.questions.answer(answer(question, 5))
+    async with asyncio.timeout(60):
+        assert (await task).value == 5
+    with pytest.raises(AnswerRefused, match="The first answer counts"):
+        first.questions.answer(answer(question, 6))
+
+
+# --- decisions, tickets, blobs --------------------------------------------------------------------
+
+
+async def test_decisions_are_read_in_order_by_session_and_principal(journal: Journal):
+    def made(id: str, session: str = "s", who: str = "ada", kind: Any = "remembered") -> Decision:
+        return Decision(session_id=session, principal=who, kind=kind, id=id, at=1.0, body=id.encode())
+
+    for each in (
+        made("2"),
+        made("1"),
+        made("2"),
+        made("2", kind="revoked"),
+        made("3", "t"),
+        made("4", who="bob"),
+    ):
+        journal.decisions.write(each)
+    assert await journal.decisions.read("s", "ada") == (made("2"), made("1"), made("2", kind="revoked"))
+    assert await journal.decisions.read("s", "bob") == (made("4", who="bob"),)
+    assert await journal.decisions.read("t", "bob") == ()
+
+
+async def test_a_ticket_is_redeemed_once(journal: Journal, clock: Hands):
+    await journal.runs.begin(run())
+    tickets = journal.tickets
+    assert tickets.issue("run", ".1", "text") == "text"
+    assert tickets.issue("run", ".1", "another") == "text", "the first stands"
+    assert [(each.kind, each.key) for each in await journal.calls.entries("run")] == [("verb", ".1")]
+    assert await tickets.claim("run", ".1", "a", False) == b""
+    assert await tickets.claim("run", ".1", "a", False) == b"", "the holder renews its claim"
+    with pytest.raises(TicketError, match="somebody is redeeming it"):
+        await tickets.claim("run", ".1", "b", False)
+    await tickets.release("run", ".1", "a")
+    assert await tickets.claim("run", ".1", "b", False) == b""
+    clock.seconds = LEASE_SECONDS
+    with pytest.raises(OutcomeUnknown):
+        await tickets.claim("run", ".1", "c", False)
+    assert await tickets.claim("run", ".1", "c", True) == b""
+    with pytest.raises(TicketError, match="held for too long"):
+        await tickets.deposit("run", ".1", "b", b"late")
+    await tickets.deposit("run", ".1", "c", b"result")
+    assert await tickets.claim("run", ".1", "d", False) == b"result"
+    assert await tickets.close("run", [".1", ".2"]) == {".1": b"result"}
+    with pytest.raises(TicketError, match="the call it was given out for is over"):
+        await tickets.claim("run", ".1", "d", False)
+
+
+async def test_a_ticket_of_no_run_or_of_one_that_is_over_is_refused(journal: Journal):
+    await journal.runs.begin(run())
+    with pytest.raises(RunUnknown):
+        journal.tickets.issue("nobody's", ".1", "text")
+    with pytest.raises(TicketError, match="knows nothing of it"):
+        await journal.tickets.claim("run", ".1", "a", False)
+    journal.tickets.issue("run", ".1", "text")
+    assert await journal.tickets.claim("run", ".1", "a", False) == b""
+    assert await journal.tickets.close("run", [".1"]) == {".1": b""}, "claimed, and nothing deposited"
+    await journal.runs.leave("run", "done")
+    with pytest.raises(TicketError, match="is over"):
+        await journal.tickets.deposit("run", ".1", "a", b"late")
+
+
+async def test_blobs_are_kept_once_for_as_long_as_a_run_refers_to_them(journal: Journal):
+    for id in ("a", "b"):
+        await journal.runs.begin(run(id))
+    digest = await journal.blobs.put(b"bytes", run_id="a")
+    assert digest == hashlib.sha256(b"bytes").hexdigest()
+    assert (
+        await journal.blobs.put(b"bytes", run_id="a")
+        == await journal.blobs.put(b"bytes", run_id="b")
+        == digest
+    )
+    empty = await journal.blobs.put(b"", run_id="a")
+    assert (await journal.blobs.get(digest), await journal.blobs.get(empty)) == (b"bytes", b"")
+    assert await journal.blobs.list("a") == tuple(sorted((digest, empty)))
+    assert await journal.blobs.list("b") == (digest,)
+    await journal.runs.forget(["a"])
+    assert [await journal.blobs.has(each) for each in (digest, empty)] == [True, False]
+    await journal.runs.forget(["b"])
+    assert not await journal.blobs.has(digest)
+    with pytest.raises(BlobNotFoundError, match=digest):
+        await journal.blobs.get(digest)
+
+
+async def test_blobs_are_put_only_for_a_run_that_this_process_owns(journal: Journal):
+    with pytest.raises(RunUnknown):
+        await journal.blobs.put(b"bytes", run_id="nobody's")
+    await journal.runs.begin(run())
+    await journal.runs.leave("run", "done")
+    with pytest.raises(RunBusy):
+        await journal.blobs.put(b"bytes", run_id="run")
+
+
+# --- the journal itself ---------------------------------------------------------------------------
+
+
+async def test_id_and_key_are_the_same_each_time_it_is_opened(processes: tuple[Journal, Journal]):
+    first, second = processes
+    assert (first.id, first.key, first.synced) == (second.id, second.key, second.synced)
+
+
+async def test_two_journals_have_nothing_in_common(opening: Callable[[str], Journal]):
+    first, second = opening("memory"), opening("memory")
+    await first.runs.begin(run())
+    assert (first.id, first.key) != (second.id, second.key)
+    assert await second.runs.list() == ()
+
+
+@pytest.mark.parametrize("version", ["1", "4", "6", "99"])
+def test_a_journal_of_another_version_is_refused(tmp_path: Path, version: str):
+    """The message names both versions and says what to do."""
+    path = tmp_path / "runs.db"
+    SqliteJournal(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE about SET value = ? WHERE key = 'schema'", (version,))
+    connection.close()
+    with pytest.raises(
+        JournalError, match=f"schema is version {version}, .* Handrail uses 5. Use the version"
+    ):
+        SqliteJournal(path)
