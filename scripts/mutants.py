@@ -246,7 +246,7 @@ MUTANTS = [
     ),
     Mutant(
         "undo over a later read",
-        "runs/undoing.py",
+        "runs/undo.py",
         "    touched = (*other.reads, *other.writes)\n",
         "    touched = tuple(other.writes)\n",
         "tests/runs/test_undo.py",

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from handrail.question import Answer, Question
 from handrail.records import (
-    Asked,
     CommitUnit,
     Decision,
     Entry,
     Mark,
+    QuestionRecord,
     RunCopy,
     RunRecord,
     RunRow,
@@ -197,7 +197,7 @@ class Questions(Protocol):
         """The questions without an answer, of one run or of all, oldest first."""
         ...
 
-    async def history(self, run_id: str, /) -> Sequence[Asked]:
+    async def history(self, run_id: str, /) -> Sequence[QuestionRecord]:
         """The questions of a run that are open or were answered, oldest first."""
         ...
 

@@ -1,6 +1,6 @@
-"""Questions and answers: the one thing under approvals, `wait_for` and handoffs.
+"""Questions to people and their answers: the mechanism under approvals, `wait_for` and handoffs.
 
-A question is plain data, so that it can be shown anywhere, kept for days, and answered by another
+A question is plain data, so that it can be shown anywhere, kept for days, and answered in another
 process than the one that asked.
 """
 
@@ -36,16 +36,16 @@ class Lasting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """Something a run needs from whoever is there.
+    """Something a run needs to know from a person.
 
-    `digest` is keyed and covers everything the answer is about; an answer carries it back, so that
-    what was answered is what was seen.
+    `digest` is keyed and covers everything the answer is about. An answer carries it back, which proves
+    that it answers what was shown.
     """
 
     id: str
     kind: QuestionKind
     name: str
-    """What is asked for, as the asker calls it: a `wait_for` kind, a permission, a handoff's name."""
+    """The asker's name for it: a `wait_for` kind, a permission, a handoff's name."""
     message: str
     payload: Any
     """What to show: plain JSON, nothing secret."""
@@ -55,20 +55,20 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     principal: str
     """Who may answer."""
     asked_by: tuple[str, ...]
-    """The path of calls that leads to whoever asks, outermost first."""
+    """The path of calls that leads to the asker, outermost first."""
     call_id: str
     asked_at: datetime
     expires_at: datetime | None = None
     run_id: str = ""
-    """The run that waits for it, the outermost one."""
+    """The outermost run that waits for it."""
     lasting: Lasting | None = None
-    """For an approval whose answer can be remembered. It is for the record, and not to be shown."""
+    """For an approval whose answer can be remembered. Recorded, never shown."""
     secret: bool = False
-    """Can there be a secret in its answer? Then that is recorded masked, and taken only where whoever asked waits."""
+    """Whether its answer may contain a secret. It is recorded masked, and accepted only while the asker waits."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What came back for one question."""
+    """The answer to one question, or how the question ended without one."""
 
     question_id: str
     digest: str
@@ -77,4 +77,4 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     value: Any = None
     reason: str = ""
     seal: str = ""
-    """Of an answer on record whose value is masked: by what it is known again. Whoever answers gives none."""
+    """For a recorded answer whose value is masked: a digest of the real value. Set by the journal only."""

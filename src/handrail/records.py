@@ -13,7 +13,7 @@ import msgspec
 from handrail.question import Answer, Question
 
 RunStatus = Literal["running", "parked", "done", "failed", "cancelled"]
-"""`running` also stands for a run whose process has died: its lease tells."""
+"""A run whose process died is also `running`; its lease tells them apart."""
 
 OVER: frozenset[RunStatus] = frozenset(("done", "failed", "cancelled"))
 
@@ -30,15 +30,15 @@ EntryKind = Literal[
     "deadline",
     "approval",
 ]
-"""`undoing`: a call is being undone; `undone`: it was, and its key is the call's id. `told`: the model was told so.
+"""`undoing`: a call is being undone. `undone`: it has been; the key is the call's id. `told`: the model was told so.
 
-`deadline`: where the run's deadline stands, which has been paused for people. `approval`: what was decided there
-by something remembered, so that whoever goes through the run again finds it as it stood then.
+`deadline`: the run's deadline, which was paused for people. `approval`: what a remembered decision decided at this
+place, so that a resumed run decides the same.
 """
 
 
 Mark = tuple[float, str]
-"""Where a page ended: when its last row began, or was changed, and its id, since several may be as old."""
+"""The end of a page: when its last row began or was changed, and its id, since times may be equal."""
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,47 +53,47 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     began_at: float
     """Seconds since 1970."""
     begin: bytes = b""
-    """What the loop needs to begin again in the same way; only the adapter reads it."""
+    """What the loop needs to begin the same way again; only the adapter reads it."""
     app: str = ""
-    """Where the prompt is found again: a worker's file, or `module:name`."""
+    """Where to find the prompt: a worker's file, or `module:name`."""
     code: str = ""
-    """A digest of the code that app was, to say when it has changed."""
+    """A digest of the app's code, to detect changes."""
     forked_from: str = ""
 
     @property
     def mark(self) -> Mark:
-        """Where it stands among other runs."""
+        """Its position among other runs."""
         return self.began_at, self.id
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as it stands."""
+    """The current state of a run."""
 
     record: RunRecord
     status: RunStatus
     owner: str = ""
-    """The process that has it; "" for nobody."""
+    """The process that owns it; "" for none."""
     leased_until: float = 0.0
     changed_at: float = 0.0
     outcome: bytes = b""
-    """What came of it, once it is over; only the adapter reads it."""
+    """The outcome, once it is over; only the adapter reads it."""
     questions: int = 0
-    """How many questions of it wait for an answer."""
+    """Number of its open questions."""
     stopping: bool = False
-    """Has somebody asked the process that has it to cancel it?"""
+    """Whether its owner has been asked to cancel it."""
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A session of somebody, by its runs."""
+    """A principal's session, summarized from its runs."""
 
     session_id: str
     runs: int
     changed_at: float
-    """When a run of it last began, was taken or was let go of."""
+    """When a run of it last began, was taken or was left."""
     first: RunRecord
     newest: RunRow
     questions: int = 0
-    """How many questions of all its runs wait for an answer."""
+    """Number of open questions of all its runs."""
 
     @property
     def began_at(self) -> float:
@@ -101,12 +101,12 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mark(self) -> Mark:
-        """Where it stands among other sessions."""
+        """Its position among other sessions."""
         return self.changed_at, self.session_id
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One thing that happened in a run. Its key is its place in the run, never chance."""
+    """One thing that happened in a run. Its key is a place in the run or a call's id, never random."""
 
     kind: EntryKind
     key: str
@@ -115,7 +115,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class CommitUnit(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of a run that is over, with everything it changed, recorded as one: all of it or none."""
+    """A finished call and everything it changed, recorded atomically."""
 
     run_id: str
     call_id: str
@@ -123,10 +123,10 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True):
     result: bytes = b""
     effects: Sequence[str] = ()
     files: Sequence[Mapping[str, Any]] = ()
-    """What is to be done to each folder once this is recorded: the manifests of its durable forks."""
+    """What to do to each folder once this is recorded: the manifests of its durable forks."""
     session_id: str = ""
     place: str = ""
-    """Where in the run it was called: the same whenever the run is gone through again."""
+    """Where in the run it was called; the same when the run is resumed."""
     tool: str = ""
     arguments: str = ""
     status: str = "ok"
@@ -134,19 +134,19 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True):
     """When it began, in seconds since 1970."""
     seconds: float = 0.0
     reads: Sequence[str] = ()
-    """The slices and paths it read; `slice Plan`, `file docs/a.md`."""
+    """The slices and paths it read: `slice Plan`, `file docs/a.md`."""
     writes: Sequence[str] = ()
     diff: str = ""
     charged: bool = True
-    """Does it count towards a budget of tool calls?"""
+    """Whether it counts towards a budget of tool calls."""
     root: str = ""
-    """The folder that its paths are of, where that is a real one."""
+    """The folder its paths are relative to, if it is a real one."""
     decision: str = ""
-    """What policies said of it: `allow`, `ask: why`, or `deny`; "" where there were none."""
+    """What policies decided: `allow`, `ask: why`, or `deny`; "" without policies."""
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """A question of a run, and its answer once there is one."""
+class QuestionRecord(msgspec.Struct, frozen=True):
+    """A question, and its answer once there is one."""
 
     question: Question
     answer: Answer | None = None
@@ -155,7 +155,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class RunCopy(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a journal holds of a run, to be brought into a journal under an id of its own."""
+    """Everything a journal holds of a run, to be added to a journal under another id."""
 
     row: RunRow
     entries: Sequence[Entry] = ()
@@ -167,13 +167,13 @@ class RunCopy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """Something a session remembers of its approvals, or that it was taken back."""
+    """A remembered approval or denial of a session, or its revocation."""
 
     session_id: str
     principal: str
     kind: Literal["remembered", "revoked"]
     id: str
-    """That of the decision, for both kinds."""
+    """The id of the decision, also for its revocation."""
     at: float
     body: bytes
     """The fact, as sessions write facts."""

@@ -16,7 +16,7 @@ from handrail.errors import RunUnknown
 from handrail.journal.sqlite import MemoryJournal, SqliteJournal
 from handrail.journals import Journal
 from handrail.question import Answer, Question
-from handrail.records import Asked, CommitUnit, Mark, RunCopy, RunRecord, RunRow, SessionRow
+from handrail.records import CommitUnit, Mark, QuestionRecord, RunCopy, RunRecord, RunRow, SessionRow
 from handrail.runs import list_runs
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -279,11 +279,11 @@ async def test_both_journals_say_when_an_answer_was_taken(tmp_path: Path):
         waiting = asyncio.ensure_future(journal.questions.ask(asked))
         while not await journal.questions.open():
             await asyncio.sleep(0)
-        assert await journal.questions.history("r") == (Asked(asked),)
+        assert await journal.questions.history("r") == (QuestionRecord(asked),)
         hands.at = 5.0
         journal.questions.answer(answer)
         assert await waiting == answer
         hands.at = 9.0
         journal.questions.answer(answer)
-        assert await journal.questions.history("r") == (Asked(asked, answer, 5.0),)
+        assert await journal.questions.history("r") == (QuestionRecord(asked, answer, 5.0),)
     file.close()

@@ -11,7 +11,7 @@ from handrail import MarkdownSection, PolicyDecision, Prompt, ToolContext, tool
 from handrail.errors import RunParked
 from handrail.resources.memory import MemoryFilesystem
 from handrail.runs import Divergence, replay
-from handrail.runs.replaying import Tally
+from handrail.runs.replay import Tally
 from support.recorded import PROMPT, TOOLS, Recorder, call, note
 
 

@@ -165,33 +165,33 @@ async def test_what_an_irreversible_call_asked_closes_as_unknown(tmp_path: Path)
 async def test_runs_of_other_apps_are_left_alone(tmp_path: Path) -> None:
     """Another prompt, another app of the same prompt, and runs that are no thread's."""
     held = Held()
-    async with served(tmp_path, tools=[held.tool], app_name="recorded:PROMPT") as app:
+    async with served(tmp_path, tools=[held.tool], app_name="support.recorded:PROMPT") as app:
         run_id = await app.thread().say(plan([["hold", {}]], "ok"))
         await held.has_begun.wait()
         await app.threads.stop(0.01)
         held.may_end.set()
-        for prompt_name, app_name in (("other", "recorded:PROMPT"), ("work", "rig:PROMPT")):
+        for prompt_name, app_name in (("other", "support.recorded:PROMPT"), ("work", "support.rig:PROMPT")):
             app.prompt_name, app.app_name = prompt_name, app_name
             await app.restart()
             assert list(app.threads.running()) == []
             assert (await app.journal.runs.get(run_id)).status == "running"
-        app.prompt_name, app.app_name = "work", "recorded:PROMPT"
+        app.prompt_name, app.app_name = "work", "support.recorded:PROMPT"
         await app.restart()
         await over(app.thread())
         assert (await app.journal.runs.get(run_id)).status == "done"
 
 
 async def test_an_answer_to_another_apps_question_is_left_to_that_app(tmp_path: Path) -> None:
-    async with served(tmp_path, app_name="recorded:PROMPT") as app:
+    async with served(tmp_path, app_name="support.recorded:PROMPT") as app:
         run_id = await app.thread().say(plan([["choose", {}]], "ok"))
         await settle(app.thread())
-        app.app_name = "rig:PROMPT"
+        app.app_name = "support.rig:PROMPT"
         await app.restart()
         assert app.threads.parked == 0
         [question] = await app.thread().questions()
         assert await give(app.thread(), question, {"n": 1}) == ""
         assert (await app.journal.runs.get(run_id)).status == "parked"
-        app.app_name = "recorded:PROMPT"
+        app.app_name = "support.recorded:PROMPT"
         await app.restart()
         await over(app.thread())
         assert texts(await app.thread().messages())[2:] == ["choose: got 1", "ok"]

@@ -25,7 +25,7 @@ from handrail import (
 )
 from handrail.messages import ModelPart, ModelRequest, Traits
 from handrail.models.scripted import Reply, Scripted
-from handrail.records import Asked, CommitUnit
+from handrail.records import CommitUnit, QuestionRecord
 from handrail.serve import snapshots
 from handrail.serve.agui.wire_events import Event
 from handrail.serve.event_streams import follow
@@ -92,7 +92,7 @@ async def test_cancelled_in_the_moment_of_the_end(tmp_path: Path, monkeypatch: p
             await may_look.wait()
             return await load(run_id)
 
-        monkeypatch.setattr(app.journal, "load", slow)
+        monkeypatch.setattr(app.journal.calls, "load", slow)
         await thread.say(plan([["write", {"path": "a.txt", "text": "a"}]]))
         while (row := await thread.newest()) is None or row.status != "done":
             await asyncio.sleep(0.01)
@@ -117,12 +117,12 @@ async def test_answered_in_the_moment_of_parking(tmp_path: Path, monkeypatch: py
         parking, asked = thread.live.environment.parking, app.journal.questions.history
         assert parking is not None
 
-        async def parked_meanwhile(run_id: str) -> Sequence[Asked]:
+        async def parked_meanwhile(run_id: str) -> Sequence[QuestionRecord]:
             found = await asked(run_id)
             parking.park()
             return found
 
-        monkeypatch.setattr(app.journal, "asked", parked_meanwhile)
+        monkeypatch.setattr(app.journal.questions, "history", parked_meanwhile)
         assert await give(thread, question, {"n": 3}, leg="mine") == "mine"
         await over(thread)
         assert kinds(thread.feed) == ["started", "interrupt", "started", "success"]
@@ -143,13 +143,13 @@ async def test_a_leg_begins_with_itself_also_if_another_window_s_run_ends_meanwh
         asked = journal.questions.history
         once = [True]
 
-        async def ended_meanwhile(run_id: str) -> Sequence[Asked]:
+        async def ended_meanwhile(run_id: str) -> Sequence[QuestionRecord]:
             if once.pop() if once else False:
                 assert (await client.ask("POST", "/threads/a/answers", given)).status == 200
                 await client.idle("a")
             return await asked(run_id)
 
-        monkeypatch.setattr(journal, "asked", ended_meanwhile)
+        monkeypatch.setattr(journal.questions, "history", ended_meanwhile)
         async with client.stream("POST", "/agent", asked_by_a_client("a", "mine", "hello")) as stream:
             told = await stream.all()
         assert (told[0]["type"], told[0]["runId"]) == ("RUN_STARTED", "mine")

@@ -249,12 +249,12 @@ def test_a_tool_that_says_it_is_staged_and_pays_is_caught():
 
 
 def test_the_command_says_where_a_law_was_broken(capsys: pytest.CaptureFixture[str]):
-    status = main(["test_simulation:LIAR", "--step-every", "1000", "--overtaken-every", "0"])
+    status = main([f"{__name__}:LIAR", "--step-every", "1000", "--overtaken-every", "0"])
     said = capsys.readouterr().out
     assert status == 1
     assert "a liar: " in said
     assert "paid_once: paid 2 times" in said
-    assert main(["test_simulation:LIAR", "--at", "before write 3"]) == 0
+    assert main([f"{__name__}:LIAR", "--at", "before write 3"]) == 0
 
 
 def forgetful(stage: Stage) -> Play:
@@ -384,9 +384,9 @@ def test_a_point_that_is_none_is_refused():
     with pytest.raises(DefinitionError, match="'write three' is no crash point"):
         Point.parse("write three")
     with pytest.raises(DefinitionError, match="names no scenario"):
-        main(["simulated"])
+        main(["support.simulated"])
     with pytest.raises(DefinitionError, match="is no Scenario"):
-        main(["simulated:SHOP"])
+        main(["support.simulated:SHOP"])
 
 
 @pytest.mark.parametrize("given", [{"write_every": 0}, {"step_every": -1}, {"jobs": 0}, {"parked_every": -1}])

@@ -47,8 +47,8 @@ from handrail.journal.answers import secret_refused
 from handrail.journal.sqlite import SqliteJournal
 from handrail.question import Answer, Question
 from handrail.records import OVER
-from handrail.runs.deciding import approval_json
-from handrail.runs.listing import Standing
+from handrail.runs.approvals import approval_json
+from handrail.runs.catalog import Standing
 
 STANDINGS = get_args(Standing)
 _HOURS = {"h": 1, "d": 24, "w": 168}
@@ -405,7 +405,7 @@ async def replay(
     ] = None,
 ) -> Report:
     """Replay a run with today's code and report the first difference. Nothing is changed."""
-    from handrail.runs.replaying import Tally
+    from handrail.runs.replay import Tally
 
     recorded = await RecordedRun.find(journal, run)
     program = recorded.load_program(app_)

@@ -19,7 +19,7 @@ from handrail.cli.views import make_console
 from handrail.environment.text import escape, is_terminal
 from handrail.events import ApprovalRemembered
 from handrail.question import Question
-from handrail.records import Asked
+from handrail.records import QuestionRecord
 from handrail.runs import CallNode, Divergence, RunLine, RunTree, Turn, Undoing
 from handrail.runs.tree import Nested
 
@@ -188,7 +188,7 @@ def _style_diff(diff: Sequence[str]) -> Text:
     return text
 
 
-def _answered(asked: Asked) -> Text:
+def _answered(asked: QuestionRecord) -> Text:
     answer = asked.answer
     if answer is None:
         return Text(f"? {_line(asked.question.name)}: waits", "yellow")

@@ -17,7 +17,7 @@ from handrail.errors import AnswerRefused, Declined, DefinitionError, NoAnswer, 
 from handrail.journal.answers import check_in_time, check_sender, check_value, seal
 from handrail.journal.digest import new_key
 from handrail.question import Answer, AnswerOutcome, Question
-from handrail.records import Asked
+from handrail.records import QuestionRecord
 
 if TYPE_CHECKING:
     from handrail.journals import Check, Mask
@@ -220,10 +220,10 @@ class LocalQuestions:
             and principal in (None, each.question.principal)
         )
 
-    async def history(self, run_id: str, /) -> Sequence[Asked]:
+    async def history(self, run_id: str, /) -> Sequence[QuestionRecord]:
         """The questions of a run that are open or were answered, oldest first."""
         return tuple(
-            Asked(each.question, each.answer, each.answered_at)
+            QuestionRecord(each.question, each.answer, each.answered_at)
             for each in self._all()
             if each.question.run_id == run_id
             and (each.answer is None or each.answer.outcome in ("answered", "declined"))

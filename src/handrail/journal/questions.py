@@ -18,7 +18,7 @@ from handrail.journal.database import Database, Work, encode
 from handrail.journal.decisions import decision_in, put_decision
 from handrail.journal.local import LocalQuestions
 from handrail.question import Answer, Question
-from handrail.records import Asked
+from handrail.records import QuestionRecord
 
 if TYPE_CHECKING:
     from handrail.journals import Check, Mask
@@ -106,7 +106,7 @@ class SqliteQuestions:
         rows = await self._database.select(query, *values)
         return tuple(msgspec.msgpack.decode(row[0], type=Question) for row in rows)
 
-    async def history(self, run_id: str, /) -> Sequence[Asked]:
+    async def history(self, run_id: str, /) -> Sequence[QuestionRecord]:
         query = f"SELECT {_COLUMNS} FROM questions WHERE run_id = ? ORDER BY asked_at, id"
         return tuple(_asked(row) for row in await self._database.select(query, run_id))
 
@@ -168,7 +168,7 @@ def _delete(where: str, *values: str) -> Work[None]:
     return delete
 
 
-def _get(connection: sqlite3.Connection, question_id: str) -> Asked:
+def _get(connection: sqlite3.Connection, question_id: str) -> QuestionRecord:
     query = f"SELECT {_COLUMNS} FROM questions WHERE id = ?"
     row = connection.execute(query, (question_id,)).fetchone()
     if row is None:
@@ -176,12 +176,12 @@ def _get(connection: sqlite3.Connection, question_id: str) -> Asked:
     return _asked(row)
 
 
-def _asked(row: Sequence[Any]) -> Asked:
+def _asked(row: Sequence[Any]) -> QuestionRecord:
     question, answer, answered_at = row
     question = msgspec.msgpack.decode(question, type=Question)
     if answer is None:
-        return Asked(question)
-    return Asked(question, msgspec.msgpack.decode(answer, type=Answer), answered_at)
+        return QuestionRecord(question)
+    return QuestionRecord(question, msgspec.msgpack.decode(answer, type=Answer), answered_at)
 
 
 class _Watch:

@@ -11,7 +11,7 @@ from handrail.clock import Clock
 from handrail.errors import Diverged, RunBusy
 from handrail.journals import Journal
 from handrail.place import Place
-from handrail.records import Asked, CommitUnit, Entry, EntryKind
+from handrail.records import CommitUnit, Entry, EntryKind, QuestionRecord
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class RunLog:
         entries: Iterable[Entry] = (),
         units: Iterable[CommitUnit] = (),
         *,
-        asked: Iterable[Asked] = (),
+        asked: Iterable[QuestionRecord] = (),
         resumed: bool = False,
     ) -> None:
         self.journal = journal
@@ -59,7 +59,7 @@ class RunLog:
         """Parked, or another process has it: nothing more is recorded."""
         self.untold: Mapping[str, Any] = {}
         """The calls of the session that were undone, and of which its model has not heard."""
-        self.asked: Mapping[str, Asked] = {each.question.id: each for each in asked}
+        self.asked: Mapping[str, QuestionRecord] = {each.question.id: each for each in asked}
         """The questions that lay open when the record was loaded, or had been answered."""
         self._clock = clock
         self._found: dict[tuple[EntryKind, str], bytes] = {

@@ -3,16 +3,14 @@
 Everything here works on a journal. None of it needs the process that ran the run.
 """
 
-from handrail.runs.carrying import export, import_
-from handrail.runs.deciding import approvals
-from handrail.runs.ending import cancel
-from handrail.runs.forking import fork
-from handrail.runs.listing import RunLine, list_runs
-from handrail.runs.replaying import Divergence, replay
-from handrail.runs.retention import forget
-from handrail.runs.saying import said, session
+from handrail.runs.approvals import approvals
+from handrail.runs.cancellation import cancel
+from handrail.runs.catalog import RunLine, forget, list_runs
+from handrail.runs.copies import export, fork, import_
+from handrail.runs.replay import Divergence, replay
+from handrail.runs.transcript import said, session
 from handrail.runs.tree import CallNode, RunTree, Turn, show
-from handrail.runs.undoing import Undoing, undo
+from handrail.runs.undo import Undoing, undo
 
 __all__ = [
     "CallNode",

@@ -17,8 +17,8 @@ from handrail.journals import Journal
 from handrail.messages import Traits, Usage
 from handrail.models.prices import tariff_of
 from handrail.place import RUN, Place
-from handrail.records import Asked, CommitUnit, Entry, RunRow
-from handrail.runs.listing import Standing, standing_of
+from handrail.records import CommitUnit, Entry, QuestionRecord, RunRow
+from handrail.runs.catalog import Standing, standing_of
 
 
 class CallNode(msgspec.Struct, kw_only=True):
@@ -44,7 +44,7 @@ class CallNode(msgspec.Struct, kw_only=True):
     undone: bool = False
     verbs: list[str] = []
     """What its handler asked of others, in order: questions and nested runs."""
-    questions: list[Asked] = []
+    questions: list[QuestionRecord] = []
     calls: list[CallNode] = []
     runs: list[Nested] = []
 
@@ -83,7 +83,7 @@ class RunTree(msgspec.Struct, kw_only=True):
     turns: list[Turn]
     calls: list[CallNode]
     """Every call, also inner ones, in the order of their places."""
-    questions: list[Asked]
+    questions: list[QuestionRecord]
     """What waits for an answer, and what was answered."""
     usage: Usage
     cost: Decimal | None
@@ -107,7 +107,11 @@ async def show(journal: Journal, run_id: str, *, clock: Clock = SYSTEM_CLOCK) ->
 
 class _Builder:
     def __init__(
-        self, row: RunRow, entries: Sequence[Entry], units: Sequence[CommitUnit], asked: Sequence[Asked]
+        self,
+        row: RunRow,
+        entries: Sequence[Entry],
+        units: Sequence[CommitUnit],
+        asked: Sequence[QuestionRecord],
     ) -> None:
         self.row = row
         self.entries = entries
@@ -229,7 +233,7 @@ class _Builder:
         if kind in ("evaluate", "prompt_model"):
             self._run(attempt.nested_run(place.number)).name = name or kind
 
-    def _question(self, asked: Asked) -> None:
+    def _question(self, asked: QuestionRecord) -> None:
         call = Place.from_id(asked.question.id, self.row.record.id).outer
         if call is not None:
             by = asked.question.asked_by

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 from handrail import runs
 from handrail.errors import RunUnknown
 from handrail.question import Answer
-from handrail.runs.deciding import approval_json
+from handrail.runs.approvals import approval_json
 from handrail.serve import requests, snapshots
 from handrail.serve.agui.inputs import parse_input, submit
 from handrail.serve.event_streams import EventStream, Streams, follow, send_all

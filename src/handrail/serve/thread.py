@@ -19,7 +19,7 @@ from handrail.journals import Journal
 from handrail.messages import Message
 from handrail.place import is_in_run
 from handrail.question import Answer, Question
-from handrail.records import OVER, Asked, RunRow
+from handrail.records import OVER, QuestionRecord, RunRow
 from handrail.runs import Undoing
 from handrail.serve.agui.frontend_tools import frontend_tools_of
 from handrail.serve.agui.message_writer import Known
@@ -332,9 +332,9 @@ class Thread:
             await self.live.wait()
         return self.live
 
-    async def _asked(self, ids: Iterable[str]) -> Mapping[str, Asked]:
+    async def _asked(self, ids: Iterable[str]) -> Mapping[str, QuestionRecord]:
         """Questions of this thread by id. `AnswerRefused` if one of the ids is unknown."""
-        wanted, found = set(ids), dict[str, Asked]()
+        wanted, found = set(ids), dict[str, QuestionRecord]()
         for row in reversed(await self.rows()):
             if not wanted:
                 break
@@ -426,7 +426,7 @@ class Thread:
         return live.leg or leg
 
     async def _resume_to_ask(
-        self, answers: Sequence[Answer], asked: Mapping[str, Asked], leg: str
+        self, answers: Sequence[Answer], asked: Mapping[str, QuestionRecord], leg: str
     ) -> LiveRun | None:
         """Resume a parked run if a question is cancelled or answered with a secret, which the journal does not keep."""
         left: list[Question] = []

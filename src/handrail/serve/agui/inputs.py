@@ -30,7 +30,7 @@ from handrail.serve.principals import ID, ID_RULE
 from handrail.serve.refusals import QuestionsOpen, RequestRefused
 
 if TYPE_CHECKING:
-    from handrail.records import Asked
+    from handrail.records import QuestionRecord
     from handrail.serve.thread import Thread
 
 Start = Callable[..., Awaitable[Any]]
@@ -209,7 +209,9 @@ class Submitted(NamedTuple):
     """The events to send instead."""
 
 
-async def submit(thread: Thread, input: RunInput, recorded: Sequence[Asked], start: Start) -> Submitted:
+async def submit(
+    thread: Thread, input: RunInput, recorded: Sequence[QuestionRecord], start: Start
+) -> Submitted:
     """Start a run, or continue one with answers. `recorded` are the questions of the thread's newest run."""
     try:
         return Submitted(await _submit(thread, input, recorded, start), [])
@@ -221,7 +223,7 @@ async def submit(thread: Thread, input: RunInput, recorded: Sequence[Asked], sta
         return Submitted("", [*start_leg, *told.fail(str(error), type(error).__name__)])
 
 
-async def _submit(thread: Thread, input: RunInput, recorded: Sequence[Asked], start: Start) -> str:
+async def _submit(thread: Thread, input: RunInput, recorded: Sequence[QuestionRecord], start: Start) -> str:
     open = [each.question for each in recorded if each.answer is None]
     answers = [_answer(thread.principal, given, recorded) for given in input.answers]
     answers += _tool_answers(thread.principal, input, open)
@@ -276,7 +278,7 @@ def _repeated(messages: Sequence[tuple[str, Any]], now: Sequence[str]) -> list[s
     return last if tuple(last) == tuple(now[: len(last)]) else []
 
 
-def _answer(principal: str, given: InterruptAnswer, recorded: Sequence[Asked]) -> Answer:
+def _answer(principal: str, given: InterruptAnswer, recorded: Sequence[QuestionRecord]) -> Answer:
     found = next((each for each in recorded if each.question.id == given.question_id), None)
     if found is None or not found.question.digest.startswith(given.digest) or len(given.digest) < 16:
         raise AnswerRefused(

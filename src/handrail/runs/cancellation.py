@@ -15,7 +15,7 @@ from handrail.messages import Usage
 from handrail.place import Place
 from handrail.prompt import OPENER
 from handrail.records import OVER, CommitUnit, Entry, RunRow
-from handrail.runs.saying import Unfinished, retold
+from handrail.runs.transcript import Unfinished, retold
 
 UNFINISHED = Unfinished(
     "This call was not run: the run was cancelled before it.",

@@ -41,7 +41,7 @@ from handrail.protocols import Filesystem
 from handrail.records import CommitUnit
 from handrail.resources.paths import folder_of
 from handrail.resources.registry import Binding
-from handrail.runs.undoing import meet
+from handrail.runs.undo import meet
 from handrail.session import Session
 from handrail.session.serialization import decode_item
 from handrail.tools import EFFECTS, Tool, ToolResult

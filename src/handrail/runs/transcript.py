@@ -18,7 +18,7 @@ from handrail.journals import Journal
 from handrail.messages import AssistantMessage, CallAnswered, CallAsked, Message, ToolMessage, UserMessage
 from handrail.place import RUN, Place
 from handrail.records import OVER, CommitUnit, Entry, RunRow
-from handrail.runs.lineage import lineage_of
+from handrail.runs.copies import lineage_of
 from handrail.runs.tree import text_of
 from handrail.session import Session
 from handrail.session.serialization import said_in

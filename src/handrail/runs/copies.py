@@ -1,0 +1,303 @@
+"""Copies of runs: forks, which go on by themselves, and files to keep, send or resume elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from handrail.adapter.answer import RecordedAnswer
+from handrail.adapter.durable import RunBegin, base_of, decode_begin, decode_outcome
+from handrail.adapter.undone import undone_in
+from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.errors import RunError
+from handrail.ids import random_id
+from handrail.journals import Journal
+from handrail.messages import Message
+from handrail.place import RUN, Place, leading_call
+from handrail.records import OVER, CommitUnit, Decision, Entry, RunCopy, RunRow
+from handrail.session.serialization import decode_item, under_id
+
+
+class Lineage(msgspec.Struct, frozen=True):
+    """The session as a run found it: a saved one, what was committed since, and what was said since."""
+
+    base: bytes | None
+    events: list[bytes]
+    said: list[Message]
+    shown: list[str]
+    denied: list[bytes] = []
+    """What was denied for the whole session, and what was taken back: approvals are for no other session."""
+
+
+async def lineage_of(journal: Journal, row: RunRow) -> Lineage:
+    """What earlier runs of the session left to this one. Nothing is decoded, so no code is needed."""
+    record = row.record
+    runs = await journal.runs.list(session_id=record.session_id)
+    units = await journal.calls.load_session(record.session_id)
+    undone = (await undone_in(journal, record.session_id)).calls
+    first = decode_begin(runs[0].record)
+    events, said, shown = list(first.events), list(first.said), list(first.shown)
+    for earlier in runs:
+        if earlier.record.id == record.id:
+            break
+        if earlier.status not in OVER:
+            raise RunError(
+                record.id,
+                f"the run {earlier.record.id!r} of the same session, on which it builds, is not over",
+                "Resume or cancel that one first.",
+            )
+        for unit in units:
+            if unit.run_id == earlier.record.id and unit.call_id not in undone:
+                events += [bytes(event) for event in unit.events]
+        outcome = decode_outcome(earlier)
+        said += outcome.messages
+        shown += outcome.opened
+    decisions = await journal.decisions.read(record.session_id, record.principal)
+    denied = [*first.denied, *(each.body for each in decisions if not _approves(each))]
+    return Lineage(base_of(runs), events, said, shown, denied)
+
+
+def _approves(decision: Decision) -> bool:
+    return decision.kind == "remembered" and decode_item(decision.body, decision.session_id).approved
+
+
+def detach(begin: RunBegin, lineage: Lineage, session_id: str, **changes: object) -> bytes:
+    """The beginning of a run, independent of other runs, for a session of this id."""
+    base = None if lineage.base is None else under_id(lineage.base, session_id)
+    return msgspec.msgpack.encode(
+        msgspec.structs.replace(
+            begin,
+            base=base,
+            events=lineage.events,
+            said=lineage.said,
+            shown=lineage.shown,
+            denied=lineage.denied,
+            **changes,
+        )
+    )
+
+
+# --- forks ----------------------------------------------------------------------------------------
+
+
+async def fork(
+    journal: Journal, run_id: str, step: int, new_id: str | None = None, *, clock: Clock = SYSTEM_CLOCK
+) -> RunRow:
+    """A run of its own that has the first `step` answers of the model and what came of them.
+
+    Resumed, it asks the model for the next one. It has a session of its own, which begins as that of the
+    first did. Files stay as they are: the fork finds them as they are now, whatever the calls it has in
+    common with the first run did to them. Questions that were open in these calls are asked again.
+    """
+    row = await journal.runs.get(run_id)
+    record, begin = row.record, decode_begin(row.record)
+    new_id = new_id or random_id()
+    entries, units = await journal.calls.entries(run_id), await journal.calls.load(run_id)
+    kept = _calls_until(run_id, entries, step)
+    now = clock.now().timestamp()
+    entries = list(_kept(entries, step, kept, units))
+    last = max((entry.at for entry in entries), default=record.began_at)
+    deadline = None if begin.deadline is None else begin.deadline + now - last
+    copy = RunCopy(
+        row=RunRow(
+            record=msgspec.structs.replace(
+                record,
+                id=new_id,
+                session_id=new_id,
+                began_at=now,
+                forked_from=f"{run_id}#{step}",
+                begin=detach(begin, await lineage_of(journal, row), new_id, deadline=deadline),
+            ),
+            status="parked",
+            changed_at=now,
+        ),
+        entries=entries,
+        units=[_detach_unit(unit, new_id) for unit in units if (leading_call(unit.place) or 0) <= kept],
+        steps=[
+            (f"{new_id}{key.removeprefix(run_id)}", value)
+            for key, value in await journal.steps.load(run_id)
+            if key.startswith(run_id) and (leading_call(key.removeprefix(run_id)) or 0) <= kept
+        ],
+        blobs=await _blobs(journal, run_id),
+    )
+    await journal.runs.add(copy)
+    return await journal.runs.get(new_id)
+
+
+async def _blobs(journal: Journal, run_id: str) -> list[bytes]:
+    return [await journal.blobs.get(digest) for digest in await journal.blobs.list(run_id)]
+
+
+def _calls_until(run_id: str, entries: Sequence[Entry], step: int) -> int:
+    """How many calls the first answers led to."""
+    answers = {
+        place: entry
+        for entry in entries
+        if entry.kind == "model answer" and (place := Place.parse(entry.key)).parent == RUN
+    }
+    if not 0 <= step <= len(answers):
+        raise RunError(
+            run_id, f"it has no step {step}", f"Fork it from one of 0 to {len(answers)}: 0 is its beginning."
+        )
+    bodies = (answers[RUN.answer(number)].body for number in range(1, step + 1))
+    return sum(len(msgspec.msgpack.decode(body, type=RecordedAnswer).calls) for body in bodies)
+
+
+def _kept(entries: Sequence[Entry], step: int, calls: int, units: Sequence[CommitUnit]) -> Iterator[Entry]:
+    """What belongs to these calls, and what the run itself had heard before the next answer."""
+    places = {unit.call_id: unit.place for unit in units}
+    after = ("model answer", str(RUN.answer(step + 1)))
+    until = next((at for at, entry in enumerate(entries) if (entry.kind, entry.key) == after), len(entries))
+    for at, entry in enumerate(entries):
+        place = places.get(entry.key, "") if entry.kind in ("undone", "undoing") else entry.key
+        call = leading_call(place)
+        if at < until if call is None else call <= calls:
+            yield entry
+
+
+def _detach_unit(unit: CommitUnit, new_id: str) -> CommitUnit:
+    """A call as the fork has it: its files are the first run's to undo, and its paths count there only."""
+    return msgspec.structs.replace(
+        unit,
+        run_id=new_id,
+        session_id=new_id,
+        files=(),
+        root="",
+        reads=[place for place in unit.reads if not place.startswith("file ")],
+        writes=[place for place in unit.writes if not place.startswith("file ")],
+    )
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+FORMAT = 1
+"""The version of the file. A newer one is refused, never guessed at."""
+
+
+class _Head(msgspec.Struct):
+    handrail: str
+    version: int
+    run_id: str = ""
+
+
+async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> int:
+    """Write a run into one file, in lines of JSON; returns how many.
+
+    It holds the session as the run found it, so no other run is needed. Not in it: what the journal has
+    not either (secrets are masked there), questions (those that are open are asked again), and what folders keep for undoing.
+    """
+    row = await journal.runs.get(run_id)
+    record = row.record
+    begin = detach(decode_begin(record), await lineage_of(journal, row), record.session_id)
+    lines: list[Any] = [_Head("run", FORMAT, run_id)]
+    lines.append(
+        {
+            "run": msgspec.structs.replace(
+                row,
+                record=msgspec.structs.replace(record, begin=begin),
+                owner="",
+                leased_until=0.0,
+                questions=0,
+            )
+        }
+    )
+    lines += [{"entry": entry} for entry in await journal.calls.entries(run_id)]
+    units = await journal.calls.load(run_id)
+    lines += [{"unit": msgspec.structs.replace(unit, files=(), root="")} for unit in units]
+    lines += [{"step": step} for step in await journal.steps.load(run_id)]
+    lines += [{"blob": data} for data in await _blobs(journal, run_id)]
+    target = Path(path)
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with unfinished.open("wb") as file:
+            file.writelines(msgspec.json.encode(line) + b"\n" for line in lines)
+        unfinished.replace(target)
+    except OSError as error:
+        problem = f"it can't be written to {target}: {error.strerror}"
+        raise RunError(run_id, problem, "Name a file in a folder that can be written to.") from None
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+    return len(lines)
+
+
+async def import_(
+    journal: Journal, path: str | PathLike[str], *, run_id: str | None = None, session_id: str | None = None
+) -> RunRow:
+    """Bring a run in that was exported. `run_id` gives it another id, where the journal has one of that id."""
+    copy = _read(Path(path))
+    was, record = copy.row.record.id, copy.row.record
+    new_id = run_id or was
+    if session_id is None:
+        taken = await journal.runs.list(session_id=record.session_id)
+        session_id = new_id if taken else record.session_id
+    begin = decode_begin(record)
+    again = detach(
+        begin, Lineage(begin.base, begin.events, begin.said, begin.shown, begin.denied), session_id
+    )
+    record = msgspec.structs.replace(record, id=new_id, session_id=session_id, begin=again)
+    status = "parked" if copy.row.status == "running" else copy.row.status
+    await journal.runs.add(
+        RunCopy(
+            row=msgspec.structs.replace(copy.row, record=record, status=status),
+            entries=copy.entries,
+            units=[
+                msgspec.structs.replace(unit, run_id=new_id, session_id=session_id) for unit in copy.units
+            ],
+            steps=[(f"{new_id}{key.removeprefix(was)}", value) for key, value in copy.steps],
+            blobs=copy.blobs,
+        )
+    )
+    return await journal.runs.get(new_id)
+
+
+def _read(path: Path) -> RunCopy:
+    name, mend = path.name, "Give a file that `export` wrote."
+    try:
+        lines = path.read_bytes().splitlines()
+        if not lines:
+            raise RunError(name, "it is not an exported run: it is empty", mend)
+        head = msgspec.json.decode(lines[0], type=_Head)
+    except OSError as error:
+        raise RunError(name, f"it can't be read: {error.strerror}", mend) from None
+    except ValueError as error:
+        raise RunError(name, f"it is not an exported run: {error}", mend) from None
+    if head.handrail != "run":
+        raise RunError(name, "it is not an exported run", mend)
+    if head.version > FORMAT:
+        raise RunError(
+            head.run_id,
+            f"it was exported in version {head.version}, and this version of Handrail reads {FORMAT}",
+            "Import it with the version that exported it, or a newer one.",
+        )
+    found: dict[str, list[Any]] = {"run": [], "entry": [], "unit": [], "step": [], "blob": []}
+    kinds: dict[str, Any] = {
+        "run": RunRow,
+        "entry": Entry,
+        "unit": CommitUnit,
+        "step": tuple[str, bytes | None],
+        "blob": bytes,
+    }
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            ((kind, body),) = msgspec.json.decode(line, type=dict[str, msgspec.Raw]).items()
+            found[kind].append(msgspec.json.decode(body, type=kinds[kind]))
+        except (ValueError, KeyError) as error:
+            raise RunError(
+                head.run_id, f"line {number} of {name} is damaged: {error}", "Export it again."
+            ) from None
+    if len(found["run"]) != 1:
+        raise RunError(head.run_id, f"{name} is cut off", "Export it again.")
+    return RunCopy(
+        row=found["run"][0],
+        entries=found["entry"],
+        units=found["unit"],
+        steps=found["step"],
+        blobs=found["blob"],
+    )
