@@ -46,7 +46,7 @@ class Line:
 
     def record(self, run_id: str, *script: Any, **options: Any) -> list[str]:
         """Record a run of this folder's app and return the ids of its calls."""
-        from handrail.adapter.durable import prompt_of
+        from handrail.adapter.run_record import prompt_of
 
         async def main() -> list[str]:
             recorder = Recorder(self.base)

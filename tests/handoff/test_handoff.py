@@ -698,7 +698,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"before": parks_not}, "its `before` returns Offer"),
     ({"before": never_hands_over}, "its `before` never hands over"),
     ({"before": two_kinds}, "its `before` parks different things"),
-    ({"before": keeps_a_lock}, "its private part can't be written down"),
+    ({"before": keeps_a_lock}, "its private part can't be recorded"),
     ({"before": "deal"}, "its `before` is 'deal', not a function"),
     (
         {"client": takes_a_deck},

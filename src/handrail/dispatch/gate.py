@@ -7,8 +7,8 @@
     5  deadline and budget                  11  return the result
     6  build the context
 
-`Gate.pass_through` is these steps, top to bottom. Of a call that can be undone as a whole, 4 comes after
-8 where somebody is there to look: it is approved by what it did in its fork.
+`Gate.carry` is these steps, top to bottom. If a call can be undone as a whole and somebody is there to look,
+step 4 comes after step 8: it is approved by what it did in its fork.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Gate:
         return Passage(call, Attempt(call, self.frame, has_secret=call.has_secret))
 
     async def carry(self, passage: Passage) -> ToolResult[Any]:
-        """What happens to a call. It always ends in exactly one `ToolInvoked`, and `passage` has its result."""
+        """Carry a call through the eleven steps. It always ends in exactly one `ToolInvoked`, and `passage` has its result."""
         frame, call, attempt = self.frame, passage.call, passage.attempt
         if frame.log.resumed and (before := await self._replay(passage)) is not None:
             return before
@@ -298,7 +298,7 @@ class Gate:
     # 9
 
     def _commit(self, passage: Passage, result: ToolResult[Any]) -> bool:
-        """Make what the call did part of what it was forked from. False: it must run again."""
+        """Apply what the call did to what it was forked from. False: it must run again."""
         call, attempt = passage.call, passage.attempt
         transaction: Any = attempt.transaction
         if call.parent is not None and call.parent.ended:
@@ -325,7 +325,7 @@ class Gate:
         return True
 
     async def _commit_journaled(self, passage: Passage, result: ToolResult[Any]) -> bool:
-        """The same with a record: checked, recorded, applied, and nobody else commits in between."""
+        """The same with a record: check, record and apply, with no other commit in between."""
         attempt = passage.attempt
         journal, log, transaction = self.frame.journal, self.frame.log, attempt.open_transaction
         if journal is None or transaction.parent is not None:
@@ -347,7 +347,7 @@ class Gate:
         return True
 
     def _must_run_again(self, passage: Passage, transaction: Transaction) -> bool:
-        """Was something the call read changed meanwhile? If all of it can be undone, it runs again."""
+        """Whether something the call read has changed and the call, which can be undone as a whole, must run again."""
         stale, tool = transaction.stale(), passage.call.tool
         if stale and EFFECTS[tool.effect].transactional:
             if passage.reruns >= _RERUNS or tool.reenters:
@@ -358,13 +358,13 @@ class Gate:
         return False
 
     def _remember(self, attempt: Attempt, transaction: Transaction) -> None:
-        """Note what a finished call did to the world, to be undone or named if that comes to nothing."""
+        """Note what a finished call did to the world, to be compensated or reported if it is rolled back."""
         done = attempt.own_effect(attempt.finished)
         if done is not None:
             transaction.settle(done)
 
     async def _roll_back(self, passage: Passage, error: BaseException, stopped: bool) -> BaseException | None:
-        """Undo the call and find what comes of it. Returns what the run is to hear, if anything."""
+        """Undo the call and settle its outcome. Returns the error that ends the run, if any."""
         attempt, name = passage.attempt, passage.call.name
         if isinstance(error, WasDone):
             passage.result = error.result
@@ -386,7 +386,7 @@ class Gate:
         return failure.reraise
 
     def _abandon(self, passage: Passage, error: BaseException) -> None:
-        """The coroutine was closed from outside: nothing can be awaited any more, so only what needs no waiting."""
+        """End a call whose coroutine was closed from outside: nothing can be awaited any more."""
         attempt = passage.attempt
         attempt.close()
         if attempt.transaction is not None:
@@ -397,7 +397,7 @@ class Gate:
         self._end(passage)
 
     async def _undo(self, attempt: Attempt, reason: str) -> tuple[str, ...]:
-        """Drop the attempt's forks and compensate inner calls, last first. Returns what stands."""
+        """Drop the attempt's forks and compensate inner calls, last first. Returns what could not be undone."""
         attempt.close()
         transaction = attempt.transaction
         if transaction is None:
@@ -439,7 +439,7 @@ class Gate:
         return another
 
     async def _wait_to_retry(self, attempt: Attempt, error: TransientError) -> None:
-        """Wait before trying again, or raise the error where it may not be tried again."""
+        """Wait before a retry, or raise the error if there is none."""
         if not EFFECTS[attempt.tool.effect].retried or attempt.retries >= _RETRIES:
             raise error
         pause = 0.1 * 2**attempt.retries if error.retry_after is None else error.retry_after
@@ -453,7 +453,7 @@ class Gate:
     # 10
 
     async def _record_end(self, passage: Passage) -> Exception | None:
-        """Record a call that changed nothing. Returns what the run has to hear, if that fails."""
+        """Record a call that changed nothing. Returns the error if that fails."""
         if passage.result is None:
             return None
         try:

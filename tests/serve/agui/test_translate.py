@@ -365,7 +365,7 @@ class Small(Environment):
         return session
 
     def adapter(self) -> Adapter:
-        from handrail.adapter.pacing import Retry
+        from handrail.adapter.options import Retry
 
         return Adapter(
             self.stage.model, environment=self, journal=self.journal, retry=Retry(attempts=3, first_wait=0.0)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from handrail.adapter.conversation import Conversation
-from handrail.adapter.durable import decode_outcome
+from handrail.adapter.run_record import decode_outcome
 from handrail.dispatch.gate import Gate
 from handrail.dispatch.parking import Parking
 from handrail.dispatch.secrets import had_secret

@@ -15,9 +15,9 @@ import msgspec
 import pydantic_core
 
 from handrail.adapter.conversation import ROOT, Conversation
-from handrail.adapter.holding import STOPPED, deadline_after, leased, note_deadline
 from handrail.adapter.response import Outcome, PromptResponse
-from handrail.adapter.undone import Undone, forget_undone, undone_in
+from handrail.adapter.run_lease import STOPPED, deadline_after, leased, note_deadline
+from handrail.adapter.undone_calls import Undone, forget_undone, undone_in
 from handrail.cancellation import open_scope
 from handrail.clock import Clock
 from handrail.dispatch.frame import Frame

@@ -64,7 +64,7 @@ async def tell_undone(run: Run, place: Place) -> None:
     if told is None:
         if not log.untold or log.has("model answer", place):
             return
-        run.goes_on()
+        run.leave_record()
         told = _Told(list(log.untold), _words(log.untold))
         log.untold = {}
         await log.note("told", place, told)
