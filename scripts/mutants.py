@@ -282,7 +282,7 @@ MUTANTS = [
     Mutant(
         "irreversible call not marked as begun",
         "dispatch/replaying.py",
-        "    if attempt.frame.log is not None and not enters_again(attempt):\n",
+        "    if not enters_again(attempt):\n",
         "    if False:\n",
         SIMULATED,
     ),
