@@ -208,7 +208,7 @@ def test_naming_a_model_loads_nothing() -> None:
         "print([name for name in sys.modules if name.startswith(('aiohttp', 'handrail.models.openai', 'handrail.models.bridge'))])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=500
     )
     assert done.stdout.strip() == "[]"
 
@@ -259,7 +259,7 @@ def test_a_run_is_resumed_after_a_crash(tmp_path: Path) -> None:
 
     def start(*given: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "desk.py", *given], cwd=tmp_path, capture_output=True, text=True, timeout=60
+            [sys.executable, "desk.py", *given], cwd=tmp_path, capture_output=True, text=True, timeout=500
         )
 
     crashed = start("crash")

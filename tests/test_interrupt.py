@@ -52,7 +52,7 @@ def interrupted(tmp_path: Any, times: int = 1, **parts: str) -> tuple[list[str],
             assert line, "the script ended early"
             lines.append(line)
         process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=300)
     return lines + out.split("\n")[:-1], err, process.returncode
 
 
@@ -186,7 +186,7 @@ def test_a_loop_that_goes_while_somebody_waits_is_an_error(monkeypatch: pytest.M
     loop.run_forever()  # until the work stops it
     tasks = asyncio.all_tasks(loop)
     loop.close()
-    thread.join(timeout=30)
+    thread.join(timeout=300)
     assert [type(error) for error in raised] == [LoopGone]
     assert "ended while it ran" in str(raised[0])
     for task in tasks:

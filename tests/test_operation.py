@@ -286,7 +286,7 @@ def test_many_threads_wait_at_once():
     all_there = threading.Barrier(50)
 
     def body(number: int) -> None:
-        all_there.wait(timeout=30)
+        all_there.wait(timeout=300)
         got.append(value_of(number).wait())
 
     crowd = [threading.Thread(target=body, args=(number,)) for number in range(50)]

@@ -26,7 +26,7 @@ from handrail.records import (
 )
 
 if TYPE_CHECKING:
-    from handrail.protocols import Environment
+    from handrail.protocols import Asker
 
 T = TypeVar("T")
 
@@ -173,14 +173,14 @@ class Questions(Protocol):
     async def ask(
         self,
         question: Question,
-        environment: Environment | None = None,
+        asker: Asker | None = None,
         check: Check | None = None,
         mask: Mask | None = None,
         /,
     ) -> Answer:
-        """Record a question, put it to the environment, and wait for its answer.
+        """Record a question, put it to the asker, and wait for its answer.
 
-        The answer may come from the environment, from `answer`, or not at all: then its outcome says so.
+        The answer may come from the asker, from `answer`, or not at all: then its outcome says so.
         An answer whose value `check` rejects is refused. An answer with secrets is recorded as `mask` returns it;
         asked again, such a question needs a new answer.
         """

@@ -6,10 +6,21 @@ each has a public fake: `ScriptedModel`, `MemoryFilesystem`, `MemoryJournal`, an
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar, Unpack, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    runtime_checkable,
+)
 
 import msgspec
 
@@ -19,7 +30,9 @@ from handrail.question import Answer, Question
 if TYPE_CHECKING:
     from handrail.adapter import PromptResponse
     from handrail.context import ToolContext
+    from handrail.context.verbs import PromptModel
     from handrail.deadline import Deadline
+    from handrail.dispatch.parking import Parking
     from handrail.events import ApprovalRemembered, ApprovalRevoked
     from handrail.limits import Budget
     from handrail.messages import Model
@@ -81,7 +94,14 @@ class Fork(Protocol):
     Committing is in two steps, so that several forks commit together or not at all: every one is
     prepared, which may refuse, and only then is every one applied, which may not. Once prepared or
     dropped a fork takes no more reads or writes: they raise `ContextExpired`, from every thread.
+
+    Subclass it. The members below `drop` have defaults, for a fork whose changes can't be described.
     """
+
+    __slots__ = ()
+
+    is_durable: ClassVar[bool] = False
+    """Whether it is a `DurableFork`."""
 
     def stale(self) -> Sequence[str]:
         """What this fork read and somebody else has changed since."""
@@ -99,6 +119,29 @@ class Fork(Protocol):
         """Discard the changes. Harmless if there are none, or if called twice."""
         ...
 
+    def seal(self) -> None:
+        """Take no more changes: what is shown now is what is applied."""
+
+    def diff(self) -> str | None:
+        """Return the changes as a person reads them; None if they can't be shown."""
+        return None
+
+    def changed_paths(self) -> Sequence[str] | None:
+        """Return the paths of changed files; None if something else may have changed."""
+        return None
+
+    def read_places(self) -> Sequence[str]:
+        """Return what was read, by name, for the record."""
+        return ()
+
+    def written_places(self) -> Sequence[str]:
+        """Return what was changed, by name, for the record."""
+        return ()
+
+    def file_changes(self) -> Sequence[Any]:
+        """Return the reads and changes of files as plain data, for `redo` in another process."""
+        return ()
+
 
 class DurableFork(Fork, Protocol):
     """A fork of something that outlives the process, such as a folder on disk.
@@ -108,6 +151,10 @@ class DurableFork(Fork, Protocol):
     refuse; and what they are about to do is written down first, so that a process that starts after a
     crash can finish it.
     """
+
+    __slots__ = ()
+
+    is_durable: ClassVar[bool] = True
 
     def stage(self, call_id: str, /, *, journal: str = "", synced: bool = False) -> Mapping[str, Any] | None:
         """After `prepare`: write down everything that `apply` needs. None if there is nothing to apply.
@@ -277,6 +324,8 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Scopes beyond this one call that the decision can be made for, in words, the narrowest first."""
     recall: ApprovalRecall | None = None
     """What the session remembers about this request."""
+    through: Callable[[Environment], Asker] | None = None
+    """How the call that needs it asks an environment; None to ask it directly."""
 
 
 class ApprovalRecall(Protocol):
@@ -335,19 +384,47 @@ class ApprovalBroker(Protocol):
 # --- people, models, records ---------------------------------------------------------------------
 
 
-class Environment(Protocol):
+class Asker(Protocol):
+    """Puts a question to whoever is there, and returns what they say."""
+
+    async def ask(self, question: Question, /) -> Answer: ...
+
+
+class Environment(ABC):
     """Who is on the other side: browser, terminal, MCP client, model, nobody.
 
-    One with `parks` true leaves questions open: its `ask` awaits `wait_for_later`, and a run in which
-    everything waits is parked. By `begins(parking)` and `rests(parking)`, where it has them, it is told of
-    runs that begin and come to rest, and decides itself when one is parked.
+    Subclass it, and say whose place it takes (`run_mode`) and how it asks (`ask`). The other members say
+    what else it can do.
     """
 
-    @property
-    def run_mode(self) -> RunMode: ...
-    async def ask(self, question: Question, /) -> Answer:
-        """Ask the question and wait for the answer."""
-        ...
+    run_mode: RunMode = "headless"
+    parks: bool = False
+    """Whether it leaves questions open: a run in which everything waits may then be parked."""
+    keeps_secrets: bool = False
+    """Whether a call that was given a secret may wait for it too. Such a run stays in memory."""
+    prompt_model: Callable[[Any], PromptModel] | None = None
+    """Makes the verb `prompt_model` of a call; None for the model of the run."""
+    adapter: Callable[[Any], BoundAdapter] | None = None
+    """Makes the adapter of a call, in a run that has none."""
+
+    @abstractmethod
+    async def ask(self, question: Question, /) -> Answer | None:
+        """Put a question to whoever is there, and return what they say.
+
+        None leaves the question open: its answer comes through the journal, and the run may be parked
+        meanwhile.
+        """
+
+    def begins(self, parking: Parking) -> None:  # noqa: B027  # by default there is nothing to do
+        """A run that may be parked begins here. Called on the run's loop."""
+
+    def rests(self, parking: Parking) -> None:
+        """Everything in the run waits for an answer: park it, or leave it in memory.
+
+        Called on the run's loop, again after each question that was asked or is over. By default the run
+        is parked as soon as it may be.
+        """
+        parking.park()
 
 
 class NestedArguments(TypedDict, total=False):

@@ -19,7 +19,7 @@ from handrail import (
     open_gate,
     tool,
 )
-from handrail.adapter.redeeming import redeem
+from handrail.adapter.redemption import redeem
 from handrail.clock import SYSTEM_CLOCK
 from handrail.dispatch.options import DEPTH_LIMIT, RunArguments, RunOptions
 from handrail.errors import DefinitionError

@@ -187,7 +187,7 @@ async def test_a_resumed_run_keeps_its_budget_and_its_deadline(tmp_path: Path):
 
 async def test_the_lease_of_a_run_at_work_is_renewed(journal: Journal, monkeypatch: pytest.MonkeyPatch):
     """As long as its process is at it, nobody else may take it."""
-    monkeypatch.setattr("handrail.adapter.holding.LEASE_SECONDS", 0.1)
+    monkeypatch.setattr("handrail.adapter.run_lease.LEASE_SECONDS", 0.1)
 
     @tool(effect="staged")
     async def wait_for_the_lease() -> str:

@@ -40,8 +40,8 @@ from handrail import (
     open_gate,
     tool,
 )
-from handrail.adapter import redeeming
-from handrail.adapter.redeeming import redeem
+from handrail.adapter import redemption
+from handrail.adapter.redemption import redeem
 from handrail.context import Ticket
 from handrail.errors import JournalError, NotSupported, OutcomeUnknown, RunParked, TicketError
 from handrail.events import ToolInvoked
@@ -525,7 +525,7 @@ async def test_one_who_could_not_keep_a_ticket_once_keeps_it_all_the_same(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """A disk that was full for a moment takes it from nobody, who would find out only when all is done."""
-    monkeypatch.setattr(redeeming, "LEASE_SECONDS", 0.03)
+    monkeypatch.setattr(redemption, "LEASE_SECONDS", 0.03)
     claim, claims = stage.there.tickets.claim, list[str]()
     kept = asyncio.Event()
 

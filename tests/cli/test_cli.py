@@ -495,7 +495,7 @@ def test_a_signal_cancels_and_leaves_the_files_as_they_were(folder: Path, number
     """Every call ends, its changes are undone, and a message says so."""
     process = started(folder, "half", until="at it")
     process.send_signal(number)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, out) == (code, "")
     assert "■ half_done" in err
     assert "Cancelled. Unfinished calls were undone." in err
@@ -506,7 +506,7 @@ def test_a_cancelled_run_is_json_too(folder: Path):
     """The exit code and the error kind say so."""
     process = started(folder, "half", "--json", until="at it")
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=300)
     said = json.loads(out)
     assert (process.returncode, said["exit_code"], said["error"]["kind"]) == (130, 130, "Cancelled")
 
@@ -521,7 +521,7 @@ def test_a_second_ctrl_c_ends_it_at_once(folder: Path):
     time.sleep(0.2)  # it is still there: one was not enough
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=10)
+    process.communicate(timeout=300)
     assert process.returncode == 130
 
 
@@ -647,7 +647,7 @@ def test_ctrl_c_ends_a_piped_chat(folder: Path):
     assert process.stdout.readline().startswith(b"Hello")
     time.sleep(0.2)  # it is back at reading
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=10) == 130
+    assert process.wait(timeout=300) == 130
     process.stdin.close()
     process.stdout.close()
 

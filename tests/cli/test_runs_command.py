@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from handrail import Prompt
 from handrail.cli.runs_commands import app
 from handrail.errors import RunParked
+from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from support.recorded import Recorder, call
 
@@ -45,7 +46,7 @@ class Line:
 
     def record(self, run_id: str, *script: Any, **options: Any) -> list[str]:
         """Record a run of this folder's app and return the ids of its calls."""
-        from handrail.adapter.durable import prompt_of
+        from handrail.adapter.run_record import prompt_of
 
         async def main() -> list[str]:
             recorder = Recorder(self.base)
@@ -184,7 +185,7 @@ def test_mistakes_are_reported(line: Line, words: list[str], said: str, code: in
 def test_a_question_is_asked_at_the_terminal(line: Line, monkeypatch: pytest.MonkeyPatch):
     """The answer is what the person at the terminal says."""
 
-    class There:
+    class There(Environment):
         run_mode = "user"
 
         async def ask(self, question: Question, /) -> Answer:

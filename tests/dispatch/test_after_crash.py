@@ -32,7 +32,7 @@ class Program:
         return json.loads(self._server.stdout.readline())
 
     def close(self) -> None:
-        self._server.communicate(timeout=10)
+        self._server.communicate(timeout=300)
 
 
 @pytest.fixture(scope="module")

@@ -256,7 +256,7 @@ def test_sync_handler_that_outlives_its_timeout_writes_into_nothing() -> None:
         """Outlive the timeout."""
         session, files = context.session, context.filesystem
         leave_traces(context, "early")
-        go_on.wait(5)
+        go_on.wait(300)
         attempts: list[Any] = [
             lambda: session.dispatch(Note("late")),
             lambda: session[Note],
@@ -671,7 +671,7 @@ def test_what_an_earlier_try_left_behind_can_not_touch_the_next() -> None:
     refused: list[str] = []
 
     def left_behind(context: ToolContext) -> None:
-        first_try_over.wait(5)
+        first_try_over.wait(300)
         for attempt in (
             lambda: context.session.dispatch(Note("late")),
             lambda: context.filesystem.write("late.txt", "late"),
@@ -690,7 +690,7 @@ def test_what_an_earlier_try_left_behind_can_not_touch_the_next() -> None:
             threading.Thread(target=left_behind, args=(context,), daemon=True).start()
             raise TransientError("busy", retry_after=0)
         first_try_over.set()
-        tried.wait(5)
+        tried.wait(300)
         leave_traces(context, "second")
         done.set()
         return "fine"

@@ -36,7 +36,7 @@ from handrail.errors import DefinitionError, EventRefused, SessionError
 from handrail.events import ApprovalDecided, ApprovalRemembered, ApprovalRequested, ApprovalRevoked
 from handrail.guard import Broker, approvals_of
 from handrail.journal.sqlite import MemoryJournal
-from handrail.protocols import Filesystem
+from handrail.protocols import Filesystem, Fork
 from handrail.question import Answer, Question
 from handrail.resources.registry import given as bound
 from handrail.session.serialization import load, save
@@ -709,7 +709,7 @@ async def test_a_scope_covers_what_a_call_did_not_what_it_said():
 async def test_a_scope_says_nothing_of_what_can_not_be_shown():
     """A call that used something else than files is looked at each time."""
 
-    class Ledger:
+    class Ledger(Fork):
         def fork(self, owner: str, /, *, writable: bool = True) -> Any:
             return self
 

@@ -102,7 +102,7 @@ turns = st.builds(
 )
 
 
-class Desk:
+class Desk(Environment):
     """Somebody who is there all the time, and answers when they are told to."""
 
     run_mode: RunMode = "user"

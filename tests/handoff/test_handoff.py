@@ -37,6 +37,7 @@ from handrail.events import ApprovalRequested, QuestionAsked, ToolInvoked, ToolR
 from handrail.journal.sqlite import MemoryJournal
 from handrail.messages import Usage
 from handrail.models.scripted import Reply
+from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.testing import Nobody, Person, RecordingSubscriber, VirtualClock, run_virtual
 from support.cards import Deal, Deck, Offer, Pick, card_game
@@ -458,7 +459,7 @@ async def test_the_client_gets_what_is_declared_public_and_no_more() -> None:
 # --- many at once, and inside each other -----------------------------------------------------------
 
 
-class Table:
+class Table(Environment):
     """A person who answers only when told to, question by question."""
 
     run_mode: Any = "user"
@@ -697,7 +698,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"before": parks_not}, "its `before` returns Offer"),
     ({"before": never_hands_over}, "its `before` never hands over"),
     ({"before": two_kinds}, "its `before` parks different things"),
-    ({"before": keeps_a_lock}, "its private part can't be written down"),
+    ({"before": keeps_a_lock}, "its private part can't be recorded"),
     ({"before": "deal"}, "its `before` is 'deal', not a function"),
     (
         {"client": takes_a_deck},

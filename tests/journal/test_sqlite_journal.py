@@ -21,6 +21,7 @@ from handrail import SqliteJournal
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import Declined, DefinitionError, JournalError, QuestionCancelled
 from handrail.journal.database import Database, _Job
+from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.records import CommitUnit
 
@@ -194,7 +195,7 @@ def test_a_call_that_was_void_can_be_committed_again(journal: Opened):
     assert journal(main) == ((unit("1", {"a": 2}),), ())
 
 
-class Somebody:
+class Somebody(Environment):
     """Whoever is there says this."""
 
     run_mode = "user"

@@ -276,5 +276,5 @@ try:
 except ValueError as error:
     print(error)
 """
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=150)
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=500)
     assert "pip install 'handrail[bridge]'" in run.stdout, run.stderr

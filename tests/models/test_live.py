@@ -29,7 +29,7 @@ def live(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         env=kept | variables,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=500,
     )
 
 

@@ -135,7 +135,7 @@ def test_a_server_ends_with_the_process_that_started_it(name: str):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as owner:
         assert owner.stdout is not None
         address = urlsplit(owner.stdout.readline().decode().strip())
-        with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
+        with socket.create_connection((address.hostname, address.port), timeout=120) as connection:
             owner.kill()
             with contextlib.suppress(ConnectionResetError):  # which is an end too
                 assert connection.recv(1) == b""

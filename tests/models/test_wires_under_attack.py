@@ -381,7 +381,7 @@ def test_a_script_ends_without_a_word_of_complaint() -> None:
         [sys.executable, "-W", "always", "-c", SCRIPT],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=500,
         check=False,
     )
     assert (ended.stdout, ended.stderr, ended.returncode) == ("ok\nclosed [True]\n", "", 0)

@@ -16,7 +16,7 @@ from support import ROOT, warm_python
 from support.raw_server import raw_server, whole
 from support.terminals import window
 
-pytestmark = pytest.mark.timeout(300)  # processes, and a real model is at work in one of them
+pytestmark = pytest.mark.timeout(900)  # processes, and a real model is at work in one of them
 
 FOLDER = ROOT / "examples"
 PARTS = {FOLDER / "support", FOLDER / "inbox"}
@@ -135,7 +135,7 @@ def run(example: str | Path, *arguments: str, cwd: Path, **env: str) -> subproce
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-@pytest.mark.timeout(300)  # a real model is at work in one of them
+@pytest.mark.timeout(900)  # a real model is at work in one of them
 @pytest.mark.parametrize(
     "example",
     [

@@ -82,7 +82,7 @@ async def test_the_job_is_killed_resumed_and_ends_with_a_summary(tmp_path: Path)
 def test_a_job_that_can_not_be_killed_says_so(tmp_path: Path) -> None:
     """Without messages it is over before anything can be killed: no summary that would be untrue."""
     command = [sys.executable, INBOX, "--messages=0"]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=55)
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
     assert run.returncode == 1
     assert "was to be killed by -9, and ended with 1" in run.stderr
     assert "not done again" not in run.stdout

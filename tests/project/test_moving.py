@@ -58,7 +58,7 @@ def test_the_other_half_runs_on_the_other_library(page: Path, tmp_path: Path) ->
         env=os.environ | QUIET,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=500,
     )
     assert ended.returncode == 0, ended.stderr
     for block, printed in zip(blocks, json.loads(ended.stdout), strict=True):

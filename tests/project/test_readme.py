@@ -43,7 +43,7 @@ def test_hello_world_is_ten_lines_on_either_model():
 @pytest.mark.once
 def test_hello_world_on_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its call is made, through the gate, and its answer is text: structure, not prose."""
-    from handrail.adapter import adapter as module
+    from handrail.adapter import evaluation as module
     from handrail.events import ModelResponded, ToolInvoked
 
     sessions: list[Session] = []

@@ -30,7 +30,7 @@ def wheel(folder: Path, *, without: str = "", adding: str = "") -> Path:
 
 def look(made: Path) -> tuple[int, list[str]]:
     command = [sys.executable, ROOT / "scripts" / "wheel.py", "--look", made]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert ended.stderr == ""
     return ended.returncode, ended.stdout.splitlines()
 

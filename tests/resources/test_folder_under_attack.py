@@ -27,6 +27,7 @@ from handrail import (
 from handrail.errors import Conflict, ContextExpired
 from handrail.events import Advised, ToolInvoked
 from handrail.guard import CommandPassing
+from handrail.protocols import Fork
 from handrail.question import Question
 from handrail.resources.directory import ripgrep
 from handrail.resources.registry import given
@@ -331,7 +332,7 @@ class Counter:
         return CounterFork(self)
 
 
-class CounterFork(Counter):
+class CounterFork(Counter, Fork):
     def __init__(self, of: Counter) -> None:
         self.count, self._of = of.count, of
 

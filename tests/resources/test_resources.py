@@ -381,7 +381,7 @@ def test_a_thing_made_by_a_thread_that_outlived_its_call_is_closed():
     over = threading.Event()
 
     def slow(resources: Any) -> Thing:
-        goes_on.wait(timeout=5)
+        goes_on.wait(timeout=300)
         return Thing("late", log)
 
     @tool(timeout=0.01)

@@ -176,7 +176,7 @@ async def test_a_call_that_had_begun_is_said_to_be_unknown(recorder: Recorder):
     row = await cancel(other, "r")
     other.close()
     assert row.status == "cancelled"
-    from handrail.adapter.durable import decode_outcome
+    from handrail.adapter.run_record import decode_outcome
 
     (results,) = [m.results for m in decode_outcome(row).messages if isinstance(m, ToolMessage)]
     assert "what came of it is not known" in results[0].text
@@ -187,7 +187,7 @@ async def test_a_call_that_had_begun_is_said_to_be_unknown(recorder: Recorder):
 
 async def test_a_run_that_a_process_has_is_stopped_by_it(recorder: Recorder, monkeypatch: pytest.MonkeyPatch):
     """It is told through the journal, ends cleanly, and says so to whoever began it."""
-    monkeypatch.setattr("handrail.adapter.holding.LEASE_SECONDS", 0.2)
+    monkeypatch.setattr("handrail.adapter.run_lease.LEASE_SECONDS", 0.2)
     began = asyncio.Event()
 
     @tool(effect="staged")

@@ -39,6 +39,7 @@ from handrail.errors import AnswerRefused, QuestionCancelled, RunParked
 from handrail.guard import CapabilityPolicy
 from handrail.journal.sqlite import MemoryJournal
 from handrail.messages import ToolMessage
+from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.runs import export, show
 from handrail.schema import Schema
@@ -163,7 +164,7 @@ class _Taking:
     async def __aenter__(self) -> _Taking:
         waiting = asyncio.Event()
 
-        class There:
+        class There(Environment):
             run_mode = "user"
 
             async def ask(self, question: Question, /) -> Answer:

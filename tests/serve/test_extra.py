@@ -26,7 +26,7 @@ def without(name: str, code: str, folder: Path) -> subprocess.CompletedProcess[s
         f"sys.modules[{name!r}] = None\n"
     )
     command = [sys.executable, "-c", hidden + code]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=150)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=500)
 
 
 @pytest.mark.parametrize("name", ["starlette", "ag_ui"])

@@ -313,7 +313,7 @@ async def test_an_answer_from_elsewhere_brings_a_parked_run_back(tmp_path: Path)
             [*HANDRAIL, *answering, "--journal", str(tmp_path / "runs.db")],
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=500,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -428,7 +428,7 @@ def killed(folder: Path, said: str) -> str:
         return process.stdout.readline().strip()
     finally:
         os.kill(process.pid, signal.SIGKILL)
-        process.wait(10)
+        process.wait(300)
         process.stdout.close()
 
 

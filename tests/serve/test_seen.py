@@ -298,7 +298,7 @@ async def test_a_thread_of_many_runs_stays_usable(tmp_path: Path) -> None:
         first = await snapshot(app, thread)
         read: list[str] = []
         load = app.journal.calls.load
-        app.journal.load = lambda run_id: (read.append(run_id), load(run_id))[1]  # pyright: ignore
+        app.journal.calls.load = lambda run_id: (read.append(run_id), load(run_id))[1]  # pyright: ignore
         assert await snapshot(app, thread) == first
         assert read == []
         assert len(first["runs"]) == 20

@@ -69,7 +69,7 @@ async def test_another_server_stops_though_somebody_looks(tmp_path: Path, number
             process.send_signal(number)
             async with asyncio.timeout(15):
                 await stream.all()  # to its end, as the wire has it
-        _, log = await asyncio.to_thread(process.communicate, timeout=15)
+        _, log = await asyncio.to_thread(process.communicate, timeout=300)
     finally:
         process.kill()
     assert "Application shutdown complete." in log

@@ -92,7 +92,7 @@ async def test_cancelled_in_the_moment_of_the_end(tmp_path: Path, monkeypatch: p
             await may_look.wait()
             return await load(run_id)
 
-        monkeypatch.setattr(app.journal, "load", slow)
+        monkeypatch.setattr(app.journal.calls, "load", slow)
         await thread.say(plan([["write", {"path": "a.txt", "text": "a"}]]))
         while (row := await thread.newest()) is None or row.status != "done":
             await asyncio.sleep(0.01)
@@ -122,7 +122,7 @@ async def test_answered_in_the_moment_of_parking(tmp_path: Path, monkeypatch: py
             parking.park()
             return found
 
-        monkeypatch.setattr(app.journal, "asked", parked_meanwhile)
+        monkeypatch.setattr(app.journal.questions, "history", parked_meanwhile)
         assert await give(thread, question, {"n": 3}, leg="mine") == "mine"
         await over(thread)
         assert kinds(thread.feed) == ["started", "interrupt", "started", "success"]
@@ -149,7 +149,7 @@ async def test_a_leg_begins_with_itself_also_if_another_window_s_run_ends_meanwh
                 await client.idle("a")
             return await asked(run_id)
 
-        monkeypatch.setattr(journal, "asked", ended_meanwhile)
+        monkeypatch.setattr(journal.questions, "history", ended_meanwhile)
         async with client.stream("POST", "/agent", asked_by_a_client("a", "mine", "hello")) as stream:
             told = await stream.all()
         assert (told[0]["type"], told[0]["runId"]) == ("RUN_STARTED", "mine")

@@ -380,6 +380,6 @@ def test_what_can_be_saved_passes_the_check():
 
 def test_a_type_that_cannot_be_loaded_is_refused():
     """A type with no schema is named, not answered with pydantic's own error."""
-    data = save(filled([Plan("a")])).replace(b"test_session_saving.Plan", b"test_session_saving.Bare")
+    data = save(filled([Plan("a")])).replace(f"{__name__}.Plan".encode(), f"{__name__}.Bare".encode())
     with pytest.raises(SessionError, match="Bare does not fit"):
         load(data, types=[Bare])

@@ -12,7 +12,7 @@ from pathlib import Path
 import uvicorn
 
 from handrail import Adapter, DirectoryFilesystem, SqliteJournal, ToolCall
-from handrail.adapter.pacing import Retry
+from handrail.adapter.options import Retry
 from handrail.messages import CallPart, ModelPart, ModelRequest, TextPart, UserMessage
 from handrail.models.model_errors import ModelUnavailable
 from handrail.models.scripted import Reply, Scripted

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Playwright, expect, sync_playwright
 
 CHROMIUM = Path("/usr/bin/chromium")
-PATIENCE = 20_000
+PATIENCE = 120_000
 """Milliseconds after which what should be on a page is missing: many, since machines are slow at times."""
 
 expect.set_options(timeout=PATIENCE)

@@ -26,6 +26,7 @@ from handrail import (
 )
 from handrail.clock import SystemClock
 from handrail.errors import AnswerRefused
+from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.tools import RunMode, ToolResult
 
@@ -78,7 +79,7 @@ def handoff(folder: Path) -> Handoff[Any, Any]:
     return pick_card
 
 
-class Client:
+class Client(Environment):
     """Somebody who is connected, is shown a question, and thinks."""
 
     run_mode: RunMode = "user"

@@ -15,6 +15,8 @@ from handrail.question import Answer, Question
 class Resting(LaterEnvironment):
     """Hears of runs that begin and rest, and parks none."""
 
+    keeps_secrets = True
+
     def __init__(self) -> None:
         self.parking: Parking | None = None
         self.rested: list[bool] = []

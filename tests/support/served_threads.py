@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from handrail import Adapter, Prompt, ScriptedModel, SqliteJournal, Tool, ToolContext, tool
-from handrail.adapter.durable import RunBegin
+from handrail.adapter.run_record import RunBegin
 from handrail.clock import SYSTEM_CLOCK
 from handrail.guard import CapabilityPolicy
 from handrail.messages import AssistantMessage, ModelPart, ModelRequest, ToolMessage, UserMessage

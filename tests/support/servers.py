@@ -148,7 +148,7 @@ class Server:
         """Ask one of the server's own control routes."""
         host = self.url.removeprefix("http://")
         headers = {"content-type": "application/json"}
-        with contextlib.closing(http.client.HTTPConnection(host, timeout=10)) as connection:
+        with contextlib.closing(http.client.HTTPConnection(host, timeout=120)) as connection:
             connection.request(method, path, json.dumps(body), headers)
             response = connection.getresponse()
             text = response.read().decode()

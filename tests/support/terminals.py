@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 import pyte
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 """Seconds until something that should be on the screen is missed."""
 
 

@@ -23,7 +23,7 @@ from handrail import (
     ToolContext,
     tool,
 )
-from handrail.adapter.redeeming import redeem
+from handrail.adapter.redemption import redeem
 from handrail.errors import TicketError
 from support.rig import Note
 

@@ -23,7 +23,7 @@ _LOADED = (
     "handrail",
     "handrail.adapter",
     "handrail.cli.app",
-    "handrail.cli.commands",
+    "handrail.cli.conversation",
     "handrail.journal",
     "handrail.models.scripted",
     "handrail.resources.directory",

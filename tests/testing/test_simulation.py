@@ -45,7 +45,7 @@ def crashed(scenario: Scenario, **sampled: Any) -> Report:
     return simulate(scenario, jobs=2, parked_every=1)
 
 
-@pytest.mark.timeout(900 if DEEP else 240)  # hundreds of processes, on a machine that may be busy
+@pytest.mark.timeout(900)  # hundreds of processes, on a machine that may be busy
 def test_a_run_with_a_bit_of_everything_survives_a_crash_at_every_point():
     """A nested agent, a question, an approval, files, a payment, a mail and a handoff."""
     every = 1 if ALL else 3
@@ -57,14 +57,14 @@ def test_a_run_with_a_bit_of_everything_survives_a_crash_at_every_point():
     assert report.processes > 2 * sum(report.tried.values())
 
 
-@pytest.mark.timeout(900 if DEEP else 240)
+@pytest.mark.timeout(900)
 def test_several_at_once_retries_threads_and_previews_survive_it_too():
     report = crashed(ERRANDS, write_every=8, step_every=40, overtaken_every=50)
     report.assert_kept()
     assert report.tried["step"] > 4
 
 
-@pytest.mark.timeout(900 if DEEP else 240)
+@pytest.mark.timeout(900)
 def test_what_is_decided_for_the_session_survives_it_too():
     """An answer that holds for later calls is as good as recorded once it is given: nobody gives it twice."""
     report = crashed(DECIDING, write_every=4, step_every=25, overtaken_every=20)
@@ -72,7 +72,7 @@ def test_what_is_decided_for_the_session_survives_it_too():
     assert report.tried["step"] > 4
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("scenario", [SHOPPING, ERRANDS, DECIDING], ids=lambda scenario: scenario.name)
 def test_a_run_parked_by_force_at_any_step_is_as_one_that_crashed_there(scenario: Scenario):
     """A server that is stopped undoes nothing, ends nothing, and loses nothing."""
@@ -124,7 +124,7 @@ def paid_at_most_once(seen: Seen) -> str | None:
 BANK = Scenario(name="a bank", play=bank, laws=[used_as_it_is, paid_at_most_once], unrecorded=[KEY])
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_secrets_are_recorded_nowhere_and_never_used_from_a_record():
     report = crashed(BANK, step_every=8, overtaken_every=8)
     report.assert_kept()
@@ -188,7 +188,7 @@ VAULT = Scenario(
 )
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_secrets_that_somebody_answers_with_are_recorded_nowhere_either():
     """And a handoff asks again, unless what comes after the answer had begun."""
     every: dict[str, Any] = (
@@ -249,12 +249,12 @@ def test_a_tool_that_says_it_is_staged_and_pays_is_caught():
 
 
 def test_the_command_says_where_a_law_was_broken(capsys: pytest.CaptureFixture[str]):
-    status = main(["test_simulation:LIAR", "--step-every", "1000", "--overtaken-every", "0"])
+    status = main([f"{__name__}:LIAR", "--step-every", "1000", "--overtaken-every", "0"])
     said = capsys.readouterr().out
     assert status == 1
     assert "a liar: " in said
     assert "paid_once: paid 2 times" in said
-    assert main(["test_simulation:LIAR", "--at", "before write 3"]) == 0
+    assert main([f"{__name__}:LIAR", "--at", "before write 3"]) == 0
 
 
 def forgetful(stage: Stage) -> Play:
@@ -384,9 +384,9 @@ def test_a_point_that_is_none_is_refused():
     with pytest.raises(DefinitionError, match="'write three' is no crash point"):
         Point.parse("write three")
     with pytest.raises(DefinitionError, match="names no scenario"):
-        main(["simulated"])
+        main(["support.simulated"])
     with pytest.raises(DefinitionError, match="is no Scenario"):
-        main(["simulated:SHOP"])
+        main(["support.simulated:SHOP"])
 
 
 @pytest.mark.parametrize("given", [{"write_every": 0}, {"step_every": -1}, {"jobs": 0}, {"parked_every": -1}])

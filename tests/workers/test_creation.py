@@ -11,7 +11,7 @@ from handrail import Adapter, Prompt, ScriptedModel, Session, ToolCall, ToolCont
 from handrail.guard import approvals_of
 from handrail.session.serialization import load, save
 from handrail.testing import Person
-from handrail.workers.creating import WorkerCreated
+from handrail.workers.creation import WorkerCreated
 from support.worker_folders import PLAIN, sound
 
 TOOLS = '''

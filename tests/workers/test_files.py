@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from handrail import MemoryFilesystem, ScriptedModel, ToolCall
 from handrail.errors import WorkerError
 from handrail.workers import WORKER_SCHEMA
-from handrail.workers.front_matter import FrontMatter, schema_text
-from handrail.workers.output import output_type
-from handrail.workers.problem import Finder
-from handrail.workers.reading import take_apart
-from handrail.workers.template import MOST_OUTPUT, Instructions
+from handrail.workers.front_matter import FrontMatter, parse_file, schema_text
+from handrail.workers.instructions import MOST_OUTPUT, Instructions
+from handrail.workers.output_schema import output_type
+from handrail.workers.problems import Finder
 from support.worker_folders import PLAIN, folder, sound
 
 
@@ -104,7 +103,7 @@ def test_what_is_wrong_is_said_with_file_line_and_mend(
     for problem, (_, said) in zip(found, wanted, strict=True):
         assert said in str(problem)
         assert problem.file == str(tmp_path / "wrong.md")
-        assert problem.mend
+        assert problem.hint
     assert registry["main"].name == "main"
     bad = "create_worker" if "create_worker" in text else "Main Worker" if "Main Worker" in text else "wrong"
     if "name: x" not in text:
@@ -326,7 +325,7 @@ YAML = st.sampled_from(
 def test_any_front_matter_is_taken_or_refused_in_words(front: str) -> None:
     """Whatever stands there: front matter, or problems with lines of the file; never another error."""
     find = Finder("x.md")
-    taken = take_apart(f"---\n{front}\n---\nGo.", find)
+    taken = parse_file(f"---\n{front}\n---\nGo.", find)
     assert (taken is None) == bool(find.problems)
     assert all(1 <= problem.line <= front.count("\n") + 3 for problem in find.problems)
 
@@ -403,6 +402,6 @@ def test_without_the_extra_the_error_says_how_to_get_it(tmp_path: Path) -> None:
         f"try: WorkerRegistry({str(tmp_path)!r})['main']\n"
         "except WorkerError as error: print(error)"
     )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=150)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=500)
     assert (run.stderr, run.returncode) == ("", 0)
     assert "pip install 'handrail[workers]'" in run.stdout

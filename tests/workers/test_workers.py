@@ -366,7 +366,7 @@ async def test_which_model_runs_which_worker(tmp_path: Path) -> None:
     assert (await registry.run("main", "x", adapter=Adapter(script))).text == "end"
     assert len(script.requests) == 3
     (problem,) = folder(tmp_path / "bad", main="---\nmodel: gpt-5\n---\nGo.").check()
-    assert (problem.line, "provider:name" in problem.mend) == (2, True)
+    assert (problem.line, "provider:name" in problem.hint) == (2, True)
 
 
 async def test_limits_of_the_file_hold_nested_and_at_the_root(tmp_path: Path) -> None:

@@ -6,14 +6,15 @@ import copy
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from handrail.adapter.options import (
+    Retry,
     Settings,
+    Throttle,
     check_prompt,
     check_sampling,
     checked_model,
     checked_workers,
     one_message,
 )
-from handrail.adapter.pacing import Retry, Throttle
 from handrail.adapter.response import PromptResponse
 from handrail.adapter.stream import RunStream
 from handrail.dispatch.options import HostArguments, ResumeArguments, RunArguments, RunOptions, check_kinds

@@ -1,7 +1,8 @@
-"""One answer of a model, put together from its parts; and what a tool may see of it meanwhile."""
+"""`Answer`: one answer of a model, asked for within deadline and budget, and put together from its parts."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pydantic_core
 
+from handrail.adapter.mask import StreamMask
+from handrail.adapter.undone_calls import tell_undone
+from handrail.cancellation import open_scope, shielded
 from handrail.context import (
     PROVIDER_REQUEST_ID,
     RATE_LIMIT,
@@ -18,6 +22,16 @@ from handrail.context import (
     RequestView,
     ResponseAccumulator,
 )
+from handrail.errors import BudgetExceededError, DeadlineExceededError, ModelError
+from handrail.events import (
+    CallDelta,
+    ModelFailed,
+    ModelRequested,
+    ModelResponded,
+    TextDelta,
+    ThinkingDelta,
+)
+from handrail.limits import BudgetTracker, Reservation
 from handrail.messages import (
     AssistantMessage,
     CallAsked,
@@ -28,23 +42,27 @@ from handrail.messages import (
     SentPart,
     StopPart,
     TextPart,
+    ThinkingPart,
     ToolMessage,
     Usage,
     UsagePart,
     UserMessage,
 )
+from handrail.models.model_errors import ModelAnswerBroken
+from handrail.models.prices import most_of
 
 if TYPE_CHECKING:
-    from handrail.adapter.masking import Masking
+    from handrail.adapter.mask import SecretMask
+    from handrail.adapter.run import Run
 
 _NONE = Usage(requests=1)
 
 
 class Answer:
-    """Parts as they come in, and what they amount to.
+    """An answer as its parts arrive.
 
-    It is also the provider's side of the calls it leads to (`request`, `response_accumulator` and
-    `extras` of their contexts), made only when a tool asks.
+    It also gives the calls it leads to their `request`, `response_accumulator` and `extras`, each made
+    when a tool first asks for it.
     """
 
     __slots__ = (
@@ -64,7 +82,7 @@ class Answer:
     )
 
     def __init__(
-        self, model: str, request: ModelRequest, attempt: int, masking: Masking | None = None
+        self, model: str, request: ModelRequest, attempt: int, masking: SecretMask | None = None
     ) -> None:
         self.model = model
         self._masking = masking
@@ -81,7 +99,7 @@ class Answer:
         self._extras: Extras | None = None
 
     def take(self, part: ModelPart) -> None:
-        """One more part."""
+        """Add a part."""
         if isinstance(part, TextPart):
             self._texts.append(part.text)
         elif isinstance(part, CallPart):
@@ -99,12 +117,12 @@ class Answer:
 
     @property
     def counted(self) -> bool:
-        """Has the provider said what the request used?"""
+        """Whether the provider reported the usage of the request."""
         return self.usage is not _NONE
 
     @property
     def begun(self) -> bool:
-        """Has anything of it arrived? Then the provider has been at work, and wants to be paid."""
+        """Whether any part has arrived. Then the provider may charge for it."""
         return bool(self.sent or self._texts or self._pieces)
 
     @property
@@ -113,11 +131,11 @@ class Answer:
         return texts[0] if len(texts) == 1 else "".join(texts)
 
     def calls(self) -> tuple[CallAsked, ...]:
-        """The calls as they stand, in the order they were begun."""
+        """The calls so far, in the order they began."""
         return tuple([_whole(pieces) for pieces in self._pieces.values()])
 
     def message(self, calls: tuple[CallAsked, ...]) -> AssistantMessage:
-        """The answer as a message, with its calls under the ids they go by here."""
+        """The answer as a message with these calls, whose ids are unique in the session."""
         return AssistantMessage(self.text, calls, None if self.stop is None else self.stop.kept)
 
     # What a tool sees.
@@ -156,7 +174,7 @@ class Answer:
 
 
 class RecordedAnswer(msgspec.Struct, frozen=True):
-    """An answer as a journal keeps it: everything the run, and its bill, needs of it."""
+    """An answer as it is recorded: all that a resumed run and its bill need."""
 
     model: str
     attempt: int
@@ -164,17 +182,17 @@ class RecordedAnswer(msgspec.Struct, frozen=True):
     calls: tuple[CallAsked, ...]
     stop: StopPart
     usage: Usage | None
-    """None where the provider did not say."""
+    """None where the provider did not report it."""
     seconds: float
     sent: SentPart | None = None
     cost: Decimal | None = None
-    """US dollars; None where it is unknown. What is nested in a finished call is billed again by it."""
+    """US dollars; None where it is unknown. A replayed call is billed from it."""
 
 
 def write_answer(
-    answer: Answer, seconds: float, cost: Decimal | None, masking: Masking | None = None
+    answer: Answer, seconds: float, cost: Decimal | None, masking: SecretMask | None = None
 ) -> RecordedAnswer:
-    """What is kept of an answer that is whole. What was sent is not: the conversation has it."""
+    """The record of a complete answer, without the request: the conversation has that."""
     assert answer.stop is not None
     calls, stop = answer.calls(), answer.stop
     if masking is not None:
@@ -189,8 +207,8 @@ def write_answer(
     return RecordedAnswer(answer.model, answer.attempt, answer.text, calls, stop, usage, seconds, sent, cost)
 
 
-def read_answer(recorded: RecordedAnswer, request: ModelRequest, masking: Masking | None = None) -> Answer:
-    """The answer that was recorded, as if it had just arrived."""
+def read_answer(recorded: RecordedAnswer, request: ModelRequest, masking: SecretMask | None = None) -> Answer:
+    """A recorded answer, as if it had just arrived."""
     answer = Answer(recorded.model, request, recorded.attempt, masking)
     if recorded.sent is not None:
         answer.take(recorded.sent)
@@ -216,7 +234,7 @@ def _whole(pieces: list[CallPart]) -> CallAsked:
 
 
 def _plain(request: ModelRequest, messages: Sequence[Message]) -> Mapping[str, Any]:
-    """A request that went over no wire, as plain data."""
+    """A request that was not sent over a wire, as plain data."""
     said: list[dict[str, Any]] = []
     for message in messages:
         if isinstance(message, UserMessage):
@@ -233,3 +251,197 @@ def _plain(request: ModelRequest, messages: Sequence[Message]) -> Mapping[str, A
         "messages": said,
         "tools": [offered.tool.name for offered in request.tools],
     }
+
+
+# --- asking for one ---
+
+OUTPUT_BOUND = 4096
+"""Limit of an answer where tokens or money are limited and `max_tokens` is not set."""
+_LEAST_OUTPUT = 16
+_PER_MESSAGE = 16
+"""Upper bound of the tokens a provider adds to a message."""
+
+
+async def ask(run: Run) -> Answer:
+    """Ask the model and return its complete answer. Raises `PromptEvaluationError`."""
+    frame = run.frame
+    if frame.parking is not None and frame.parked:
+        raise asyncio.CancelledError  # it was parked while a shielded step ran
+    if frame.log.is_kept:
+        place = run.next_place()
+        await tell_undone(run, place)
+        recorded = frame.log.find("model answer", place, RecordedAnswer)
+        if recorded is not None:
+            return _replay(run, recorded)
+        run.leave_record()
+    deadline = frame.deadline
+    if deadline is None:
+        return await _ask_until_answered(run)
+    scope = open_scope()
+    scope.start_deadline(deadline)
+    try:
+        deadline.check("the model was asked")
+        return await _ask_until_answered(run)
+    except asyncio.CancelledError as error:
+        late = scope.explain(error, "the model had answered")
+        if isinstance(late, DeadlineExceededError):
+            raise run.failed(late, "deadline") from late
+        raise
+    except DeadlineExceededError as error:
+        raise run.failed(error, "deadline") from error
+    finally:
+        scope.close()
+
+
+def _replay(run: Run, recorded: RecordedAnswer) -> Answer:
+    """An answer from the record. It counts towards usage and cost again, and nothing is sent."""
+    budget = run.frame.budget
+    answer = read_answer(recorded, run.request(), run.masking)
+    # It was within the limits when it was asked for, so they are not checked again.
+    reserved = None if budget is None else budget.reserve()
+    _charge(run, answer, reserved, recorded.seconds, again=True)
+    return answer
+
+
+async def _ask_until_answered(run: Run) -> Answer:
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            return await _ask_once(run, attempt)
+        except BudgetExceededError as error:
+            raise run.failed(error, "budget") from error
+        except ModelError as error:
+            wait = run.retry.wait_after(attempt, error)
+            run.frame.session.record(
+                ModelFailed(run.model.name, attempt, str(error), wait, run.frame.run_context)
+            )
+            if wait is None:
+                tries = "" if attempt == 1 else f" It was tried {attempt} times."
+                raise run.failed(error, "request", tries) from error
+            deadline = run.frame.deadline
+            if deadline is not None and deadline.remaining() <= wait:
+                late = f" The next try, in {wait:.1f} s, would be past the deadline."
+                raise run.failed(error, "deadline", late) from error
+            if error.retry_after is not None and run.throttle is not None:
+                run.throttle.hold(wait)  # other requests to this provider would be refused as well
+            await asyncio.sleep(wait)
+
+
+async def _ask_once(run: Run, attempt: int) -> Answer:
+    frame, model = run.frame, run.model
+    request, reserved = (run.request(), None) if frame.budget is None else _reserve(run, frame.budget)
+    masking = run.masking
+    answer = Answer(model.name, request, attempt, masking)
+    throttle = run.throttle
+    try:
+        if throttle is not None:
+            await throttle.enter()
+        try:
+            if frame.told.get(ModelRequested, True):
+                frame.publish(ModelRequested(model.name, attempt, len(request.messages), frame.run_context))
+            began = frame.monotonic()
+            parts = model.stream(request)
+            try:
+                if request.stream:
+                    writing = None if masking is None else StreamMask(masking)
+                    async for part in parts:
+                        answer.take(part)
+                        _publish_delta(run, part, writing)
+                else:
+                    async for part in parts:
+                        answer.take(part)
+            except BaseException:
+                await parts.aclose()
+                raise
+            if answer.stop is None:
+                raise ModelAnswerBroken(model.name, "the answer ended before it was whole")
+        finally:
+            if throttle is not None:
+                throttle.leave()
+        seconds = frame.monotonic() - began
+        cost = _charge(run, answer, reserved, seconds)
+        reserved = None
+        if frame.log.is_kept:
+            recorded = write_answer(answer, seconds, cost, masking)
+            await shielded(frame.log.note("model answer", run.place_of_answer, recorded))
+        return answer
+    except BaseException:
+        if reserved is not None:
+            if answer.counted:
+                reserved.settle(requests=1, tokens=answer.usage.tokens, money=run.tariff(answer.usage))
+            elif answer.begun:
+                reserved.settle(requests=1)  # its usage is unknown: the reserved bound stands
+            else:
+                reserved.settle(requests=1, tokens=0, money=0)
+        raise
+
+
+def _charge(
+    run: Run, answer: Answer, reserved: Reservation | None, seconds: float, again: bool = False
+) -> Decimal | None:
+    """Charge the answer to this run and every run above, and return its cost.
+
+    Usage that the provider does not report is unknown, not zero: the reserved bound stands.
+    """
+    usage = answer.usage
+    cost = run.tariff(usage) if answer.counted else run.uncounted_cost()
+    frame = run.frame
+    frame.spending.add(usage, cost)
+    if answer.counted:
+        run.counted = (len(run.conversation.messages) + 1, usage.tokens)  # with the answer itself
+    if reserved is not None:
+        reserved.settle(requests=1, **({"tokens": usage.tokens, "money": cost} if answer.counted else {}))
+    stop: Any = answer.stop
+    tell = frame.session.keep if again else frame.session.record
+    tell(ModelResponded(answer.model, stop.reason, usage, cost, seconds, answer.attempt, frame.run_context))
+    return cost
+
+
+def _reserve(run: Run, budget: BudgetTracker) -> tuple[ModelRequest, Reservation]:
+    """Reserve an upper bound for the request; where little is left, the answer must be short.
+
+    No tokenizer makes more tokens than there are bytes. What the provider counted in an earlier turn is
+    not estimated again.
+    """
+    left = budget.remaining()
+    known, tokens = run.counted
+    sent = tokens + sum(_size(message) for message in run.conversation.messages.since(known))
+    if not known:
+        sent += len(run.system.encode()) + run.offered_size()
+    run.counted = (len(run.conversation.messages), sent)  # until the provider reports the real count
+    room = run.max_tokens or OUTPUT_BOUND
+    if "tokens" in left:
+        room = max(min(room, int(left["tokens"]) - sent), _LEAST_OUTPUT)
+    while "money" in left and room > _LEAST_OUTPUT and (most_of(run.tariff, sent, room) or 0) > left["money"]:
+        room //= 2
+    reserved = budget.reserve(requests=1, tokens=sent + room, money=most_of(run.tariff, sent, room))
+    return run.request(max_tokens=room if {"tokens", "money"} & left.keys() else run.max_tokens), reserved
+
+
+def _size(message: Message) -> int:
+    if isinstance(message, AssistantMessage):
+        calls = sum(len(call.name.encode()) + len(call.arguments.encode()) for call in message.calls)
+        return len(message.text.encode()) + calls + _PER_MESSAGE * (1 + len(message.calls))
+    if isinstance(message, ToolMessage):
+        return sum(len(result.text.encode()) + _PER_MESSAGE for result in message.results)
+    return len(message.text.encode()) + _PER_MESSAGE
+
+
+def _publish_delta(run: Run, part: ModelPart, writing: StreamMask | None) -> None:
+    frame = run.frame
+    if isinstance(part, TextPart):
+        if run.on_text is not None:
+            run.on_text(part.text)
+        frame.publish(TextDelta(part.text, frame.run_context))
+    elif isinstance(part, CallPart):
+        if writing is not None:
+            part = writing.take(part)
+            if not (part.id or part.name or part.arguments):
+                return
+        frame.publish(CallDelta(part.index, part.id, part.name, part.arguments, frame.run_context))
+    elif isinstance(part, ThinkingPart):
+        frame.publish(ThinkingDelta(part.text, frame.run_context))
+    elif isinstance(part, StopPart) and writing is not None:
+        for rest in writing.rest():
+            frame.publish(CallDelta(rest.index, "", "", rest.arguments, frame.run_context))

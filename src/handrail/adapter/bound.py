@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from handrail.adapter.conversation import Conversation
 from handrail.adapter.loop import run_in
 from handrail.adapter.options import Settings, one_message
-from handrail.adapter.output import Output
-from handrail.adapter.response import PromptResponse, respond
+from handrail.adapter.response import Output, PromptResponse, respond
 from handrail.context.verbs import PromptModel
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.options import RunOptions
@@ -174,6 +173,5 @@ async def _nest(
     outer = attempt.frame
     options = outer.options.nested(given, outer.tracker, attempt.depth + 1, levels)
     frame = Frame.nested(attempt, number, options, prompt)
-    if frame.log is not None:
-        await frame.log.note_verb(attempt.place.child(number), verb)
+    await frame.log.note_verb(attempt.place.child(number), verb)
     return frame, Conversation(frame.session, frame.run_context.run_id)

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from handrail.adapter.bound import Bound, prompt_model_of
 from handrail.adapter.conversation import root_conversation
-from handrail.adapter.durable import (
+from handrail.adapter.loop import run_in
+from handrail.adapter.mask import SecretMask
+from handrail.adapter.options import Settings, check_added, check_files, forward_events
+from handrail.adapter.response import PromptResponse, respond
+from handrail.adapter.run_lease import held, taken
+from handrail.adapter.run_record import (
     Resumed,
     answer_of,
     begin_run,
@@ -20,11 +25,6 @@ from handrail.adapter.durable import (
     prompt_of,
     session_after,
 )
-from handrail.adapter.holding import held, taken
-from handrail.adapter.loop import run_in
-from handrail.adapter.masking import Masking
-from handrail.adapter.options import Settings, check_added, check_files, forwarding
-from handrail.adapter.response import PromptResponse, respond
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.opening import open_frame
 from handrail.dispatch.options import RunOptions
@@ -107,7 +107,7 @@ async def _go(
         frame.parking.begin()
     session, workers = frame.session, options.workers
     conversation = root_conversation(session)
-    forward = forwarding(session, options.bus, heard)
+    forward = forward_events(session, options.bus, heard)
     run_id = frame.run_context.run_id
     try:
         with conversation, nullcontext() if workers is None else workers.enter(frame):
@@ -120,9 +120,9 @@ async def _go(
                 resumed.catch_up()
             history = options.history
             if history and (resumed is None or not len(conversation.messages)):
-                frame.show([*rendered.tools, *options.tools], ())  # these say what in it is secret
+                frame.show([*rendered.tools, *options.tools], ())  # they declare what in it is secret
                 secretive = frame.secretive or rendered.secretive
-                masked = Masking(frame, conversation).message if secretive else None
+                masked = SecretMask(frame, conversation).message if secretive else None
                 conversation.begin_with(history, run_id, masked)  # else the session was saved with it
                 if masked is not None:
                     options = options.replace(history=tuple(masked(each) for each in history))
@@ -156,10 +156,10 @@ def _frame(
         prompt=prompt,
         log=log,
         adapter=lambda call: Bound(adapter, settings, call),
-        prompt_model=getattr(environment, "prompt_model", None)
+        prompt_model=(None if environment is None else environment.prompt_model)
         or (lambda call: prompt_model_of(adapter, settings, call)),
     )
-    if getattr(environment, "parks", False):
+    if environment is not None and environment.parks:
         if log is None:
             raise DefinitionError(
                 f"{type(environment).__name__} parks runs, and that needs a journal. "

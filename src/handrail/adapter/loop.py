@@ -1,29 +1,29 @@
-"""The loop: ask the model, run the calls it wants, tell it what came of them, until it is done.
+"""The loop: ask the model, run its calls, report their results, until it is done.
 
-There is one for every provider. Whatever happens in it, the conversation is left as a provider would
-take it: each call has its one result.
+One loop serves all providers. However it ends, the conversation stays well-formed: each call has one result.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
-from handrail.adapter.advising import Advisers
-from handrail.adapter.answer import Answer
+from pydantic import Field
+
+from handrail.adapter.advice import Advisers
+from handrail.adapter.answer import Answer, ask
 from handrail.adapter.conversation import Conversation
-from handrail.adapter.disclosure import opener
 from handrail.adapter.options import Settings
-from handrail.adapter.output import ANSWER_TOOL, REPAIRS, Output, what_to_correct
-from handrail.adapter.requesting import ask
-from handrail.adapter.response import Outcome
+from handrail.adapter.response import ANSWER_TOOL, REPAIRS, Outcome, Output, what_to_correct
 from handrail.adapter.run import Run
+from handrail.context import ToolContext
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.replaying import RecordedResult
 from handrail.dispatch.secrets import is_masked
 from handrail.dispatch.turn import OpenTurn
-from handrail.errors import ToolValidationError
+from handrail.errors import ToolValidationError, VisibilityExpansionRequired
 from handrail.messages import CallAnswered, CallAsked, ToolMessage, UserMessage
 from handrail.prompt import OPENER, Prompt, RenderedPrompt
 from handrail.tools import Tool, ToolResult
@@ -49,7 +49,7 @@ async def run_in(
     system: str | None = None,
     tools: Sequence[Tool[Any, Any]] = (),
 ) -> Outcome:
-    """One run, root or nested, from its rendered prompt to its end."""
+    """Run a rendered prompt, root or nested, to its end."""
     if rendered.output_schema is not None:
         output = Output(rendered.output_schema)
     run: Run
@@ -69,7 +69,7 @@ async def run_in(
         on_text=on_text,
     )
     if system is not None:
-        run.system = system  # as it was sent before, whatever it would be rendered to now
+        run.system = system  # as it was sent before, even if it would be rendered differently now
     for path in conversation.opened:
         if path not in run.rendered.opened and any(each.path == path for each in closed):
             run.open([path])
@@ -92,7 +92,7 @@ async def run_in(
 
 
 async def run_until_done(run: Run) -> Outcome:
-    """Evaluate: raises `PromptEvaluationError` where the run can't go on."""
+    """Loop until the model is done. Raises `PromptEvaluationError` where the run can't continue."""
     conversation, frame = run.conversation, run.frame
     run_id = frame.run_context.run_id
     advisers = Advisers(run) if run.feedback or run.completion else None
@@ -139,11 +139,11 @@ async def run_until_done(run: Run) -> Outcome:
 
 
 async def _run_calls(run: Run, calls: tuple[CallAsked, ...], message_id: str) -> tuple[ToolResult[Any], ...]:
-    """Run a turn's calls through the gate and give each its result, also when the turn is cut short."""
+    """Run the calls of a turn through the gate. Each gets a result, also when the turn is cut short."""
     turn = OpenTurn(run.gate, calls, message_id)
     run.calls += len(calls)
-    if run.again and not turn.is_recorded():
-        run.goes_on()
+    if run.replays and not turn.is_recorded():
+        run.leave_record()
     ending: BaseException | None = None
     results: tuple[ToolResult[Any], ...] = ()
     try:
@@ -170,14 +170,14 @@ async def _run_calls(run: Run, calls: tuple[CallAsked, ...], message_id: str) ->
 
 
 def _opened(run: Run, call: CallAsked, result: ToolResult[Any]) -> tuple[str, ...]:
-    """Bring the tools into view that a call of the opener has opened, and say which."""
+    """Show the tools of the sections that a call opened, and return their names."""
     if not result.success:
         return ()
     paths = [path for path in result.value if path not in run.rendered.opened]
     if not paths:
         return ()  # another call of the same turn has opened them
     for path in paths:
-        run.conversation.open_section(path, run.frame.run_context.run_id, again=run.again)
+        run.conversation.open_section(path, run.frame.run_context.run_id, again=run.replays)
     return run.open(paths)
 
 
@@ -188,14 +188,14 @@ def _answer_among(
         if run.answer_tool(call.name) and result.success:
             if isinstance(result, RecordedResult) and run.output is not None:
                 if run.output.schema.secret and is_masked(call.arguments):
-                    return None  # the secret in it was not recorded: it has to be given again
-                return ToolResult.ok(run.output.schema.parse(call.arguments))  # typed, as it was
+                    return None  # its secret was not recorded: the model has to answer again
+                return ToolResult.ok(run.output.schema.parse(call.arguments))  # typed again
             return result
     return None
 
 
 def _outcome(run: Run, answer: Answer) -> Outcome:
-    """What an answer without calls comes to; `ToolValidationError` where it is not what was asked for."""
+    """The outcome of an answer without calls. Raises `ToolValidationError` where it does not fit."""
     stop: Any = answer.stop
     reason = "done" if stop.reason == "calls" else stop.reason
     output = run.output
@@ -211,4 +211,40 @@ def _outcome(run: Run, answer: Answer) -> Outcome:
 def _no_answer(run: Run, problem: str) -> Exception:
     return run.failed(
         ToolValidationError(f"after {REPAIRS} corrections the answer still does not fit: {problem}"), "output"
+    )
+
+
+# --- progressive disclosure ---
+
+
+@dataclass(frozen=True)
+class Sections:
+    """Arguments of the tool that opens sections."""
+
+    sections: Annotated[
+        list[str], Field(description="The paths of the sections, as their summaries give them.")
+    ]
+
+
+def opener(rendered: Callable[[], RenderedPrompt[Any]], in_place: bool) -> Tool[Sections, list[str]]:
+    """The tool by which a model opens sections that are shown as summaries.
+
+    Its result is their text, so earlier messages stay byte-identical. Their tools can be called from the
+    next turn on. Where `in_place` is false it raises `VisibilityExpansionRequired`.
+    """
+
+    async def open_sections(params: Sections, *, context: ToolContext) -> ToolResult[list[str]]:
+        opening = rendered().open(params.sections)
+        if not in_place:
+            raise VisibilityExpansionRequired(params.sections)
+        names = ", ".join(tool.name for tool in opening.tools)
+        more = f"\n\nThese tools can be called from now on: {names}." if names else ""
+        return ToolResult.ok(params.sections, opening.text + more, exclude_value_from_context=True)
+
+    return Tool(
+        OPENER,
+        "Show sections in full that were given as summaries, with their tools.",
+        open_sections,
+        accepts_overrides=False,
+        effect="pure",
     )

@@ -1,13 +1,17 @@
-"""How a run asks its model, and what is checked before it begins."""
+"""`Settings`: how a run asks its model, with `Retry` and `Throttle`; and the checks before a run begins."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
-from handrail.adapter.output import ANSWER_TOOL
-from handrail.adapter.pacing import Retry, Throttle
-from handrail.errors import DefinitionError
+from handrail.adapter.response import ANSWER_TOOL
+from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.errors import DefinitionError, ModelError
+from handrail.ids import Chance, random_fraction
 from handrail.messages import Model
 from handrail.models import model_named
 from handrail.models.prices import Tariff, tariff_of
@@ -15,14 +19,105 @@ from handrail.prompt import OPENER, Prompt
 from handrail.prompt.section import walk
 from handrail.protocols import EventBus, Filesystem, WorkerSource
 from handrail.session import Session
+from handrail.threads import forget_closed
 from handrail.tools import Tool
 
 if TYPE_CHECKING:
     from handrail.dispatch.frame import Frame
 
 
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """When a request is retried after a transient failure.
+
+    Waits double, with jitter. Where the provider says when to retry, that is respected; if it is more than
+    `longest_wait` away, the request is not retried. Nothing is retried past the run's deadline.
+    """
+
+    attempts: int = 5
+    first_wait: float = 0.5
+    longest_wait: float = 60.0
+    chance: Chance = random_fraction
+
+    def __post_init__(self) -> None:
+        if type(self.attempts) is not int or self.attempts < 1:
+            raise DefinitionError(f"{self.attempts!r} attempts are not possible. Give at least 1.")
+        waits = (self.first_wait, self.longest_wait)
+        if not all(type(each) in (int, float) for each in waits) or not 0 <= waits[0] <= waits[1]:
+            raise DefinitionError(
+                f"waits from {self.first_wait!r} to {self.longest_wait!r} seconds are not possible. "
+                "Give two numbers of at least 0, the first not above the second."
+            )
+
+    def wait_after(self, attempt: int, error: ModelError) -> float | None:
+        """Seconds until the next attempt; None to give up."""
+        if not error.transient or attempt >= self.attempts:
+            return None
+        wanted = error.retry_after
+        if wanted is not None:
+            return wanted * (1 + self.chance() / 10) if wanted <= self.longest_wait else None
+        highest = min(self.longest_wait, self.first_wait * 2.0 ** min(attempt - 1, 64))
+        return highest * (1 + self.chance()) / 2
+
+
+class Throttle:
+    """Limits requests: how many at once, how many a minute; and all of them after a rate limit.
+
+    The runs of an adapter share one throttle, and adapters can share it too.
+    """
+
+    def __init__(
+        self, *, at_once: int | None = None, per_minute: float | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        if at_once is not None and (type(at_once) is not int or at_once < 1):
+            raise DefinitionError(
+                f"at_once={at_once!r} is no number of requests. Give a whole number from 1 on."
+            )
+        if per_minute is not None and (
+            type(per_minute) not in (int, float) or not 0 < per_minute < float("inf")
+        ):
+            raise DefinitionError(
+                f"per_minute={per_minute!r} would let nothing through, or everything. Give a positive number, or leave it out."
+            )
+        self._at_once = at_once
+        self._spacing = 0.0 if per_minute is None else 60.0 / per_minute
+        self._clock = clock
+        self._next = 0.0
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+    def hold(self, seconds: float) -> None:
+        """Hold all requests for this many seconds."""
+        self._next = max(self._next, self._clock.monotonic() + seconds)
+
+    async def enter(self) -> None:
+        """Wait for a turn. Pair every `enter` with a `leave`."""
+        if self._at_once is not None:
+            loop = asyncio.get_running_loop()
+            slot = self._slots.get(loop)
+            if slot is None:
+                forget_closed(self._slots)
+                slot = self._slots[loop] = asyncio.Semaphore(self._at_once)
+            await slot.acquire()
+        if not self._next and not self._spacing:
+            return
+        try:
+            now = self._clock.monotonic()
+            begin = max(now, self._next)
+            self._next = begin + self._spacing
+            if begin > now:
+                await asyncio.sleep(begin - now)
+        except BaseException:
+            self.leave()
+            raise
+
+    def leave(self) -> None:
+        """End a request."""
+        if self._at_once is not None:
+            self._slots[asyncio.get_running_loop()].release()
+
+
 class Settings:
-    """How a run asks its model. What is nested in it asks in the same way unless told otherwise."""
+    """How a run asks its model. Nested runs inherit it, with overrides."""
 
     __slots__ = ("max_tokens", "model", "retry", "streaming", "tariff", "temperature", "throttle")
 
@@ -52,7 +147,7 @@ class Settings:
         max_tokens: int | None = None,
         streaming: bool | None = None,
     ) -> Settings:
-        """These settings but for what is given."""
+        """These settings with some replaced."""
         check_sampling(temperature, max_tokens)
         if isinstance(model, str):
             model = model_named(model)
@@ -76,7 +171,7 @@ def check_prompt(prompt: object) -> None:
 
 
 def one_message(params: str, message: str | None) -> str:
-    """The user's message, where it was given once."""
+    """The message that was given as params. Raises `DefinitionError` where another was given too."""
     if message is not None:
         raise DefinitionError(
             "two messages were given: a string as params is the user's message, and so is `message`. "
@@ -102,7 +197,7 @@ def check_sampling(temperature: Any, max_tokens: Any) -> None:
 
 
 def check_added(prompt: Prompt[Any], tools: Sequence[Tool[Any, Any]]) -> None:
-    """Tools that are added to one run are tools, under names that nothing else there has."""
+    """Check that tools added to one run have names of their own."""
     if not tools:
         return
     from handrail.dispatch.frame import check_tool
@@ -121,7 +216,7 @@ def check_added(prompt: Prompt[Any], tools: Sequence[Tool[Any, Any]]) -> None:
 
 
 def check_files(prompt: Prompt[Any], frame: Frame) -> None:
-    """Sections whose tools work on files want a run that has some."""
+    """Check that the run has files where a section needs them."""
     wanting = [type(section).__name__ for _, section in walk(prompt.sections) if section.needs_files]
     if wanting and frame.filesystem is None and not frame.resources.binds(Filesystem):
         raise DefinitionError(
@@ -145,8 +240,8 @@ def checked_workers(workers: Any) -> WorkerSource | None:
     raise DefinitionError(f"workers is a {type(workers).__name__}. Give WorkerRegistry(folder).")
 
 
-def forwarding(session: Session, *buses: EventBus | None) -> Callable[[], None]:
-    """Until what is returned is called, whoever listens on one of these hears of the run as well."""
+def forward_events(session: Session, *buses: EventBus | None) -> Callable[[], None]:
+    """Publish the session's events on these buses too. Returns a function that stops it."""
     own = session.dispatcher
     stops = [own.subscribe(object, bus.publish) for bus in buses if bus is not None and bus is not own]
 

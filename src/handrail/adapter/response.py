@@ -1,14 +1,23 @@
-"""`PromptResponse`: what an evaluation came to."""
+"""`PromptResponse`: the end of a run, and `Output`: the typed answer in it."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast, get_origin
 
 import msgspec
+from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, create_model
+from pydantic_core import CoreSchema
+from typing_extensions import is_typeddict
 
+from handrail.context import ToolContext
+from handrail.errors import ToolValidationError
 from handrail.messages import Usage
+from handrail.schema import Schema
 from handrail.session import Session
+from handrail.tools import Tool, ToolResult
 
 if TYPE_CHECKING:
     from handrail.dispatch.frame import Frame
@@ -17,7 +26,7 @@ OutputT = TypeVar("OutputT")
 
 
 class PromptResponse(msgspec.Struct, Generic[OutputT], frozen=True):
-    """The end of a run."""
+    """What a run returns."""
 
     text: str
     output: OutputT
@@ -25,16 +34,16 @@ class PromptResponse(msgspec.Struct, Generic[OutputT], frozen=True):
     usage: Usage
     """Tokens of this run and of everything nested in it."""
     cost: Decimal | None
-    """US dollars, likewise; None where part of it is unknown."""
+    """US dollars, including nested runs; None where part of it is unknown."""
     run_id: str
     stop_reason: str
     """`done`; `length` where the answer was cut off; `refused`; `incomplete` where a completion checker
-    still misses something and may hold the run no longer."""
+    has reached its cap and something is still missing."""
     session: Session
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How a run ended by itself."""
+    """The last answer of a run."""
 
     text: str
     output: Any
@@ -42,7 +51,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def respond(outcome: Outcome, frame: Frame) -> PromptResponse[Any]:
-    """The response of a run, root or nested, that ended in this way."""
+    """The response of a run, root or nested."""
     spending = frame.spending
     return PromptResponse(
         outcome.text,
@@ -53,3 +62,83 @@ def respond(outcome: Outcome, frame: Frame) -> PromptResponse[Any]:
         outcome.stop_reason,
         frame.session,
     )
+
+
+# --- structured output ---
+
+ANSWER_TOOL = "final_answer"
+"""The tool a model answers with where its provider can't enforce a schema."""
+REPAIRS = 2
+"""How often an answer may be corrected."""
+
+_FENCED = re.compile(r"\A\s*```[a-zA-Z]*\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
+
+
+class Output:
+    """The schema of a run's answer."""
+
+    __slots__ = ("_unwraps", "schema")
+
+    def __init__(self, schema: Schema[Any]) -> None:
+        self._unwraps = schema.json_schema.get("type") != "object" or not _can_be_params(schema.annotation)
+        self.schema: Schema[Any] = _wrapped(schema) if self._unwraps else schema
+
+    def parse(self, text: str) -> Any:
+        """Parse an answer. Raises `ToolValidationError` with every problem."""
+        fenced = _FENCED.match(text)
+        return self.value_of(self.schema.parse(fenced[1] if fenced else text))
+
+    def value_of(self, answer: Any) -> Any:
+        """The value inside the object the model wrote."""
+        return answer.value if self._unwraps else answer
+
+    def tool(self) -> Tool[Any, Any]:
+        """The tool whose call is the answer. It passes the gate like any other."""
+
+        async def handler(params: Any, *, context: ToolContext) -> ToolResult[Any]:
+            return ToolResult.ok(params, "The answer was taken.", exclude_value_from_context=True)
+
+        return Tool(
+            ANSWER_TOOL,
+            "Give the final answer. Call this once, when everything else is done.",
+            handler,
+            params=self.schema.annotation,
+            result=Any,
+            accepts_overrides=False,
+            effect="pure",
+        )
+
+
+def what_to_correct(error: ToolValidationError, by_call: bool = False) -> str:
+    """The message about an answer that does not fit."""
+    problems = "\n".join(f"- {problem}" for problem in error.problems) or f"- {error}"
+    how = f"Call {ANSWER_TOOL} with it." if by_call else "Answer again, with nothing but the corrected JSON."
+    return f"Your answer does not fit:\n{problems}\n{how}"
+
+
+def _can_be_params(annotation: Any) -> bool:
+    """Whether it can be the params of a tool. A mapping can't."""
+    kind = get_origin(annotation) or annotation
+    return not (is_typeddict(kind) or (isinstance(kind, type) and issubclass(kind, Mapping)))
+
+
+def _wrapped(schema: Schema[Any]) -> Schema[Any]:
+    """An object with one value: providers enforce objects only."""
+    value: Any = schema.annotation
+    if isinstance(value, TypeAdapter):
+        value = _by_adapter(cast("TypeAdapter[Any]", value))
+    made = create_model("Answer", __config__=ConfigDict(frozen=True), value=(value, ...))
+    return Schema(made)
+
+
+def _by_adapter(adapter: TypeAdapter[Any]) -> type:
+    """A type validated by the adapter."""
+
+    class ByAdapter:
+        core: ClassVar[CoreSchema] = adapter.core_schema
+
+        @classmethod
+        def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+            return cls.core
+
+    return ByAdapter

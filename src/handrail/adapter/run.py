@@ -1,4 +1,4 @@
-"""`Run`: everything one evaluation holds while it lasts."""
+"""`Run`: the state of one evaluation."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from handrail.adapter.conversation import Conversation
-from handrail.adapter.masking import Masking
+from handrail.adapter.mask import SecretMask
 from handrail.adapter.options import Settings
-from handrail.adapter.output import ANSWER_TOOL, Output
+from handrail.adapter.response import ANSWER_TOOL, Output
 from handrail.dispatch import Gate
 from handrail.dispatch.frame import Frame
 from handrail.errors import DeadlineExceededError, LimitError, PromptEvaluationError
@@ -24,7 +24,7 @@ from handrail.protocols import Filesystem, SessionView
 from handrail.tools import Tool
 
 _AROUND = 128
-"""Bytes that a wire puts around the schema of a tool, or of an answer, at most."""
+"""Upper bound of the bytes a wire adds to a schema."""
 
 
 class Run:
@@ -53,50 +53,50 @@ class Run:
         self.max_tokens = settings.max_tokens
         self.frame = frame
         self.gate = Gate(frame)
-        self._masking = Masking(frame, conversation)
+        self._masking = SecretMask(frame, conversation)
         self.conversation = conversation
         self.rendered = rendered
         self.prompt_name = prompt_name
         self.system = rendered.text
-        """What is sent first. It stays as it is, also when sections are opened."""
+        """The system text. It does not change when sections are opened."""
         self.output = output
         self.feedback = feedback
         self.completion = completion
         self.on_text = on_text
         native = settings.model.traits.native_output
         self.answers_by_call = output is not None and (not native or output.schema.secret)
-        """By a call also where an answer has secrets: those of a call are masked, those of a text can't be."""
+        """Whether the answer is a call. It is one also where the answer has secrets: only calls can be masked."""
         self._extra_tools = [
             *added,
             *extra_tools,
             *([output.tool()] if output and self.answers_by_call else []),
         ]
         self.counted: tuple[int, int] = (0, 0)
-        """How many messages have been counted, and how many tokens they are at most, or by the provider's count."""
+        """How many messages have been counted, and their tokens: the provider's count, or an upper bound."""
         self.calls = 0
         self.answers = 0
-        """How many answers of the model this run has had, or is waiting for."""
-        self.again = False
-        """Is it gone through again, and has not come past its record yet?"""
+        """Number of answers, with the one that is awaited."""
+        self.replays = False
+        """Whether the run is being replayed from its record."""
         self._began_with = rendered
         self._request: ModelRequest | None = None
         shown = [tool for tool in rendered.tools if frame.offers(tool)]
         self.tools: Sent[Offered] = Sent(Offered(tool) for tool in (*shown, *self._extra_tools))
         self._allow(rendered)
 
-    # What is said of it.
+    # Events.
 
     def begin(self) -> None:
-        """It begins; where it is gone through again, whoever listens hears so once it comes past its record."""
+        """Announce the run. A replayed run is announced when it gets past its record."""
         frame = self.frame
-        self.again = frame.log is not None and frame.log.has_begun(frame.place)
-        if not self.again:
+        self.replays = frame.log.has_begun(frame.place)
+        if not self.replays:
             self._tell()
 
-    def goes_on(self) -> None:
-        """What comes now is not in the record."""
-        if self.again:
-            self.again = False
+    def leave_record(self) -> None:
+        """End the replay: what follows is not recorded."""
+        if self.replays:
+            self.replays = False
             self._tell()
 
     def _tell(self) -> None:
@@ -106,32 +106,32 @@ class Run:
             frame.publish(PromptRendered(self.prompt_name, rendered.text, names, frame.run_context))
 
     def end(self, ended: str) -> None:
-        """It is over. A nested run that is over in the record has said so before."""
+        """Announce the end. A nested run that ended in the record was announced before."""
         frame, spending = self.frame, self.frame.spending
         fact = PromptExecuted(self.prompt_name, ended, spending.usage, spending.cost, frame.run_context)
-        if self.again and frame.outer is not None and ended != "cancelled":
+        if self.replays and frame.outer is not None and ended != "cancelled":
             frame.session.keep(fact)
         else:
-            self.goes_on()
+            self.leave_record()
             frame.session.record(fact)
         if frame.parking is not None and frame.outer is not None:
             frame.parking.let_go_on(frame.outer)
 
     def say(self, message: Message) -> None:
-        """Add to the conversation; what is recorded has been heard before."""
+        """Add a message to the conversation. A recorded one is not published again."""
         masking = self.masking
         shown = message if masking is None else masking.message(message)
-        self.conversation.add(message, self.frame.run_context.run_id, again=self.again, shown=shown)
+        self.conversation.add(message, self.frame.run_context.run_id, again=self.replays, shown=shown)
 
     @property
-    def masking(self) -> Masking | None:
-        """What masks the secrets a model writes; None where none of its tools takes any, nor was one written before."""
+    def masking(self) -> SecretMask | None:
+        """The mask for secrets in what the model writes; None where there can be none."""
         return self._masking if self.frame.secretive or self.conversation.masks else None
 
-    # What is asked of the model.
+    # Requests.
 
     def request(self, max_tokens: int | None = None) -> ModelRequest:
-        """The next request. The conversation and the tools in it grow by themselves."""
+        """The next request. It shares the conversation and the tools, which grow."""
         most = max_tokens or self.settings.max_tokens
         request = self._request
         if request is None or request.max_tokens != most:
@@ -149,7 +149,7 @@ class Run:
         return request
 
     def next_place(self) -> Place:
-        """Where in the record the next answer of the model belongs."""
+        """The place of the next answer of the model."""
         self.answers += 1
         return self.place_of_answer
 
@@ -159,27 +159,27 @@ class Run:
         return self.frame.place.answer(self.answers)
 
     def offered_size(self) -> int:
-        """The bytes of what is said of the tools, and of the answer that is wanted, at most."""
+        """Upper bound of the bytes that describe the tools and the answer."""
         schema = None if self.output is None or self.answers_by_call else self.output.schema.json_schema
         tools = sum(_size_of(offered.tool) for offered in self.tools)
         return tools if schema is None else tools + len(msgspec.json.encode(schema)) + _AROUND
 
     def uncounted_cost(self) -> Decimal | None:
-        """What a request cost whose usage nobody has told: unknown, unless the model is free."""
+        """The cost of a request without reported usage: unknown, unless the model is free."""
         one = self.tariff(Usage(1, 1))
         return None if one is None or one else one
 
-    # Tools come into view.
+    # Tools.
 
     def open(self, paths: Sequence[str]) -> tuple[str, ...]:
-        """Show more sections: their tools can be called from now on. Returns the tools' names."""
+        """Open sections, so that their tools can be called. Returns the names of the tools."""
         opening = self.rendered.open(paths)
         self.rendered = opening.rendered
         shown = [tool for tool in opening.tools if self.frame.offers(tool)]
         for tool in shown:
             self.tools.append(Offered(tool, deferred=True))
         known, tokens = self.counted
-        if known:  # what was counted was sent without them
+        if known:  # the count does not include them
             self.counted = (known, tokens + sum(map(_size_of, shown)))
         self._allow(opening.rendered)
         return tuple(tool.name for tool in shown)
@@ -190,10 +190,10 @@ class Run:
         self.frame.secretive = self.frame.secretive or rendered.secretive
         self.frame.show([*rendered.tools, *self._extra_tools], policies)
 
-    # How it ends.
+    # Failures.
 
     def failed(self, error: Exception, phase: str, more: str = "") -> PromptEvaluationError:
-        """What ends the run. A limit that is not the run's own ends the ones around it as well."""
+        """The error that ends the run. A limit shared with outer runs ends those too."""
         shared = isinstance(error, LimitError) and self._is_shared(error)
         return PromptEvaluationError(
             f"prompt {self.prompt_name!r}: {str(error).rstrip('.')}.{more}",
@@ -209,7 +209,7 @@ class Run:
             return self.frame.deadline is outer.frame.deadline
         return bool(getattr(error, "of_root", False))
 
-    # What those who watch over it see.
+    # For feedback and completion.
 
     @property
     def session_view(self) -> SessionView:
@@ -225,10 +225,10 @@ class Run:
         return files
 
     def answer_tool(self, name: str) -> bool:
-        """Is this the call by which the run is answered?"""
+        """Whether this call is the answer of the run."""
         return self.answers_by_call and name == ANSWER_TOOL
 
 
 def _size_of(tool: Tool[Any, Any]) -> int:
-    """The bytes of what is said of a tool, at most."""
+    """Upper bound of the bytes that describe a tool."""
     return len(msgspec.json.encode([tool.name, tool.description, tool.json_schema])) + _AROUND

@@ -1,4 +1,4 @@
-"""`RunStream`: a run as the stream of its events."""
+"""`RunStream`: a run as a stream of events."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ _END = object()
 
 
 class RunStream(Generic[OutputT]):
-    """The events of one run and of everything nested in it, as they happen; then its response.
+    """The events of a run and of everything nested in it, then its response.
 
-    Iterate with `async for`, or with `for` in a script; `.response` is an operation that gives the
-    response, and raises what ended the run where there is none. Iterating never raises for the run:
-    what happened is in the events. Whoever leaves before the end cancels the run: a `for` loop by itself, an
-    `async for` once its generator is closed, and both at once with `aclose()`.
+    Iterate with `async for`, or with `for` in a script. `.response` is an operation with the response; it
+    raises the error that ended the run. Iterating never raises for the run. Leaving early cancels the run:
+    a `for` loop does so by itself, an `async for` once its generator is closed, `aclose()` at once.
     """
 
     def __init__(
@@ -49,13 +48,13 @@ class RunStream(Generic[OutputT]):
 
         def __getattr__(self, name: str) -> NoReturn:
             raise AttributeError(
-                f"a stream has no {name!r}: it gives the run's events. What the run comes to is "
+                f"a stream has no {name!r}: it gives the run's events. Its response is "
                 f"`(await stream.response)`, or `stream.response.wait()` in a script."
             )
 
     @property
     def response(self) -> Operation[PromptResponse[OutputT]]:
-        """What the run comes to; it runs the run if nobody has begun to iterate."""
+        """The response. Awaiting it starts the run unless iterating did."""
         return Operation(self._finish, f"stream({self._name!r}).response")
 
     async def _finish(self) -> PromptResponse[OutputT]:
@@ -68,7 +67,7 @@ class RunStream(Generic[OutputT]):
             raise
 
     async def aclose(self) -> None:
-        """End the run if it is still going, and wait until it has ended. Harmless when it is over."""
+        """Cancel the run and wait until it has ended. Does nothing when it is over."""
         if self._task is not None and not self._task.done():
             await cancel_and_await([self._task])
 
@@ -127,7 +126,7 @@ class RunStream(Generic[OutputT]):
 
 def _seen(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
-        task.exception()  # it is raised by `.response`; a stream that was only iterated has shown it
+        task.exception()  # retrieved, so that asyncio does not log it; `.response` raises it
 
 
 async def _next(events: AsyncIterator[object]) -> object:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handrail import runs
-from handrail.adapter.durable import code_of, decode_begin, prompt_of
+from handrail.adapter.run_record import code_of, decode_begin, prompt_of
 from handrail.cli.options import open_files
 from handrail.cli.outcome import UsageError, runs_command
 from handrail.errors import HandrailError, RunUnknown

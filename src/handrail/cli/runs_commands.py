@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from handrail import runs
-from handrail.adapter.durable import decode_begin
+from handrail.adapter.run_record import decode_begin
 from handrail.cli import runs_view as view
 from handrail.cli.activity import answer_text
 from handrail.cli.options import (

@@ -14,7 +14,7 @@ import msgspec
 import pydantic_core
 
 from handrail.context import Approval
-from handrail.dispatch.parking import waiting_for_a_person
+from handrail.dispatch.parking import CallAsker, waiting_for_a_person
 from handrail.dispatch.questions import note_verb, question_of
 from handrail.dispatch.transaction import Transaction
 from handrail.errors import FileError, ToolValidationError
@@ -29,7 +29,6 @@ from handrail.protocols import ApprovalRequest, Filesystem
 from handrail.question import Lasting
 from handrail.resources.paths import parse_path
 from handrail.schema import to_json
-from handrail.session import SessionFork
 from handrail.tools import EFFECTS
 
 if TYPE_CHECKING:
@@ -95,6 +94,7 @@ async def ask_approval(
         diff=diff,
         scopes=tuple(scopes),
         recall=recall if kept else None,
+        through=lambda environment: CallAsker(attempt, environment),
     )
     session.record(
         ApprovalRequested(question.id, attempt.id, attempt.name, attempt.path, reason, attempt.run_context)
@@ -182,7 +182,7 @@ async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> De
     """
     frame, log = attempt.frame, attempt.frame.log
     mode = getattr(frame.broker, "mode", None)
-    if log is not None and log.resumed and mode != "strict":
+    if log.resumed and mode != "strict":
         before = _before(log, asked)
         if before is not None:
             return before
@@ -195,7 +195,7 @@ async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> De
     used = recall.used
     if used is None:
         return Decided(approval, _decided_by(approval, mode))
-    if log is not None:
+    if log.is_kept:
         noted = _Noted(asked.question.digest, approval, used.id)
         await log.note("approval", _place(log, asked), noted)
         if log.resumed and _was_asked(log, asked):
@@ -250,11 +250,10 @@ def diff_of(transaction: Transaction) -> str:
     transaction.seal()
     said: list[str] = []
     for fork in transaction.touched:
-        diff = getattr(fork, "diff", None)
-        if diff is not None:
-            said.append(diff())
-        elif not isinstance(fork, SessionFork):
-            said.append(f"{type(fork).__name__}: it was used, and its changes can't be shown\n")
+        diff = fork.diff()
+        said.append(
+            f"{type(fork).__name__}: it was used, and its changes can't be shown\n" if diff is None else diff
+        )
     said += [f"state: {type(event).__name__} {_shown(event)}\n" for event in transaction.events]
     return "".join(said) or "It changed nothing.\n"
 
@@ -315,9 +314,7 @@ def _changed(attempt: Attempt) -> list[str] | None:
     """What changed in its forks. A folder is left out if something in it is listed."""
     changed: list[str] = []
     for fork in attempt.open_transaction.touched:
-        if isinstance(fork, SessionFork):
-            continue
-        paths: tuple[str, ...] | None = getattr(fork, "changed", None)
+        paths = fork.changed_paths()
         if paths is None:
             return None
         changed += [

@@ -207,7 +207,7 @@ class Attempt(msgspec.Struct, eq=False):
         """The number of the next verb, which is this one. `Diverged` if the record has another one there."""
         number = self.next_number()
         log = self.frame.log
-        if log is not None and log.resumed:
+        if log.resumed:
             log.check_verb(self.place.child(number), verb)
         return number
 

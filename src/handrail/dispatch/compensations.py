@@ -1,4 +1,4 @@
-"""Undoing what lies outside a transaction, and doing it although everything else was cancelled."""
+"""Compensations: undoing effects on the world that no transaction covers."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def _compensate(gate: Gate, attempt: Attempt, done: Settled) -> None:
 
 
 async def _commit(undoing: Attempt, transaction: Transaction) -> None:
-    """Commit what a compensation changed: recorded where the run is, as every change of state."""
+    """Commit what a compensation changed, and record it if the run is recorded."""
     from handrail.dispatch.recording import commit_recorded
 
     frame = undoing.frame
@@ -101,7 +101,7 @@ async def _commit(undoing: Attempt, transaction: Transaction) -> None:
 
 
 def forget_locals(error: BaseException) -> None:
-    """Keep where an error was raised, and let go of what the frames there held."""
+    """Keep the traceback of an error, but not the objects its frames held."""
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:

@@ -1,4 +1,4 @@
-"""The tickets of a call at its end: what was done under them becomes part of it, or is answered for."""
+"""Deposits: what other processes did under the tickets of a call, at the end of that call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("handrail.gate")
 
 
 async def take_up_tickets(attempt: Attempt) -> None:
-    """The handler is done: no more is taken, and what was done elsewhere is part of the call.
+    """Close the tickets of a call whose handler has succeeded, and apply what was done under them.
 
     Each is applied as an inner call that has just finished, in the order the tickets were given out.
     Where one does not fit any more, this raises, and the call answers for all of them.
@@ -49,7 +49,7 @@ async def take_up_tickets(attempt: Attempt) -> None:
 
 
 async def answer_for_tickets(attempt: Attempt, transaction: Transaction) -> None:
-    """The call has failed: nothing of what was done under its tickets is applied, all of it is undone or named."""
+    """Close the tickets of a call that failed: undo or report everything that was done under them."""
     try:
         _settle_all(attempt, transaction, await _close(attempt))
     except Exception:  # what else there is to undo is undone all the same
@@ -57,9 +57,8 @@ async def answer_for_tickets(attempt: Attempt, transaction: Transaction) -> None
 
 
 async def _close(attempt: Attempt) -> list[tuple[GivenTicket, Deposit | None]]:
-    """Close the call's tickets and settle their shares. Returns those somebody redeemed, or had begun to."""
+    """Close the call's tickets and settle their shares. Returns the tickets that somebody redeemed or had begun to."""
     run_log, tickets = attempt.frame.log, attempt.tickets or []
-    assert run_log is not None
     attempt.tickets = None
     deposits: Mapping[str, bytes] = {}
     found: list[tuple[GivenTicket, Deposit | None]] = []
@@ -90,7 +89,7 @@ def _settle_all(
 
 
 def _name_unknown(attempt: Attempt, transaction: Transaction) -> None:
-    """Somebody had begun and nothing came of it; only what can't be rolled back there has to be named."""
+    """Report a redemption that never finished, if its effects can't be rolled back."""
     if not EFFECTS[attempt.tool.effect].transactional:
         what = f"{attempt.name} (under a ticket: it is not known whether it was done)"
         transaction.settle(Settled(what, attempt.id))

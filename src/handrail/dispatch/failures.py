@@ -1,4 +1,4 @@
-"""The failure table: what comes of everything that can go wrong with a call."""
+"""The failure table: the status and the result of a call for everything that can go wrong."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Refused(Exception):
 
 
 def not_approved(name: str, approval: Approval, how: DecidedBy, asked: str, ran: bool) -> str:
-    """What a model is told whose call was not approved: what came of asking, why, and what to do."""
+    """What the model is told if its call was not approved: the outcome, the reason, and what to do."""
     why = f": {approval.reason}" if approval.reason else ""
     done = "What it would have done was not applied." if ran else "It did not run."
     if how == "nobody":
@@ -60,11 +60,11 @@ def not_approved(name: str, approval: Approval, how: DecidedBy, asked: str, ran:
 
 
 class SignatureMismatch(Exception):
-    """The handler could not be called with what handlers are called with."""
+    """The handler does not accept what handlers are called with."""
 
 
 class WrongResult(Exception):
-    """The handler returned something else than it declares, or something that can't be shown."""
+    """The handler returned something it does not declare, or something that can't be shown."""
 
 
 class Unsuccessful(Exception):
@@ -75,7 +75,7 @@ class Unsuccessful(Exception):
 
 
 class Failure:
-    """What a failed call comes to: what the model is told, and whether the run hears of it too."""
+    """The outcome of a failed call: what the model is told, and the error that ends the run, if any."""
 
     __slots__ = ("advice", "reraise", "result", "status")
 
@@ -86,10 +86,10 @@ class Failure:
         self.result: ToolResult[Any] = ToolResult.error(message)
         self.reraise = reraise
         self.advice = advice
-        """What to do, where nothing of the call stands."""
+        """What the model should do if nothing of the call remains."""
 
     def told(self, left: Sequence[str]) -> ToolResult[Any]:
-        """The result as the model gets it, once it is known what could not be undone."""
+        """The result for the model, with what could not be undone."""
         message, value = str(self.result.message), self.result.value
         if left:
             message = (
@@ -104,7 +104,7 @@ class Failure:
 
 
 def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) -> Failure:
-    """The row of the table for this error. Whatever it is, there is a result."""
+    """The row of the table for this error. Every error has one."""
     name = attempt.name
     error = _concerning_the_run(raised)
     match error:
@@ -181,7 +181,7 @@ def _ends_the_run(attempt: Attempt, status: CallStatus, error: Exception, phase:
 
 
 def in_short(error: BaseException) -> str:
-    """One line about an error, also about one that can't describe itself."""
+    """One line about an error, even if its own text can't be made."""
     try:
         text = str(error).strip().split("\n", 1)[0]
     except Exception:
@@ -192,7 +192,7 @@ def in_short(error: BaseException) -> str:
 
 
 def _concerning_the_run(error: BaseException) -> BaseException:
-    """What a task group wrapped up, where it is something the run has to hear of."""
+    """The member of an exception group that ends the run, if there is one; else the error itself."""
     members: tuple[BaseException, ...] = getattr(error, "exceptions", ())
     for each in members if isinstance(error, BaseExceptionGroup) else ():
         inside = _concerning_the_run(each)

@@ -17,7 +17,7 @@ from handrail.errors import DefinitionError
 from handrail.guard.approval import Broker
 from handrail.journal.digest import new_key
 from handrail.journal.local import LocalQuestions, LocalSteps
-from handrail.journal.runlog import RunLog
+from handrail.journal.runlog import NO_LOG, RunLog
 from handrail.limits import Budget, BudgetTracker, Spending
 from handrail.place import RUN, Place
 from handrail.protocols import (
@@ -64,7 +64,7 @@ NO_PROVIDER = NoProvider()
 
 
 class Frame:
-    """One run as its calls see it: what they share, and which of them are at work."""
+    """What the calls of one run share, and which of them are running."""
 
     # Slots: every call reads some thirty of these, and a class attribute or a dict this large is slow to read.
     __slots__ = (
@@ -124,22 +124,22 @@ class Frame:
     """Where in the outermost run this run is."""
     options: RunOptions
     filesystem: Forkable | None
-    """The files, where they join a call's transaction: the short way to them."""
+    """The files, if they take part in transactions."""
     broker: ApprovalBroker
-    log: RunLog | None
+    log: RunLog
     adapter: Callable[[Any], BoundAdapter] | None
     prompt_model: Callable[[Any], PromptModel] | None
     workers: Workers | None
-    """The workers its calls may reach; None where there are none."""
+    """The workers its calls may reach, if any."""
     worker: WorkerFacts | None
-    """What is known of the worker whose run this is; None where it is nobody's."""
+    """Facts about the worker this run belongs to; None if it belongs to none."""
     tools: Mapping[str, Tool[Any, Any]]
     open_tools: Mapping[str, Tool[Any, Any]]
-    """The tools that can be called without a further look: most of them."""
+    """The tools that can be called without further checks: most of them."""
     policies: tuple[ToolPolicy, ...]
     parking: Parking | None
     secretive: bool
-    """Does a tool of its take secrets, or one that is yet to be shown? Then what a model writes is looked at."""
+    """Whether a tool, shown or not yet shown, takes secrets. Then what the model writes is masked."""
     _unbounded: BudgetTracker | None
     _given: Mapping[type, Callable[[], Any]] | None
 
@@ -171,9 +171,9 @@ class Frame:
             approvals = Broker(self.questions, environment, approvals)
         self.broker = approvals
         self.key = new_key() if journal is None else journal.key
-        self.log = log
-        self.adapter = adapter or getattr(environment, "adapter", None)
-        self.prompt_model = prompt_model or getattr(environment, "prompt_model", None)
+        self.log = log or NO_LOG
+        self.adapter = adapter or (None if environment is None else environment.adapter)
+        self.prompt_model = prompt_model or (None if environment is None else environment.prompt_model)
         self.workers = self.worker = self.parking = None
         self.cancellation = Cancellation(self._at_work, None)
         self.spending = Spending(None)
@@ -228,24 +228,24 @@ class Frame:
         self.depth_limit = options.depth_limit
         self.limited = options.deadline is not None or budget is not None
         self.task: asyncio.Task[Any] | None = None
-        """The task that runs the loop, where there is one: it is what a cancel stops between calls."""
+        """The task that runs the loop, if any: a cancellation between calls stops it."""
         self.prompt = prompt
         self.rendered_prompt: RenderedPromptView | None = None
         self.provider: ProviderSide = NO_PROVIDER
-        """What led to the calls that are at work now."""
+        """The request and the response that led to the current calls."""
         self.clock = clock = options.clock
         self.began_at = clock.now()
         self.live: dict[Attempt, asyncio.Task[Any]] = {}
-        """The calls at work, and the task each runs in."""
+        """The attempts that are running, and the task of each."""
         self.ending: set[Attempt] = set()
-        """The calls that are over, and of which nobody has been told yet."""
+        """The attempts that are over and whose end has not been published."""
         self.monotonic, self.began = clock.monotonic, clock.monotonic()
         self.call_prefix = f"{self.run_context.run_id}."
         self.counter = itertools.count(1)
-        """Calls are numbered, never named by chance, so that a resumed run gives them the same ids."""
+        """Numbers the calls, so that a resumed run gives them the same ids."""
 
     def show(self, tools: Iterable[Tool[Any, Any]], policies: Iterable[ToolPolicy]) -> None:
-        """From now on these can be called, under these policies."""
+        """Let these tools be called from now on, under these policies."""
         self.tools = _by_name(tools)
         self.open_tools = {
             name: tool for name, tool in self.tools.items() if tool.handler is not None and not tool.needs
@@ -262,22 +262,22 @@ class Frame:
     # Who is there for a tool.
 
     def mode_of(self, tool: Tool[Any, Any]) -> RunMode:
-        """Whose place is taken: the tool says, or else the session, or else the environment."""
+        """The run mode of a tool: its own, else the session's, else the environment's."""
         environment = self.environment
         default: RunMode = "headless" if environment is None else environment.run_mode
         return tool.run_mode or self.session.run_mode or default
 
     def can_ask(self, tool: Tool[Any, Any]) -> bool:
-        """Is somebody there whom this tool may ask?"""
+        """Whether this tool may ask somebody."""
         environment = self.environment
         return environment is not None and environment.run_mode == "user" and self.mode_of(tool) == "user"
 
     def can_prompt(self, tool: Tool[Any, Any]) -> bool:
-        """Is a model there that stands in for a person?"""
+        """Whether a model stands in for a person."""
         return self.prompt_model is not None and self.mode_of(tool) == "agent"
 
     def offers(self, tool: Tool[Any, Any]) -> bool:
-        """Is whoever this tool requires there, so that a model may be told of it?"""
+        """Whether what this tool requires is there, so that the model may be offered it."""
         needs = tool.needs
         if "worker" in needs and self.worker is None:
             return False
@@ -290,12 +290,12 @@ class Frame:
 
     @property
     def left_to_the_record(self) -> bool:
-        """Does the run end here without an end, because it is parked or another process has it?"""
-        return self.log is not None and self.log.closed
+        """Whether the run goes on elsewhere, because it is parked or another process has it."""
+        return self.log.closed
 
     @property
     def parked(self) -> bool:
-        """Is it being parked? Then nothing begins any more, and nothing that looks like an end is said."""
+        """Whether it is being parked. Then nothing begins any more, and no end is published."""
         return self.parking is not None and self.parking.parked
 
     @property
@@ -309,14 +309,14 @@ class Frame:
 
     @property
     def given(self) -> Mapping[type, Callable[[], Any]]:
-        """What its calls find among their resources without anybody binding it."""
+        """Resources that its calls find without a binding."""
         if self._given is None:
             self._given = {kind: lambda: self.tracker for kind in (BudgetTracker, BudgetTrackerProtocol)}
         return self._given
 
 
 def check_tool(given: object) -> None:
-    """Refuse what is no tool, as a plain function is, which callers who are not typed give."""
+    """Raise `DefinitionError` for anything but a tool, such as a plain function."""
     if not isinstance(given, Tool):
         name = getattr(given, "__name__", repr(given))
         raise DefinitionError(f"{name} is not a tool. Put `@tool` on the function, or make a `Tool` of it.")

@@ -7,8 +7,8 @@
     5  deadline and budget                  11  return the result
     6  build the context
 
-`Gate.pass_through` is these steps, top to bottom. Of a call that can be undone as a whole, 4 comes after
-8 where somebody is there to look: it is approved by what it did in its fork.
+`Gate.carry` is these steps, top to bottom. If a call can be undone as a whole and somebody is there to look,
+step 4 comes after step 8: it is approved by what it did in its fork.
 """
 
 from __future__ import annotations
@@ -131,9 +131,9 @@ class Gate:
         return Passage(call, Attempt(call, self.frame, has_secret=call.has_secret))
 
     async def carry(self, passage: Passage) -> ToolResult[Any]:
-        """What happens to a call. It always ends in exactly one `ToolInvoked`, and `passage` has its result."""
+        """Carry a call through the eleven steps. It always ends in exactly one `ToolInvoked`, and `passage` has its result."""
         frame, call, attempt = self.frame, passage.call, passage.attempt
-        if frame.log is not None and (before := await self._replay(passage)) is not None:
+        if frame.log.resumed and (before := await self._replay(passage)) is not None:
             return before
         call.begin(frame.monotonic() - frame.began)
         kind = call.kind
@@ -152,7 +152,7 @@ class Gate:
             policies = () if kind.is_part else frame.policies
             if policies and type(call.arguments) is not str and type(call.arguments) is not bytes:
                 call.settle(clear_json(call.arguments))  # what is checked is what runs, whoever holds it
-            if frame.log is not None:
+            if frame.log.resumed:
                 await decide_interrupted(attempt)
             attempt.params = tool.parse(call.arguments)  # 2
             while True:
@@ -165,7 +165,7 @@ class Gate:
                 context = (tool.context_type if frame.worker is None else context_in_worker(tool))(
                     attempt
                 )  # 6
-                if frame.log is not None:
+                if frame.log.is_kept:
                     await mark_begun(attempt)
                 attempt.token = _TOKEN  # 7
                 try:
@@ -200,7 +200,7 @@ class Gate:
         frame.ends(attempt)
         if attempt.made_resources is not None or attempt.policies_made_resources:
             await close_resources(attempt)
-        if frame.log is not None and not passage.recorded:
+        if frame.log.is_kept and not passage.recorded:
             ending = await self._record_end(passage) or ending
         result = self._end(passage)  # 10
         interrupted = scope.close()
@@ -298,7 +298,7 @@ class Gate:
     # 9
 
     def _commit(self, passage: Passage, result: ToolResult[Any]) -> bool:
-        """Make what the call did part of what it was forked from. False: it must run again."""
+        """Apply what the call did to what it was forked from. False: it must run again."""
         call, attempt = passage.call, passage.attempt
         transaction: Any = attempt.transaction
         if call.parent is not None and call.parent.ended:
@@ -325,14 +325,14 @@ class Gate:
         return True
 
     async def _commit_journaled(self, passage: Passage, result: ToolResult[Any]) -> bool:
-        """The same with a record: checked, recorded, applied, and nobody else commits in between."""
+        """The same with a record: check, record and apply, with no other commit in between."""
         attempt = passage.attempt
         journal, log, transaction = self.frame.journal, self.frame.log, attempt.open_transaction
         if journal is None or transaction.parent is not None:
             # It becomes part of the outer call's record; what it left there is kept in case that is entered again.
-            inner = None if log is None else inner_call(attempt, result)
+            inner = inner_call(attempt, result) if log.is_kept else None
             done = self._commit(passage, result)
-            if done and log is not None:
+            if done and log.is_kept:
                 passage.recorded = await shielded(log.note("inner call", passage.call.place, inner))
             return done
         async with commit_lock_of(self.frame.session):
@@ -347,7 +347,7 @@ class Gate:
         return True
 
     def _must_run_again(self, passage: Passage, transaction: Transaction) -> bool:
-        """Was something the call read changed meanwhile? If all of it can be undone, it runs again."""
+        """Whether something the call read has changed and the call, which can be undone as a whole, must run again."""
         stale, tool = transaction.stale(), passage.call.tool
         if stale and EFFECTS[tool.effect].transactional:
             if passage.reruns >= _RERUNS or tool.reenters:
@@ -358,19 +358,19 @@ class Gate:
         return False
 
     def _remember(self, attempt: Attempt, transaction: Transaction) -> None:
-        """Note what a finished call did to the world, to be undone or named if that comes to nothing."""
+        """Note what a finished call did to the world, to be compensated or reported if it is rolled back."""
         done = attempt.own_effect(attempt.finished)
         if done is not None:
             transaction.settle(done)
 
     async def _roll_back(self, passage: Passage, error: BaseException, stopped: bool) -> BaseException | None:
-        """Undo the call and find what comes of it. Returns what the run is to hear, if anything."""
+        """Undo the call and settle its outcome. Returns the error that ends the run, if any."""
         attempt, name = passage.attempt, passage.call.name
         if isinstance(error, WasDone):
             passage.result = error.result
             return None
-        if isinstance(error, RunBusy) and self.frame.log is not None:
-            self.frame.log.closed = True  # another process has the run, and decides what is undone
+        if isinstance(error, RunBusy):
+            self.frame.log.close()  # another process has the run, and decides what is undone
         failure = failure_of(attempt, error, stopped)
         if failure.status in ("cancelled", "timed out"):
             attempt.stop()
@@ -386,7 +386,7 @@ class Gate:
         return failure.reraise
 
     def _abandon(self, passage: Passage, error: BaseException) -> None:
-        """The coroutine was closed from outside: nothing can be awaited any more, so only what needs no waiting."""
+        """End a call whose coroutine was closed from outside: nothing can be awaited any more."""
         attempt = passage.attempt
         attempt.close()
         if attempt.transaction is not None:
@@ -397,7 +397,7 @@ class Gate:
         self._end(passage)
 
     async def _undo(self, attempt: Attempt, reason: str) -> tuple[str, ...]:
-        """Drop the attempt's forks and compensate inner calls, last first. Returns what stands."""
+        """Drop the attempt's forks and compensate inner calls, last first. Returns what could not be undone."""
         attempt.close()
         transaction = attempt.transaction
         if transaction is None:
@@ -427,8 +427,7 @@ class Gate:
         passage.left = (*passage.left, *await self._undo(attempt, "it is run again"))
         attempt.transaction = None  # undone, and not to be undone again
         another = attempt.next()
-        if frame.log is not None:
-            await note_attempt(another, passage.left)
+        await note_attempt(another, passage.left)
         if scope.interrupted:
             raise asyncio.CancelledError  # it came while this attempt was undone
         if attempt.preview is not None:
@@ -440,7 +439,7 @@ class Gate:
         return another
 
     async def _wait_to_retry(self, attempt: Attempt, error: TransientError) -> None:
-        """Wait before trying again, or raise the error where it may not be tried again."""
+        """Wait before a retry, or raise the error if there is none."""
         if not EFFECTS[attempt.tool.effect].retried or attempt.retries >= _RETRIES:
             raise error
         pause = 0.1 * 2**attempt.retries if error.retry_after is None else error.retry_after
@@ -454,7 +453,7 @@ class Gate:
     # 10
 
     async def _record_end(self, passage: Passage) -> Exception | None:
-        """Record a call that changed nothing. Returns what the run has to hear, if that fails."""
+        """Record a call that changed nothing. Returns the error if that fails."""
         if passage.result is None:
             return None
         try:

@@ -58,12 +58,12 @@ def check_needs(attempt: Attempt, tool: Tool[Any, Any]) -> None:
 
 
 def context_in_worker(tool: Tool[Any, Any]) -> type[ToolContext]:
-    """What a handler gets in a worker: a `WorkerContext`, unless it asks for a person or a model."""
+    """The type of context a handler gets in a worker: `WorkerContext`, unless it requires a person or a model."""
     return WorkerContext if tool.context_type is ToolContext else tool.context_type
 
 
 def begin(handler: Any, params: Any, context: ToolContext) -> Any:
-    """Call a handler that is not async, on a thread of its own."""
+    """Call a synchronous handler, in a thread."""
     try:
         return handler(params, context=context)
     except TypeError as error:
@@ -72,14 +72,14 @@ def begin(handler: Any, params: Any, context: ToolContext) -> Any:
 
 
 def refuse_misfit(error: TypeError) -> None:
-    """A `TypeError` with nothing below the call itself means that the call did not fit."""
+    """Raise `SignatureMismatch` if a `TypeError` came from the call itself, not from inside the handler."""
     traceback = error.__traceback__
     if traceback is not None and traceback.tb_next is None:
         raise SignatureMismatch(str(error)) from error
 
 
 async def cancelled_after_all() -> None:
-    """The handler swallowed a cancellation: it is carried out now, and nothing is committed."""
+    """Raise the cancellation that a handler swallowed, so that nothing is committed."""
     import anyio.lowlevel
 
     await anyio.lowlevel.checkpoint_if_cancelled()
@@ -90,7 +90,7 @@ _SIMPLE = (str, int, float, bool, type(None))
 
 
 def check_result(tool: Tool[Any, Any], result: Any) -> None:
-    """What a handler gave back must be a result, of the type it declares, that can be shown."""
+    """Check that a handler returned a result of the type it declares, and that it can be shown."""
     if not issubclass(type(result), ToolResult):
         raise SignatureMismatch(f"its handler returned a {type(result).__name__} instead of a ToolResult")
     value = result.value

@@ -1,4 +1,4 @@
-"""`once`: what can't be rolled back is reserved before, settled after, and never settled twice."""
+"""`once`: reserves an effect that can't be rolled back before it happens, and settles it once."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def _once(
     value = await frame.steps.run(
         f"{attempt.invocation.idempotency_key}/{key}",
         lambda: call_either(function),
-        run_id="" if frame.log is None else frame.log.run_id,
+        run_id=frame.log.run_id,
         unsettled=lambda: _settle_unknown(attempt, key, function, probe, on_unknown),
     )
     done = Settled(f"{attempt.name}: once({key!r})", attempt.id)
@@ -58,7 +58,7 @@ async def _once(
 
 
 class _Asked(BaseModel):
-    """What somebody who is asked whether something happened answers."""
+    """The answer to whether something happened."""
 
     happened: bool
 
@@ -70,7 +70,7 @@ async def _settle_unknown(
     probe: Callable[[], Any] | None,
     on_unknown: OnUnknown,
 ) -> Any:
-    """A `once` found begun and not finished: probed, or asked about. Its value is None if it happened."""
+    """Decide a `once` that began and never finished: probe it, or ask. Its value is None if it happened."""
     happened: Any = None if probe is None else await call_either(probe)
     if happened is None and on_unknown == "ask":
         happened = await _ask_whether(attempt, key)

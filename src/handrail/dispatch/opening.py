@@ -1,4 +1,4 @@
-"""Opening a gate: a run of its own, with everything left out filled in."""
+"""Opening a gate: a run of its own, with defaults for everything left out."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def open_frame(
 
 
 def check_policies(policies: Iterable[ToolPolicy]) -> tuple[ToolPolicy, ...]:
-    """The policies, each whole and under a name of its own."""
+    """Check that each policy is complete and has a name of its own."""
     found = tuple(policies)
     for policy in found:
         if not all(hasattr(policy, member) for member in ("name", "check", "on_result")):

@@ -239,10 +239,10 @@ def _check_environment(environment: Any) -> None:
         raise DefinitionError(
             f"environment is the class {environment.__name__}. Make one: {environment.__name__}()."
         )
-    if environment is not None and not all(hasattr(environment, member) for member in ("run_mode", "ask")):
+    if environment is not None and not isinstance(environment, Environment):
         raise DefinitionError(
             f"environment is a {type(environment).__name__}, and nobody can be asked through it. "
-            "Give an Environment, which has `run_mode` and `ask`; in tests, Person(approve=True)."
+            "Give an Environment, a class of your own derived from it; in tests, Person(approve=True)."
         )
 
 

@@ -6,16 +6,18 @@ import asyncio
 import logging
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from handrail.dispatch.secrets import was_given_one
+from handrail.errors import QuestionCancelled
+from handrail.question import Answer, Question
 
 if TYPE_CHECKING:
     from handrail.deadline import Deadline
     from handrail.dispatch.attempt import Attempt
     from handrail.dispatch.frame import Frame
+    from handrail.protocols import Environment
 
 
 log = logging.getLogger("handrail.dispatch")
@@ -23,8 +25,10 @@ log = logging.getLogger("handrail.dispatch")
 _GRACE = 0.1
 """How many seconds a handler has to go on, with one of several answers or after a call of its own, before it rests."""
 
-asker: ContextVar[Attempt | None] = ContextVar("the call that asks", default=None)
-"""For an environment that leaves a question open: who waits for it."""
+_HELD = (
+    "a call that was given a secret can't wait until later, since secrets are not recorded. "
+    "Run it where somebody is there to answer"
+)
 
 
 @contextmanager
@@ -45,14 +49,12 @@ def waiting_for_a_person(asks: Attempt) -> Generator[None]:
         attempt = attempt.parent
     for deadline in deadlines:
         deadline.pause()
-    token = asker.set(asks)
     asks.asking += 1
     _has_gone_on(asks)
     try:
         yield
     finally:
         asks.asking -= 1
-        asker.reset(token)
         if parking is not None:
             parking.let_go_on(asks)
         for deadline in deadlines:
@@ -61,29 +63,39 @@ def waiting_for_a_person(asks: Attempt) -> Generator[None]:
             each()
 
 
-async def wait_for_later() -> bool:
-    """In an environment's `ask`: the question is recorded, and its answer will come some other time.
+class CallAsker:
+    """One call that asks an environment, and waits with its run if the question stays open."""
 
-    It ends with the question, and the run may be parked meanwhile. False: there is no record to leave it in.
-    Whoever else waits, in a way of its own, keeps its run from coming to rest.
-    """
-    attempt = asker.get()
-    if attempt is None or attempt.frame.parking is None:
-        return False
-    attempt.waiting += 1
-    try:
-        attempt.frame.parking.consider()
-        return await asyncio.get_running_loop().create_future()
-    finally:
-        attempt.waiting -= 1
+    __slots__ = ("_attempt", "_environment")
 
+    def __init__(self, attempt: Attempt, environment: Environment) -> None:
+        self._attempt = attempt
+        self._environment = environment
 
-def held_by_secret() -> bool:
-    """In an environment's `ask`: was the call that asks, or one around it, given a secret? Then it can't be parked."""
-    attempt = asker.get()
-    while attempt is not None and not was_given_one(attempt):
-        attempt = attempt.parent
-    return attempt is not None
+    async def ask(self, question: Question, /) -> Answer:
+        """Return what the environment says. A question that it leaves open ends with the run or its answer."""
+        answer = await self._environment.ask(question)
+        if answer is not None:
+            return answer
+        if not self._environment.keeps_secrets and self._is_held_by_secret():
+            raise QuestionCancelled(question.name, _HELD)
+        attempt = self._attempt
+        parking = attempt.frame.parking
+        if parking is None:
+            raise QuestionCancelled(question.name)  # no journal, so nobody could answer later
+        attempt.waiting += 1
+        try:
+            parking.consider()
+            return await asyncio.get_running_loop().create_future()
+        finally:
+            attempt.waiting -= 1
+
+    def _is_held_by_secret(self) -> bool:
+        """Whether the call, or one around it, was given a secret: then it can't be parked."""
+        attempt: Attempt | None = self._attempt
+        while attempt is not None and not was_given_one(attempt):
+            attempt = attempt.parent
+        return attempt is not None
 
 
 class Parking:
@@ -94,18 +106,14 @@ class Parking:
     ends as if its process had: nothing is undone, nothing is recorded, nothing that looks like an end is
     published, and whoever resumes it goes on from the record.
 
-    What happens to a quiet run is the environment's to say, by methods it may have, each called on the
-    run's loop: `begins(parking)` when the run begins here, and `rests(parking)` whenever it has become
-    quiet, again after each question that was asked or is over. Without `rests` it is parked as soon as
-    it may be.
+    What happens to a quiet run is the environment's to say: see `Environment.begins` and `Environment.rests`.
     """
 
-    __slots__ = ("_begins", "_frames", "_rests", "_root", "_told", "parked")
+    __slots__ = ("_environment", "_frames", "_root", "_told", "parked")
 
-    def __init__(self, root: Frame, environment: object = None) -> None:
+    def __init__(self, root: Frame, environment: Environment) -> None:
         self._root = root
-        self._begins: Callable[[Parking], object] | None = getattr(environment, "begins", None)
-        self._rests: Callable[[Parking], object] | None = getattr(environment, "rests", None)
+        self._environment = environment
         self._frames: WeakSet[Frame] = WeakSet((root,))
         self._told = False
         """Has the environment been told of this rest?"""
@@ -139,8 +147,9 @@ class Parking:
         if not by_force and not self.may_park:
             return False
         run_log = self._root.log
-        assert run_log is not None, "only a run with a record is parked"
-        self.parked = run_log.closed = True
+        assert run_log.is_kept, "only a run with a record is parked"
+        run_log.close()
+        self.parked = True
         self._root.cancellation.cancel("parked")
         return True
 
@@ -148,8 +157,7 @@ class Parking:
 
     def begin(self) -> None:
         """The run is about to begin, or to go on."""
-        if self._begins is not None:
-            self._begins(self)
+        self._environment.begins(self)
 
     def add(self, frame: Frame) -> None:
         """A run was nested in this one."""
@@ -165,12 +173,10 @@ class Parking:
         """Something began to wait, or is over: is anything still at work?"""
         if self.parked or not self.quiet:
             return
-        if self._rests is None:
-            self.park()
-        elif not self._told:
+        if not self._told:
             self._told = True
             try:
-                self._rests(self)
+                self._environment.rests(self)
             except Exception:
                 log.exception("an environment that was told of a run at rest raised; the run is parked")
                 self.park()

@@ -1,4 +1,4 @@
-"""Acts: parts of a call. Each goes through the gate as an inner call whose tool is given, not looked up.
+"""Parts of a call, such as the acts of a handoff. Each passes the gate as an inner call whose tool is given.
 
 So an act is isolated, commits into the call it is part of, and has its events and its place in the path.
 It needs no approval and counts as no further call: the one around it was approved and counted.
@@ -21,7 +21,7 @@ from handrail.tools import Tool, ToolResult
 
 
 class Acting:
-    """Runs the acts of one call, one after the other."""
+    """Runs the acts of one call, in order."""
 
     __slots__ = ("_attempt", "_ids")
 
@@ -32,14 +32,14 @@ class Acting:
     async def run(
         self, act: Tool[Any, Any], *, only_asks: bool = False, has_secret: bool = False
     ) -> ToolResult[Any]:
-        """Run the next act. Its id follows from the call's id and the order of acts."""
+        """Run the next act. Its id is derived from the call's id and the order of acts."""
         attempt = self._attempt
         part = new_part(attempt, act, only_asks=only_asks, has_secret=has_secret)
         self._ids[part.id] = act.name
         return await attempt.gate.pass_through(part)
 
     def done(self) -> None:
-        """All acts are over. From here on the call as a whole answers for what they did to the world."""
+        """All acts are over: from now on the call as a whole is responsible for their effects."""
         transaction = self._attempt.open_transaction
         if transaction.settled is not None:
             transaction.settled = [
@@ -56,7 +56,7 @@ async def run_alone(gate: Gate, act: Tool[Any, Any], arguments: bytes) -> ToolRe
 async def hand_over(
     context: ToolContext, name: str, message: str, public: object, answer: Schema[Any]
 ) -> Any:
-    """Put a handoff to whoever is there, and give their answer."""
+    """Put a handoff to a person or an agent, and return their answer."""
     attempt = _attempt_of(context)
     attempt.home.check()
     number = attempt.next_verb(f"handoff {name}")

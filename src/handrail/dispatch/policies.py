@@ -1,4 +1,4 @@
-"""A call as its policies see it: the same facts, a session and files of their own standing."""
+"""Policies: asking them about a call, and the context they get."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ log = logging.getLogger("handrail.gate")
 
 
 class PolicyCall(msgspec.Struct, eq=False):
-    """Stands behind the context that policies get.
+    """The source of the context that policies get.
 
     Before the handler it shows what the call will start from; afterwards, what the call did. Policies
     may write state although the tool's effect is only to read.
     """
 
-    _call: Attempt
+    _attempt: Attempt
     _ended: bool = False
     _home: Home | None = None
     _resources: CallResources | None = None
@@ -36,43 +36,43 @@ class PolicyCall(msgspec.Struct, eq=False):
     @property
     def home(self) -> Home:
         if self._home is None:
-            self._home = Home(self._call.call.loop, self._call.id)
+            self._home = Home(self._attempt.call.loop, self._attempt.id)
             self._home.closed = self._ended
         return self._home
 
     def check(self) -> None:
-        """Raise `ContextExpired` if the call is over: later than for its handler, since policies hear of that."""
+        """Raise `ContextExpired` if the call is over. Policies see its result, so that is later than for the handler."""
         if self._ended:
-            raise ContextExpired(self._call.id)
+            raise ContextExpired(self._attempt.id)
 
     def fork(self, protocol: type, resource: Forkable) -> Any:
-        return self._call.fork(protocol, resource)
+        return self._attempt.fork(protocol, resource)
 
     def close(self) -> None:
-        """The call is over, and with it what its policies may do through the context."""
+        """Close the context of the policies: the call is over."""
         self._ended = True
         if self._home is not None:
             self._home.close()
 
     @property
     def session(self) -> PolicySession:
-        return PolicySession(self._call)
+        return PolicySession(self._attempt)
 
     @property
     def resources(self) -> CallResources:
         if self._resources is None:
-            self._call.policies_made_resources = True
-            frame = self._call.frame
+            self._attempt.policies_made_resources = True
+            frame = self._attempt.frame
             self._resources = CallResources(frame.resources, self, frame.given)
         return self._resources
 
     @property
     def filesystem(self) -> Filesystem:
-        files = self._call.frame.filesystem
-        return self.resources.get(Filesystem) if files is None else self._call.fork(Filesystem, files)
+        files = self._attempt.frame.filesystem
+        return self.resources.get(Filesystem) if files is None else self._attempt.fork(Filesystem, files)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._call, name)
+        return getattr(self._attempt, name)
 
 
 def policy_context(attempt: Attempt) -> ToolContext:
@@ -82,7 +82,7 @@ def policy_context(attempt: Attempt) -> ToolContext:
 
 
 def close_policy_context(attempt: Attempt) -> None:
-    """End that context with the call, and with it the circle that only the collector could free."""
+    """Close the context of the policies, and break its reference cycle."""
     context = attempt.policy_context
     if context is not None:
         attempt.policy_context = None
@@ -91,7 +91,7 @@ def close_policy_context(attempt: Attempt) -> None:
 
 
 def policy_resources(attempt: Attempt) -> CallResources | None:
-    """What policies made for this call, if anything."""
+    """The resources that policies made for this attempt, if any."""
     if attempt.policy_context is None:
         return None
     behind: Any = attempt.policy_context._source  # pyright: ignore[reportPrivateUsage]  # made here
@@ -134,7 +134,7 @@ async def check_policies(attempt: Attempt) -> str | None:
 
 
 async def tell_policies(attempt: Attempt, result: ToolResult[Any]) -> None:
-    """Every policy hears of a success before it is committed; one that raises fails the call."""
+    """Tell every policy of a success before it is committed. One that raises fails the call."""
     context: Any = attempt.policy_context
     for policy in attempt.frame.policies:
         try:

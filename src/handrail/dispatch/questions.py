@@ -10,7 +10,7 @@ import pydantic_core
 
 from handrail.context.verbs import WaitFor
 from handrail.deadline import is_span
-from handrail.dispatch.parking import waiting_for_a_person
+from handrail.dispatch.parking import CallAsker, waiting_for_a_person
 from handrail.dispatch.secrets import has_secret, mark_given
 from handrail.errors import (
     Declined,
@@ -97,14 +97,14 @@ async def put(attempt: Attempt, question: Question, wanted: Schema[Any]) -> Answ
     """Put a question to the environment. The run may be parked while it is open."""
     frame = attempt.frame
     mask = wanted.hide if wanted.secret else None
-    return await frame.questions.ask(question, frame.environment, wanted.parse_given, mask)
+    environment = frame.environment
+    asker = None if environment is None else CallAsker(attempt, environment)
+    return await frame.questions.ask(question, asker, wanted.parse_given, mask)
 
 
 async def note_verb(attempt: Attempt, number: int, verb: str) -> None:
     """Record which verb a handler uses, before its value is known."""
-    log = attempt.frame.log
-    if log is not None:
-        await log.note_verb(attempt.place.child(number), verb)
+    await attempt.frame.log.note_verb(attempt.place.child(number), verb)
 
 
 def _value_of(answer: Answer, kind: str) -> Any:

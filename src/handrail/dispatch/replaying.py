@@ -137,7 +137,7 @@ def read_result(tool: Tool[Any, Any], written: bytes) -> RecordedResult:
 async def from_the_record(attempt: Attempt) -> ToolResult[Any] | None:
     """What came of this call before, with all it left; None where it has to run."""
     log = attempt.frame.log
-    if log is None or not log.resumed or attempt.kind.undoes:
+    if attempt.kind.undoes:
         return None
     if attempt.parent is None:
         unit = log.finished(attempt.call.place)
@@ -195,7 +195,6 @@ class _Spent(msgspec.Struct, frozen=True):
 def _bill_nested(attempt: Attempt, before: int | None = None) -> None:
     """What the model said in runs nested in this call counts, although they are not gone through again."""
     frame = attempt.frame
-    assert frame.log is not None
     for body in frame.log.answers_under(attempt.call.place, before):
         spent = msgspec.msgpack.decode(body, type=_Spent)
         frame.spending.add(spent.usage or Usage(), spent.cost)
@@ -324,9 +323,7 @@ def record_of(
     settled: list[Settled] = []
     if transaction is not None:
         for fork in transaction.touched:
-            changes = getattr(fork, "done", None)
-            if changes is not None:
-                files += changes()
+            files += fork.file_changes()
         events = [encode_item(event, attempt.frame.session.id) for event in transaction.events]
         settled = [*(transaction.settled or ())]
     return InnerCall(
@@ -359,7 +356,7 @@ def _written(done: Settled) -> _Done:
 
 async def mark_begun(attempt: Attempt) -> None:
     """Before the handler of a call that may not be run twice: it has begun."""
-    if attempt.frame.log is not None and not enters_again(attempt):
+    if not enters_again(attempt):
         await mark(attempt, attempt.name)
 
 
@@ -371,8 +368,6 @@ async def decide_interrupted(attempt: Attempt) -> None:
     answered it would have to ask for again, after it may have done something with the first.
     """
     log, tool, arguments = attempt.frame.log, attempt.tool, attempt.arguments
-    if log is None or not log.resumed:
-        return
     begun = log.find("call begun", attempt.place, str)
     if tool.enters_again and not tool.secret and begun != GIVEN:
         return
@@ -430,7 +425,6 @@ async def _withdraw(attempt: Attempt, log: RunLog) -> None:
 def _left_by(attempt: Attempt, deposited: Mapping[str, bytes]) -> str:
     """What inner calls of an interrupted call had done to the world, and others under its tickets."""
     log = attempt.frame.log
-    assert log is not None
     inner = [msgspec.msgpack.decode(body, type=InnerCall) for body in log.under(attempt.call.place)]
     inner += [msgspec.msgpack.decode(body, type=Deposit).inner for body in deposited.values() if body]
     done = list(dict.fromkeys(each.what for record in inner for each in record.settled))
@@ -463,15 +457,14 @@ class _Begun(msgspec.Struct, frozen=True):
 
 async def note_attempt(attempt: Attempt, left: tuple[str, ...]) -> None:
     """Record that a call is tried again: what earlier attempts recorded does not count any more."""
-    log = attempt.frame.log
-    if log is not None:
-        await log.note("call tried", attempt.call.place, _Begun(attempt.number, attempt.retries, left))
+    begun = _Begun(attempt.number, attempt.retries, left)
+    await attempt.frame.log.note("call tried", attempt.call.place, begun)
 
 
 def resume_attempt(attempt: Attempt) -> tuple[str, ...]:
     """Turn the first attempt at a call into the one that was under way. Returns what earlier ones left."""
     log = attempt.frame.log
-    if log is None or not log.resumed or attempt.kind.undoes or attempt.number > 1:
+    if attempt.kind.undoes or attempt.number > 1:
         return ()
     place = attempt.call.place
     found = log.find("call tried", place, _Begun)

@@ -1,4 +1,4 @@
-"""Calls that were given a secret: what the record has of them, and that they are not run again from it."""
+"""Calls that were given a secret: the record has a mask in its place, so they are not run again from it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
 
 GIVEN = "given a secret"
-"""The mark of a call that was given one in an answer; that of another which may not run twice is its name."""
+"""Marks a call that was given a secret in an answer. Other calls that may not run twice are marked with their names."""
 
 
 def had_secret(tool: Tool[Any, Any], arguments: Any) -> bool:
-    """Is there a secret, or a mask in the place of one, among these arguments?"""
+    """Whether these arguments have a secret, or a mask where one was."""
     return MASK in tool.mask(arguments)
 
 
 def is_masked(arguments: Any) -> bool:
-    """Do these arguments come from a record, with a mask where a secret was?"""
+    """Whether these arguments come from a record and have a mask where a secret was."""
     if not isinstance(arguments, str | bytes):
         return False
     try:
@@ -36,17 +36,17 @@ def is_masked(arguments: Any) -> bool:
 
 
 def has_secret(schema: Schema[Any] | None, value: object) -> bool:
-    """Is there a secret in this value?"""
+    """Whether this value has a secret in it."""
     return schema is not None and schema.secret and schema_secrets.is_masked(schema.hide(value))
 
 
 def was_given_one(attempt: Attempt) -> bool:
-    """Was it given a secret, as an argument or since?"""
+    """Whether it was given a secret, as an argument or later."""
     return attempt.has_secret or (attempt.tool.secret and had_secret(attempt.tool, attempt.arguments))
 
 
 def enters_again(attempt: Attempt) -> bool:
-    """May this call's handler, once it was cut, be entered again from the top?
+    """Whether an interrupted handler may be run again from the start.
 
     Not where it was given a secret: that is kept nowhere, so nobody could give it again. Only an act can
     have been given one before it begins that is no argument: an answer, and if all of the act can be undone,
@@ -59,9 +59,9 @@ def enters_again(attempt: Attempt) -> bool:
 
 
 async def mark(attempt: Attempt, what: str) -> None:
-    """Record that a call has begun which may not be run twice, before it goes on."""
+    """Record that a call which may not run twice has begun, before it continues."""
     log = attempt.frame.log
-    if log is not None:
+    if log.is_kept:
         if log.closed:  # nothing can be marked any more, so nothing that has to be may go on
             raise (
                 CancelledError if attempt.frame.cancellation.cancelled else RunBusy(log.run_id, "another one")
@@ -70,7 +70,7 @@ async def mark(attempt: Attempt, what: str) -> None:
 
 
 async def mark_given(attempt: Attempt) -> None:
-    """Before a handler hears an answer with a secret in it: from here on it is not run again."""
+    """Mark a handler that is about to get a secret in an answer: it is not run again from here on."""
     attempt.has_secret = True
     if not attempt.kind.only_asks:
         await mark(attempt, GIVEN)

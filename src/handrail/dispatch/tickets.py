@@ -1,4 +1,4 @@
-"""Giving out a ticket: a share of what the call may spend goes with it, and is answered for."""
+"""Tickets: a call as a signed text from which another process can run its tool, with a share of its budget."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from handrail.dispatch.frame import Frame
 
 _SMALLEST = Decimal("0.000001")
-"""What is shared of money is a whole number of these."""
+"""The smallest share of money."""
 _NOBODY = Usage()
 
 
 class GivenTicket:
-    """A ticket a call has given out, and the share of its budget that is set aside for it."""
+    """A ticket that a call issued, and the share of the budget reserved for it."""
 
     __slots__ = ("number", "place", "reserved", "share")
 
@@ -47,7 +47,7 @@ def give_ticket(attempt: Attempt) -> str:
     """The verb `ticket` of one call."""
     frame = attempt.frame
     log = frame.log
-    if log is None:
+    if not log.is_kept:
         raise NotSupported(
             "ticket", "Give the run a journal that other processes can reach: Adapter(model, journal=...)."
         )
@@ -74,7 +74,7 @@ def give_ticket(attempt: Attempt) -> str:
     if attempt.tickets is None:
         attempt.tickets = []
     attempt.tickets.append(given)
-    if first != text:  # the handler was entered before: its share may be at work already
+    if first != text:  # the handler was entered before: its share may be in use already
         ticket = msgspec.structs.replace(ticket, budget=Ticket.open(first, frame.key).budget)
         text = ticket.seal(frame.key)
     if frame.budget is not None:
@@ -92,7 +92,7 @@ def share_of(ticket: Ticket) -> dict[str, Any]:
 
 
 def _half_of(budget: BudgetTracker) -> dict[str, float]:
-    """Half of what is left of every unit that is bounded, rounded down."""
+    """Half of what is left of every bounded unit, rounded down."""
     found: dict[str, float] = {}
     for unit, left in budget.left().items():
         half = max(left, 0) // 2 if isinstance(left, int) else max(left, Decimal(0)) / 2
@@ -101,7 +101,7 @@ def _half_of(budget: BudgetTracker) -> dict[str, float]:
 
 
 def charge(frame: Frame, spent: Spent, given: GivenTicket | None = None) -> None:
-    """What was spent under a ticket is spent here, and the rest of its share is free again."""
+    """Charge what was spent under a ticket, and release the rest of its share."""
     if spent.usage != _NOBODY:
         frame.spending.add(spent.usage, spent.cost)
     if given is not None and given.reserved is not None:

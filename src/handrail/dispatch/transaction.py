@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -100,7 +100,7 @@ class Transaction(msgspec.Struct, eq=False):
                 base = resource if self.parent is None else self.parent.fork_of(resource)
                 fork = forks[id(resource)] = base.fork(self.owner, writable=self.writable)
                 self.touched = [*self.touched, fork]
-                if self.parent is None and hasattr(fork, "stage"):
+                if self.parent is None and fork.is_durable:
                     self.durable = [*(self.durable or ()), fork]
             return fork
 
@@ -111,26 +111,15 @@ class Transaction(msgspec.Struct, eq=False):
 
     def reads(self) -> list[str]:
         """The slices and paths the call read, by name: who undoes another call asks."""
-        return self._places("read_places")
+        return [place for fork in self.touched for place in fork.read_places()]
 
     def writes(self) -> list[str]:
         """The slices and paths it changed."""
-        return self._places("written_places")
-
-    def _places(self, which: str) -> list[str]:
-        found: list[str] = []
-        for fork in self.touched:
-            ask: Callable[[], list[str]] | None = getattr(fork, which, None)
-            found += [] if ask is None else ask()
-        return found
+        return [place for fork in self.touched for place in fork.written_places()]
 
     def file_diff(self) -> str:
         """What it changes in files, as text."""
-        said = ""
-        for fork in self.durable or ():
-            diff: Callable[[], str] | None = getattr(fork, "diff", None)
-            said += "" if diff is None else diff()
-        return said
+        return "".join(fork.diff() or "" for fork in self.durable or ())
 
     def stale(self) -> tuple[str, ...]:
         """What the call read that somebody else has changed since."""
@@ -144,9 +133,7 @@ class Transaction(msgspec.Struct, eq=False):
     def seal(self) -> None:
         """Let no fork take any more changes, whoever still holds one: what is shown now is what is applied."""
         for fork in self.touched:
-            seal = getattr(fork, "seal", None)
-            if seal is not None:
-                seal()
+            fork.seal()
 
     def prepare(self) -> None:
         """Close every fork and check that each can be applied. Raises before anything is applied."""

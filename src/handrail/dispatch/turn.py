@@ -1,4 +1,4 @@
-"""The calls of one model turn: at once, but for those that run alone."""
+"""A turn: the calls of one answer of the model, run concurrently except those that run alone."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """What came of a turn: a result for every call, and what the run has to hear, if anything."""
+    """The outcome of a turn: a result for every call, and the error that ends the run, if any."""
 
     results: tuple[ToolResult[Any], ...]
     ending: BaseException | None
 
 
 class OpenTurn:
-    """A turn's calls. Whatever becomes of `run()`, also a cancellation, each has exactly one result."""
+    """The calls of a turn. Each has exactly one result, however `run()` ends."""
 
     __slots__ = ("_calls", "_gate")
 
@@ -44,7 +44,7 @@ class OpenTurn:
         ]
 
     def run(self) -> Coroutine[Any, Any, BaseException | None]:
-        """Run them all; what is returned is what the run has to hear, if anything."""
+        """Run all calls. Returns the error that ends the run, if any."""
         if len(self._calls) == 1:
             return _run_one(self._gate, self._calls[0])
         return self._run_groups()
@@ -57,9 +57,9 @@ class OpenTurn:
         return None
 
     def is_recorded(self) -> bool:
-        """Are all of them over in the record of a run that is gone through again?"""
+        """Whether the record of a resumed run has the results of all calls."""
         log = self._gate.frame.log
-        return log is not None and all(log.is_over(each.call.place) for each in self._calls)
+        return all(log.is_over(each.call.place) for each in self._calls)
 
     def results(self) -> tuple[ToolResult[Any], ...]:
         """A result for every call, in the order they were asked for."""

@@ -21,56 +21,56 @@ T = TypeVar("T")
 class CallBus:
     """The bus as a tool sees it: what it publishes is its own, under its name."""
 
-    __slots__ = ("_call",)
+    __slots__ = ("_attempt",)
 
     def __init__(self, attempt: Attempt) -> None:
-        self._call = attempt
+        self._attempt = attempt
 
     def publish(self, event: object, /) -> None:
         """The same as `context.emit(event)`."""
-        self._call.home.check()
+        self._attempt.home.check()
         if isinstance(event, Fact):
             raise reserved(event)
-        self._call.emit(event)
+        self._attempt.emit(event)
 
     def subscribe(self, kind: type[T], listener: Callable[[T], None], /) -> Callable[[], None]:
         """Listen, also after the call is over; call what is returned to stop."""
-        self._call.home.check()
-        return self._call.frame.session.dispatcher.subscribe(kind, listener)
+        self._attempt.home.check()
+        return self._attempt.frame.session.dispatcher.subscribe(kind, listener)
 
 
 class CallSession:
     """The session as a tool sees it: its fork, to read and to dispatch into."""
 
-    __slots__ = ("_call",)
+    __slots__ = ("_attempt",)
 
     def __init__(self, attempt: Attempt) -> None:
-        self._call = attempt
+        self._attempt = attempt
 
     @property
     def id(self) -> str:
-        return self._call.frame.session.id
+        return self._attempt.frame.session.id
 
     @property
     def principal(self) -> str:
-        return self._call.frame.session.principal
+        return self._attempt.frame.session.principal
 
     @property
     def config(self) -> Mapping[str, Any]:
-        return self._call.frame.session.config
+        return self._attempt.frame.session.config
 
     @property
     def dispatcher(self) -> CallBus:
-        return CallBus(self._call)
+        return CallBus(self._attempt)
 
     def __getitem__(self, kind: type[T], /) -> Slice[T]:
-        attempt = self._call
+        attempt = self._attempt
         attempt.check()
         return attempt.open_transaction.session[kind]
 
     def dispatch(self, event: object, /) -> None:
         """Reduce an event into the call's fork; it becomes real when the call commits."""
-        attempt = self._call
+        attempt = self._attempt
         attempt.check()
         if isinstance(event, Fact):
             raise reserved(event)
@@ -94,7 +94,7 @@ class PolicySession(CallSession):
     __slots__ = ()
 
     def __getitem__(self, kind: type[T], /) -> Slice[T]:
-        attempt = self._call
+        attempt = self._attempt
         if attempt.let_through:
             return attempt.open_transaction.session[kind]
         outer = attempt.parent.transaction if attempt.parent is not None else None
@@ -102,7 +102,7 @@ class PolicySession(CallSession):
         return attempt.frame.session.slice_in(state, kind)
 
     def dispatch(self, event: object, /) -> None:
-        attempt = self._call
+        attempt = self._attempt
         if isinstance(event, Fact):
             raise reserved(event)
         if attempt.let_through:
@@ -119,37 +119,37 @@ class PolicySession(CallSession):
 class CallApprovals:
     """The approvals of the run as a tool sees them: nothing here decides, remembers or forgets."""
 
-    __slots__ = ("_call",)
+    __slots__ = ("_attempt",)
 
     def __init__(self, attempt: Attempt) -> None:
-        self._call = attempt
+        self._attempt = attempt
 
     @property
     def mode(self) -> str | None:
-        return getattr(self._call.frame.broker, "mode", None)
+        return getattr(self._attempt.frame.broker, "mode", None)
 
     def list(self) -> tuple[ApprovalRemembered, ...]:
         """What was decided for more than one call of this session, and not revoked."""
-        self._call.check()
-        return remembered_in(self._call.frame.session)
+        self._attempt.check()
+        return remembered_in(self._attempt.frame.session)
 
 
 class CallSignal:
     """Whether the call was cancelled or has run out of time."""
 
-    __slots__ = ("_call",)
+    __slots__ = ("_attempt",)
 
     def __init__(self, attempt: Attempt) -> None:
-        self._call = attempt
+        self._attempt = attempt
 
     @property
     def cancelled(self) -> bool:
         """True once the call is to stop; also after it ended, for a thread that outlived it."""
-        return self._call.stopped or self._call.frame.cancellation.cancelled
+        return self._attempt.stopped or self._attempt.frame.cancellation.cancelled
 
     def wait(self) -> Operation[None]:
         """Ends once the call is to stop."""
-        attempt = self._call
+        attempt = self._attempt
         attempt.home.check()
         return Operation(self._stopped, "signal.wait()", attempt.home)
 
@@ -159,7 +159,7 @@ class CallSignal:
         loop = asyncio.get_running_loop()
         stopped: asyncio.Future[None] = loop.create_future()
         wake = lambda: None if stopped.done() else stopped.set_result(None)  # noqa: E731  # it is only ever passed on
-        forget = [self._call.on_stop(wake), self._call.frame.cancellation.on_cancel(wake)]
+        forget = [self._attempt.on_stop(wake), self._attempt.frame.cancellation.on_cancel(wake)]
         try:
             await stopped
         finally:

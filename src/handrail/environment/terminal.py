@@ -22,6 +22,7 @@ from handrail.environment.text import (
     wants_colour,
 )
 from handrail.errors import Declined, QuestionCancelled
+from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.tools import RunMode
 
@@ -101,7 +102,7 @@ class Screen(Protocol):
         ...
 
 
-class TerminalEnvironment:
+class TerminalEnvironment(Environment):
     """A person at a terminal, or nobody where there is no terminal.
 
     - `run_mode` is `user` if both streams are terminals, else `headless`: then every question is cancelled.
@@ -123,15 +124,11 @@ class TerminalEnvironment:
         self._out: TextIO | None = stdout if stdout is not None else sys.stdout
         self._screen = screen
         attended = is_terminal(self._in) and is_terminal(self._out)
-        self._mode: RunMode = "user" if attended else "headless"
+        self.run_mode: RunMode = "user" if attended else "headless"
         self._keyboard = Keyboard(cast(TextIO, self._in)) if attended else None
         self._style = Styler(wants_colour(self._out))
         self._lock = asyncio.Lock()
         self._last: dict[str, Any] = {}
-
-    @property
-    def run_mode(self) -> RunMode:
-        return self._mode
 
     async def ask(self, question: Question, /) -> Answer:
         """Ask one question, after those before it have been answered."""

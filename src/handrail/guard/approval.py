@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict
 
@@ -13,7 +13,7 @@ from handrail.errors import DefinitionError, ToolValidationError
 from handrail.events import ApprovalRemembered
 from handrail.journal.local import LocalQuestions
 from handrail.journals import Questions
-from handrail.protocols import ApprovalRecall, ApprovalRequest, Environment
+from handrail.protocols import ApprovalRecall, ApprovalRequest, Asker, Environment
 from handrail.question import Answer
 from handrail.schema import Schema
 
@@ -109,7 +109,8 @@ class Broker:
     async def _ask(self, request: ApprovalRequest, environment: Environment) -> Answer | None:
         """The answer to a request; None if it was withdrawn because a new decision covers it."""
         fits = partial(_checked, request=request)
-        asking = asyncio.ensure_future(self._questions.ask(request.question, environment, fits))
+        asker = cast("Asker", environment) if request.through is None else request.through(environment)
+        asking = asyncio.ensure_future(self._questions.ask(request.question, asker, fits))
         withdrawn = False
 
         def withdraw() -> None:

@@ -1,4 +1,4 @@
-"""The acts of one handoff, ready to be played: each as a tool that only the handoff itself can run."""
+"""`Acts`: the three acts of one handoff, each a tool that only the handoff can call."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ from handrail.errors import (
     TransientError,
     VisibilityExpansionRequired,
 )
-from handrail.handoff.fitting import Act
-from handrail.handoff.parked import Begun, Parked
+from handrail.handoff.act import Act, Begun, Parked
 from handrail.schema import Schema
 from handrail.schema.problems import describe
 from handrail.tools import EFFECTS, Effect, Tool, ToolResult
@@ -43,12 +42,12 @@ _TOLD = (
     *(NoAnswer, CallFailed, ContextError, EffectRefused, Conflict, LimitError, ModelError),
     *(PromptEvaluationError, VisibilityExpansionRequired),
 )
-"""What says nothing that an act holds, so that it can be passed on as it is."""
+"""Errors that carry no private data, and are passed on unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Acts:
-    """The three acts of a handoff that is whole."""
+    """The three acts of a handoff."""
 
     handoff: Tool[Any, Any]
     before: Act
@@ -62,9 +61,9 @@ class Acts:
     ends: Tool[Any, Any]
 
     async def play(self, context: ToolContext) -> ToolResult[Any]:
-        """One call of the handoff. It does nothing itself, so it can be begun again from the top."""
+        """Run one call of the handoff. It has no effects of its own, so it may be entered again."""
         acting = Acting(context)
-        begun = await acting.run(_with(self.begins, self.before, None, self._begun, kept_back))
+        begun = await acting.run(_with(self.begins, self.before, None, self._begun, without_words))
         if not begun.success:
             return begun
         state = cast("Begun[Any, Any, Any]", begun.value)
@@ -75,14 +74,14 @@ class Acts:
         if not answered.success:
             return answered
         given = (state.parked.private, answered.value)
-        ends = _with(self.ends, self.after, given, None, kept_back)
+        ends = _with(self.ends, self.after, given, None, without_words)
         ended = await acting.run(ends, has_secret=has_secret(self.answer, answered.value))
         if ended.success:
             acting.done()
         return ended
 
     def asking(self, public: Any) -> Tool[Any, Any]:
-        """The `client` act on this public part: its own function, or whoever is there is asked."""
+        """The `client` act for this public part: its function, or a question to the environment."""
         if self.client is not None:
             return _with(self.asks, self.client, (public,), self._answered, None)
 
@@ -108,7 +107,7 @@ class Acts:
         )
 
     def _begun(self, value: Any) -> ToolResult[Any]:
-        """What `before` returned, checked while it can still be refused: `after` may come days later."""
+        """Check what `before` returned now: `after` may run days later."""
         if isinstance(value, ToolResult):
             done = cast("ToolResult[Any]", value)
             if not done.success:
@@ -120,8 +119,8 @@ class Acts:
                 f"it returned a {type(value).__name__}; return `Parked(private, public)`, or a ToolResult"
             )
         parked = cast("Parked[Any, Any]", value)
-        _fitting("private", self.private, parked.private)
-        public = _fitting("public", self.public, parked.public)
+        _recorded("private", self.private, parked.private)
+        public = _recorded("public", self.public, parked.public)
         return ToolResult("", Begun[Any, Any, Any](Parked(parked.private, public)))
 
     def _answered(self, value: Any) -> ToolResult[Any]:
@@ -138,7 +137,7 @@ class Acts:
 def act_tool(
     handoff: Tool[Any, Any], name: Literal["before", "client", "after"], act: Act | None, result: Any
 ) -> Tool[Any, Any]:
-    """The tool that an act is, still without what it works on."""
+    """The tool for one act, without the data it works on."""
 
     async def begun_later(params: Any, *, context: ToolContext) -> Any: ...
     def begun_in_thread(params: Any, *, context: ToolContext) -> Any: ...
@@ -163,12 +162,12 @@ def act_tool(
 
 
 def fill(tool: Tool[Any, Any], field: str, value: Any) -> None:
-    """Set what follows from a tool's definition."""
+    """Set a derived field of a frozen tool."""
     object.__setattr__(tool, field, value)
 
 
 def _effect(effect: Effect, act: str) -> Effect:
-    """An act has the handoff's effect. Of its own `client` has none, but may use what the handoff may."""
+    """The effect of an act: the handoff's. `client` has none of its own, but may call what the handoff may."""
     if EFFECTS[effect].transactional:
         return effect
     if act == "client":
@@ -177,7 +176,7 @@ def _effect(effect: Effect, act: str) -> Effect:
 
 
 def _without_private(result: ToolResult[Any]) -> ToolResult[Any]:
-    """What `before` came to, as the rest of the world may see it."""
+    """The result of `before` without its private part."""
     came: Any = result.value
     if not isinstance(came, Begun):
         return result
@@ -187,7 +186,7 @@ def _without_private(result: ToolResult[Any]) -> ToolResult[Any]:
 
 
 def _masked_by(schema: Schema[Any]) -> Callable[[ToolResult[Any]], ToolResult[Any]]:
-    """What somebody answered, as the rest of the world may see it."""
+    """A view of the answer with its secrets masked."""
 
     def shown(result: ToolResult[Any]) -> ToolResult[Any]:
         return ToolResult(result.message, schema.hide(result.value), True) if result.success else result
@@ -208,7 +207,7 @@ def _with(
     finish: Callable[[Any], ToolResult[Any]] | None,
     hide: Callable[[Exception], Exception] | None,
 ) -> Tool[Any, Any]:
-    """The act as a tool that works on `given`, or on the params where that is None."""
+    """The tool of an act that works on `given`, or on the params where that is None."""
     function = act.function
 
     def arguments(params: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -224,7 +223,7 @@ def _with(
             raised = hide(error)
         else:
             return value if finish is None else finish(value)
-        raise raised  # out here, or the first error would hang on it
+        raise raised  # outside the `except`, so that the first error is not its context
 
     def run_in_thread(params: Any, *, context: ToolContext) -> Any:
         positional, named = arguments(params)
@@ -241,8 +240,8 @@ def _with(
     return _handled(tool, run_async if act.is_async else run_in_thread)
 
 
-def kept_back(error: Exception) -> Exception:
-    """What may be told of an error of an act that holds private data: not its words."""
+def without_words(error: Exception) -> Exception:
+    """An error of an act with private data, without its words."""
     if isinstance(error, _TOLD) or _concerns_the_run(error):
         return error
     if isinstance(error, TransientError):
@@ -260,8 +259,8 @@ def _concerns_the_run(error: BaseException) -> bool:
     return isinstance(error, PromptEvaluationError | VisibilityExpansionRequired)
 
 
-def _fitting(what: str, schema: Schema[Any], value: Any) -> Any:
-    """The value as it was written down and read again. What does not fit is named by place only."""
+def _recorded(what: str, schema: Schema[Any], value: Any) -> Any:
+    """The value as it will be read back. What does not fit is named by its place only."""
     places = ""
     try:
         return schema.parse_value(value)

@@ -1,4 +1,4 @@
-"""`Handoff`: a tool in three acts, of which the one in the middle is somebody else's."""
+"""`Handoff`: a tool in three acts, the middle one played by somebody else."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ from typing_extensions import TypeVar
 
 from handrail.context import ToolContext
 from handrail.errors import ToolDefinitionError
+from handrail.handoff.act import (
+    Act,
+    Begun,
+    Parked,
+    always_parks,
+    check_fit,
+    either,
+    parked_types,
+    read_act,
+    schema_for,
+)
 from handrail.handoff.acts import Acts, act_tool, fill
-from handrail.handoff.fitting import Act, check_fit, either, parked_only, parked_types, read_act, schema_for
-from handrail.handoff.parked import Begun, Parked
 from handrail.schema.problems import describe
 from handrail.tools import Effect, RunMode, Tool, ToolExample, ToolResult
 from handrail.tools.checks import check_words
@@ -54,12 +63,12 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         async def settle(deck: Deck, pick: Pick, *, context: ToolContext) -> ToolResult[Card]: ...
 
     - The model sees what `after` returns. `before` may return a `ToolResult`: then nobody is asked.
-    - Private data goes from `before` to `after` and is shown to nobody, in no event and no error. What
-      `before` or `after` raise is told by its type only: to tell a model more, return `ToolResult.error`.
-    - Without a `client`, whoever is there is asked: a person by a form made of the answer's type, or a
-      model. `client` and `after` may take `params` too.
-    - The acts are inner calls of one call: when one fails, what the others did is undone.
-    - It is a tool: put it wherever a tool can be, once its acts are defined.
+    - Private data goes from `before` to `after` only. No event and no error shows it: of an exception in
+      `before` or `after` only the type is told. To tell a model more, return `ToolResult.error`.
+    - Without a `client`, the person or model of the environment answers; a person gets a form made from the
+      answer's type. `client` and `after` may take `params` too.
+    - The acts are inner calls of one call: when one fails, all are rolled back.
+    - It is a tool. Put it wherever a tool goes, once its acts are defined.
     """
 
     _acts: Acts | None
@@ -149,7 +158,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
 
     @property
     def acts(self) -> Acts:
-        """The acts of a handoff that is whole, or `ToolDefinitionError` that says what is missing."""
+        """Its three acts. Raises `ToolDefinitionError` where one is missing."""
         if self._acts is None:
             fill(self, "_acts", self._complete())
         return cast(Acts, self._acts)
@@ -175,7 +184,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         return read_act(self.name, function, name, _FORMS[name], self.params)
 
     def _define(self, name: ActName, act: Act, function: Callable[..., Any]) -> Any:
-        """Take an act in, if it fits those that are there. The function itself stays as it is."""
+        """Add an act that fits the others. Returns the function unchanged."""
         self._check_between({**self._defined, name: act})
         self._defined[name] = act
         return function
@@ -217,7 +226,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         )
 
     def _complete(self) -> Acts:
-        """Make what is played of what is defined."""
+        """Build the acts of the functions that were defined."""
         for name in ("before", "after"):
             if name not in self._defined:
                 raise ToolDefinitionError(
@@ -234,7 +243,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
                 self.name, "nothing says what the answer is", "Annotate the answer its `after` takes."
             )
         late = self._result_of(after)
-        result = late if parked_only(before) or early == late else either(late, early)
+        result = late if always_parks(before) or early == late else either(late, early)
         acts = Acts(
             self,
             before,
@@ -251,7 +260,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         return acts
 
     def _take_result(self, acts: Acts, whole: Tool[Any, Any]) -> None:
-        """The handoff as a tool: its result, and whom it requires, are those of its acts."""
+        """Take over the result type and the needs of its acts."""
         for field in ("result", "result_class", "_result_schema"):
             fill(self, field, getattr(whole, field))
         fill(self, "needs", acts.asks.needs)

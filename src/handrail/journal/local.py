@@ -21,7 +21,7 @@ from handrail.records import QuestionRecord
 
 if TYPE_CHECKING:
     from handrail.journals import Check, Mask
-    from handrail.protocols import Environment
+    from handrail.protocols import Asker
 
 T = TypeVar("T")
 
@@ -158,7 +158,7 @@ class LocalQuestions:
     async def ask(
         self,
         question: Question,
-        environment: Environment | None = None,
+        asker: Asker | None = None,
         check: Check | None = None,
         mask: Mask | None = None,
         /,
@@ -185,8 +185,8 @@ class LocalQuestions:
         if question.expires_at is not None:
             left = (question.expires_at - self._clock.now()).total_seconds()
             timer = loop.call_later(max(left, 0), self._close, pending, "timed out")
-        if environment is not None:
-            asking = loop.create_task(self._put(pending, environment))
+        if asker is not None:
+            asking = loop.create_task(self._put(pending, asker))
         try:
             return await settled
         except asyncio.CancelledError:
@@ -303,12 +303,12 @@ class LocalQuestions:
             ),
         )
 
-    async def _put(self, pending: _Pending, environment: Environment) -> None:
-        """Ask the environment, again if the answer does not fit."""
+    async def _put(self, pending: _Pending, asker: Asker) -> None:
+        """Ask the asker, again if the answer does not fit."""
         question = pending.question
         try:
             for _ in range(_TRIES):
-                answer = await environment.ask(question)
+                answer = await asker.ask(question)
                 try:
                     if answer.question_id != question.id:
                         raise AnswerRefused(

@@ -22,7 +22,7 @@ from handrail.records import QuestionRecord
 
 if TYPE_CHECKING:
     from handrail.journals import Check, Mask
-    from handrail.protocols import Environment
+    from handrail.protocols import Asker
 
 log = logging.getLogger("handrail.questions")
 
@@ -43,7 +43,7 @@ class SqliteQuestions:
     async def ask(
         self,
         question: Question,
-        environment: Environment | None = None,
+        asker: Asker | None = None,
         check: Check | None = None,
         mask: Mask | None = None,
         /,
@@ -72,7 +72,7 @@ class SqliteQuestions:
                 await database.write(question.run_id, query, question.id)
         with self._watch.watching(question.id):
             try:
-                answer = await self._local.ask(question, environment, check, mask)
+                answer = await self._local.ask(question, asker, check, mask)
             except asyncio.CancelledError:
                 if not recorded:  # no process can resume the run and ask again
                     database.transact_now(_delete("id = ?", question.id))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import msgspec
 
-from handrail.clock import Clock
+from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import Diverged, RunBusy
 from handrail.journals import Journal
 from handrail.place import Place
@@ -27,14 +27,17 @@ class RunLog:
     another verb's record at its place has diverged.
     """
 
+    is_kept: ClassVar[bool] = True
+    """Whether there is a journal. A run without one is recorded in `NO_LOG`."""
+
     __slots__ = (
         "_clock",
+        "_closed",
         "_finished",
         "_found",
         "_inside",
         "_verbs",
         "asked",
-        "closed",
         "journal",
         "resumed",
         "run_id",
@@ -55,8 +58,7 @@ class RunLog:
         self.journal = journal
         self.run_id = run_id
         self.resumed = resumed
-        self.closed = False
-        """Parked, or another process has it: nothing more is recorded."""
+        self._closed = False
         self.untold: Mapping[str, Any] = {}
         """The calls of the session that were undone, and of which its model has not heard."""
         self.asked: Mapping[str, QuestionRecord] = {each.question.id: each for each in asked}
@@ -79,6 +81,15 @@ class RunLog:
         for key, verb in self._verbs.items():
             if verb == "ticket":
                 self._put("ticket", Place.parse(key), b"")
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more is recorded: the run is parked, or another process has it."""
+        return self._closed
+
+    def close(self) -> None:
+        """Record nothing more."""
+        self._closed = True
 
     def _put(self, kind: EntryKind | Literal["ticket"], place: Place, body: bytes) -> None:
         self._inside.setdefault(place.outermost_call, []).append((kind, place, body))
@@ -127,7 +138,7 @@ class RunLog:
 
     async def note(self, kind: EntryKind, place: Place, value: Any) -> bool:
         """Record something. Returns once it is durable; False if nothing is recorded any more."""
-        if self.closed:
+        if self._closed:
             return False
         await self._add(kind, str(place), msgspec.msgpack.encode(value))
         return True
@@ -141,7 +152,7 @@ class RunLog:
     async def note_verb(self, place: Place, verb: str) -> None:
         """Record which verb is used at a place, before its value is."""
         key = str(place)
-        if not self.closed and key not in self._verbs:
+        if not self._closed and key not in self._verbs:
             self._verbs[key] = verb
             await self._add("verb", key, verb.encode())
 
@@ -149,8 +160,32 @@ class RunLog:
         try:
             await self.journal.calls.note(self.run_id, Entry(kind, key, self.now(), body))
         except RunBusy:
-            self.closed = True
+            self._closed = True
             raise
 
     def now(self) -> float:
         return self._clock.now().timestamp()
+
+
+class NoRunLog(RunLog):
+    """The log of runs without a journal: it finds nothing, records nothing and is never closed."""
+
+    __slots__ = ()
+
+    is_kept: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        super().__init__(cast(Any, None), "", SYSTEM_CLOCK)
+
+    def close(self) -> None:
+        """Do nothing: the log is shared by all runs without a journal."""
+
+    async def note(self, kind: EntryKind, place: Place, value: Any) -> bool:
+        """Record nothing."""
+        return False
+
+    async def note_verb(self, place: Place, verb: str) -> None:
+        """Record nothing."""
+
+
+NO_LOG = NoRunLog()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 
@@ -33,6 +33,8 @@ class FileFork(Overlay):
     """
 
     __slots__ = ()
+
+    is_durable: ClassVar[bool] = False
 
     def fork(self, owner: str, /, *, writable: bool = True) -> Self:
         """Return a fork that commits into this one. A fork of a read-only fork is read only too."""
@@ -116,7 +118,7 @@ class FileFork(Overlay):
 
     # --- replay -----------------------------------------------------------------------------------
 
-    def done(self) -> list[FileChange]:
+    def file_changes(self) -> list[FileChange]:
         """Return the reads and changes as plain data, for `redo` in another process."""
         with self._shared.lock:
             found = [
@@ -138,6 +140,10 @@ class FileFork(Overlay):
     def written_places(self) -> list[str]:
         """Return the paths changed here, for the record."""
         return [f"file {path}" for path in self.changed]
+
+    def changed_paths(self) -> tuple[str, ...]:
+        """Return the paths a commit changes."""
+        return self.changed
 
     def redo(self, changes: Sequence[Any]) -> None:
         """Repeat the changes of a fork of the same files. `Conflict` if the files have changed since."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from handrail.adapter.durable import base_of, decode_begin
+from handrail.adapter.run_record import base_of, decode_begin
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import RunUnknown
 from handrail.events import ApprovalRemembered

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from handrail.adapter.answer import RecordedAnswer
-from handrail.adapter.durable import RunOutcome
-from handrail.adapter.holding import taken
+from handrail.adapter.run_lease import taken
+from handrail.adapter.run_record import RunOutcome
 from handrail.errors import RunBusy
 from handrail.journals import Journal
 from handrail.messages import Usage

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from handrail.adapter.answer import RecordedAnswer
-from handrail.adapter.durable import RunBegin, base_of, decode_begin, decode_outcome
-from handrail.adapter.undone import undone_in
+from handrail.adapter.run_record import RunBegin, base_of, decode_begin, decode_outcome
+from handrail.adapter.undone_calls import undone_in
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import RunError
 from handrail.ids import random_id

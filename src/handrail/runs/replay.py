@@ -10,8 +10,8 @@ import msgspec
 import pydantic_core
 
 from handrail.adapter.answer import RecordedAnswer
-from handrail.adapter.durable import Resumed, go_on, offer_of
-from handrail.adapter.output import Output
+from handrail.adapter.response import Output
+from handrail.adapter.run_record import Resumed, go_on, offer_of
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.context import ToolContext
 from handrail.dispatch.attempt import Attempt

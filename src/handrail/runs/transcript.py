@@ -9,8 +9,8 @@ import msgspec
 
 from handrail.adapter.answer import RecordedAnswer
 from handrail.adapter.conversation import Conversation, root_conversation
-from handrail.adapter.durable import decode_begin, decode_outcome, session_after, session_before
 from handrail.adapter.loop import NO_MESSAGE
+from handrail.adapter.run_record import decode_begin, decode_outcome, session_after, session_before
 from handrail.dispatch.replaying import InnerCall
 from handrail.errors import RunUnknown
 from handrail.events import MessageAdded

@@ -10,7 +10,7 @@ import msgspec
 import pydantic_core
 
 from handrail.adapter.answer import RecordedAnswer
-from handrail.adapter.durable import RunBegin, RunOutcome, decode_begin, decode_outcome
+from handrail.adapter.run_record import RunBegin, RunOutcome, decode_begin, decode_outcome
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.dispatch.replaying import InnerCall
 from handrail.journals import Journal

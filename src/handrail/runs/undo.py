@@ -7,8 +7,8 @@ from typing import Protocol
 
 import msgspec
 
-from handrail.adapter.durable import heed_undone
-from handrail.adapter.undone import UndoneCall, undone_in
+from handrail.adapter.run_record import heed_undone
+from handrail.adapter.undone_calls import UndoneCall, undone_in
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import RunBusy, RunError, UndoRefused
 from handrail.journal.lease import is_free

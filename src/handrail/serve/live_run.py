@@ -8,11 +8,12 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from handrail.dispatch.parking import Parking, wait_for_later
-from handrail.errors import HandrailError, JournalError, PromptEvaluationError, QuestionCancelled, RunParked
+from handrail.dispatch.parking import Parking
+from handrail.errors import HandrailError, JournalError, PromptEvaluationError, RunParked
 from handrail.events import ApprovalDecided, PromptRendered, QuestionAnswered, ToolInvoked
 from handrail.messages import Message
 from handrail.place import is_in_run
+from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.records import CommitUnit
 from handrail.serve.agui.translator import Translator
@@ -30,7 +31,7 @@ _MIN_CUT_SECONDS = 1.0
 """How long a run that is cut has to end, however short the grace period was."""
 
 
-class BrowserEnvironment:
+class BrowserEnvironment(Environment):
     """The people who have the thread open, now or later. Answers reach the run through the journal.
 
     A run that waits stays in memory for `park_after` seconds, because somebody may answer soon. Then it is
@@ -39,7 +40,7 @@ class BrowserEnvironment:
 
     run_mode: RunMode = "user"
     parks = True
-    """The run may be parked."""
+    keeps_secrets = True
 
     def __init__(
         self,
@@ -61,12 +62,11 @@ class BrowserEnvironment:
         self.parking: Parking | None = None
         """Parks the run; None until it has started."""
 
-    async def ask(self, question: Question, /) -> Answer:
+    async def ask(self, question: Question, /) -> Answer | None:
         """Show the question. Its answer arrives through the journal."""
         self.go_on()
         self._on_question(question)
-        await wait_for_later()
-        raise QuestionCancelled(question.name)
+        return None
 
     def begins(self, parking: Parking) -> None:
         """The run has started."""

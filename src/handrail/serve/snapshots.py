@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from handrail.adapter.durable import decode_begin, decode_outcome
+from handrail.adapter.run_record import decode_begin, decode_outcome
 from handrail.journals import Journal
 from handrail.messages import AssistantMessage, Usage
 from handrail.place import RUN, Place, is_in_run

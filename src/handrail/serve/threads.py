@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Any
 from weakref import WeakValueDictionary
 
-from handrail.adapter.durable import decode_begin
+from handrail.adapter.run_record import decode_begin
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.ids import NewId, random_id
 from handrail.journals import Journal

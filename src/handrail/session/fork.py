@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -100,7 +100,24 @@ class SessionFork(msgspec.Struct, eq=False):
             self.apply()
         self.publish()
 
-    # The protocol of a transaction.
+    # The protocol of a transaction. What a fork of a session changes is its events.
+
+    is_durable: ClassVar[bool] = False
+
+    def seal(self) -> None:
+        """Nothing to do: events are taken until the fork is prepared."""
+
+    def diff(self) -> str:
+        """Return nothing: events are shown by themselves."""
+        return ""
+
+    def changed_paths(self) -> tuple[str, ...]:
+        """Return no paths."""
+        return ()
+
+    def file_changes(self) -> tuple[Any, ...]:
+        """Return no changes of files."""
+        return ()
 
     def read_places(self) -> list[str]:
         """Return the names of the slices read here."""

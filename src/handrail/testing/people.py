@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from handrail.errors import Declined, QuestionCancelled, QuestionTimedOut
 from handrail.events import CallStatus, ToolInvoked, ToolStarted
+from handrail.protocols import Environment
 from handrail.question import Answer, AnswerOutcome, Question
 from handrail.session import Session
 from handrail.tools import RunMode
@@ -30,7 +31,7 @@ Forgery = Literal["digest", "principal", "question"]
 """What is wrong with an answer: made for something else, by somebody else, or to another question."""
 
 
-class Person:
+class Person(Environment):
     """An environment with somebody there who answers by rule.
 
     - `approve` decides approvals; nobody who was not told to approves.

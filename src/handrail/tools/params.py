@@ -53,8 +53,7 @@ def _share(params: Any) -> Any:
 
 
 def _shallow_copy(params: Any) -> Any:
-    kind: Any = type(params)  # pyright: ignore[reportUnknownVariableType]  # the user's own class
-    copied: Any = object.__new__(kind)
+    copied: Any = object.__new__(params.__class__)
     copied.__dict__ = {**params.__dict__}
     return copied
 

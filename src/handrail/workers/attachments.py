@@ -1,4 +1,4 @@
-"""Attachments: files handed to a worker, checked against its rule, and how its model gets to see them."""
+"""Attachments: the files a worker is given, checked against its rule, and shown to its model."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from handrail.workers.front_matter import AttachmentRule
 
 NO_ATTACHMENTS = AttachmentRule(count=0)
 _SHOWN = 16 * 1024
-"""Bytes of text that are shown to the model at once; larger ones it reads by itself."""
+"""Bytes of text in the message; the model reads longer ones with a tool."""
 _PAGE = 400
 
 
 @dataclass(frozen=True)
-class GivenFile:
-    """A file that is handed over as it is, as an argument of a call."""
+class FileArgument:
+    """The bytes of a file as an argument of a call."""
 
     name: str
     base64: str
 
 
-Given = Annotated[str | GivenFile, WithJsonSchema({"type": "string"})]
-"""A path among the run's files; code may hand over bytes instead."""
+FileOrPath = Annotated[str | FileArgument, WithJsonSchema({"type": "string"})]
+"""A path among the run's files; code may give bytes instead."""
 
 Input = Annotated[
     str, Field(description="What the worker is to work on: it sees nothing else of this conversation.")
@@ -45,16 +45,16 @@ Input = Annotated[
 
 @dataclass(frozen=True)
 class WorkerCall:
-    # For a worker that takes no attachments. They are parsed all the same, so as to be refused in words.
+    # For a worker without attachments. They are parsed all the same, to be refused in words.
     input: Input
-    attachments: SkipJsonSchema[list[Given]] = field(default_factory=list["str | GivenFile"])
+    attachments: SkipJsonSchema[list[FileOrPath]] = field(default_factory=list["str | FileArgument"])
 
 
 @dataclass(frozen=True)
 class WorkerCallWithFiles:
     input: Input
-    attachments: Annotated[list[Given], Field(description="Paths of files to hand over.")] = field(
-        default_factory=list["str | GivenFile"]
+    attachments: Annotated[list[FileOrPath], Field(description="Paths of files to hand over.")] = field(
+        default_factory=list["str | FileArgument"]
     )
 
 
@@ -62,7 +62,7 @@ def as_argument(given: Any) -> Any:
     """One attachment as an argument of a call."""
     if isinstance(given, str):
         return given
-    file = of_disk(given) if isinstance(given, Path) else given
+    file = from_disk(given) if isinstance(given, Path) else given
     if not isinstance(file, Attachment):
         raise DefinitionError(
             f"an attachment is a {type(file).__name__}. Give a path among the run's files, or Attachment(name, bytes)."
@@ -70,8 +70,8 @@ def as_argument(given: Any) -> Any:
     return {"name": file.name, "base64": base64.b64encode(file.content).decode()}
 
 
-def of_disk(path: Path) -> Attachment:
-    """A file of the machine, read now. For whoever starts a worker; no model gets here."""
+def from_disk(path: Path) -> Attachment:
+    """Read a file of the machine. Only code that starts a worker calls this; no model can."""
     try:
         return Attachment(path.name, path.read_bytes())
     except OSError as error:
@@ -80,10 +80,10 @@ def of_disk(path: Path) -> Attachment:
         ) from None
 
 
-def taken(
+def accept(
     worker: str, rule: AttachmentRule, given: Sequence[Any], files: Callable[[], Filesystem]
 ) -> tuple[Attachment, ...]:
-    """What a worker is given, or `ToolValidationError` with everything its rule refuses."""
+    """Check attachments against the worker's rule. Raises `ToolValidationError` with every problem."""
     if not given:
         return ()
     if rule.count == 0:
@@ -94,7 +94,7 @@ def taken(
     found: dict[str, Attachment] = {}
     for each in given:
         try:
-            attachment = _one(rule, each, files)
+            attachment = _accept_one(rule, each, files)
         except ToolValidationError as error:
             problems.append(str(error))
             continue
@@ -106,7 +106,7 @@ def taken(
     return tuple(found.values())
 
 
-def _one(rule: AttachmentRule, given: Any, files: Callable[[], Filesystem]) -> Attachment:
+def _accept_one(rule: AttachmentRule, given: Any, files: Callable[[], Filesystem]) -> Attachment:
     name = given if isinstance(given, str) else str(given.name)
     if not name or len(name) > 255 or not name.isprintable():
         raise ToolValidationError(f"{name[:40]!r} is no name of a file")
@@ -115,7 +115,7 @@ def _one(rule: AttachmentRule, given: Any, files: Callable[[], Filesystem]) -> A
     if isinstance(given, Attachment):
         _check_size(rule, name, given.size)
         return given
-    if isinstance(given, GivenFile):
+    if isinstance(given, FileArgument):
         try:
             content = base64.b64decode(given.base64, validate=True)
         except (binascii.Error, ValueError):
@@ -143,7 +143,7 @@ def _check_size(rule: AttachmentRule, name: str, size: int) -> None:
 
 
 def message_with(input: str, attachments: Sequence[Attachment]) -> str:
-    """What the worker's model is told: the input, then its attachments; short texts are shown whole."""
+    """The message to the worker's model: the input, then its attachments; short texts in full."""
     if not attachments:
         return input
     parts = [input, "Attachments:"]
@@ -167,7 +167,7 @@ def _text(attachment: Attachment) -> str | None:
 
 
 def _fenced(text: str) -> str:
-    """In a fence that nothing in it can close."""
+    """The text in a fence longer than any in it."""
     fence = "```"
     while fence in text:
         fence += "`"

@@ -1,4 +1,4 @@
-"""`tools.py` beside a worker: normal Python functions, of which a worker gets those it lists."""
+"""`Functions`: the `tools.py` beside a worker, of which a worker gets the functions it lists."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import Any, cast
 from handrail.errors import DefinitionError
 from handrail.tools import Tool, tool
 from handrail.tools.checks import is_name
-from handrail.workers.problem import Finder
+from handrail.workers.problems import Finder
 
 _loaded = itertools.count(1)
 
 
 class Functions:
-    """What a folder's `tools.py` defines, loaded once, as a module of its own under a name of its own."""
+    """The definitions of a folder's `tools.py`, loaded once as a module with a unique name."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "tools.py"
@@ -31,11 +31,11 @@ class Functions:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Everything defined there that can be listed."""
+        """The names that can be listed."""
         return tuple(self._definitions())
 
     def problems(self) -> Finder:
-        """What keeps the file from being loaded."""
+        """The problems that keep the file from being loaded."""
         self._definitions()
         return self._load_problem
 
@@ -48,7 +48,7 @@ class Functions:
         return 1 if code is None else int(code.co_firstlineno)
 
     def tool(self, name: str, find: Finder) -> Tool[Any, Any] | None:
-        """The function of this name as a tool; None where it can't be one, which `find` then says."""
+        """The function of this name as a tool. None where it can't be one; `find` then has the reason."""
         if name not in self._tools:
             defined = self._definitions()[name]
             try:
@@ -88,7 +88,7 @@ class Functions:
 
 
 def _defined_in(module: ModuleType) -> Mapping[str, Any]:
-    """The functions and tools that were defined in this module, not imported into it, by their names."""
+    """Functions and tools defined in this module, not imported into it, by name."""
     found: dict[str, Any] = {}
     for name, value in vars(module).items():
         if isinstance(value, Tool):
@@ -107,7 +107,7 @@ def _is_own(function: Any, module: ModuleType) -> bool:
 
 
 def _home(function: Any) -> str:
-    """The module whose code really runs; a wrapper can say what it likes about itself."""
+    """The module whose code runs, whatever a wrapper claims."""
     body = inspect.unwrap(function)
     namespace: Mapping[str, Any] = getattr(body, "__globals__", {})
     return str(namespace.get("__name__", getattr(body, "__module__", "")))

@@ -25,15 +25,13 @@ from handrail.prompt import Prompt
 from handrail.prompt.section import walk
 from handrail.protocols import Filesystem, SessionView
 from handrail.tools import Effect, Tool
-from handrail.workers.attachments import NO_ATTACHMENTS, message_with, of_disk, taken
-from handrail.workers.creating import WorkerCreated, check_rights, creation_tools
-from handrail.workers.drafting import Draft
-from handrail.workers.front_matter import CreationDefaults
+from handrail.workers.attachments import NO_ATTACHMENTS, accept, from_disk, message_with
+from handrail.workers.creation import WorkerCreated, check_rights, creation_tools
+from handrail.workers.front_matter import CreationDefaults, has_front_matter, read_text
 from handrail.workers.functions import Functions
-from handrail.workers.problem import Finder, WorkerProblem, refuse
-from handrail.workers.reading import has_front_matter, read_text
-from handrail.workers.running import Given, InWorker, Reach, tool_for
-from handrail.workers.worker import Rendered, Worker, rule_of
+from handrail.workers.problems import Finder, WorkerProblem, refuse
+from handrail.workers.worker import Draft, Rendered, Worker, rule_of
+from handrail.workers.worker_run import Reach, WorkerRun, WorkerSettings, tool_for
 
 _MOST_KEPT = 256
 """How many created workers are kept as they were made, of all sessions."""
@@ -202,8 +200,8 @@ class WorkerRegistry:
         drafts = [draft for draft in self._drafts if draft.name == name]
         if not drafts:
             near = difflib.get_close_matches(name, self.names, n=1)
-            mend = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(self.names) or 'none'}."
-            raise WorkerError(f"there is no worker {name!r} in {str(self.folder)!r}. {mend}")
+            hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(self.names) or 'none'}."
+            raise WorkerError(f"there is no worker {name!r} in {str(self.folder)!r}. {hint}")
         return self._worker_of(drafts[0])
 
     def __iter__(self) -> Iterator[str]:
@@ -269,7 +267,7 @@ class WorkerRegistry:
                     f"a prompt has a tool {tool.name!r}, and so is a worker of {str(self.folder)!r} "
                     "called. Rename one of them."
                 )
-        frame.workers = Reach(self, None, Given())
+        frame.workers = Reach(self, None, WorkerSettings())
         yield
 
     # Workers that were created in a session.
@@ -367,7 +365,7 @@ class WorkerRegistry:
         self, worker: Worker, arguments: WorkerResumeArguments
     ) -> tuple[Adapter, tuple[Attachment, ...], dict[str, Any]]:
         """The adapter that runs a worker, the attachments it gets, and the arguments left for the adapter."""
-        given = Given(worker.name, arguments.get("models") or {}, arguments.get("message_callback"))
+        given = WorkerSettings(worker.name, arguments.get("models") or {}, arguments.get("message_callback"))
         adapter = arguments.get("adapter")
         chosen = (
             given.models.get(worker.name)
@@ -387,12 +385,12 @@ class WorkerRegistry:
             return disk
 
         attached = arguments.get("attachments", ())
-        read = [of_disk(each) if isinstance(each, Path) else each for each in attached]
+        read = [from_disk(each) if isinstance(each, Path) else each for each in attached]
         try:
-            found = taken(worker.name, worker.attachments, read, files)
+            found = accept(worker.name, worker.attachments, read, files)
         except ToolValidationError as error:
             raise WorkerError(str(error)) from None
-        inside = InWorker(self, worker, found, given, (worker.name,))
+        inside = WorkerRun(self, worker, found, given, (worker.name,))
         rest = {
             name: value for name, value in arguments.items() if name not in WorkerArguments.__annotations__
         }

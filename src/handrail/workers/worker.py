@@ -1,23 +1,47 @@
-"""`Worker`: an agent kept in a file and called by name."""
+"""`Worker`: an agent kept in a file and called by name, and the draft it is made from."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from handrail.adapter.response import ANSWER_TOOL
 from handrail.clock import Clock
+from handrail.context import RegistryView
 from handrail.deadline import Deadline
-from handrail.errors import WorkerError
+from handrail.errors import DefinitionError, WorkerError
+from handrail.guard import (
+    CapabilityPolicy,
+    RateLimitPolicy,
+    ReadBeforeWritePolicy,
+    SequentialDependencyPolicy,
+)
 from handrail.limits import Budget
-from handrail.prompt import MarkdownSection, Prompt, Section
-from handrail.protocols import ToolPolicy
+from handrail.prompt import OPENER, MarkdownSection, Prompt, Section
+from handrail.protocols import SessionView, ToolPolicy
+from handrail.resources.shell import Allow, Shell
 from handrail.schema import JsonSchema
+from handrail.sections import FileTools, ShellTools
 from handrail.tools import Effect, Tool
+from handrail.tools.checks import is_name, name_hint
 from handrail.workers.attachments import NO_ATTACHMENTS, READ_ATTACHMENT
-from handrail.workers.front_matter import AttachmentRule, CreationDefaults, FrontMatter, Limits
-from handrail.workers.template import Instructions, rendered
+from handrail.workers.front_matter import (
+    AttachmentRule,
+    CreationDefaults,
+    FrontMatter,
+    Limits,
+    PolicyEntry,
+    ShellEntry,
+    Text,
+    parse_file,
+)
+from handrail.workers.functions import Functions
+from handrail.workers.instructions import Instructions, rendered
+from handrail.workers.output_schema import output_type
+from handrail.workers.problems import Finder, Refuse
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -25,16 +49,38 @@ if TYPE_CHECKING:
     from handrail.workers.registry import WorkerRegistry
 
 
+class WorkerFolder(Protocol):
+    """The folder of a worker, as its runs use it: a `WorkerRegistry`."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def locked(self) -> frozenset[str]:
+        """Names that no created worker may take."""
+        ...
+
+    def __getitem__(self, name: str, /) -> Worker: ...
+    def view(self, names: Sequence[str], /) -> RegistryView: ...
+    def tool(self, name: str, /) -> Tool[Any, Any]: ...
+    def created(self, maker: Worker, name: str, session: SessionView, /) -> Worker | None:
+        """The worker of this name that `maker` created in this session, if there is one."""
+        ...
+
+    def from_text(self, maker: Worker, name: str, text: str, /) -> Worker:
+        """Make a worker of the text that `maker` wrote. Raises `ToolValidationError`."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Rendered:
-    """What fills a worker's prompt: its instructions, rendered for one run."""
+    """The params of a worker's prompt: its instructions, rendered for one run."""
 
     instructions: str
 
 
 @dataclasses.dataclass(frozen=True)
 class InstructionsSection(MarkdownSection[Rendered]):
-    """A worker's instructions; they have no heading."""
+    """A worker's instructions, without a heading."""
 
     def heading(self, depth: int) -> str:
         return ""
@@ -61,33 +107,33 @@ class Worker:
     """May its model create workers?"""
     creation_defaults: CreationDefaults
     instructions: str
-    """The template as it stands in the file."""
+    """The template, as in the file."""
     output_schema: JsonSchema | None
     front: FrontMatter = dataclasses.field(repr=False)
     prompt: Prompt[Any] = dataclasses.field(repr=False)
     """Instructions, tools and policies. It takes `Rendered`, which `render` gives."""
     effect: Effect
-    """What calling it may do at most."""
+    """The strongest effect a call of it can have."""
     registry: WorkerRegistry = dataclasses.field(repr=False)
     _template: Instructions = dataclasses.field(repr=False)
 
     def render(self, input: str, attachments: Sequence[str] = ()) -> Rendered:
-        """The instructions for one run, or `WorkerError` with file and line."""
+        """Render the instructions for one run. Raises `WorkerError` with file and line."""
         return Rendered(rendered(self._template, self.name, input, attachments))
 
     def budget(self) -> Budget | None:
-        """What one run may spend; None where its file does not say."""
+        """The budget of one run; None where its file sets none."""
         limits = self.limits
         budget = Budget(limits.tokens, limits.money, limits.requests, limits.tool_calls)
         return budget if budget.limits() else None
 
     def deadline(self, clock: Clock) -> Deadline | None:
-        """When a run that begins now must have ended; None where its file does not say."""
+        """The deadline of a run that begins now; None where its file sets none."""
         seconds = self.limits.seconds
         return None if seconds is None else Deadline.after(seconds, clock=clock)
 
     def without_model(self) -> WorkerError:
-        """What is said where neither its file nor whoever runs it names a model."""
+        """The error for a run without a model."""
         return WorkerError(
             f"nothing says which model runs the worker {self.name!r}. Write `model: provider:name` into "
             f"{self.path}, or give one: model='provider:name'; on the command line, --model provider:name."
@@ -111,3 +157,238 @@ def prompt_of(
 
 def rule_of(front: FrontMatter) -> AttachmentRule:
     return NO_ATTACHMENTS if front.attachments is None else front.attachments
+
+
+# --- from file to worker ---
+
+CREATE = "create_worker"
+CALL = "call_worker"
+FILES = {"files": True, "files.read": False}
+"""Names that stand for file tools, and whether they write."""
+BUILT_IN: frozenset[str] = frozenset(
+    [
+        *(tool.name for tool in FileTools().tools),
+        "run_command",
+        READ_ATTACHMENT.name,
+        CREATE,
+        CALL,
+        ANSWER_TOOL,
+        OPENER,
+    ]
+)
+"""Names of built-in tools of a worker."""
+
+
+class Draft:
+    """A worker's file, checked step by step; all problems are collected."""
+
+    def __init__(self, path: Path, text: str | None, find: Finder) -> None:
+        self.path = path
+        self.find = find
+        self.text: Text | None = None if text is None else parse_file(text, find)
+        named = None if self.text is None else self.text.front.name
+        self.name: str = path.stem if named is None else named
+        self.tools: list[Tool[Any, Any]] = []
+        self.sections: list[Section[Any]] = []
+        if not is_name(self.name):
+            self.refuse(
+                "name", f"the worker's name {self.name!r} is not allowed", name_hint(self.name, "worker")
+            )
+        elif self.name in BUILT_IN:
+            self.refuse(
+                "name", f"{self.name!r} is the name of a tool of Handrail", "Call the worker otherwise."
+            )
+
+    @property
+    def description(self) -> str:
+        said = None if self.text is None else self.text.front.description
+        return said or f"Run the worker {self.name}."
+
+    @property
+    def effects(self) -> list[Effect]:
+        """The effects of its own tools; `irreversible` for a file that can't be read."""
+        if self.text is None:
+            return ["irreversible"]
+        return [tool.effect for part in (self, *self.sections) for tool in part.tools]
+
+    def refuse(self, where: str, problem: str, hint: str) -> None:
+        self.find.add(1 if self.text is None else self.text.line_of(where), problem, hint)
+
+    def listed(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The workers it may call."""
+        if self.text is None:
+            return ()
+        given = self.text.front.workers
+        return tuple(name for name in names if name != self.name) if given == "*" else tuple(given)
+
+    def equip(self, functions: Functions) -> None:
+        """Look up its tools."""
+        if self.text is None:
+            return
+        front = self.text.front
+        seen: set[str] = set()
+        for index, entry in enumerate(front.tools):
+            where = f"tools[{index}]"
+            called = "shell" if isinstance(entry, ShellEntry) else entry
+            if called in seen:
+                self.refuse(where, f"{called!r} is listed twice", "Keep one of them.")
+                continue
+            seen.add(called)
+            # With a list of policies, file tools bring none of their own.
+            policies: Any = None if front.policies is None else ()
+            if isinstance(entry, ShellEntry):
+                self._add_shell(entry, where)
+            elif entry in FILES:
+                self.sections.append(FileTools(writes=FILES[entry], policies=policies))
+            elif entry in functions.names:
+                made = functions.tool(entry, self.find)
+                self.tools += [] if made is None else [made]
+            else:
+                self._missing(entry, where, functions)
+        if {"files", "files.read"} <= seen:
+            self.refuse("tools", "`files` has what `files.read` has", "Keep one of them.")
+
+    def _add_shell(self, entry: ShellEntry, where: str) -> None:
+        try:
+            rules = [Allow(*[... if each == "..." else each for each in command]) for command in entry.shell]
+            self.sections.append(ShellTools(Shell(rules)))
+        except DefinitionError as error:
+            self.refuse(where, *error.parts)
+
+    def _missing(self, name: str, where: str, functions: Functions) -> None:
+        if functions.problems().problems:
+            return  # tools.py could not be loaded, which is reported there
+        there = [*functions.names, *FILES]
+        near = difflib.get_close_matches(name, there, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(there)}."
+        if not functions.path.is_file():
+            hint = f"Define it in {functions.path}, which is not there; or use one of {', '.join(FILES)}."
+        self.refuse(where, f"there is no function {name!r} defined in {functions.path.name}", hint)
+
+    def check_against(self, drafts: Sequence[Draft], functions: Functions) -> None:
+        """Report ambiguous names and workers that do not exist."""
+        for other in drafts:
+            if other is not self and other.name == self.name:
+                self.refuse("name", f"{other.path} is a worker called {self.name!r} as well", "Rename one.")
+        if self.name in functions.names:
+            place = f"{functions.path}:{functions.line_of(self.name)}"
+            self.refuse("name", f"{place} defines a function {self.name!r} as well", "Rename one.")
+        if self.text is None or self.text.front.workers == "*":
+            return
+        names = [each.name for each in drafts]
+        for index, name in enumerate(self.text.front.workers):
+            if name not in names:
+                near = difflib.get_close_matches(name, names, n=1)
+                hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(names)}."
+                self.refuse(f"workers[{index}]", f"there is no worker {name!r} in this folder", hint)
+
+    def finish(
+        self,
+        registry: WorkerRegistry,
+        workers: Mapping[str, Tool[Any, Any]],
+        effect: Effect,
+        creation_tools: Callable[[Effect], Sequence[Tool[Any, Any]]],
+        defaults: CreationDefaults,
+    ) -> Worker | None:
+        """Make the worker. None where something is wrong with it, which is then reported."""
+        text = self.text
+        if text is None:
+            return None
+        front = text.front
+        if front.model is not None and not all(front.model.partition(":")):
+            hint = "Write provider:name, for example openai:gpt-5."
+            self.refuse("model", f"{front.model!r} is not the name of a model", hint)
+        template = Instructions(text.body, str(self.path), text.body_line)
+        if not text.body.strip():
+            self.find.add(text.body_line, "it has no instructions", "Write them below the front matter.")
+        template.check(self.find)
+        output = None if front.output is None else output_type(front.output, self.refuse)
+        policies = policies_of(self.name, front.policies, self.refuse)
+        if self.find.problems:
+            return None
+        own = [*self.tools, *workers.values(), *(creation_tools(effect) if front.create else ())]
+        try:
+            prompt = prompt_of(self.name, own, self.sections, policies, output, rule_of(front))
+        except DefinitionError as error:
+            self.refuse("tools", *error.parts)
+            return None
+        sections = [tool.name for section in self.sections for tool in section.tools]
+        return Worker(
+            name=self.name,
+            description=self.description,
+            path=self.path,
+            model=front.model,
+            limits=front.limits,
+            attachments=rule_of(front),
+            tools=(*(tool.name for tool in self.tools), *sections),
+            workers=tuple(workers),
+            locked=front.locked,
+            create=front.create,
+            creation_defaults=_over(defaults, front.creation_defaults),
+            instructions=text.body,
+            output_schema=front.output,
+            front=front,
+            prompt=prompt,
+            effect=effect,
+            registry=registry,
+            _template=template,
+        )
+
+
+def _over(defaults: CreationDefaults, own: CreationDefaults | None) -> CreationDefaults:
+    """The registry's defaults, overridden by the worker's file."""
+    if own is None:
+        return defaults
+    said = {
+        name: getattr(own, name) for name in CreationDefaults.model_fields if getattr(own, name) is not None
+    }
+    return defaults.model_copy(update=said)
+
+
+# --- policies ---
+
+
+def policies_of(worker: str, given: list[Any] | None, refuse: Refuse) -> tuple[ToolPolicy, ...]:
+    """The policies of one worker. A policy's state is kept by name, so each name has the worker's in it."""
+    if given is None:
+        return (CapabilityPolicy(name=f"{worker}.capability"),)
+    made: list[ToolPolicy] = []
+    for index, entry in enumerate(given):
+        where = f"policies[{index}]"
+        try:
+            policy = _policy(worker, entry, where, refuse)
+        except DefinitionError as error:
+            refuse(where, *error.parts)
+            continue
+        if policy is not None and any(each.name == policy.name for each in made):
+            refuse(where, f"there are two policies {policy.name!r}", "Make one of them.")
+        elif policy is not None:
+            made.append(policy)
+    return tuple(made)
+
+
+def _policy(worker: str, entry: Any, where: str, refuse: Refuse) -> ToolPolicy | None:
+    if entry == "read_before_write":
+        return ReadBeforeWritePolicy()
+    if entry == "capability":
+        return CapabilityPolicy(name=f"{worker}.capability")
+    rules: PolicyEntry = entry
+    given = [rules.capability, rules.rate_limit, rules.sequential]
+    if sum(each is not None for each in given) != 1:
+        refuse(where, "a policy is one of `capability`, `rate_limit` and `sequential`", "Give exactly one.")
+        return None
+    if rules.rate_limit is not None:
+        rate = rules.rate_limit
+        return RateLimitPolicy(rate.most, rate.per_seconds, tools=rate.tools, name=f"{worker}.rate_limit")
+    if rules.sequential is not None:
+        return SequentialDependencyPolicy(rules.sequential, name=f"{worker}.sequential")
+    words = rules.capability
+    assert words is not None, "one of the three is given"
+    verdicts: dict[str, Any] = {}
+    for verdict in ("allow", "ask", "deny"):
+        for word in getattr(words, verdict):
+            if word in verdicts:
+                refuse(where, f"{word!r} is given two verdicts", "Keep one of them.")
+            verdicts[word] = verdict
+    scope = (".",) if words.scope is None else words.scope
+    return CapabilityPolicy(verdicts, scope=scope, name=f"{worker}.capability")

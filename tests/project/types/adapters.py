@@ -21,7 +21,7 @@ from handrail import (
     open_gate,
     tool,
 )
-from handrail.adapter.redeeming import redeem
+from handrail.adapter.redemption import redeem
 from handrail.operation import Operation
 
 

@@ -139,7 +139,7 @@ class Client:
         assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.stdout.close()
-        self._process.wait(10)
+        self._process.wait(300)
 
 
 @dataclass
@@ -161,14 +161,14 @@ class Place:
         return self.version != "1.0.0"
 
     def get(self, path: str) -> Any:
-        with urllib.request.urlopen(f"{self.url}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.url}{path}", timeout=120) as answer:
             return json.loads(answer.read())
 
     def post(self, path: str, body: Any) -> Any:
         made = urllib.request.Request(
             f"{self.url}{path}", json.dumps(body).encode(), {"content-type": "application/json"}
         )
-        with urllib.request.urlopen(made, timeout=10) as answer:
+        with urllib.request.urlopen(made, timeout=120) as answer:
             return json.loads(answer.read() or b"null")
 
     def close(self) -> None:

@@ -160,7 +160,7 @@ async def test_a_frontend_tool_that_failed_is_a_failed_call() -> None:
 
 def test_the_tools_of_a_recorded_run_are_found_in_its_record() -> None:
     """Whoever goes on with a run has the client's tools, although the client has not come yet."""
-    from handrail.adapter.durable import offer_of
+    from handrail.adapter.run_record import offer_of
 
     made = frontend_tool("showMap", "Show it.", SCHEMA)
     (again,) = frontend_tools_of({"showMap": offer_of(made), "other": "[]"}, ["showMap"])

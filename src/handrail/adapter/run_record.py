@@ -15,9 +15,9 @@ import msgspec
 import pydantic_core
 
 from handrail.adapter.conversation import ROOT, Conversation
-from handrail.adapter.holding import STOPPED, deadline_after, leased, note_deadline
 from handrail.adapter.response import Outcome, PromptResponse
-from handrail.adapter.undone import Undone, forget_undone, undone_in
+from handrail.adapter.run_lease import STOPPED, deadline_after, leased, note_deadline
+from handrail.adapter.undone_calls import Undone, forget_undone, undone_in
 from handrail.cancellation import open_scope
 from handrail.clock import Clock
 from handrail.dispatch.frame import Frame
@@ -164,10 +164,10 @@ async def _base(journal: Journal, session: Session) -> bytes | None:
     return None if await journal.runs.list(session_id=session.id, limit=1) else save(session)
 
 
-async def _heed_undone(journal: Journal, session: Session, log: RunLog | None) -> None:
+async def _heed_undone(journal: Journal, session: Session, log: RunLog) -> None:
     """Calls of earlier runs were undone since: the session forgets them, and the model will be told."""
     undone = await undone_in(journal, session.id)
-    if log is not None and undone.untold:
+    if undone.untold:
         log.untold = undone.untold
         await heed_undone(journal, session, undone)
 
@@ -273,7 +273,7 @@ async def carry_out(
         status = "parked"
         raise
     except asyncio.CancelledError:
-        if frame.log is not None and frame.log.closed:
+        if frame.log.closed:
             scope.absorb()
             raise RunBusy(run_id, (await journal.runs.get(run_id)).owner) from None
         if frame.cancellation.reason == STOPPED:
@@ -299,7 +299,7 @@ async def carry_out(
             messages=conversation.shown_since(began),
             opened=conversation.opened[shown:],
         )
-        if frame.log is None or not frame.log.closed or status == "parked":
+        if not frame.log.closed or status == "parked":
             with contextlib.suppress(RunBusy):
                 if status == "parked" and frame.deadline is not None and frame.deadline.pauses_for_people:
                     await note_deadline(journal, run_id, frame.deadline, frame.clock, paused=True)

@@ -1,11 +1,11 @@
-"""Running a worker, at the root or inside a call: what its run has, and how a call of it takes place."""
+"""`WorkerRun`: one run of a worker, at the root or inside a call."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -26,30 +26,27 @@ from handrail.events import MessageAdded
 from handrail.messages import Model
 from handrail.schema import to_json
 from handrail.tools import Effect, Tool, ToolResult
-from handrail.workers.attachments import WorkerCall, WorkerCallWithFiles, as_argument, message_with, taken
+from handrail.workers.attachments import WorkerCall, WorkerCallWithFiles, accept, as_argument, message_with
 from handrail.workers.front_matter import AttachmentRule
-from handrail.workers.worker import Worker
-
-if TYPE_CHECKING:
-    from handrail.workers.registry import WorkerRegistry
+from handrail.workers.worker import Worker, WorkerFolder
 
 
-class Given(msgspec.Struct, frozen=True):
-    """What whoever starts a worker decides for it and for all below it."""
+class WorkerSettings(msgspec.Struct, frozen=True):
+    """What the caller of a worker sets for it and for all workers below it."""
 
     root: str = ""
     models: Mapping[str, Model | str] = {}
-    """Models by the name of a worker, in the place of those that the files name."""
+    """Models by worker name; they replace those that the files name."""
     message_callback: MessageCallback | None = None
 
 
 class Reach:
-    """The workers that the calls of one run may reach beside its tools; `Workers` of the frame."""
+    """The workers that calls of one run may reach by name: `Workers` of its frame."""
 
-    def __init__(self, registry: WorkerRegistry, worker: Worker | None, given: Given) -> None:
+    def __init__(self, registry: WorkerFolder, worker: Worker | None, given: WorkerSettings) -> None:
         self.registry = registry
         self.worker = worker
-        """Whose run it is; None for a run that is no worker's, which may call all of the folder."""
+        """The worker this run belongs to; None: a run of no worker, which may call all of the folder."""
         self.given = given
 
     def find(self, name: str, attempt: Attempt, /) -> Tool[Any, Any] | None:
@@ -72,15 +69,15 @@ class Reach:
         return {"input": text, "attachments": given} if given else {"input": text}
 
 
-class InWorker:
-    """One run of a worker, root or nested: gives its frame what a worker's run has."""
+class WorkerRun:
+    """One run of a worker: gives its frame the workers, attachments and callback of that run."""
 
     def __init__(
         self,
-        registry: WorkerRegistry,
+        registry: WorkerFolder,
         worker: Worker,
         attachments: tuple[Attachment, ...],
-        given: Given,
+        given: WorkerSettings,
         path: tuple[str, ...],
     ) -> None:
         self._registry = registry
@@ -124,7 +121,7 @@ def worker_tool(worker: Worker, find: Callable[[], Worker]) -> AgentTool:
 def tool_for(
     name: str, description: str, rule: AttachmentRule, effect: Effect, find: Callable[[], Worker]
 ) -> AgentTool:
-    """The tool of a worker that is looked up when it is called."""
+    """A tool whose worker is looked up when it is called."""
 
     async def handler(params: Any, *, context: ToolContext) -> ToolResult[Any]:
         return await run_nested(find(), params, context)
@@ -141,25 +138,25 @@ def tool_for(
 
 
 async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolResult[Any]:
-    """Run a worker inside a call that the gate let through."""
+    """Run a worker inside a call that passed the gate."""
     call = context._source  # pyright: ignore[reportPrivateUsage]  # its frame is where the run is nested
     if not isinstance(call, Attempt):
         raise NotSupported("adapter", "Call the worker through a gate.")
     around = call.frame.workers
     reach = around if isinstance(around, Reach) else None
-    given = Given() if reach is None else reach.given
+    given = WorkerSettings() if reach is None else reach.given
     registry = worker.registry
     if reach is not None and reach.worker is not None and reach.registry is registry:
-        # What this worker created goes before what the folder has under the name, in this session.
+        # In this session, a worker it created replaces the folder's of the same name.
         worker = registry.created(reach.worker, worker.name, context.session) or worker
-    attachments = taken(worker.name, worker.attachments, params.attachments, lambda: context.filesystem)
+    attachments = accept(worker.name, worker.attachments, params.attachments, lambda: context.filesystem)
     path = (given.root, *call.path) if given.root else call.path
     options = RunOptions(
         params=worker.render(params.input, [each.name for each in attachments]),
         message=message_with(params.input, attachments),
         deadline=worker.deadline(call.frame.clock),
         budget=worker.budget(),
-        workers=InWorker(registry, worker, attachments, given, path),
+        workers=WorkerRun(registry, worker, attachments, given, path),
     )
     model = given.models.get(worker.name) or worker.model
     response = await cast(Bound, context.adapter).run(worker.prompt, options, model, worker.limits.depth)

@@ -1,8 +1,8 @@
-"""What a model wrote, as it may be seen: arguments that a tool declares as secret are masked.
+"""`SecretMask`: hides the arguments that a tool declares as secret in what a model wrote.
 
-The conversation in memory keeps what the model wrote, since its provider has it already. Everybody else,
-and every record, gets what is made here: the events, the session, the journal, and tools that look at the
-request which led to them. Where no tool of a run takes secrets, nothing here is ever called.
+The conversation in memory keeps the secrets, since the provider has them already. Everything else gets the
+masked form: events, session, journal, and the request that tools can see. A run without a tool that takes
+secrets never comes here.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class _Asker(NamedTuple):
-    """Who looks for a worker, as a call would."""
+    """Looks up a worker in place of a call."""
 
     frame: Frame
     parent: Attempt | None
 
 
-class Masking:
-    """The masking of one run, by the tools it has at the moment; of what was masked before, as it was then."""
+class SecretMask:
+    """The mask of one run, by the tools it offers now. What was masked before stays as it was."""
 
     __slots__ = ("_conversation", "_frame")
 
@@ -40,7 +40,7 @@ class Masking:
         self._conversation = conversation
 
     def message(self, message: Message) -> Message:
-        """A message as it may be seen; the same one where nothing in it is secret."""
+        """The message with its secrets masked; the same object where it has none."""
         if not isinstance(message, AssistantMessage) or not message.calls:
             return message
         calls = self.calls(message.calls)
@@ -65,7 +65,7 @@ class Masking:
     def kept(
         self, kept: Kept | None, calls: tuple[CallAsked, ...], shown: tuple[CallAsked, ...]
     ) -> Kept | None:
-        """What a provider wants back, which may have the calls in it once more; None where they can't be found."""
+        """The provider's own form of the message, masked; None where the calls are not found in it."""
         if kept is None:
             return None
         swaps = Swaps()
@@ -77,7 +77,7 @@ class Masking:
         return Kept(kept.wire, pydantic_core.to_json(data)) if swaps.all_made else None
 
     def body(self, body: Any, messages: list[Message]) -> Any:
-        """The body of a request that had these messages of the conversation, the first ones, on whatever wire."""
+        """The body of a request with these first messages of the conversation, masked, for any wire."""
         swaps = Swaps()
         for message, shown in zip(messages, self._conversation.shown_since(0), strict=False):
             if isinstance(message, AssistantMessage):
@@ -90,19 +90,19 @@ class Masking:
     # While it is written.
 
     def may_be_seen(self, name: str) -> bool:
-        """May the arguments of a call be seen before it is whole? Its name may still grow."""
+        """Whether arguments of a partial call may be shown. Its name may be incomplete."""
         tools = self._frame.tools
         tool = tools.get(name)
         if tool is None or tool.secret:
             return False
         return not any(each.secret and each.name.startswith(name) for each in tools.values())
 
-    def whole(self, writing: _Writing) -> str:
-        return self._call(CallAsked("", writing.name, writing.arguments)).arguments
+    def whole(self, call: _PartialCall) -> str:
+        return self._call(CallAsked("", call.name, call.arguments)).arguments
 
 
 class Swaps:
-    """Arguments to be replaced in plain JSON: as text, and as the object that the text stands for."""
+    """Arguments to replace in plain JSON, as text and as the object it encodes."""
 
     __slots__ = ("_found", "_objects", "_texts")
 
@@ -126,7 +126,7 @@ class Swaps:
 
     @property
     def all_made(self) -> bool:
-        """Was each of them found?"""
+        """Whether each was found."""
         return self._found == self._texts.keys()
 
     def made_in(self, value: Any) -> Any:
@@ -146,34 +146,34 @@ class Swaps:
         return value
 
 
-class _Writing(msgspec.Struct):
+class _PartialCall(msgspec.Struct):
     name: str = ""
     arguments: str = ""
     seen: int = 0
-    """How much of the arguments was seen."""
+    """How many characters of the arguments were shown."""
 
 
-class Writing:
-    """The calls of one streamed answer: their arguments are seen as they come, or masked when they are whole."""
+class StreamMask:
+    """The calls of one streamed answer: arguments are shown as they arrive, or masked when complete."""
 
-    __slots__ = ("_calls", "_masking")
+    __slots__ = ("_calls", "_mask")
 
-    def __init__(self, masking: Masking) -> None:
-        self._masking = masking
-        self._calls: dict[int, _Writing] = {}
+    def __init__(self, mask: SecretMask) -> None:
+        self._mask = mask
+        self._calls: dict[int, _PartialCall] = {}
 
     def take(self, part: CallPart) -> CallPart:
-        """What may be seen of one more piece."""
-        call = self._calls.setdefault(part.index, _Writing())
+        """The part of a piece that may be shown."""
+        call = self._calls.setdefault(part.index, _PartialCall())
         call.name += part.name
         call.arguments += part.arguments
         piece = ""
-        if self._masking.may_be_seen(call.name):
+        if self._mask.may_be_seen(call.name):
             piece, call.seen = call.arguments[call.seen :], len(call.arguments)
         return CallPart(part.index, part.id, part.name, piece)
 
     def rest(self) -> Iterator[CallPart]:
-        """The answer is whole: what was not seen yet, masked."""
+        """The arguments that were not shown while streaming, masked."""
         for index, call in self._calls.items():
             if not call.seen and call.arguments:
-                yield CallPart(index, arguments=self._masking.whole(call))
+                yield CallPart(index, arguments=self._mask.whole(call))

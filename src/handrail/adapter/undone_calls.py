@@ -58,13 +58,13 @@ async def undone_in(journal: Journal, session_id: str) -> Undone:
 async def tell_undone(run: Run, place: Place) -> None:
     """Before a request: tell the model what was undone since it was last asked. In a run gone through again, what it was told."""
     log = run.frame.log
-    if log is None or run.frame.outer is not None:
+    if run.frame.outer is not None:
         return
     told = log.find("told", place, _Told)
     if told is None:
         if not log.untold or log.has("model answer", place):
             return
-        run.goes_on()
+        run.leave_record()
         told = _Told(list(log.untold), _words(log.untold))
         log.untold = {}
         await log.note("told", place, told)

@@ -1,4 +1,4 @@
-"""`run_as_agent`: a model plays the `client` act of a handoff, on data that is given."""
+"""`run_as_agent`: a model plays the `client` act of a handoff."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ def run_as_agent(
     policies: Iterable[ToolPolicy] = (),
     **arguments: Unpack[ActArguments],
 ) -> Operation[AnswerT]:
-    """Let a model play the `client` act, on this public data, and give its answer.
+    """Let a model play the `client` act on this public data, and return its answer.
 
-    Neither `before` nor `after` is run: `gate.invoke` and `context.call` run all acts. `tools` is what the
-    act may `call`; what it emits goes to `on_emit` as it happens. Nobody is there to approve anything,
-    so whatever asks for approval is denied. An act that fails raises `CallFailed`.
+    Neither `before` nor `after` runs: `gate.invoke` and `context.call` run all acts. The act may `call`
+    `tools`; what it emits goes to `on_emit` at once. Nobody can approve anything, so a call that needs
+    approval is denied. An act that fails raises `CallFailed`.
     """
     if not isinstance(handoff, Handoff):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
         raise DefinitionError(
             f"run_as_agent takes a Handoff, not a {type(handoff).__name__}. "
-            "A tool that is none is called through a gate: open_gate([...]).invoke(...)."
+            "Call any other tool through a gate: open_gate([...]).invoke(...)."
         )
     acts = handoff.acts
     act = copy.copy(acts.asking(acts.public.parse_value(public)))
@@ -76,7 +76,7 @@ def run_as_agent(
             "Write run_as_agent(handoff, public, params, model=...)."
         )
     else:
-        fill(act, "_schema", None)  # nothing is parsed, since nobody looks at it
+        fill(act, "_schema", None)  # nothing is parsed: the act takes no params
         fill(act, "_quick", None)
         fill(act, "secret", False)
 

@@ -1,11 +1,11 @@
-"""A model that creates workers: asked about every time, kept in the session, with no right that its maker lacks."""
+"""Workers that a model creates: each is approved, kept in the session, and has no right its maker lacks."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -15,12 +15,8 @@ from handrail.errors import ToolValidationError
 from handrail.session import kept
 from handrail.tools import Effect, Tool, ToolResult, tool
 from handrail.tools.checks import is_name, name_hint
-from handrail.workers.drafting import BUILT_IN, CALL, CREATE
 from handrail.workers.front_matter import FrontMatter, Limits, ShellEntry
-from handrail.workers.worker import Worker
-
-if TYPE_CHECKING:
-    from handrail.workers.registry import WorkerRegistry
+from handrail.workers.worker import BUILT_IN, CALL, CREATE, Worker, WorkerFolder
 
 
 def _key(made: Any) -> tuple[str, str]:
@@ -29,9 +25,9 @@ def _key(made: Any) -> tuple[str, str]:
 
 @kept(key=_key)
 class WorkerCreated(msgspec.Struct, frozen=True):
-    """A worker that another one created: its file, which is in the session and nowhere else.
+    """A worker that another one created. Its file exists in the session only.
 
-    It is state like any other: undone with the call that made it, gone with the session.
+    It is state like any other: rolled back with the call that made it, gone with the session.
     """
 
     creator: str
@@ -40,8 +36,8 @@ class WorkerCreated(msgspec.Struct, frozen=True):
     text: str
 
 
-class Wanted(msgspec.Struct, frozen=True):
-    """What a model asks for."""
+class CreationRequest(msgspec.Struct, frozen=True):
+    """The arguments of `create_worker`."""
 
     name: str
     description: str
@@ -51,8 +47,8 @@ class Wanted(msgspec.Struct, frozen=True):
     model: str | None
 
 
-def creation_tools(registry: WorkerRegistry, creator: str, effect: Effect) -> tuple[Tool[Any, Any], ...]:
-    """The tools by which a worker creates workers, and calls those it created."""
+def creation_tools(registry: WorkerFolder, creator: str, effect: Effect) -> tuple[Tool[Any, Any], ...]:
+    """The tools `create_worker` and `call_worker` of a worker that may create others."""
 
     @tool(effect="staged", capabilities={"worker.create"}, accepts_overrides=False)
     async def create_worker(
@@ -76,9 +72,11 @@ def creation_tools(registry: WorkerRegistry, creator: str, effect: Effect) -> tu
             model: Which model runs it, provider:name.
         """
         maker = registry[creator]
-        text = text_for(registry, maker, Wanted(name, description, instructions, tools, workers, model))
+        text = text_for(
+            registry, maker, CreationRequest(name, description, instructions, tools, workers, model)
+        )
         registry.from_text(maker, name, text)
-        # Asked here and not by a policy: no list of policies can leave it out.
+        # Asked here, not by a policy, so that no list of policies can leave it out.
         approval = await context.request_approval(f"{creator} wants to create this worker:\n\n{text}")
         if not approval.approved:
             why = f": {approval.reason}" if approval.reason else ""
@@ -87,18 +85,18 @@ def creation_tools(registry: WorkerRegistry, creator: str, effect: Effect) -> tu
         return ToolResult.ok(f"The worker {name} is there, for this session. Run it with {CALL}.")
 
     assert create_worker.name == CREATE, "the name is kept free for it"
-    return (create_worker, _calling(effect))
+    return (create_worker, _call_tool(effect))
 
 
 @dataclass(frozen=True)
 class CreatedCall:
-    # The arguments of `call_worker`; a docstring would be shown to the model.
+    # Without a docstring: a model would be shown it.
     name: str
     input: str
     attachments: list[str] = field(default_factory=list[str])
 
 
-def _calling(effect: Effect) -> Tool[Any, Any]:
+def _call_tool(effect: Effect) -> Tool[Any, Any]:
     async def handler(params: CreatedCall, *, context: ToolContext) -> ToolResult[Any]:
         value = await context.call_worker(params.name, params.input, attachments=params.attachments)
         return ToolResult.ok(value)
@@ -114,8 +112,8 @@ def _calling(effect: Effect) -> Tool[Any, Any]:
     )
 
 
-def text_for(registry: WorkerRegistry, maker: Worker, wanted: Wanted) -> str:
-    """The file of the worker that is asked for, or `ToolValidationError` with why it may not be."""
+def text_for(registry: WorkerFolder, maker: Worker, wanted: CreationRequest) -> str:
+    """Write the file of the requested worker. Raises `ToolValidationError` where it may not be created."""
     _check_name(registry, maker, wanted.name)
     defaults = maker.creation_defaults
     own = {_called(entry): entry for entry in maker.front.tools}
@@ -139,13 +137,13 @@ def text_for(registry: WorkerRegistry, maker: Worker, wanted: Wanted) -> str:
         front["model"] = model
     if maker.front.policies is not None:
         front["policies"] = [_plain(each) for each in maker.front.policies]
-    # JSON is YAML, and what a model wrote stays one value whatever is in it.
+    # JSON is YAML, so whatever a model wrote stays one value.
     lines = [f"{key}: {json.dumps(value)}" for key, value in front.items()]
     return "\n".join(["---", *lines, "---", wanted.instructions])
 
 
 def check_rights(maker: Worker, front: FrontMatter) -> None:
-    """Refuse a created worker that may do what its maker may not. Held when it is made, and when it is used."""
+    """Refuse a created worker that has a right its maker lacks. Checked when it is made and when it is used."""
     own = {_called(entry): entry for entry in maker.front.tools}
     more = [_called(entry) for entry in front.tools if own.get(_called(entry)) != entry]
     if more:
@@ -173,7 +171,7 @@ def check_rights(maker: Worker, front: FrontMatter) -> None:
             raise ToolValidationError(f"its limit of {name} is above that of {maker.name}.")
 
 
-def _check_name(registry: WorkerRegistry, maker: Worker, name: str) -> None:
+def _check_name(registry: WorkerFolder, maker: Worker, name: str) -> None:
     if not is_name(name):
         raise ToolValidationError(f"the name {name!r} is not allowed. {name_hint(name, 'helper')}")
     if name in registry.locked:

@@ -1,8 +1,8 @@
-"""A worker's instructions: Jinja in a sandbox, of which only what needs little is taken.
+"""`Instructions`: a worker's Jinja template, in a sandbox and on a meter.
 
-Texts, values, `if`, `for` over a few things, and some filters. Nothing can be called but `range`, nothing
-assigned, defined, included or imported, and a list holds constants only, so that nothing multiplies; loops and
-filters are on a meter. A model may write a template.
+A model may write a template, so little is allowed: text, values, `if`, `for` over a few things, and some filters.
+Nothing but `range` can be called; nothing can be assigned, defined, included or imported. Lists hold constants
+only, so that nothing multiplies, and loops and filters are metered.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ from functools import lru_cache
 from typing import Any
 
 from handrail.errors import WorkerError
-from handrail.workers.extra import needed
-from handrail.workers.problem import Finder, WorkerProblem, refuse
+from handrail.workers.problems import Finder, WorkerProblem, needed, refuse
 
 NAMES = ("input", "attachments", "worker")
-"""What a template may speak of: the input, the names of the attachments, and the worker's name."""
+"""The names a template may use."""
 MOST_OUTPUT = 200_000
 MOST_ROUNDS = 10_000
 """Rounds of all loops of one rendering together."""
 MOST_WORK = 20_000_000
-"""Characters that one rendering may have gone through; what stands in a loop counts in each of its rounds."""
+"""Characters one rendering may process; the body of a loop counts in each round."""
 _DEEPEST_LOOPS = 3
 _METER = "a meter"
-"""Under this, which no template can say, a rendering has its meter."""
+"""The name of the meter in the context; no template can write it."""
 _A_STEP = 10
-"""What one node of a template counts as, in characters."""
+"""The cost of one node of a template, in characters."""
 
 _ALLOWED = frozenset(
     [
@@ -78,24 +77,24 @@ _TESTS = frozenset(
 
 
 class Instructions:
-    """A template that was read and may be rendered."""
+    """A template, checked and ready to render."""
 
     def __init__(self, source: str, file: str, first_line: int) -> None:
         self._file = file
         self._first = first_line
         self._text = source
-        # Lines before it are empty ones here, so that Jinja's own count is the file's.
+        # Padded with empty lines, so that Jinja counts the lines of the file.
         self._source = "\n" * (first_line - 1) + source
         self._template: Any = None
 
     def check(self, find: Finder) -> None:
-        """Say everything that is wrong with it, each with its line."""
+        """Report every problem with its line."""
         jinja = needed("jinja2")
         try:
             tree = _environment().parse(self._source)
             found = list(_Check(tree).problems())
-            for line, problem, mend in found:
-                find.add(max(line, self._first), problem, mend)
+            for line, problem, hint in found:
+                find.add(max(line, self._first), problem, hint)
             if not found:
                 self._compiled(tree)
         except jinja.TemplateSyntaxError as error:
@@ -104,7 +103,7 @@ class Instructions:
             find.add(self._first, "the template is nested too deeply", "Make it flatter.")
 
     def render(self, values: Mapping[str, Any]) -> str:
-        """The text, or `WorkerError` with the file and the line at which it went wrong."""
+        """Render the text. Raises `WorkerError` with the file and the line that failed."""
         pieces: list[str] = []
         size = 0
         try:
@@ -114,9 +113,9 @@ class Instructions:
                     raise ValueError(f"it comes to more than {MOST_OUTPUT} characters")
                 pieces.append(piece)
         except Exception as error:
-            mend = "Correct the template."
+            hint = "Correct the template."
             raise refuse(
-                [WorkerProblem(self._file, self._line_of(error), f"the template fails: {error}", mend)]
+                [WorkerProblem(self._file, self._line_of(error), f"the template fails: {error}", hint)]
             ) from error
         return "".join(pieces).lstrip("\n")
 
@@ -141,7 +140,7 @@ _BRACES = "Values stand in {{ }}, blocks in {% %}; write {{ '{{' }} for the brac
 
 
 class _Meter:
-    """What one rendering may still do."""
+    """Counts what one rendering may still do."""
 
     def __init__(self) -> None:
         self._rounds = MOST_ROUNDS
@@ -163,7 +162,7 @@ class _Meter:
 
 
 def _metered(tree: Any) -> Any:
-    """The template with its loops, and what is looked for in a text, put under the meter."""
+    """The template with its loops and `in` tests metered."""
     nodes = needed("jinja2.nodes")
     for loop in tree.find_all(nodes.For):
         inside = sum(1 for part in loop.body for _ in part.find_all(nodes.Node))
@@ -175,7 +174,7 @@ def _metered(tree: Any) -> Any:
 
 
 class _Check:
-    """Finds what a template may not have."""
+    """Finds what a template may not contain."""
 
     def __init__(self, tree: Any) -> None:
         self._tree = tree
@@ -194,8 +193,8 @@ class _Check:
             )
             return
         if kind == "Name" and node.name not in names:
-            mend = f"There are {', '.join(map(repr, NAMES))}."
-            yield line, f"the template speaks of {node.name!r}, which is not there", mend
+            hint = f"There are {', '.join(map(repr, NAMES))}."
+            yield line, f"the template speaks of {node.name!r}, which is not there", hint
         elif kind == "Filter" and node.name not in _FILTERS:
             yield (
                 line,

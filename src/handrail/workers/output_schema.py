@@ -1,7 +1,7 @@
-"""The `output:` of a worker: a JSON Schema as a type that an answer is held to.
+"""The `output:` of a worker: a JSON Schema, turned into the type of its answer.
 
-Of JSON Schema this takes what a model can be held to: objects whose fields are all named, lists, texts,
-numbers, truth values, enums and choices. Whatever it does not take is an error, never left unchecked.
+It supports what providers can enforce: objects with named fields, lists, strings, numbers, booleans, enums and
+unions. Anything else is an error, never left unchecked.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler,
 
 from handrail.errors import DefinitionError
 from handrail.schema import Schema
-from handrail.workers.problem import Refuse
+from handrail.workers.problems import Refuse
 
 _WORDS = frozenset(
     [
@@ -64,7 +64,7 @@ _PLAIN: dict[str, Any] = {"string": str, "integer": int, "number": float, "boole
 
 
 class _Answer(BaseModel):
-    """An answer as plain data: what the schema's author knows it as."""
+    """An answer as plain data, as the schema's author knows it."""
 
     model_config = ConfigDict(frozen=True, populate_by_name=False)
 
@@ -77,17 +77,17 @@ class _Answer(BaseModel):
 
 
 class _Wrapped(_Answer):
-    """One that is no object by itself: providers hold models to objects only."""
+    """An answer that is not an object: providers enforce objects only."""
 
 
 def output_type(schema: Mapping[str, Any], refuse: Refuse) -> type[BaseModel] | None:
-    """The type of answers that fit the schema; None where something in it is not taken."""
-    taking = _Taking(refuse)
+    """The type of answers that fit the schema; None where something in it is not supported."""
+    builder = _Builder(refuse)
     if schema.get("type") == "object" and schema.get("properties"):
-        made = taking.model(schema, "output", _Answer)
+        made = builder.model(schema, "output", _Answer)
     else:
-        made = create_model("Answer", __base__=_Wrapped, value=(taking.type_of(schema, "output"), ...))
-    if taking.refused:
+        made = create_model("Answer", __base__=_Wrapped, value=(builder.type_of(schema, "output"), ...))
+    if builder.refused:
         return None
     try:
         Schema(made)
@@ -97,16 +97,16 @@ def output_type(schema: Mapping[str, Any], refuse: Refuse) -> type[BaseModel] | 
     return made
 
 
-class _Taking:
-    """Makes types of schemas, and refuses what it does not take."""
+class _Builder:
+    """Builds types from schemas, and refuses what it does not support."""
 
     def __init__(self, refuse: Refuse) -> None:
         self._refuse = refuse
         self.refused = False
 
-    def refuse(self, where: str, problem: str, mend: str) -> Any:
+    def refuse(self, where: str, problem: str, hint: str) -> Any:
         self.refused = True
-        self._refuse(where, problem, mend)
+        self._refuse(where, problem, hint)
         return Any
 
     def type_of(self, given: Any, where: str) -> Any:

@@ -64,7 +64,7 @@ async def leased(journal: Journal, frame: Frame) -> AsyncGenerator[None]:
     """Keep the lease; where another process has taken the run, this one stops without an end."""
     run_id = frame.run_context.run_id
     deadline = frame.deadline
-    if deadline is not None and deadline.pauses_for_people and frame.log is not None and frame.log.resumed:
+    if deadline is not None and deadline.pauses_for_people and frame.log.resumed:
         await note_deadline(journal, run_id, deadline, frame.clock, paused=False)  # it runs again
     noted = None if deadline is None else deadline.at
 
@@ -80,8 +80,7 @@ async def leased(journal: Journal, frame: Frame) -> AsyncGenerator[None]:
                     noted = deadline.at
                     await note_deadline(journal, run_id, deadline, frame.clock, paused=deadline.paused)
             except RunBusy:
-                if frame.log is not None:
-                    frame.log.closed = True
+                frame.log.close()
                 frame.cancellation.cancel("another process has the run")
                 return
             except JournalError:

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 import msgspec
 
-from handrail.adapter.durable import go_on
+from handrail.adapter.run_record import go_on
 from handrail.cancellation import shielded
 from handrail.clock import Clock
 from handrail.context.ticket import Ticket
