@@ -41,7 +41,10 @@ SCHEMA: Schema[Order] = Schema(Order)
         ),
         ({"seats": 1, "tags": ["a", 2]}, ["tags[1] must be text, got 2"]),
         ({"seats": 1, "inner": {"kind": "c"}}, ["inner.kind must be one of 'a', 'b', got 'c'"]),
-        ({"seats": 1, "inner": {"kind": "a", "next": {"kind": 1}}}, ["inner.next.kind is 1"]),
+        (
+            {"seats": 1, "inner": {"kind": "a", "next": {"kind": 1}}},
+            ["inner.next.kind must be one of 'a', 'b', got 1"],
+        ),
     ],
 )
 def test_what_is_plainly_wrong_is_named(value: Any, words: list[str]):

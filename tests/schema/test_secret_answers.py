@@ -663,7 +663,7 @@ async def test_the_command_line_refuses_before_a_secret_is_typed(tmp_path: Path)
     with pytest.raises(RunParked) as parked:
         await adapter.evaluate(Prompt("p", "Do.", tools=[asking(Key, [])]), "go", run_id="run")
     advice = Failure.of(parked.value).message
-    assert "`handrail runs resume run` at a terminal" in advice
+    assert "`handrail runs resume run` asks for it at a terminal" in advice
     assert "runs answer" not in advice
     for value in (None, json.dumps({"key": MARK})):
         with pytest.raises(AnswerRefused, match="handrail runs resume"):
