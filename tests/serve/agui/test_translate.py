@@ -311,7 +311,7 @@ class Small(Environment):
         """Play a plan until it is over: every question is answered once everything rests."""
         self.stage.plans[key], self.is_parked = plan, parks
         session = self.current or self.session()
-        adapter = self.adapter()
+        adapter = self.new_adapter()
         self.translator = self.translator_of(key, session)
         self.tell(self.now.begin_leg(self.next_leg()))
         stream = adapter.stream(self.stage.prompt, key, session=session, run_id=f"run-{key}")
@@ -364,7 +364,7 @@ class Small(Environment):
         session.dispatcher.subscribe(object, self.heard)
         return session
 
-    def adapter(self) -> Adapter:
+    def new_adapter(self) -> Adapter:
         from handrail.adapter.options import Retry
 
         return Adapter(

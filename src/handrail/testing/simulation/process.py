@@ -198,6 +198,7 @@ async def _answer(journal: SimulatedJournal, play: Play, questions: Sequence[Que
         return
     for question in questions[:1] if play.one_at_a_time else questions:
         answer = await play.person.ask(question)
+        assert answer is not None, "the person of a play answers"
         journal.questions.answer(answer)
         journal.questions.answer(answer)
         _say_the_contrary(journal, answer)
