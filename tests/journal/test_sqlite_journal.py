@@ -236,6 +236,7 @@ def test_an_answered_question_is_not_withdrawn(journal: Opened):
 
     async def withdraw_and_ask(journal: SqliteJournal) -> Any:
         await journal.questions.withdraw_all("q")
+        assert await journal.questions.history(question().run_id), "the answer is gone"
         return await journal.questions.ask(question())
 
     assert journal(withdraw_and_ask) == given

@@ -65,10 +65,10 @@ def simulate(
 ) -> Report:
     """Crash the scenario at every point, resume it, and check the laws.
 
-    - `write_every`, `step_every`: only each so-manieth write, or step of the loop.
-    - `overtaken_every`: at each so-manieth write the process does not die: it stops, another takes its
+    - `write_every`, `step_every`: only every Nth write of the journal, or step of the loop.
+    - `overtaken_every`: at every Nth write the process does not die: it stops, another takes its
       run, and then it goes on; 0 leaves that out.
-    - `parked_every`: at each so-manieth step the process is told to stop, parks its run by force, and ends.
+    - `parked_every`: at every Nth step the process is told to stop, parks its run by force, and ends.
     - `again`: the restarted process crashes as well, at some later point.
     - `connected`: the person is there and answers at once, so that the run is never parked.
     - `at`: only this point, as a report names it.

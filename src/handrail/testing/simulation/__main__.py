@@ -30,10 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__.partition(": ")[2] if __doc__ else "",
     )
     parser.add_argument("scenario", help="module:name of a Scenario")
-    parser.add_argument(
-        "--write-every", type=int, default=1, help="only each so-manieth write of the journal"
-    )
-    parser.add_argument("--step-every", type=int, default=1, help="only each so-manieth step of the loop")
+    parser.add_argument("--write-every", type=int, default=1, help="only every Nth write of the journal")
+    parser.add_argument("--step-every", type=int, default=1, help="only every Nth step of the loop")
     parser.add_argument(
         "--overtaken-every", type=int, default=1, help="the same for overtaken processes; 0: none"
     )
