@@ -38,7 +38,7 @@ test-deep: peers test
 
 test-live:
 	@scripts/venv .venv requirements/dev.txt
-	@.venv/bin/python tests/models/live_providers.py
+	@.venv/bin/python tests/live_providers.py
 
 peers:
 	@scripts/peers

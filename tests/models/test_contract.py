@@ -435,9 +435,9 @@ async def test_rate_limit_with_retry_after(stage: Stage) -> None:
 @case("429 with retry-after")
 async def test_rate_limit_past_the_deadline(stage: Stage) -> None:
     """Nothing is tried past the deadline: the run ends at once, and says why."""
-    model = stage.play(Fail(429, retry_after=3600), Say("Fine."))
+    model = stage.play(Fail(429, retry_after=55), Say("Fine."))
     with pytest.raises(PromptEvaluationError, match="past the deadline") as raised:
-        await adapter(model).evaluate(PROMPT, MESSAGE, deadline=Deadline.after(600))
+        await adapter(model).evaluate(PROMPT, MESSAGE, deadline=Deadline.after(50))
     assert isinstance(raised.value.__cause__, ModelRateLimited)
 
 

@@ -24,7 +24,7 @@ DEEP = bool(os.environ.get("HANDRAIL_DEEP"))
 def live(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not re.search("KEY|HANDRAIL|PYTEST", name)}
     return subprocess.run(
-        [sys.executable, "tests/models/live_providers.py", "-p", "no:cacheprovider", *arguments],
+        [sys.executable, "tests/live_providers.py", "-p", "no:cacheprovider", *arguments],
         cwd=ROOT,
         env=kept | variables,
         capture_output=True,

@@ -376,7 +376,7 @@ def test_a_resource_or_state_without_words_is_named_in_the_preview() -> None:
     assert result.success, result.message
     assert counter.count == 1
     assert shown == [
-        "CounterFork: it was used, and what was changed in it can't be shown\n"
+        "CounterFork: it was used, and its changes can't be shown\n"
         "state: Noted (what is in it can't be shown)\n"
     ]
 

@@ -213,7 +213,7 @@ async def test_a_defect_is_told_without_its_inside(
         def broken(*given: Any, **named: Any) -> Any:
             raise RuntimeError("the inside")
 
-        monkeypatch.setattr(client.app.threads.journal, "sessions", broken)
+        monkeypatch.setattr(client.app.threads.journal.runs, "sessions", broken)
         said = await client.ask("GET", "/threads")
         assert (said.status, said.kind) == (500, "ServerError")
         assert "inside" not in said.body.decode()
@@ -566,13 +566,13 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["nothing"], "no folder, no worker's file and no module"),
+        (["nothing"], "neither a folder, a worker's file nor a module"),
         (["nothing.py"], "there is no module"),
         (["desk:none"], "no Agent or Prompt called 'none'"),
         (["desk.py", "--host", "0.0.0.0"], "a token is needed"),
         (["desk.py", "--token", "short"], "too easy to guess"),
-        (["desk.py", "--host", "no.such.host.invalid"], "can't be listened at"),
-        (["desk.py", "--approve", "later"], "none of ask, all, strict"),
+        (["desk.py", "--host", "no.such.host.invalid"], "can't listen on no.such.host.invalid"),
+        (["desk.py", "--approve", "later"], "is not one of ask, all, strict"),
         (["desk.py", "--journal", "/dev/null/x"], "--journal"),
     ],
 )
@@ -593,7 +593,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path):
         process = command(tmp_path, "desk.py", "--port", str(port))
         _, err = process.communicate(timeout=300)
     assert process.returncode == 2
-    assert f"127.0.0.1:{port} is taken" in err
+    assert f"127.0.0.1:{port} is in use" in err
     assert f"--port {port + 1}" in err
 
 

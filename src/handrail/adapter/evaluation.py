@@ -156,10 +156,12 @@ def _frame(
         prompt=prompt,
         log=log,
         adapter=lambda call: Bound(adapter, settings, call),
-        prompt_model=(None if environment is None else environment.prompt_model)
-        or (lambda call: prompt_model_of(adapter, settings, call)),
+        prompt_model=lambda call: prompt_model_of(adapter, settings, call),
     )
-    if environment is not None and environment.parks:
+    if environment is None:
+        return frame
+    frame.prompt_model = environment.prompt_model or frame.prompt_model
+    if environment.parks:
         if log is None:
             raise DefinitionError(
                 f"{type(environment).__name__} parks runs, and that needs a journal. "
