@@ -31,10 +31,10 @@ _NO_SYSTEM = "You are part of a program. Answer exactly what is asked."
 
 
 class Bound:
-    """The adapter as one call has it: what it evaluates is part of the call.
+    """The adapter as one call sees it: what it evaluates is part of the call.
 
-    It has the call's session, bus, resources, broker, journal, deadline, budget, and its place in the
-    tree; limits given here can only be tighter. Each evaluation is a conversation of its own.
+    It has the call's session, bus, resources, broker, journal, deadline, budget and place in the tree;
+    limits given here can only be tighter. Each evaluation has its own conversation.
     """
 
     __slots__ = ("_adapter", "_call", "_settings")
@@ -46,7 +46,7 @@ class Bound:
 
     @property
     def streams(self) -> bool:
-        """Does text arrive as events while the model writes it?"""
+        """Whether text arrives as events while the model writes it."""
         return self._settings.streaming
 
     def evaluate(
@@ -73,9 +73,9 @@ class Bound:
         model: Model | str | None = None,
         levels: int | None = None,
     ) -> Operation[PromptResponse[OutputT]]:
-        """Run a prompt inside this call: what it is about is given, all else is the call's.
+        """Run a prompt inside this call, with the call's options except those given.
 
-        It has the call's workers unless others are given. `levels` is how deep its calls may nest.
+        It has the call's workers unless others are given. `levels` limits how deep its calls may nest.
         """
         attempt = self._call
         attempt.home.check()
@@ -148,7 +148,7 @@ def prompt_model_of(adapter: Adapter, settings: Settings, attempt: Attempt) -> P
 
 
 def _check_bound(attempt: Attempt, prompt: Prompt[Any]) -> None:
-    """A nested run works with the resources of the run around it; one that brings others says so here."""
+    """Refuse resources of a nested run's own: it uses those of the run around it."""
     unbound = [
         each.protocol.__name__
         for each in prompt.resources
@@ -169,7 +169,7 @@ async def _nest(
     given: RunOptions = RunOptions(),  # noqa: B008  # frozen
     levels: int | None = None,
 ) -> tuple[Frame, Conversation]:
-    """A frame and a conversation inside the call, under ids that follow from the call's own."""
+    """Create a frame and a conversation inside the call, with ids derived from the call's own."""
     outer = attempt.frame
     options = outer.options.nested(given, outer.tracker, attempt.depth + 1, levels)
     frame = Frame.nested(attempt, number, options, prompt)

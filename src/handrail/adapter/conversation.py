@@ -1,4 +1,4 @@
-"""Conversations: what was said in one frame of a session, always fit to be sent to a provider."""
+"""Conversations: the messages of one run in a session, always ready to be sent to a provider."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from handrail.messages import (
 from handrail.session import Session
 
 ROOT = "root"
-"""The conversation of a session's root: whoever evaluates on the session again continues it."""
+"""The key of a session's root conversation, which a later evaluation on the session continues."""
 
 _INTERRUPTED = "This call was interrupted: what came of it is not known. Find out before you repeat it."
 
 
 class Conversation:
-    """One frame's messages.
+    """The messages of one run.
 
-    - It is well-formed at every moment somebody else can look: each call of a model's message has
-      exactly one result in the message after it, and ids do not repeat anywhere in the session.
+    - It is well-formed whenever somebody else can look: each call in a model's message has exactly one
+      result in the message after it, and ids are unique in the session.
     - It only grows. The session's log of `MessageAdded` is the record; this is the working copy.
     """
 
@@ -39,17 +39,17 @@ class Conversation:
 
     def __init__(self, session: Session, key: str) -> None:
         self.key = key
-        self._session = ref(session)  # the session keeps its conversations, not the other way round
+        self._session = ref(session)  # the session owns its conversations, not the other way round
         self.busy = False
         self.messages: Sent[Message] = Sent()
         self._shown: dict[int, Message] = {}
-        """Messages with secrets in them, by their number, as they may be seen."""
+        """Messages with secrets, by index, as others may see them."""
         self._ids = _ids_of(session)
         self.opened: list[str] = []
         """The sections a model has opened in it, in order."""
 
     def load(self) -> None:
-        """Take what the session's log has of this conversation."""
+        """Load this conversation from the session's log."""
         session = self._of()
         for fact in session[MessageAdded].all():
             if fact.conversation == self.key:
@@ -62,10 +62,10 @@ class Conversation:
     def add(
         self, message: Message, run_id: str, *, again: bool = False, shown: Message | None = None
     ) -> None:
-        """Say one more thing. Half a character in it, which no provider takes, becomes a whole one.
+        """Add a message. Lone surrogates, which no provider accepts, are replaced.
 
-        What is said `again`, because a run is gone through again, is kept and not published. `shown` is
-        what others may see of it, and all that is recorded, where that is not the message itself.
+        A message added `again`, because a run is replayed, is kept but not published. `shown` is what
+        others may see of it and what is recorded, if that is not the message itself.
         """
         if shown is None or shown is message:
             shown = message = _sendable(message)
@@ -77,16 +77,16 @@ class Conversation:
 
     @property
     def masks(self) -> bool:
-        """Is there a secret in it, which others may not see?"""
+        """Whether it contains a secret that others may not see."""
         return bool(self._shown)
 
     def shown_since(self, start: int) -> list[Message]:
-        """The messages from this one on, as they may be seen and recorded."""
+        """Return the messages from this one on, as they may be seen and recorded."""
         shown = self._shown
         return [shown.get(at, message) for at, message in enumerate(self.messages.since(start), start)]
 
     def open_section(self, path: str, run_id: str, *, again: bool = False) -> None:
-        """Remember that a section is shown in full from here on."""
+        """Record that a section is shown in full from here on."""
         self.opened.append(path)
         session = self._of()
         (session.keep if again else session.record)(SectionOpened(self.key, path, run_id))
@@ -97,14 +97,14 @@ class Conversation:
         return session
 
     def close_calls(self, run_id: str) -> None:
-        """Give calls that were left without results one each: a run before this one was interrupted."""
+        """Give each call without a result one, because an earlier run was interrupted."""
         last = self.messages[-1] if len(self.messages) else None
         if isinstance(last, AssistantMessage) and last.calls:
             left = tuple(CallAnswered(call.id, call.name, _INTERRUPTED, True) for call in last.calls)
             self.add(ToolMessage(left), run_id)
 
     def fresh_ids(self, calls: tuple[CallAsked, ...]) -> tuple[CallAsked, ...]:
-        """The calls, each under an id of its own: some providers leave ids out or repeat them."""
+        """Give each call an id of its own: some providers omit or repeat them."""
         taken = self._ids
         if len(calls) == 1 and calls[0].id and calls[0].id not in taken:
             taken[calls[0].id] = 1
@@ -120,10 +120,10 @@ class Conversation:
         return tuple(renamed)
 
     def _stem(self) -> str:
-        """What ids begin with that we give: not the same in another session, whose files may be the same.
+        """The prefix of generated ids: different in every session, since their files may be the same.
 
-        Nor in another conversation: a run that is gone through again does not come by those that are
-        over, and must give the same ids without them.
+        It differs between conversations too: a replayed run does not go through finished ones, and must
+        generate the same ids without them.
         """
         stem = f"call-{''.join(filter(str.isalnum, self._of().id))[:8]}"
         return stem if self.key == ROOT else f"{stem}-{hashlib.sha256(self.key.encode()).hexdigest()[:8]}"
@@ -131,7 +131,7 @@ class Conversation:
     def begin_with(
         self, history: Iterable[Message], run_id: str, shown: Callable[[Message], Message] | None = None
     ) -> None:
-        """Take over what was said elsewhere. Only an empty conversation can."""
+        """Take over messages from elsewhere. Only an empty conversation can."""
         said = list(history)
         if said and len(self.messages):
             raise DefinitionError(
@@ -153,7 +153,7 @@ class Conversation:
 
     def __enter__(self) -> Conversation:
         session = self._of()
-        with session.lock:  # sessions are shared between threads, each with a loop of its own
+        with session.lock:  # sessions are shared between threads, each with its own loop
             if self.busy:
                 raise ConversationBusy(session.id, self.key)
             self.busy = True
@@ -164,9 +164,9 @@ class Conversation:
 
 
 def _sendable(message: Message) -> Message:
-    """The message with nothing in it that is no text, such as names of files that are not UTF-8."""
+    """Replace everything in the message that is not valid text, such as file names that are not UTF-8."""
     if isinstance(message, AssistantMessage):
-        return message  # a model's comes from JSON, where there is no such thing
+        return message  # a model's message comes from JSON, which has only valid text
     if not isinstance(message, ToolMessage):
         return message if message.text.isascii() else UserMessage(_text(message.text), message.by_run)
     for result in message.results:
@@ -186,7 +186,7 @@ def _text(text: str) -> str:
 
 
 def check_well_formed(messages: Iterable[Message]) -> None:
-    """Refuse what no provider would take: a call without its one result, or a result without a call."""
+    """Raise for what no provider would accept: a call without its one result, or a result without a call."""
     open_calls: list[str] | None = None
     for number, message in enumerate(messages, 1):
         if not isinstance(message, UserMessage | AssistantMessage | ToolMessage):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
@@ -214,7 +214,7 @@ def check_well_formed(messages: Iterable[Message]) -> None:
 
 
 _ids: WeakKeyDictionary[Session, dict[str, int]] = WeakKeyDictionary()
-"""The ids of calls in each session, and how often each was given by a model."""
+"""The ids of calls in each session, and how often a model gave each."""
 
 
 def _ids_of(session: Session) -> dict[str, int]:
@@ -228,7 +228,7 @@ _roots: WeakKeyDictionary[Session, Conversation] = WeakKeyDictionary()
 
 
 def root_conversation(session: Session) -> Conversation:
-    """The conversation of a session's root: the same object for everybody who asks, wholly loaded."""
+    """Return the conversation of a session's root: one object for every caller, fully loaded."""
     with session.lock:
         conversation = _roots.get(session)
         if conversation is None:

@@ -1,4 +1,4 @@
-"""`redeem`: run a tool under a ticket that another process gave out, for the call it was given out for."""
+"""`redeem`: run a tool under a ticket that a call in another process issued."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def redeem(
     """Run the tool of a ticket here: `await redeem(text, {"page": 3}, tool=render, journal=journal)`.
 
     It passes a gate of its own, under the policies given here, with the deadline and the share of the
-    budget that the ticket carries, on the session as it was last committed. What it changes is not
-    committed here: it is deposited in the journal, and becomes part of the call that gave the ticket
-    out if that succeeds. A ticket is redeemed once; doing it again gives the same result. One that is
-    forged, too late, or for another tool is a `TicketError`.
+    budget that the ticket carries, on the session as last committed. Nothing is committed here: the
+    changes are deposited in the journal, and become part of the issuing call if that succeeds. A ticket
+    is redeemed once; redeeming it again returns the same result. A forged or expired ticket, or one for
+    another tool, raises `TicketError`.
 
     - `tools`: what the tool's handler may call besides.
-    - `session`: an empty one of the run's session id, where its slices need rules that are not declared.
+    - `session`: an empty one with the run's session id, if its slices need rules that are not declared.
     """
     check_kinds(tool=(tool, Tool, "the tool the ticket is for"), tools=(tools, Iterable, "a list of tools"))
 
@@ -89,7 +89,7 @@ def redeem(
 
 
 def _check(ticket: Ticket, tool: Tool[Any, Any], clock: Clock) -> None:
-    """Whatever can be told from the ticket alone."""
+    """Check everything that can be told from the ticket alone."""
     if ticket.deadline is not None and clock.now() >= ticket.deadline:
         raise TicketError(
             f"its deadline, {ticket.deadline.isoformat()}, has passed",
@@ -114,7 +114,7 @@ def _check(ticket: Ticket, tool: Tool[Any, Any], clock: Clock) -> None:
 
 
 def _effect_of(ticket: Ticket) -> Effect:
-    effect: Any = ticket.effect  # one of ours: the ticket was sealed by us
+    effect: Any = ticket.effect  # sealed by us, so its values are ours
     return effect
 
 
@@ -123,7 +123,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 async def _session_of(ticket: Ticket, journal: Journal, session: Session | None, clock: Clock) -> Session:
-    """The session of the ticket's run, as everything that is committed has left it."""
+    """Return the session of the ticket's run, as all commits have left it."""
     resumed = await go_on(journal, await journal.runs.get(ticket.run_id), session, clock)
     resumed.catch_up()
     await keep_decisions(resumed.session, journal)
@@ -157,7 +157,7 @@ class _Redemption:
         around = self._stand_in(gate)
         try:
             async with self._held(gate):
-                # A task of its own: what stops it because its call is over does not stop whoever redeems.
+                # A task of its own: stopping it because its call is over does not stop the redeemer.
                 return await asyncio.ensure_future(self._carry_out(gate, around, arguments))
         finally:
             around.open_transaction.drop()
@@ -185,7 +185,7 @@ class _Redemption:
     async def _deposit(
         self, attempt: Attempt, result: ToolResult[Any], status: CallStatus, done: Transaction
     ) -> None:
-        """Leave what was done for the call that waits; if it does not any more, undo it here."""
+        """Deposit what was done for the waiting call; if it no longer waits, undo it here."""
         frame = attempt.frame
         try:
             inner = record_of(attempt, result, done, status)
@@ -206,7 +206,7 @@ class _Redemption:
             ) from error
 
     async def _undo(self, gate: Gate, settled: Iterable[Settled]) -> tuple[str, ...]:
-        """Compensate what was done to the world, in a transaction that comes to nothing as well."""
+        """Compensate what was done to the world, in a transaction that is dropped too."""
         around = self._stand_in(gate)
         failed = gate.open(new_call(gate, self._tool.name, "{}", parent=around)).attempt
         try:
@@ -215,10 +215,10 @@ class _Redemption:
             around.open_transaction.drop()
 
     def _stand_in(self, gate: Gate) -> Attempt:
-        """What is around the call here, in the place of the one that gave the ticket out.
+        """A stand-in for the issuing call.
 
-        The call commits into its transaction, and that into nothing. Its ids follow from the ticket's
-        place, so they are the same whoever redeems it, and no others in the run.
+        The redeemed call commits into its transaction, which is never committed. Ids derive from the
+        ticket's place, so they are the same for every redeemer and unique in the run.
         """
         ticket, frame = self._ticket, gate.frame
         verb = Place.parse(ticket.place)
@@ -242,7 +242,7 @@ class _Redemption:
 
     @contextlib.asynccontextmanager
     async def _held(self, gate: Gate) -> AsyncGenerator[None]:
-        """Keep the ticket; where its call is over, stop what is done under it."""
+        """Renew the claim. If the issuing call is over, stop the work under the ticket."""
 
         async def hold() -> None:
             while True:

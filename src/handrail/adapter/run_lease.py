@@ -1,4 +1,4 @@
-"""Having a run: taken by one at a time, kept while it lasts, let go of as it was where it can't begin."""
+"""The lease of a run: acquire, renew, release."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from handrail.records import Entry, RunRow
 log = logging.getLogger("handrail.adapter")
 
 STOPPED = "cancelled by somebody else"
-"""Why a run is cancelled that another process asked to be."""
+"""The reason of a cancellation that another process requested."""
 
 _held: set[tuple[int, str]] = set()
 _lock = threading.Lock()
@@ -32,7 +32,7 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def held(journal: Journal, run_id: str) -> Generator[None]:
-    """A lease tells processes apart, and this the tasks and threads of one: each run is gone through by one."""
+    """Runs held in this process: a lease tells processes apart, this tells tasks and threads apart."""
     mine = (id(journal), run_id)
     with _lock:
         if mine in _held:
@@ -47,13 +47,13 @@ def held(journal: Journal, run_id: str) -> Generator[None]:
 
 @contextlib.asynccontextmanager
 async def taken(journal: Journal, run_id: str) -> AsyncGenerator[RunRow]:
-    """Take a run to go on with it. Unless it has ended or was parked when this does, it is left as it was."""
+    """Acquire a run to resume it. Unless it has ended or was parked meanwhile, it is released unchanged."""
     with held(journal, run_id):
         row = await journal.runs.take(run_id)
         try:
             yield row
         finally:
-            with contextlib.suppress(RunBusy, JournalError):  # let go of already, or it can't be
+            with contextlib.suppress(RunBusy, JournalError):  # released already, or it can't be
                 await asyncio.shield(
                     asyncio.ensure_future(journal.runs.leave(run_id, row.status, row.outcome))
                 )
@@ -61,7 +61,7 @@ async def taken(journal: Journal, run_id: str) -> AsyncGenerator[RunRow]:
 
 @contextlib.asynccontextmanager
 async def leased(journal: Journal, frame: Frame) -> AsyncGenerator[None]:
-    """Keep the lease; where another process has taken the run, this one stops without an end."""
+    """Renew the lease. If another process has taken the run, this one stops without recording an end."""
     run_id = frame.run_context.run_id
     deadline = frame.deadline
     if deadline is not None and deadline.pauses_for_people and frame.log.resumed:
@@ -93,11 +93,11 @@ async def leased(journal: Journal, frame: Frame) -> AsyncGenerator[None]:
         keeper.cancel()
 
 
-# --- a deadline that people's time does not count towards --------------------------------------------
+# --- deadlines that pause for people ------------------------------------------------------------------
 
 
 class _Noted(msgspec.Struct, frozen=True):
-    """Where a deadline stands that has been paused: when it is, or how many seconds are left while it is paused."""
+    """The state of a deadline that was paused: its time, or the seconds left while it is paused."""
 
     at: float | None
     left: float | None
@@ -106,7 +106,7 @@ class _Noted(msgspec.Struct, frozen=True):
 async def note_deadline(
     journal: Journal, run_id: str, deadline: Deadline, clock: Clock, *, paused: bool
 ) -> None:
-    """Record what became of a deadline, for whoever resumes the run."""
+    """Record the state of a deadline for a later resume."""
     noted = _Noted(None, deadline.remaining()) if paused else _Noted(deadline.at.timestamp(), None)
     entry = Entry("deadline", str(RUN), clock.now().timestamp(), msgspec.msgpack.encode(noted))
     await journal.calls.note(run_id, entry)
@@ -115,7 +115,7 @@ async def note_deadline(
 def deadline_after(
     at: float | None, pauses: bool, row: RunRow, run_log: RunLog, clock: Clock
 ) -> Deadline | None:
-    """The deadline a run began with; what people took since does not count where it need not."""
+    """Return the deadline a run began with, without the time that people took since."""
     if at is None:
         return None
     if pauses:

@@ -1,4 +1,4 @@
-"""A run that is recorded: how it begins, how it is gone through again, and how it ends."""
+"""The record of a run: how it begins, how it is resumed, and how it ends."""
 
 from __future__ import annotations
 
@@ -52,35 +52,35 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     params: bytes | None
     history: list[Message]
     system: str
-    """The prompt as it was rendered: it is sent again as it was, whatever became of the prompt."""
+    """The rendered prompt, which is sent again unchanged, whatever became of the prompt."""
     tools: list[str]
     opened: list[str]
     temperature: float | None
     max_tokens: int | None
     deadline: float | None
     pauses: bool
-    """Does the time that people take not count towards it?"""
+    """Whether time that people take does not count towards the deadline."""
     budget: dict[str, int | Decimal] | None
     base: bytes | None
-    """The session as it was, where the journal has not recorded it."""
+    """The session as it was, if the journal has no record of it."""
     folder: str = ""
-    """Where its files are, where that is a folder of the machine."""
+    """The folder of its files, if it is on disk."""
     offered: dict[str, str] = {}
-    """What was said of each tool: its description and its schema, as JSON."""
+    """The description and JSON Schema of each tool."""
     added: list[str] = []
     """The tools that were added to the prompt's for this run."""
     events: list[bytes] = []
-    """What was committed in the session since `base`, where that was in runs that this one was parted from."""
+    """What was committed in the session since `base` by runs that this one was separated from."""
     said: list[Message] = []
-    """What was said there."""
+    """The messages of those runs."""
     shown: list[str] = []
-    """The sections that were opened there."""
+    """The sections opened in those runs."""
     denied: list[bytes] = []
-    """What was denied there for the whole session, and what was taken back of that."""
+    """The denials that held for that session, and their revocations."""
 
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a run."""
+    """The outcome of a run."""
 
     text: str = ""
     output: bytes = b"null"
@@ -90,9 +90,9 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     phase: str = ""
     messages: list[Message] = []
-    """What it added to the conversation of its session."""
+    """What it added to its session's conversation."""
     opened: list[str] = []
-    """The sections its model opened in that: later runs show them."""
+    """The sections its model opened: later runs show them."""
 
 
 def decode_begin(record: RunRecord) -> RunBegin:
@@ -103,7 +103,7 @@ def decode_outcome(row: RunRow) -> RunOutcome:
     return msgspec.msgpack.decode(row.outcome, type=RunOutcome) if row.outcome else RunOutcome()
 
 
-# --- beginning ---------------------------------------------------------------------------------------
+# --- begin ---------------------------------------------------------------------------------------------
 
 
 async def begin_run(
@@ -160,12 +160,12 @@ async def begin_run(
 
 
 async def _base(journal: Journal, session: Session) -> bytes | None:
-    """The session as it is, where no earlier run in this journal accounts for it."""
+    """Return the session's state if no earlier run in this journal accounts for it."""
     return None if await journal.runs.list(session_id=session.id, limit=1) else save(session)
 
 
 async def _heed_undone(journal: Journal, session: Session, log: RunLog) -> None:
-    """Calls of earlier runs were undone since: the session forgets them, and the model will be told."""
+    """Drop calls of earlier runs that were undone since; the model will be told."""
     undone = await undone_in(journal, session.id)
     if undone.untold:
         log.untold = undone.untold
@@ -173,7 +173,7 @@ async def _heed_undone(journal: Journal, session: Session, log: RunLog) -> None:
 
 
 async def heed_undone(journal: Journal, session: Session, undone: Undone) -> None:
-    """Let a session in memory forget the calls that were undone."""
+    """Drop undone calls from a session in memory."""
     runs = await journal.runs.list(session_id=session.id)
     before = decode_begin(runs[0].record).events if runs else ()
     units = await journal.calls.load_session(session.id)
@@ -181,12 +181,12 @@ async def heed_undone(journal: Journal, session: Session, undone: Undone) -> Non
 
 
 def offer_of(tool: Tool[Any, Any]) -> str:
-    """What a model is told of a tool."""
+    """Return what a model is told about a tool."""
     return msgspec.json.encode([tool.description, tool.json_schema], order="sorted").decode()
 
 
 def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequence[Tool[Any, Any]]) -> None:
-    """Refuse to go on with another prompt, or without files or tools, before anything is taken."""
+    """Refuse another prompt, or missing files or tools, before the run is taken."""
     record, begin = row.record, decode_begin(row.record)
     folder = begin.folder
     if prompt.name != record.prompt:
@@ -212,7 +212,7 @@ def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequen
 
 
 def code_of(app: str) -> str:
-    """A digest of the code that an app is made of; "" where there is none to look at."""
+    """Return a digest of an app's code; "" if there is none to look at."""
     if not app:
         return ""
     module, colon, _ = app.partition(":")
@@ -229,7 +229,7 @@ def code_of(app: str) -> str:
 
 
 def prompt_of(run_id: str, app: str) -> Prompt[Any]:
-    """The prompt that an app reference of the form `module:name` names."""
+    """Return the prompt that an app reference of the form `module:name` names."""
     module, colon, name = app.partition(":")
     if not colon or app.endswith(".md"):
         raise RunError(
@@ -251,13 +251,13 @@ def prompt_of(run_id: str, app: str) -> Prompt[Any]:
     return cast("Prompt[Any]", prompt)
 
 
-# --- while it lasts ------------------------------------------------------------------------------------
+# --- run -----------------------------------------------------------------------------------------------
 
 
 async def carry_out(
     journal: Journal, frame: Frame, conversation: Conversation, work: Coroutine[Any, Any, Outcome]
 ) -> Outcome:
-    """Run it, holding the lease, and record how it ends."""
+    """Run the work under the lease, and record how it ends."""
     run_id = frame.run_context.run_id
     began, shown = len(conversation.messages), len(conversation.opened)
     scope = open_scope(frame.cancellation)
@@ -286,7 +286,7 @@ async def carry_out(
         raise
     except Exception as error:
         status = "failed"
-        # Half a character would keep it from being recorded.
+        # A lone surrogate could not be recorded.
         words = str(error).encode(errors="replace").decode()
         outcome = RunOutcome(stop_reason="failed", error=words, phase=getattr(error, "phase", ""))
         raise
@@ -308,7 +308,7 @@ async def carry_out(
 
 
 async def _unless_parked(journal: Journal, frame: Frame, work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """What comes of the work. However it ends once the run is parked, it has not ended: `RunParked`."""
+    """Return the outcome of the work. A parked run has not ended, however the work does: `RunParked`."""
     scope = open_scope(frame.cancellation)
     try:
         ended = await work
@@ -324,26 +324,26 @@ async def _unless_parked(journal: Journal, frame: Frame, work: Coroutine[Any, An
     raise RunParked(run_id, await journal.questions.open(run_id))
 
 
-# --- going on ------------------------------------------------------------------------------------------
+# --- resume --------------------------------------------------------------------------------------------
 
 
 class Resumed(msgspec.Struct, frozen=True):
-    """What there is to go on from."""
+    """What a run resumes from."""
 
     row: RunRow
     begin: RunBegin
     session: Session
     log: RunLog
     own: tuple[CommitUnit, ...]
-    """What the run itself has committed, not yet in the session."""
+    """The run's own commits, not yet in the session."""
 
     def catch_up(self) -> None:
-        """Bring what the run has committed into the session, after its prompt was rendered as it was then."""
+        """Apply the run's own commits to the session, after its prompt was rendered as it was then."""
         for unit in self.own:
             _redo(self.session, unit)
 
     def options(self, options: RunOptions) -> RunOptions:
-        """The options it began with; people, files and tools are those that are given now."""
+        """Return the options it began with, but with the people, files and tools given now."""
         begin, row = self.begin, self.row
         limits: Any = begin.budget
         return options.replace(
@@ -354,7 +354,7 @@ class Resumed(msgspec.Struct, frozen=True):
             opened=tuple(begin.opened),
             temperature=begin.temperature,
             max_tokens=begin.max_tokens,
-            # The time that people took since does not count where it need not.
+            # The time that people took since then does not count if it need not.
             deadline=deadline_after(begin.deadline, begin.pauses, row, self.log, options.clock),
             budget=None if limits is None else Budget(**limits),
             run_id=row.record.id,
@@ -392,7 +392,7 @@ async def go_on(journal: Journal, row: RunRow, session: Session | None, clock: C
 
 
 async def session_after(journal: Journal, row: RunRow, session: Session | None) -> Session:
-    """The session as a run left it that is over: what it and those before it committed and said."""
+    """Return the session as a finished run left it: what it and earlier runs committed and said."""
     record = row.record
     units = await journal.calls.load_session(record.session_id)
     runs = await journal.runs.list(session_id=record.session_id)
@@ -407,14 +407,14 @@ async def session_after(journal: Journal, row: RunRow, session: Session | None) 
 
 
 async def session_before(journal: Journal, row: RunRow, session: Session | None) -> Session:
-    """The session as the first of its runs found it."""
+    """Return the session as the first of its runs found it."""
     session = _fresh(row.record, await journal.runs.list(session_id=row.record.session_id), session)
     await keep_decisions(session, journal)
     return session
 
 
 def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone: Container[str]) -> None:
-    """Let a session have what a run that is over left in it."""
+    """Apply what a finished run left to a session."""
     for unit in units:
         if unit.run_id == row.record.id and unit.call_id not in undone:
             _redo(session, unit)
@@ -423,7 +423,7 @@ def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone
 
 
 def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -> Session:
-    """An empty session under the old id, with what it began with."""
+    """Create an empty session under the old id, with what it began with."""
     base = base_of(runs)
     if session is not None:
         if session.id != record.session_id or session.state or session.logs():
@@ -450,7 +450,7 @@ def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -
 
 
 def _say_again(session: Session, run_id: str, messages: Iterable[Message], opened: Iterable[str]) -> None:
-    """Bring into a session's conversation what an earlier run added to it."""
+    """Add what an earlier run said to a session's conversation."""
     for message in messages:
         session.keep(MessageAdded(ROOT, message, run_id))
     for path in opened:
@@ -458,7 +458,7 @@ def _say_again(session: Session, run_id: str, messages: Iterable[Message], opene
 
 
 def base_of(runs: Iterable[RunRow]) -> bytes | None:
-    """The session as it was before the first of its runs here."""
+    """Return the session as it was before the first of its runs here."""
     bases = (decode_begin(each.record).base for each in runs if each.record.begin)
     return next((base for base in bases if base is not None), None)
 
@@ -469,14 +469,16 @@ def _redo(session: Session, unit: CommitUnit) -> None:
 
 
 def answer_of(row: RunRow, prompt: Prompt[Any], session: Session) -> PromptResponse[Any]:
-    """The response of a run that is over."""
+    """Return the response of a finished run."""
     outcome = decode_outcome(row)
     if row.status != "done":
         problem = outcome.error or f"it was {row.status}"
         raise PromptEvaluationError(problem, phase=outcome.phase or row.status, run_id=row.record.id)
     output: Any = pydantic_core.from_json(outcome.output)
     if prompt.output is not None:
-        with contextlib.suppress(ToolValidationError):  # the type has changed since: as it was recorded
+        with contextlib.suppress(
+            ToolValidationError
+        ):  # the type has changed since: return it as it was recorded
             schema: Schema[Any] = Schema(prompt.output)
             output = schema.parse(outcome.output)
     return PromptResponse(

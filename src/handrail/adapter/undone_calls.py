@@ -1,4 +1,4 @@
-"""Calls that were undone after they were committed: how the session, and the model, come to know."""
+"""Calls that were undone after they were committed, and how the session and the model learn of it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class UndoneCall(msgspec.Struct, frozen=True):
-    """What is recorded of a call that was undone; its id is the key."""
+    """The record of an undone call; its id is the key."""
 
     tool: str
     places: list[str]
-    """The paths and slices that are as if it had not been."""
+    """The paths and slices that were restored."""
     stands: list[str] = []
-    """What it did to the world, which nobody can take back here."""
+    """What it did to the world, which can't be undone here."""
 
 
 class _Told(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class Undone:
 
 
 async def undone_in(journal: Journal, session_id: str) -> Undone:
-    """The calls of a session that were undone."""
+    """Return the undone calls of a session."""
     calls: dict[str, UndoneCall] = {}
     told: set[str] = set()
     for _, entry in await journal.calls.marks(session_id):
@@ -56,7 +56,7 @@ async def undone_in(journal: Journal, session_id: str) -> Undone:
 
 
 async def tell_undone(run: Run, place: Place) -> None:
-    """Before a request: tell the model what was undone since it was last asked. In a run gone through again, what it was told."""
+    """Tell the model before a request what was undone since its last one. A replayed run repeats what it was told."""
     log = run.frame.log
     if run.frame.outer is not None:
         return
@@ -89,10 +89,9 @@ def forget_undone(
     units: Iterable[CommitUnit],
     undone: Mapping[str, UndoneCall],
 ) -> None:
-    """Let a session that is in memory be as if the undone calls had not been.
+    """Remove undone calls from a session in memory.
 
-    Only the slices they wrote are built anew, from the record: nothing that is committed has read or
-    written them since.
+    Only the slices they wrote are rebuilt, from the record: no later commit has read or written them.
     """
     units = tuple(units)
     names = {

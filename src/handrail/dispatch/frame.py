@@ -66,7 +66,7 @@ NO_PROVIDER = NoProvider()
 class Frame:
     """What the calls of one run share, and which of them are running."""
 
-    # Slots: every call reads some thirty of these, and a class attribute or a dict this large is slow to read.
+    # Slots: every call reads about thirty of these, and a class attribute or a large dict is slow to read.
     __slots__ = (
         "__weakref__",
         "_given",
@@ -152,13 +152,13 @@ class Frame:
         adapter: Callable[[Any], BoundAdapter] | None = None,
         prompt_model: Callable[[Any], PromptModel] | None = None,
     ) -> None:
-        """A run of its own: `options` are checked, and what they leave out is filled in."""
+        """Open a run of its own: check `options` and fill in what they leave out."""
         self.outer = None
         self.place = RUN
         journal, clock, new_id = options.journal, options.clock, options.new_id
         session = options.session or Session(new_id=new_id)
         if journal is not None:
-            session.check_each(check_serialisable)  # nothing happens where it does already
+            session.check_each(check_serialisable)  # does nothing if it does already
         bindings, files = options.resources, options.filesystem
         if files is not None:
             bindings = (*bindings, given(Filesystem, files))  # pyright: ignore[reportArgumentType]  # a protocol as a key
@@ -185,9 +185,9 @@ class Frame:
     def nested(
         cls, call: Attempt, number: int, options: RunOptions, prompt: PromptView | None = None
     ) -> Frame:
-        """A run inside a call, which shares all that the call has. `options` are those of `nested`.
+        """Open a run inside a call, which shares everything the call has. `options` are those of `nested`.
 
-        `number` says which of the call's verbs it is: its id follows from the call's own, and from that.
+        `number` is the index of the verb; the run's id derives from it and the call's id.
         """
         outer, ids = call.frame, call.frame.run_context
         frame = cls.__new__(cls)
@@ -254,12 +254,12 @@ class Frame:
         self.secretive = self.secretive or any(tool.secret for tool in self.tools.values())
 
     def ends(self, call: Attempt) -> None:
-        """A call is at work no more; what came of it has not been told yet."""
+        """Mark an attempt as finished; its end has not been published yet."""
         del self.live[call]
         if self.parking is not None:
             self.ending.add(call)
 
-    # Who is there for a tool.
+    # Who takes part.
 
     def mode_of(self, tool: Tool[Any, Any]) -> RunMode:
         """The run mode of a tool: its own, else the session's, else the environment's."""
@@ -295,12 +295,12 @@ class Frame:
 
     @property
     def parked(self) -> bool:
-        """Whether it is being parked. Then nothing begins any more, and no end is published."""
+        """Whether it is being parked. Then nothing new begins, and no end is published."""
         return self.parking is not None and self.parking.parked
 
     @property
     def tracker(self) -> BudgetTracker:
-        """What is spent here; without a budget, a tracker without bounds."""
+        """The spending so far; without a budget, a tracker without limits."""
         if self.budget is not None:
             return self.budget
         if self._unbounded is None:

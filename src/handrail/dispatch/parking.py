@@ -1,4 +1,4 @@
-"""Parking: a run in which everything waits for answers that nobody here gives is left to its journal."""
+"""Parking: a run that waits only for answers is left to its journal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("handrail.dispatch")
 
 _GRACE = 0.1
-"""How many seconds a handler has to go on, with one of several answers or after a call of its own, before it rests."""
+"""Seconds a handler has to continue, with one of several answers or after an inner call, before it rests."""
 
 _HELD = (
     "a call that was given a secret can't wait until later, since secrets are not recorded. "
@@ -33,7 +33,7 @@ _HELD = (
 
 @contextmanager
 def waiting_for_a_person(asks: Attempt) -> Generator[None]:
-    """Time a person takes counts neither towards the timeout nor, where it pauses, the deadline."""
+    """Pause the timeout, and a deadline that pauses, while a person thinks."""
     parking = asks.frame.parking
     if parking is not None:
         parking.asks()
@@ -45,7 +45,7 @@ def waiting_for_a_person(asks: Attempt) -> Generator[None]:
             resume.append(attempt.scope.pause())
         deadline = attempt.frame.deadline
         if deadline is not None and deadline not in deadlines:
-            deadlines.append(deadline)  # of the runs around this one too: they wait as well
+            deadlines.append(deadline)  # outer runs wait as well
         attempt = attempt.parent
     for deadline in deadlines:
         deadline.pause()
@@ -82,7 +82,7 @@ class CallAsker:
         attempt = self._attempt
         parking = attempt.frame.parking
         if parking is None:
-            raise QuestionCancelled(question.name)  # no journal, so nobody could answer later
+            raise QuestionCancelled(question.name)  # without a journal nobody could answer later
         attempt.waiting += 1
         try:
             parking.consider()
@@ -99,14 +99,14 @@ class CallAsker:
 
 
 class Parking:
-    """Watches one run and what is nested in it.
+    """Watches one run and the runs nested in it.
 
-    The run is *quiet* once nothing in it is at work: every call waits for an answer, or for a call
-    inside it that does. It *may be parked* where each of them can be entered again besides. A parked run
-    ends as if its process had: nothing is undone, nothing is recorded, nothing that looks like an end is
-    published, and whoever resumes it goes on from the record.
+    The run is *quiet* once nothing in it is active: every call waits for an answer, or for an inner call
+    that does. It *may be parked* if all of them can be re-entered too. A parked run ends as if its
+    process had: nothing is undone, nothing is recorded, nothing that looks like an end is published, and
+    a later resume continues from the record.
 
-    What happens to a quiet run is the environment's to say: see `Environment.begins` and `Environment.rests`.
+    The environment decides what happens to a quiet run: see `Environment.begins` and `Environment.rests`.
     """
 
     __slots__ = ("_environment", "_frames", "_root", "_told", "parked")
@@ -116,7 +116,7 @@ class Parking:
         self._environment = environment
         self._frames: WeakSet[Frame] = WeakSet((root,))
         self._told = False
-        """Has the environment been told of this rest?"""
+        """Whether the environment has been told of this rest."""
         self.parked = False
 
     @property
@@ -125,7 +125,7 @@ class Parking:
 
     @property
     def quiet(self) -> bool:
-        """Does everything in the run wait for answers?"""
+        """Whether everything in the run waits for answers."""
         live, around = self._at_work()
         if not live or self._asks_a_model() or any(frame.ending for frame in self._frames):
             return False
@@ -133,14 +133,14 @@ class Parking:
 
     @property
     def may_park(self) -> bool:
-        """Is it quiet, and can all of it be entered again?"""
+        """Whether it is quiet and all of it can be re-entered."""
         return self.quiet and all(_enters_again(attempt) for attempt in self._at_work()[0])
 
     def park(self, *, by_force: bool = False) -> bool:
-        """Park the run now, if it may be. True: it is parked. On the run's loop.
+        """Park the run now, if it may be; True if it is parked. Call it on the run's loop.
 
-        By force it is parked whatever is at work in it, as if its process had ended at this moment:
-        whoever resumes it follows the effects of what was cut.
+        By force it is parked whatever is active, as if its process had ended now: a resume follows the
+        effects of what was interrupted.
         """
         if self.parked:
             return True
@@ -153,10 +153,10 @@ class Parking:
         self._root.cancellation.cancel("parked")
         return True
 
-    # What the run says of itself.
+    # Called by the run.
 
     def begin(self) -> None:
-        """The run is about to begin, or to go on."""
+        """The run is about to begin or continue."""
         self._environment.begins(self)
 
     def add(self, frame: Frame) -> None:
@@ -164,13 +164,13 @@ class Parking:
         self._frames.add(frame)
 
     def asks(self) -> None:
-        """Somebody is about to be asked. A parked run asks nobody."""
+        """A question is about to be asked. A parked run asks nobody."""
         if self.parked:
             raise asyncio.CancelledError
         self._told = False
 
     def consider(self) -> None:
-        """Something began to wait, or is over: is anything still at work?"""
+        """Something began to wait or ended: check whether anything is still active."""
         if self.parked or not self.quiet:
             return
         if not self._told:
@@ -182,14 +182,14 @@ class Parking:
                 self.park()
 
     def ended(self, attempt: Attempt) -> None:
-        """A call is over: what is around it may go on."""
+        """A call ended: the call around it may continue."""
         if attempt.parent is None:
             self.consider()
         else:
             self.let_go_on(attempt.parent)
 
     def let_go_on(self, attempt: Attempt) -> None:
-        """Something this call waited for is over: its handler may go on without the rest, and has time to."""
+        """Something this call waited for ended: its handler may continue without the rest, and has time to."""
 
         def over() -> None:
             attempt.grace = None
@@ -197,37 +197,37 @@ class Parking:
 
         self._told = False
         _has_gone_on(attempt)
-        with suppress(RuntimeError):  # closed from outside, with no loop to go on in
+        with suppress(RuntimeError):  # closed from outside, without a running loop
             attempt.grace = asyncio.get_running_loop().call_later(_GRACE, over)
 
     def _at_work(self) -> tuple[list[Attempt], set[Attempt]]:
-        """The calls that are not over, and those that are around others of them."""
+        """Return the unfinished calls, and those that contain others of them."""
         live = [attempt for frame in self._frames for attempt in frame.live]
         return live, {attempt.parent for attempt in live if attempt.parent is not None}
 
     def _asks_a_model(self) -> bool:
-        """Is there a run, beside the calls that wait, that has none at work itself?"""
+        """Whether a run beside the waiting calls has no active call of its own."""
         return any(frame.task is not None and not frame.live for frame in self._frames)
 
 
 def _has_gone_on(attempt: Attempt) -> None:
-    """What asks something new has heard what there was to hear."""
+    """A new question means that its handler has heard all earlier answers."""
     if attempt.grace is not None:
         attempt.grace.cancel()
         attempt.grace = None
 
 
 def _rests(attempt: Attempt, is_around: bool) -> bool:
-    """Does this call wait, and for nothing that may come by itself?"""
+    """Whether this call waits, and for nothing that may arrive by itself."""
     if not attempt.waiting and not is_around:
         return False
-    # Another of its questions has an answer or may have one, and that may be enough.
+    # Another of its questions has an answer or may get one, and that may be enough.
     return attempt.asking <= attempt.waiting and attempt.grace is None
 
 
 def _enters_again(attempt: Attempt) -> bool:
-    """Can this call be gone through again? Where its handler has not begun, it is being approved.
+    """Whether this call can be re-entered. If its handler has not begun, it is being approved.
 
-    One that was given a secret can't, wherever it is: the record has a mask in its place.
+    A call that was given a secret can't: the record has a mask in its place.
     """
     return not was_given_one(attempt) and (attempt.token is None or attempt.tool.enters_again)

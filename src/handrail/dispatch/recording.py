@@ -1,4 +1,4 @@
-"""A commit with a record: what a journal is given of a call, and in which order that and the files go."""
+"""Recorded commits: what a journal stores of a call, and in which order record and files are written."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("handrail.gate")
 
 _LONGEST_DIFF = 64 * 1024
-"""Letters of a diff that are recorded; the files themselves are kept whole."""
+"""Maximum characters of a recorded diff; the files themselves are kept whole."""
 
 
 def commit_unit(
@@ -33,7 +33,7 @@ def commit_unit(
     files: Sequence[Mapping[str, Any]] = (),
     diff: str = "",
 ) -> CommitUnit:
-    """A call that is over and everything it changes, as plain data."""
+    """Return a finished call and everything it changed as plain data."""
     transaction = attempt.transaction if result.success else None
     frame = attempt.frame
     session = frame.session
@@ -63,7 +63,7 @@ def commit_unit(
 
 
 def _text(attempt: Attempt) -> str:
-    """The arguments as they can be shown: secrets masked."""
+    """Return the arguments as they can be shown, with secrets masked."""
     try:
         return attempt.tool.dump(attempt.params).decode()
     except Exception:  # they could not be parsed
@@ -71,7 +71,7 @@ def _text(attempt: Attempt) -> str:
 
 
 async def record_end(attempt: Attempt, result: ToolResult[Any], status: CallStatus, charged: bool) -> bool:
-    """Record the end of a call that changed nothing, unless it ended because all of the run does.
+    """Record the end of a call that changed nothing, unless it ended because the whole run does.
 
     Returns whether it is recorded.
     """
@@ -88,12 +88,12 @@ async def record_end(attempt: Attempt, result: ToolResult[Any], status: CallStat
 
 
 async def commit_recorded(journal: Journal, attempt: Attempt, result: ToolResult[Any], charged: bool) -> None:
-    """Record what a prepared call changes, then change it. To be called with nobody else committing.
+    """Record what a prepared call changes, then change it. Nobody else may commit meanwhile.
 
-    1 staged bytes are written beside their targets, and synced if the journal is; 2 the journal
-    records all of it in one transaction: from here on it is committed; 3 the files are renamed into
-    place; 4 the journal notes that. A file that somebody changed between the check and 3 stays
-    theirs: all others go back, and the record is made void before this raises `Conflict`.
+    1. Staged bytes are written beside their targets, and synced if the journal is. 2. The journal records
+    all of it in one transaction, the commit point. 3. The files are renamed into place. 4. The journal
+    notes that. If somebody changed a file between the check and 3, it stays theirs: all others are
+    reverted, and the record is voided before this raises `Conflict`.
     """
     transaction = attempt.open_transaction
     if transaction.durable is None:
@@ -119,5 +119,5 @@ async def commit_recorded(journal: Journal, attempt: Attempt, result: ToolResult
     if files:
         try:
             await journal.calls.applied(unit)  # 4
-        except Exception:  # it is applied all the same: whoever recovers finds that out
+        except Exception:  # applied all the same; recovery finds that out
             log.exception("%s is committed and applied, but the journal could not note that", attempt.id)

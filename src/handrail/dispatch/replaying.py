@@ -1,4 +1,4 @@
-"""Going through a run again: calls that are over are taken from the record, those under way follow their effect."""
+"""Replay: finished calls come from the record, and interrupted ones follow their effect."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ _NOT_KEPT = "It was given a secret, and these are not kept, so it is not run aga
 
 
 class RecordedResult(ToolResult[Any], frozen=True):
-    """A result that was recorded: what the model was told of it is kept as it was."""
+    """A recorded result, which keeps what the model was told."""
 
     text: str = ""
 
     def render(self) -> str:
-        return self.text or super().render()  # an act's, which nobody was told, may become the whole's
+        return self.text or super().render()  # a part's result, which nobody was told, may become the whole's
 
 
 class WasDone(Exception):
-    """The call happened before the process ended: this is what there is to say of it."""
+    """The call happened before the process ended: this is its result."""
 
     def __init__(self, result: ToolResult[Any]) -> None:
         self.result = result
 
 
 class _Written(msgspec.Struct, frozen=True):
-    """A result as it is recorded."""
+    """A result in its recorded form."""
 
     message: str
     value: msgspec.Raw
@@ -63,7 +63,7 @@ class _Written(msgspec.Struct, frozen=True):
 
 
 class _Done(msgspec.Struct, frozen=True):
-    """An effect of an inner call that a rollback of the outer one has to know of."""
+    """An effect of an inner call that a rollback of the outer one must know of."""
 
     what: str
     call_id: str
@@ -75,7 +75,7 @@ class _Done(msgspec.Struct, frozen=True):
 
 
 class InnerCall(msgspec.Struct, frozen=True):
-    """A call that finished inside one that is still open, and all it left there."""
+    """A call that finished inside one that is still open, and everything it left there."""
 
     verb: str
     status: CallStatus
@@ -85,19 +85,19 @@ class InnerCall(msgspec.Struct, frozen=True):
     settled: Sequence[_Done] = ()
     seconds: float = 0.0
     act: bool = False
-    """Is it an act of a handoff? Its result is for the act after it, and for nobody to look at."""
+    """Whether it is an act of a handoff: its result is for the next act only."""
     lost: bool = False
-    """Was there a secret in what somebody answered? Then that is not here, and it is asked for again."""
+    """Whether an answer contained a secret: it is not recorded, and is asked for again."""
 
 
 class Deposit(Spent, frozen=True, kw_only=True):
-    """What was done under a ticket, for the call that gave it out, and what that cost."""
+    """What was done under a ticket for the issuing call, and what it cost."""
 
     inner: InnerCall
 
 
 def write_result(result: ToolResult[Any], text: str | None = None) -> bytes:
-    """A result as it is recorded, with what the model is told of it."""
+    """Encode a result, with what the model is told of it."""
     value = msgspec.Raw(to_json(result.value))
     told = result.render() if text is None else text
     return msgspec.json.encode(
@@ -106,12 +106,12 @@ def write_result(result: ToolResult[Any], text: str | None = None) -> bytes:
 
 
 def _is_lost(attempt: Attempt, result: ToolResult[Any]) -> bool:
-    """Is this an answer with a secret in it, which the record can't give back?"""
+    """Whether this is an answer with a secret, which the record can't give back."""
     return attempt.kind.only_asks and result.success and has_secret(attempt.tool.result_schema, result.value)
 
 
 def _write_act(attempt: Attempt, result: ToolResult[Any]) -> bytes:
-    """The result of an act, which no model is told, and which must come back exactly as it is."""
+    """Encode the result of an act, which no model sees and which must come back exactly."""
     if _is_lost(attempt, result) and attempt.tool.shown is not None:
         return write_result(attempt.tool.shown(result), "")
     written = write_result(result, "")
@@ -124,18 +124,18 @@ def _write_act(attempt: Attempt, result: ToolResult[Any]) -> bytes:
 
 
 def read_result(tool: Tool[Any, Any], written: bytes) -> RecordedResult:
-    """The result that was recorded, its value of the declared type again where it still fits it."""
+    """Decode a recorded result; its value has the declared type if it still fits."""
     found = msgspec.json.decode(written, type=_Written)
     written = bytes(found.value)
     value = read_value(tool, written) if found.success else pydantic_core.from_json(written)
     return RecordedResult(found.message, value, found.success, found.excluded, found.text)
 
 
-# --- calls that are over ---------------------------------------------------------------------------
+# --- finished calls ---------------------------------------------------------------------------------
 
 
 async def from_the_record(attempt: Attempt) -> ToolResult[Any] | None:
-    """What came of this call before, with all it left; None where it has to run."""
+    """Return the recorded outcome of this call, with everything it left; None if it has to run."""
     log = attempt.frame.log
     if attempt.kind.undoes:
         return None
@@ -157,7 +157,7 @@ async def from_the_record(attempt: Attempt) -> ToolResult[Any] | None:
         await _bill_tickets(attempt, log)
     except Conflict as error:
         if attempt.has_secret:
-            raise  # and what it was given is not there any more
+            raise  # and its secret is no longer available
         if EFFECTS[attempt.tool.effect].transactional:
             return None  # what it worked on has changed since, and it can simply run again
         raise OutcomeUnknown(f"{attempt.name} ({error})") from error
@@ -168,10 +168,10 @@ async def from_the_record(attempt: Attempt) -> ToolResult[Any] | None:
 
 
 def _is_asked_again(attempt: Attempt, log: RunLog) -> bool:
-    """A handoff was given a secret that is gone: is somebody asked for it again?
+    """Whether a handoff asks again for a secret that is gone.
 
-    Not where `after` is over, which then comes from the record and hears no mask. Where it had begun with the
-    secret, and may have done something that stands, its outcome is unknown.
+    Not if `after` has finished: it comes from the record. If `after` had begun with the secret and may
+    have done something that stands, the outcome is unknown.
     """
     handoff = attempt.parent
     assert handoff is not None
@@ -186,14 +186,14 @@ def _is_asked_again(attempt: Attempt, log: RunLog) -> bool:
 
 
 class _Spent(msgspec.Struct, frozen=True):
-    """What is billed of an answer of the model that was recorded."""
+    """What a recorded model answer is charged."""
 
     usage: Usage | None
     cost: Decimal | None = None
 
 
 def _bill_nested(attempt: Attempt, before: int | None = None) -> None:
-    """What the model said in runs nested in this call counts, although they are not gone through again."""
+    """Charge the model answers of runs nested in this call, although they are not replayed."""
     frame = attempt.frame
     for body in frame.log.answers_under(attempt.call.place, before):
         spent = msgspec.msgpack.decode(body, type=_Spent)
@@ -204,7 +204,7 @@ def _bill_nested(attempt: Attempt, before: int | None = None) -> None:
 
 
 async def _bill_tickets(attempt: Attempt, log: RunLog) -> dict[str, bytes]:
-    """What was spent under the tickets of a call that is over counts. Returns what was deposited."""
+    """Charge what was spent under the tickets of a finished call. Returns the deposits."""
     places = log.tickets_under(attempt.call.place)
     found = dict(await log.journal.tickets.close(log.run_id, places)) if places else {}
     for body in found.values():
@@ -223,7 +223,7 @@ def _taken_up(attempt: Attempt, unit: CommitUnit) -> ToolResult[Any]:
 
 
 def end_as_recorded(attempt: Attempt, status: Any, written: bytes, seconds: float) -> ToolResult[Any]:
-    """Give the call the end it had. Whoever listens has heard of it, then or where it ran; it is only kept."""
+    """Give the call its recorded end. Listeners have heard of it before, so it is only kept."""
     result = read_result(attempt.tool, written)
     attempt.close()
     frame = attempt.frame
@@ -246,7 +246,7 @@ def end_as_recorded(attempt: Attempt, status: Any, written: bytes, seconds: floa
 
 
 def apply_inner(attempt: Attempt, inner: InnerCall) -> None:
-    """Bring what an inner call did into the call around it again, or from where it was done."""
+    """Apply what an inner call did to the call around it, from the record or a deposit."""
     transaction = attempt.transaction = new_transaction(attempt, attempt.tool)
     transaction.writable = True
     for event in inner.events:
@@ -263,12 +263,12 @@ def apply_inner(attempt: Attempt, inner: InnerCall) -> None:
 
 
 def settled_by(attempt: Attempt, inner: InnerCall) -> list[Settled]:
-    """What an inner call did to the world, to be undone or named should the one around it fail."""
+    """What an inner call did to the world, to be undone or named if the outer call fails."""
     found: list[Settled] = []
     for done in inner.settled:
         tool = attempt.frame.tools.get(done.tool) if done.tool else None
         if tool is not None and tool.secret and had_secret(tool, done.params):
-            tool = None  # what it takes to undo it was not kept
+            tool = None  # what is needed to undo it was not recorded
         params = tool.parse(done.params) if tool is not None else None
         value = read_value(tool, done.value) if tool is not None else None
         found.append(Settled(done.what, done.call_id, tool, params, value, Place.parse(done.place)))
@@ -276,7 +276,7 @@ def settled_by(attempt: Attempt, inner: InnerCall) -> list[Settled]:
 
 
 def read_value(tool: Tool[Any, Any], written: bytes) -> Any:
-    """A value of the declared type; plain data where none was declared, or the type has changed since."""
+    """Convert a value to the declared type; plain data if there is none, or the type has changed."""
     schema = tool.result_schema
     try:
         return pydantic_core.from_json(written) if schema is None else schema.parse(written)
@@ -284,13 +284,13 @@ def read_value(tool: Tool[Any, Any], written: bytes) -> Any:
         return pydantic_core.from_json(written)
 
 
-# --- what is recorded of inner calls ----------------------------------------------------------------
+# --- inner calls --------------------------------------------------------------------------------------
 
 
 def verb_of(attempt: Attempt) -> str:
-    """What an inner call is told by, when the handler around it is entered again.
+    """Return the fingerprint of an inner call, for when the handler around it is re-entered.
 
-    Secrets are masked first: a digest of a password can be guessed, and what a model wrote comes masked
+    Secrets are masked first: a digest of a password can be guessed, and a model's text comes masked
     from the record.
     """
     tool = attempt.tool if attempt.kind.is_part else attempt.frame.tools.get(attempt.name, attempt.tool)
@@ -304,7 +304,7 @@ def verb_of(attempt: Attempt) -> str:
 
 
 def inner_call(attempt: Attempt, result: ToolResult[Any], status: CallStatus = "ok") -> InnerCall:
-    """What is recorded of an inner call, taken before its forks are merged."""
+    """Return the record of an inner call, taken before its forks are merged."""
     own = attempt.own_effect(result)
     transaction = attempt.transaction if result.success else None
     return record_of(attempt, result, transaction, status, () if own is None else (own,))
@@ -317,7 +317,7 @@ def record_of(
     status: CallStatus,
     also: Sequence[Settled] = (),
 ) -> InnerCall:
-    """A call with what stands in a transaction as what it did; and what it has done to the world besides."""
+    """Encode what a transaction contains as the work of a call, with its effects on the world."""
     files: list[Any] = []
     events: list[bytes] = []
     settled: list[Settled] = []
@@ -351,21 +351,21 @@ def _written(done: Settled) -> _Done:
     )
 
 
-# --- calls that were under way -----------------------------------------------------------------------
+# --- interrupted calls ---------------------------------------------------------------------------------
 
 
 async def mark_begun(attempt: Attempt) -> None:
-    """Before the handler of a call that may not be run twice: it has begun."""
+    """Record that the handler of a call that must not run twice has begun."""
     if not enters_again(attempt):
         await mark(attempt, attempt.name)
 
 
 async def decide_interrupted(attempt: Attempt) -> None:
-    """A call that had begun when the process ended, and may not run again: find what there is to say.
+    """Decide about a call that had begun when the process ended and must not run again.
 
-    Returns where it can run after all. `WasDone` and `Unsuccessful` carry its result. One that was given a
-    secret may not: what a model wrote comes masked from the record, and parsing refuses that; what somebody
-    answered it would have to ask for again, after it may have done something with the first.
+    Returns if it can run after all. `WasDone` and `Unsuccessful` carry its result. A call with a secret
+    can't run again: a model's text comes masked from the record, which parsing refuses, and a person's
+    answer would have to be asked for again after the call may have used the first.
     """
     log, tool, arguments = attempt.frame.log, attempt.tool, attempt.arguments
     begun = log.find("call begun", attempt.place, str)
@@ -382,7 +382,7 @@ async def decide_interrupted(attempt: Attempt) -> None:
     attempt.params = None if lost else tool.parse(arguments)
     happened = None if lost or tool.probe is None else await _probe(attempt, tool.probe)
     if happened is False:
-        return  # it never was, so there is nothing to repeat
+        return  # it never began, so there is nothing to repeat
     _bill_nested(attempt)
     if happened:
         raise WasDone(
@@ -418,12 +418,12 @@ async def decide_interrupted(attempt: Attempt) -> None:
 
 
 async def _withdraw(attempt: Attempt, log: RunLog) -> None:
-    """Nobody waits for an answer to what this call asked, or was asked about it, any more."""
+    """Withdraw the questions of this call and the questions about it."""
     await log.journal.questions.withdraw_all(attempt.call.place.prefix(log.run_id))
 
 
 def _left_by(attempt: Attempt, deposited: Mapping[str, bytes]) -> str:
-    """What inner calls of an interrupted call had done to the world, and others under its tickets."""
+    """Return what inner calls of an interrupted call, and others under its tickets, did to the world."""
     log = attempt.frame.log
     inner = [msgspec.msgpack.decode(body, type=InnerCall) for body in log.under(attempt.call.place)]
     inner += [msgspec.msgpack.decode(body, type=Deposit).inner for body in deposited.values() if body]
@@ -432,7 +432,7 @@ def _left_by(attempt: Attempt, deposited: Mapping[str, bytes]) -> str:
 
 
 async def _probe(attempt: Attempt, probe: Any) -> bool | None:
-    """Ask the tool whether the call happened; one that raises does not know."""
+    """Ask the tool's probe whether the call happened. A probe that raises does not know."""
     probing = attempt.next()
     probing.params, probing.token = attempt.params, _PROBING
     probing.transaction = transaction = new_transaction(probing, attempt.tool)
@@ -448,7 +448,7 @@ async def _probe(attempt: Attempt, probe: Any) -> bool | None:
 
 
 class _Begun(msgspec.Struct, frozen=True):
-    """An attempt after the first, as it is recorded when it begins."""
+    """An attempt after the first, as recorded when it begins."""
 
     number: int
     retries: int
@@ -456,13 +456,13 @@ class _Begun(msgspec.Struct, frozen=True):
 
 
 async def note_attempt(attempt: Attempt, left: tuple[str, ...]) -> None:
-    """Record that a call is tried again: what earlier attempts recorded does not count any more."""
+    """Record another attempt: what earlier attempts recorded no longer counts."""
     begun = _Begun(attempt.number, attempt.retries, left)
     await attempt.frame.log.note("call tried", attempt.call.place, begun)
 
 
 def resume_attempt(attempt: Attempt) -> tuple[str, ...]:
-    """Turn the first attempt at a call into the one that was under way. Returns what earlier ones left."""
+    """Turn the first attempt at a call into the interrupted one. Returns what earlier ones left."""
     log = attempt.frame.log
     if attempt.kind.undoes or attempt.number > 1:
         return ()
