@@ -1,4 +1,4 @@
-"""Remembered approvals: what of an answer is remembered, and the decisions of a journal's database."""
+"""Remembered approvals: what an answer asks to remember, and the decisions in a database."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def lasting(
 
 
 def lasting_in(question: Question, answer: Answer, at: datetime) -> ApprovalRemembered | None:
-    """What an answer is to be remembered as; None where it is for once, or will not be taken by whoever asked."""
+    """Return what an answer is to be remembered as; None for once, or if the answer will be refused."""
     value: Any = answer.value
     if question.lasting is None or answer.outcome != "answered" or not isinstance(value, Mapping):
         return None
@@ -65,7 +65,7 @@ def lasting_in(question: Question, answer: Answer, at: datetime) -> ApprovalReme
 
 
 def written(fact: ApprovalRemembered | ApprovalRevoked, session_id: str, principal: str) -> Decision:
-    """A fact as a journal has it."""
+    """Encode a fact for a journal."""
     kind: Literal["remembered", "revoked"] = (
         "remembered" if isinstance(fact, ApprovalRemembered) else "revoked"
     )
@@ -80,13 +80,13 @@ def written(fact: ApprovalRemembered | ApprovalRevoked, session_id: str, princip
 
 
 def decision_in(question: Question, answer: Answer, now: datetime) -> Decision | None:
-    """The decision that an answer asks to remember, if any."""
+    """Return the decision that an answer asks to remember, if any."""
     fact = lasting_in(question, answer, now)
     return None if fact is None else written(fact, fact.run_context.session_id, question.principal)
 
 
 class SqliteDecisions:
-    """Decisions in a database."""
+    """The decisions in a database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -112,7 +112,7 @@ class SqliteDecisions:
 
 
 def put_decision(connection: sqlite3.Connection, decision: Decision) -> None:
-    """Add a decision, unless it is there."""
+    """Add a decision, unless it exists."""
     connection.execute(
         "INSERT OR IGNORE INTO decisions (session_id, principal, kind, id, at, body) VALUES (?, ?, ?, ?, ?, ?)",
         (

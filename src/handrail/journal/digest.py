@@ -1,4 +1,4 @@
-"""Keyed digests: what an answer is bound to, so that it fits nothing but what was seen."""
+"""Keyed digests, which bind an answer to exactly what was seen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KEY_BYTES = 32
 
 
 def new_key() -> bytes:
-    """A key for digests that nobody else has."""
+    """Create a random key for digests."""
     return secrets.token_bytes(_KEY_BYTES)
 
 
@@ -44,7 +44,7 @@ def key_beside(journal: str) -> bytes:
 
 
 def _make(path: Path) -> None:
-    """Make a key under this name, whole or not at all; whoever was first has made it."""
+    """Create a key file under this name, atomically; the first process wins."""
     made = Path(f"{path}.{secrets.token_hex(8)}")
     fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -57,7 +57,7 @@ def _make(path: Path) -> None:
 
 
 def digest(key: bytes, *parts: Any) -> str:
-    """A digest over JSON values, in this order; nobody without the key can make one."""
+    """Compute a keyed digest over JSON values, in this order."""
     body = b"\0".join(
         msgspec.json.encode(pydantic_core.to_jsonable_python(part), order="sorted") for part in parts
     )

@@ -1,4 +1,4 @@
-"""What was decided for a whole session, from the record."""
+"""Approvals and denials of a whole session, from the record."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def approvals(
 
 
 def approval_json(kept: ApprovalRemembered) -> dict[str, Any]:
-    """A decision as programs are told of it."""
+    """Format a decision for programs."""
     return {
         "id": kept.id,
         "tool": kept.tool,

@@ -1,4 +1,4 @@
-"""Cancelling a run, whoever has it."""
+"""Cancellation of a recorded run, whichever process owns it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def _end(journal: Journal, row: RunRow) -> None:
 
 
 def _opened(units: Sequence[CommitUnit]) -> list[str]:
-    """The sections that the run's model has opened."""
+    """Return the sections that the run's model has opened."""
     found: list[str] = []
     for unit in units:
         if unit.tool == OPENER and unit.status == "ok" and Place.parse(unit.place).kind == "call":

@@ -1,4 +1,4 @@
-"""The runs of a journal: listing them, and forgetting those that are over."""
+"""The runs of a journal: list them, and forget finished ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from handrail.journals import Journal
 from handrail.records import OVER, Mark, RunRow
 
 Standing = Literal["running", "parked", "interrupted", "done", "failed", "cancelled"]
-"""As a run's status, but for one that is said to be running and that nobody has: `interrupted`."""
+"""A run's status, or `interrupted` for a running one without a live owner."""
 
 _PAGE = 500
 
@@ -32,7 +32,7 @@ class RunLine(msgspec.Struct, frozen=True):
 
 
 def standing_of(row: RunRow, now: float) -> Standing:
-    """How a run stands: what its status says, unless the process that had it is gone."""
+    """Return a run's standing: its status, unless its owner is gone."""
     if row.status == "running" and is_free(row.owner, row.leased_until, now, ""):
         return "interrupted"
     return row.status
@@ -99,7 +99,7 @@ async def forget(
 
 
 async def _all_runs(journal: Journal) -> list[RunRow]:
-    """Every run, the newest first."""
+    """Yield every run, newest first."""
     found: dict[str, RunRow] = {}
     before: Mark | None = None
     while True:

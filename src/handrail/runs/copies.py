@@ -25,18 +25,18 @@ from handrail.session.serialization import decode_item, under_id
 
 
 class Lineage(msgspec.Struct, frozen=True):
-    """The session as a run found it: a saved one, what was committed since, and what was said since."""
+    """The session as a run found it: a saved one, and the commits and messages since."""
 
     base: bytes | None
     events: list[bytes]
     said: list[Message]
     shown: list[str]
     denied: list[bytes] = []
-    """What was denied for the whole session, and what was taken back: approvals are for no other session."""
+    """Denials for the whole session and their revocations. Approvals hold for no other session."""
 
 
 async def lineage_of(journal: Journal, row: RunRow) -> Lineage:
-    """What earlier runs of the session left to this one. Nothing is decoded, so no code is needed."""
+    """Return what earlier runs of the session left to this one. Nothing is decoded, so no code is needed."""
     record = row.record
     runs = await journal.runs.list(session_id=record.session_id)
     units = await journal.calls.load_session(record.session_id)
@@ -68,7 +68,7 @@ def _approves(decision: Decision) -> bool:
 
 
 def detach(begin: RunBegin, lineage: Lineage, session_id: str, **changes: object) -> bytes:
-    """The beginning of a run, independent of other runs, for a session of this id."""
+    """Return the beginning of a run, independent of other runs, for a session of this id."""
     base = None if lineage.base is None else under_id(lineage.base, session_id)
     return msgspec.msgpack.encode(
         msgspec.structs.replace(
@@ -135,7 +135,7 @@ async def _blobs(journal: Journal, run_id: str) -> list[bytes]:
 
 
 def _calls_until(run_id: str, entries: Sequence[Entry], step: int) -> int:
-    """How many calls the first answers led to."""
+    """Return how many calls the first answers led to."""
     answers = {
         place: entry
         for entry in entries
@@ -150,7 +150,7 @@ def _calls_until(run_id: str, entries: Sequence[Entry], step: int) -> int:
 
 
 def _kept(entries: Sequence[Entry], step: int, calls: int, units: Sequence[CommitUnit]) -> Iterator[Entry]:
-    """What belongs to these calls, and what the run itself had heard before the next answer."""
+    """Return the entries that belong to these calls, and what the run itself heard before the next answer."""
     places = {unit.call_id: unit.place for unit in units}
     after = ("model answer", str(RUN.answer(step + 1)))
     until = next((at for at, entry in enumerate(entries) if (entry.kind, entry.key) == after), len(entries))
@@ -162,7 +162,7 @@ def _kept(entries: Sequence[Entry], step: int, calls: int, units: Sequence[Commi
 
 
 def _detach_unit(unit: CommitUnit, new_id: str) -> CommitUnit:
-    """A call as the fork has it: its files are the first run's to undo, and its paths count there only."""
+    """Return a call as the fork has it: its files belong to the first run, and its paths count there only."""
     return msgspec.structs.replace(
         unit,
         run_id=new_id,
@@ -177,7 +177,7 @@ def _detach_unit(unit: CommitUnit, new_id: str) -> CommitUnit:
 # --- files ----------------------------------------------------------------------------------------
 
 FORMAT = 1
-"""The version of the file. A newer one is refused, never guessed at."""
+"""The version of the file format. A newer one is refused, never guessed at."""
 
 
 class _Head(msgspec.Struct):

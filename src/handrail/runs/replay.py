@@ -1,4 +1,4 @@
-"""Replaying a run: the answers the model gave then, against the tools, the prompt and the policies of today."""
+"""Replay of a run: its recorded model answers against today's tools, prompt and policies."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ What = Literal["prompt", "tools", "arguments", "policy", "result", "output"]
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True):
-    """The first thing that is not as it was recorded."""
+    """The first difference from the record."""
 
     step: int
-    """The answer of the model after which it is; 0: before the model was asked."""
+    """The model answer it follows; 0 for before the first request."""
     what: What
     where: str
-    """Which prompt, tool or call."""
+    """The prompt, tool or call."""
     recorded: str
     now: str
     call_id: str = ""
@@ -82,13 +82,13 @@ _WORDS: dict[What, str] = {
 
 
 class Tally(msgspec.Struct):
-    """How far a replay came."""
+    """How far a replay got."""
 
     steps: int = 0
     ran: int = 0
-    """Calls that were run again, in forks that were dropped."""
+    """Calls that ran again, in forks that were dropped."""
     taken: int = 0
-    """Calls whose recorded result was taken."""
+    """Calls whose recorded result was used."""
 
 
 async def replay(
@@ -167,7 +167,7 @@ def _laid_out(offer: str) -> str:
 async def _changed_since(
     journal: Journal, units: Sequence[CommitUnit], filesystem: Filesystem | None
 ) -> list[str]:
-    """The paths that are not as the run found them, where it is given the very folder it worked in."""
+    """Return the paths that are not as the run found them, in the folder it worked in."""
     root = folder_of(filesystem)
     first = next((unit for unit in units if unit.root == root), None) if root else None
     if first is None:
@@ -201,7 +201,7 @@ class _Dropped(Exception):
 
 
 class _Walk:
-    """Goes from call to call, all of them inside one call whose transaction is dropped."""
+    """Replays call after call, all inside one call whose transaction is dropped."""
 
     def __init__(
         self,
@@ -254,7 +254,7 @@ class _Walk:
                 made += 1
                 unit = self._units.get(RUN.child(made))
                 if unit is None:
-                    return None  # here the record ends: this call was not over
+                    return None  # the record ends here: this call had not finished
                 found = await self._call(outer, step, call, unit)
                 if found is not None:
                     return found
@@ -277,7 +277,7 @@ class _Walk:
             return self._open(step, unit)
         tool = self._frame.tools.get(asked.name)
         if tool is None and asked.name in self._added:
-            self._take(outer, unit)  # whoever began the run had it, and nobody has it here
+            self._take(outer, unit)  # the original caller provided it, and nobody does here
             return None
         if tool is None:
             return self._missing(step, unit)
@@ -310,7 +310,7 @@ class _Walk:
         return self._differs(step, "tools", unit, unit.tool, f"there is no tool {unit.tool!r}")
 
     def _open(self, step: int, unit: CommitUnit) -> Divergence | None:
-        """A section that the model opened: its tools can be called from here on."""
+        """Open a section that the model opened: its tools can be called from here on."""
         self._tally.taken += 1
         if unit.status != "ok":
             return None
@@ -327,7 +327,7 @@ class _Walk:
     def _parse(
         self, step: int, tool: Tool[Any, Any], asked: CallAsked, unit: CommitUnit
     ) -> tuple[Divergence | None, Any]:
-        """What the arguments are today; None where they could not be taken, then as now."""
+        """Parse the arguments today; None if they were refused, then as now."""
         try:
             now = tool.dump(tool.parse(asked.arguments)).decode()
         except ToolValidationError as error:
@@ -343,7 +343,7 @@ class _Walk:
     async def _decide(
         self, outer: Attempt, step: int, tool: Tool[Any, Any], asked: CallAsked, unit: CommitUnit
     ) -> Divergence | None:
-        """What policies say of the call today, without running it."""
+        """Return what policies say about the call today, without running it."""
         was, now = unit.decision or "allow", "allow"
         if self._frame.policies:
             call = new_call(self._gate, tool.name, asked.arguments, parent=outer)
@@ -378,7 +378,7 @@ class _Walk:
         return not any(meet(changed, path) for changed in self._unknown for path in paths)
 
     def _take(self, outer: Attempt, unit: CommitUnit) -> None:
-        """Let what was recorded of a call have happened."""
+        """Apply what was recorded of a call."""
         self._tally.taken += 1
         for event in unit.events:
             outer.open_transaction.session.dispatch(decode_item(bytes(event), self._frame.session.id))

@@ -1,4 +1,4 @@
-"""What was said in a run, and the session it was said in, from the record."""
+"""The transcript of a run and its session, from the record."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from handrail.session.serialization import said_in
 
 
 class Unfinished(NamedTuple):
-    """What is said of calls that never came to an end."""
+    """The result of calls that never ended."""
 
     not_run: str
     under_way: str
@@ -59,7 +59,7 @@ async def said(journal: Journal, run_id: str) -> list[Message]:
 
 
 async def retold(journal: Journal, row: RunRow, unfinished: Unfinished | None = None) -> list[Message]:
-    """What a run has added to its conversation; with `unfinished`, every call has an end."""
+    """Return what a run added to its conversation; with `unfinished`, every call has an end."""
     record = row.record
     begin, lineage = decode_begin(record), await lineage_of(journal, row)
     entries, units = await journal.calls.entries(record.id), await journal.calls.load(record.id)
@@ -78,11 +78,11 @@ async def retold(journal: Journal, row: RunRow, unfinished: Unfinished | None = 
 
 
 _AT_PLACES = ("model answer", "told", "call begun", "inner call")
-"""The entries that are read here; the key of each is a place."""
+"""Entries by place."""
 
 
 class _Retold:
-    """Goes through a record and says again what was said."""
+    """Walks through a record and repeats what was said."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class _Retold:
 
 
 def _settled(found: Mapping[tuple[str, Place], bytes], place: Place) -> list[str]:
-    """What inner calls of an open call did to the world."""
+    """Return what inner calls of an open call did to the world."""
     return [
         done.what
         for (kind, each), body in found.items()

@@ -1,4 +1,4 @@
-"""A run as a tree: what the model answered, the calls that led to, and what happened inside them."""
+"""A run as a tree: model answers, their calls, and what happened inside them."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from handrail.runs.catalog import Standing, standing_of
 
 
 class CallNode(msgspec.Struct, kw_only=True):
-    """One call, and what happened inside it."""
+    """One call and what happened inside it."""
 
     place: Place
     tool: str
     id: str = ""
     arguments: str = ""
-    """JSON, secrets masked; "" where they are not recorded."""
+    """JSON with secrets masked; "" if they are not recorded."""
     status: str = "open"
-    """As the call ended; `open` where it has not."""
+    """How the call ended; `open` if it has not."""
     at: float | None = None
-    """When it began, or ended where only that is recorded: seconds since 1970."""
+    """When it began, or ended if only that is recorded: seconds since 1970."""
     seconds: float | None = None
     message: str = ""
-    """What the model was told of it."""
+    """What the model was told."""
     diff: str = ""
     reads: Sequence[str] = ()
     writes: Sequence[str] = ()
@@ -43,14 +43,14 @@ class CallNode(msgspec.Struct, kw_only=True):
     decision: str = ""
     undone: bool = False
     verbs: list[str] = []
-    """What its handler asked of others, in order: questions and nested runs."""
+    """The questions and nested runs of its handler, in order."""
     questions: list[QuestionRecord] = []
     calls: list[CallNode] = []
     runs: list[Nested] = []
 
 
 class Turn(msgspec.Struct, kw_only=True):
-    """One answer of the model, and the calls it asked for. Its number is the step that `fork` takes."""
+    """One model answer and its calls. Its number is the step that `fork` takes."""
 
     number: int
     at: float
@@ -59,7 +59,7 @@ class Turn(msgspec.Struct, kw_only=True):
     model: str
     usage: Usage | None
     cost: Decimal | None
-    """US dollars by the table of prices; None where the price or the usage is not known."""
+    """US dollars by the price table; None if the price or the usage is unknown."""
     calls: list[CallNode] = []
 
 
@@ -70,11 +70,11 @@ class Nested(msgspec.Struct, kw_only=True):
     name: str
     turns: list[Turn] = []
     calls: list[CallNode] = []
-    """Its calls, where it is not known to which answer each belongs."""
+    """Its calls, if it is unknown which answer each belongs to."""
 
 
 class RunTree(msgspec.Struct, kw_only=True):
-    """All that is known of a run."""
+    """Everything known about a run."""
 
     row: RunRow
     standing: Standing
@@ -82,20 +82,20 @@ class RunTree(msgspec.Struct, kw_only=True):
     outcome: RunOutcome
     turns: list[Turn]
     calls: list[CallNode]
-    """Every call, also inner ones, in the order of their places."""
+    """Every call, including inner ones, in the order of their places."""
     questions: list[QuestionRecord]
-    """What waits for an answer, and what was answered."""
+    """Open and answered questions."""
     usage: Usage
     cost: Decimal | None
 
     @property
     def steps(self) -> int:
-        """How many answers of the model there are."""
+        """The number of model answers."""
         return len(self.turns)
 
 
 async def show(journal: Journal, run_id: str, *, clock: Clock = SYSTEM_CLOCK) -> RunTree:
-    """A run with its turns, calls, times, costs, diffs and questions."""
+    """Return a run with its turns, calls, times, costs, diffs and questions."""
     row = await journal.runs.get(run_id)
     return _Builder(
         row,
@@ -201,7 +201,7 @@ class _Builder:
         self._attach(node)
 
     def _attach(self, node: CallNode) -> None:
-        """Hang a call under what it was made in."""
+        """Attach a call to what it was made in."""
         outer = node.place.outer
         if outer is None:
             return
@@ -283,6 +283,6 @@ def _sum(turns: Sequence[Turn]) -> tuple[Usage, Decimal | None]:
 
 
 def text_of(result: bytes) -> str:
-    """What the model was told, out of a result as it is recorded."""
+    """Return what the model was told, from a recorded result."""
     found: Any = pydantic_core.from_json(result) if result else {}
     return str(found.get("text", "")) if isinstance(found, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # plain JSON

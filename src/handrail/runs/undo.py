@@ -1,4 +1,4 @@
-"""Undoing a call that was committed: its files, its events; refused where something has been built on it."""
+"""Undo of a committed call: its files and its events. Refused if something depends on it."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class UndoesFiles(Protocol):
 
 
 class Undoing(msgspec.Struct, frozen=True):
-    """What came of undoing a call."""
+    """The outcome of an undo."""
 
     call_id: str
     tool: str
     paths: Sequence[str]
-    """The files that are as they were before it."""
+    """The restored files."""
     slices: Sequence[str]
     stands: Sequence[str]
-    """What it did to the world, which can't be taken back here."""
+    """What it did to the world, which can't be undone here."""
 
 
 async def undo(
@@ -80,7 +80,7 @@ async def undo(
 
 
 async def _check_nobody_works(journal: Journal, row: RunRow, clock: Clock) -> None:
-    """A run at work in the same session holds what this would change."""
+    """Refuse while a running run of the same session holds what this would change."""
     now = clock.now().timestamp()
     for other in await journal.runs.list(session_id=row.record.session_id):
         if other.owner and not is_free(other.owner, other.leased_until, now, ""):
@@ -137,7 +137,7 @@ def built_on(unit: CommitUnit, other: CommitUnit) -> list[str]:
 
 
 def meet(written: str, touched: str) -> bool:
-    """Does what was done at one path show at another? One that ends in a slash is a folder's listing."""
+    """Whether a change at one path is visible at another. A trailing slash stands for a folder's listing."""
     if touched.endswith("/") or not touched:  # the folder was listed
         folder = touched.rstrip("/")
         return written == folder or written.rpartition("/")[0] == folder or folder.startswith(f"{written}/")

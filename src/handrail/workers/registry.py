@@ -34,21 +34,21 @@ from handrail.workers.worker import Draft, Rendered, Worker, rule_of
 from handrail.workers.worker_run import Reach, WorkerRun, WorkerSettings, tool_for
 
 _MOST_KEPT = 256
-"""How many created workers are kept as they were made, of all sessions."""
+"""Maximum number of created workers kept in memory, over all sessions."""
 
 
 class WorkerArguments(TypedDict, total=False):
-    """What each way of running a worker takes beside what the adapter takes."""
+    """Arguments of every way to run a worker, beside the adapter's."""
 
     attachments: Sequence[Attachment | Path | str]
-    """A path of the machine (`Path`), a path among the run's files (a text), or an `Attachment`."""
+    """A path on disk (`Path`), a path among the run's files (`str`), or an `Attachment`."""
     model: Model | str | None
-    """Runs the workers whose files name none."""
+    """Runs the workers whose files name no model."""
     models: Mapping[str, Model | str] | None
-    """By the name of a worker; goes before what its file says."""
+    """Models by worker name; they take precedence over the files."""
     adapter: Adapter | None
     message_callback: MessageCallback | None
-    """Hears every message of this worker and of those below it."""
+    """Called with every message of this worker and of those below it."""
 
 
 class WorkerResumeArguments(WorkerArguments, ResumeArguments, total=False):
@@ -83,7 +83,7 @@ class WorkerRegistry:
 
     @classmethod
     def of_file(cls, path: str | Path) -> tuple[WorkerRegistry, Worker]:
-        """The registry of the folder that a worker's file is in, and the worker."""
+        """Return the registry of the folder that a worker's file is in, and the worker."""
         file = Path(path)
         if not file.is_file() or file.suffix != ".md":
             raise WorkerError(f"{str(path)!r} is no worker's file. Give the path of a file NAME.md.")
@@ -130,7 +130,7 @@ class WorkerRegistry:
             f"{self.folder / self.names[0]}."
         )
 
-    # What is there.
+    # Contents.
 
     @cached_property
     def _drafts(self) -> tuple[Draft, ...]:
@@ -161,7 +161,7 @@ class WorkerRegistry:
         )
 
     def _effect_of(self, draft: Draft) -> Effect:
-        """What a worker and those it may call can do at most."""
+        """Return the strongest effect of a worker and those it may call."""
         reached, ahead = {draft.path}, [draft]
         effects: list[Effect] = []
         while ahead:
@@ -175,25 +175,25 @@ class WorkerRegistry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all workers, also of those with something wrong."""
+        """The names of all workers, including those with problems."""
         return tuple(dict.fromkeys(draft.name for draft in self._drafts))
 
     @property
     def main(self) -> str:
-        """The worker that the folder stands for: its `main`, or its only one; "" where it does not say."""
+        """The worker that the folder stands for: `main`, or its only one; "" if undecided."""
         names = self.names
         return "main" if "main" in names else names[0] if len(names) == 1 else ""
 
     @property
     def locked(self) -> frozenset[str]:
-        """The names that no created worker may take: of locked workers, and of files that can't be read."""
+        """The names that no created worker may take: of locked workers, and of unreadable files."""
         return frozenset(
             draft.name for draft in self._drafts if draft.text is None or draft.text.front.locked
         )
 
     @property
     def workers(self) -> Mapping[str, Worker]:
-        """The workers with nothing wrong, by name."""
+        """The workers without problems, by name."""
         return {worker.name: worker for worker in self._workers.values()}
 
     def __getitem__(self, name: str) -> Worker:
@@ -224,26 +224,26 @@ class WorkerRegistry:
         return worker
 
     def check(self) -> list[WorkerProblem]:
-        """Everything that is wrong in the folder, file by file."""
-        _ = self._workers  # some of it shows only when they are put together
+        """Return every problem in the folder, file by file."""
+        _ = self._workers  # some problems only show in combination
         found = [problem for draft in self._drafts for problem in draft.find.problems]
         found += self._functions.problems().problems
         return sorted(dict.fromkeys(found), key=lambda each: (each.file, each.line))
 
     def view(self, names: Sequence[str]) -> RegistryView:
-        """Some of the workers, to look at."""
+        """Return some of the workers, for inspection."""
         said = {draft.name: draft.description for draft in self._drafts}
         return RegistryView({name: said[name] for name in names if name in said})
 
     # Workers as tools.
 
     def tool(self, name: str) -> Tool[Any, Any]:
-        """A worker as a tool under its own name, for any prompt."""
+        """Return a worker as a tool under its own name, for any prompt."""
         made = self._tools.get(name)
         if made is None:
             draft = next((each for each in self._drafts if each.name == name), None)
             if draft is None:
-                self[name]  # says which there are
+                self[name]  # the error lists the known names
                 raise AssertionError(name)
             made = self._tools[name] = tool_for(
                 name,
@@ -256,7 +256,7 @@ class WorkerRegistry:
 
     @contextmanager
     def enter(self, frame: Frame, /) -> Generator[None]:
-        """`Adapter(model, workers=registry)`: every run may call all workers."""
+        """Let every run call all workers: `Adapter(model, workers=registry)`."""
         prompt: Any = frame.prompt
         offered = (
             [] if prompt is None else [*prompt.tools, *(t for _, s in walk(prompt.sections) for t in s.tools)]
@@ -270,17 +270,17 @@ class WorkerRegistry:
         frame.workers = Reach(self, None, WorkerSettings())
         yield
 
-    # Workers that were created in a session.
+    # Workers created in a session.
 
     def created(self, maker: Worker, name: str, session: SessionView) -> Worker | None:
-        """The worker of this name that `maker` created in this session, if there is one."""
+        """Return the worker of this name that `maker` created in this session, if any."""
         if not maker.create or name in self.locked:
             return None
         found = session[WorkerCreated].get((maker.name, name))
         return None if found is None else self.from_text(maker, name, found.text)
 
     def from_text(self, maker: Worker, name: str, text: str) -> Worker:
-        """A created worker, or `ToolValidationError` with everything wrong with it."""
+        """Return a created worker. Raises `ToolValidationError` with every problem."""
         key = (maker.name, name, text)
         made = self._made.get(key)
         if made is not None:
@@ -300,10 +300,10 @@ class WorkerRegistry:
         self._made[key] = made
         return made
 
-    # Running one.
+    # Runs.
 
     def all_on(self, model: Model | str | None) -> dict[str, Model | str]:
-        """`models=` for one that runs every worker here, whatever the files say; for None, as they say."""
+        """Return `models=` that runs every worker on one model; for None, as the files say."""
         return {} if model is None else dict.fromkeys(self.names, model)
 
     def run(
@@ -328,14 +328,14 @@ class WorkerRegistry:
         input: str,
         **arguments: Unpack[WorkerRunArguments],
     ) -> RunStream[Any]:
-        """The same run as a stream of its events. On the same session again, the conversation goes on."""
+        """Run a worker as a stream of events. On the same session again, the conversation continues."""
         runner, prompt, rendered, rest = self._prepare(name, input, arguments)
         return runner.stream(prompt, rendered, **rest)
 
     def resume(
         self, name: str, run_id: str, **arguments: Unpack[WorkerResumeArguments]
     ) -> Operation[PromptResponse[Any]]:
-        """Go on with a recorded run of a worker. Its attachments are not recorded: give them again."""
+        """Resume a recorded run of a worker. Attachments are not recorded: give them again."""
         worker = self[name]
         runner, _, rest = self._runner(worker, arguments)
         return runner.resume(run_id, worker.prompt, **rest)
@@ -343,7 +343,7 @@ class WorkerRegistry:
     def resume_stream(
         self, name: str, run_id: str, **arguments: Unpack[WorkerResumeArguments]
     ) -> RunStream[Any]:
-        """The same as a stream of events, from where the record ends."""
+        """Resume as a stream of events, from where the record ends."""
         worker = self[name]
         runner, _, rest = self._runner(worker, arguments)
         return runner.resume_stream(run_id, worker.prompt, **rest)
@@ -351,7 +351,7 @@ class WorkerRegistry:
     def _prepare(
         self, name: str, input: str, arguments: WorkerRunArguments
     ) -> tuple[Adapter, Prompt[Any], Rendered, dict[str, Any]]:
-        """The adapter that runs a worker, its prompt, what fills it, and the other arguments of the run."""
+        """Return the adapter that runs a worker, its prompt, its params and the other run arguments."""
         worker = self[name]
         runner, files, rest = self._runner(worker, arguments)
         limits = RunOptions(deadline=rest.get("deadline"), budget=rest.get("budget")).tightened(
@@ -364,7 +364,7 @@ class WorkerRegistry:
     def _runner(
         self, worker: Worker, arguments: WorkerResumeArguments
     ) -> tuple[Adapter, tuple[Attachment, ...], dict[str, Any]]:
-        """The adapter that runs a worker, the attachments it gets, and the arguments left for the adapter."""
+        """Return the adapter that runs a worker, its attachments and the arguments left for the adapter."""
         given = WorkerSettings(worker.name, arguments.get("models") or {}, arguments.get("message_callback"))
         adapter = arguments.get("adapter")
         chosen = (

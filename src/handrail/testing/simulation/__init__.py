@@ -41,7 +41,7 @@ __all__ = [
 
 
 class SimulationError(HandrailError, RuntimeError):
-    """The process in which a simulation tries its crash points ended by itself."""
+    """The process that tries the crash points ended by itself."""
 
     def __init__(self, status: int | None) -> None:
         super().__init__(
@@ -84,7 +84,7 @@ def simulate(
         Wanted(write_every, step_every, overtaken_every, parked_every, again, connected, at, part, jobs)
         for part in range(jobs)
     ]
-    # A new interpreter each: this one may have threads, and then a fork of it is not safe.
+    # A new interpreter each: this one may have threads, and forking it would not be safe.
     context = multiprocessing.get_context("spawn")
     running: list[tuple[BaseProcess, Connection]] = []
     for wanted in parts:

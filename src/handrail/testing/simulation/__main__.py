@@ -1,4 +1,4 @@
-"""`python -m handrail.testing.simulation module:scenario`: crash a scenario everywhere and say what broke."""
+"""`python -m handrail.testing.simulation module:scenario`: crash a scenario everywhere and report what broke."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from handrail.testing.simulation import Scenario, simulate
 
 
 def scenario_named(name: str) -> Scenario:
-    """The scenario that `module:name` names, looked for in the current folder first."""
+    """Return the scenario that `module:name` names, looked up in the current folder first."""
     module, colon, attribute = name.partition(":")
     if not colon:
         raise DefinitionError(f"{name!r} names no scenario. Write module:scenario.")

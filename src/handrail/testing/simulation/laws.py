@@ -17,7 +17,7 @@ from handrail.place import Place
 from handrail.testing.simulation.world import Happening
 
 _NOT_KNOWN = "not known"
-"""What a model is told of a call whose outcome is unknown."""
+"""What a model is told about a call whose outcome is unknown."""
 _UNREPEATABLE = ("irreversible", "compensable")
 
 Details = Mapping[str, Any]
@@ -29,7 +29,7 @@ class History:
     def __init__(self, happened: Sequence[Happening], peeked: int | None = None) -> None:
         self.happened = happened
         self.peeked = peeked
-        """The process that only asked for the run while another had it."""
+        """The process that only asked for the run while another owned it."""
         self.last = max((each.process for each in happened), default=0)
 
     def of(self, what: str, process: int | None = None) -> list[Details]:
@@ -39,25 +39,25 @@ class History:
 
     @property
     def ended(self) -> Details | None:
-        """What the last process says of the run's end."""
+        """Return what the last process says about the run's end."""
         found = self.of("ended", self.last)
         return found[0] if found else None
 
     @property
     def over(self) -> Details | None:
-        """How everything was when the very last process was over, also one that had been overtaken."""
+        """Return the state after the very last process, even one that had been overtaken."""
         found = self.of("over")
         return found[-1] if found else None
 
     def restarts(self) -> Iterator[tuple[int, Details]]:
-        """Each process that went on with the run, and how it found things."""
+        """Return each process that continued the run, and the state it found."""
         for each in self.happened:
             if each.what == "began" and each.process not in (0, self.peeked):
                 yield each.process, each.details
 
     @cached_property
     def cut(self) -> list[Details]:
-        """Calls under way when a process ended that may not simply run again: their outcome may be unknown."""
+        """Interrupted calls that must not simply run again: their outcome may be unknown."""
         found: list[Details] = []
         entered: list[Details] = []
         steps: set[str] = set()
@@ -77,7 +77,7 @@ class History:
         return found
 
     def said(self) -> dict[tuple[int, int, str], list[Any]]:
-        """What was said in each conversation, each time the run was gone through."""
+        """Return what was said in each conversation, each time the run was replayed."""
         found: dict[tuple[int, int, str], list[Any]] = {}
         for what, process, details in self.happened:
             if what == "said":
@@ -87,7 +87,7 @@ class History:
 
     @cached_property
     def whole(self) -> dict[str, list[Any]]:
-        """Each conversation as far as it ever got."""
+        """Return each conversation as far as it ever got."""
         found: dict[str, list[Any]] = {}
         for (_, _, key), messages in self.said().items():
             if len(messages) > len(found.get(key, ())):
@@ -100,7 +100,7 @@ class History:
 
 
 class Trial(NamedTuple):
-    """A crashed history and the uncrashed one it is held against."""
+    """A crashed history and the uncrashed one it is compared with."""
 
     seen: History
     uncrashed: History
@@ -108,7 +108,7 @@ class Trial(NamedTuple):
     secrets: Sequence[str]
     unrecorded: Sequence[str]
     recorded: bytes
-    """All that the journal's files hold."""
+    """Return everything the journal's files contain."""
 
     def doubtful(self) -> frozenset[str]:
         """The ids of the calls whose results may be other than without a crash.
@@ -128,7 +128,7 @@ class Trial(NamedTuple):
         return frozenset(id for call in found for id in call["ids"])
 
     def _lost(self, call: Details, began: Details) -> bool:
-        """Was it asked for with a secret in an answer that was recorded?"""
+        """Whether it was asked for with a secret in a recorded answer."""
         ended = self.uncrashed.ended
         if not call["secret"] or ended is None:
             return False
@@ -142,7 +142,7 @@ def is_unrepeatable(call: Details) -> bool:
 
 
 def the_run_ends(trial: Trial) -> Iterator[str]:
-    """It comes to its end, and to the same one."""
+    """The run ends, and in the same way."""
     ended, expected = trial.seen.ended, trial.uncrashed.ended
     if ended is None:
         failed = trial.seen.of("failed", trial.seen.last)
@@ -157,7 +157,7 @@ def the_run_ends(trial: Trial) -> Iterator[str]:
 
 
 def each_call_has_its_result(trial: Trial) -> Iterator[str]:
-    """Every conversation is well-formed, and is the uncrashed one but for what is not known."""
+    """Every conversation is well-formed, and equals the uncrashed one except for unknown outcomes."""
     ended, expected = trial.seen.ended, trial.uncrashed.ended
     if ended is None or expected is None:
         return
@@ -202,7 +202,7 @@ def _differences(
 
 
 def no_answer_of_the_model_is_asked_for_again(trial: Trial) -> Iterator[str]:
-    """What the model said and was recorded is taken from the record, as it was."""
+    """Recorded model answers come from the record, unchanged."""
     seen = trial.seen
     for process, began in seen.restarts():
         over = seen.of("over", process)
@@ -226,7 +226,7 @@ def no_finished_call_runs_again(trial: Trial) -> Iterator[str]:
 
 
 def what_is_settled_stays(trial: Trial) -> Iterator[str]:
-    """A settled `once` is not run again, and its value stays as it is."""
+    """A settled `once` does not run again, and keeps its value."""
     seen = trial.seen
     for process, began in seen.restarts():
         for step in seen.of("step begun", process):
@@ -239,7 +239,7 @@ def what_is_settled_stays(trial: Trial) -> Iterator[str]:
 
 
 def what_cant_be_repeated_is_not(trial: Trial) -> Iterator[str]:
-    """An irreversible handler is entered at most once; cut off, the model is told that nobody knows."""
+    """An irreversible handler is entered at most once; if interrupted, the model is told that the outcome is unknown."""
     seen = trial.seen
     entered = [call for call in seen.of("entered") if is_unrepeatable(call) and not call["probed"]]
     for attempt, times in Counter(call["attempt"] for call in entered).items():
@@ -272,7 +272,7 @@ def answers_are_taken_once(trial: Trial) -> Iterator[str]:
 
 
 def files_are_never_torn(trial: Trial) -> Iterator[str]:
-    """After recovery they are as after some commit; at the end as without a crash."""
+    """After recovery files are as after some commit; at the end, as without a crash."""
     uncrashed, seen = trial.uncrashed, trial.seen
     states = [each["files"] for what in ("began", "committed") for each in uncrashed.of(what)]
     for process, began in seen.restarts():
@@ -294,7 +294,7 @@ def the_state_is_the_same(trial: Trial) -> Iterator[str]:
 
 
 def ids_are_the_same(trial: Trial) -> Iterator[str]:
-    """Calls and nested runs have the ids they would have had; and each call has one end."""
+    """Calls and nested runs have the same ids as without a crash, and each call has one end."""
     known = set(_ids(trial.uncrashed))
     for found in dict.fromkeys(_ids(trial.seen)):
         if found not in known:
@@ -307,7 +307,7 @@ def ids_are_the_same(trial: Trial) -> Iterator[str]:
 
 
 def nothing_secret_is_shown(trial: Trial) -> Iterator[str]:
-    """Nor is it recorded, where it is what a model wrote for a secret."""
+    """Nor is it recorded, if a model wrote it for a secret."""
     shown = json.dumps(trial.seen.of("shown"))
     for secret in (*trial.secrets, *trial.unrecorded):
         if json.dumps(secret)[1:-1] in shown:
@@ -327,7 +327,7 @@ def usage_is_counted_once(trial: Trial) -> Iterator[str]:
 
 
 def a_run_has_one_owner(trial: Trial) -> Iterator[str]:
-    """While a process has a run nobody else gets it; once it was taken, the first adds nothing more."""
+    """While a process owns a run, nobody else gets it; once overtaken, the first adds nothing more."""
     seen = trial.seen
     if not trial.overtaken:
         return
@@ -357,7 +357,7 @@ def _ids(history: History) -> Iterator[tuple[str, str]]:
 
 
 def _may_have_lost(trial: Trial) -> bool:
-    """Was a call cut off, and may not run again, that changes files or state?"""
+    """Whether a call was interrupted that must not run again and changes files or state."""
     over = trial.uncrashed.over
     assert over is not None
     return any(

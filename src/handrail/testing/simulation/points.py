@@ -1,4 +1,4 @@
-"""Where a process of a simulation can end: at each write of its journal, and at each step of its loop."""
+"""Crash points: every journal write and every step of the event loop of a process."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ step of its event loop; or it stops there so long that another process takes its
 it is told to stop there, parks its run by force, and ends."""
 
 CRASHED = 137
-"""The exit status of a process that ended at its point: as after `kill -9`."""
+"""The exit status of a process that ended at its point, as after `kill -9`."""
 
 
 class Point(NamedTuple):
-    """One moment of a run. Its text, `before write 12`, is what repeats it: `simulate(..., at=...)`."""
+    """One moment of a run. Its text, `before write 12`, repeats it: `simulate(..., at=...)`."""
 
     kind: PointKind
     number: int
@@ -59,7 +59,7 @@ class Point(NamedTuple):
 
 
 class Points:
-    """Counts the moments of one process, and does what is to be done at one of them."""
+    """Counts the moments of one process, and acts at one of them."""
 
     def __init__(self, at: Point | None, reached: Callable[[], None]) -> None:
         self._at = None if at is None else (at.moment, at.number)
@@ -73,7 +73,7 @@ class Points:
         self.on_write: Callable[[sqlite3.Connection], None] | None = None
 
     def arm(self) -> None:
-        """From here on moments count: what was before is the harness's own."""
+        """Start counting: everything before belongs to the harness."""
         self._armed = True
 
     def disarm(self) -> None:
@@ -107,14 +107,14 @@ class Points:
 
 
 def crash() -> None:
-    """End this process as `kill -9` would: nothing is cleaned up, nothing is flushed."""
+    """End this process as `kill -9` would: no cleanup, no flush."""
     os._exit(CRASHED)
 
 
 _PATIENCE = 2.0
-"""Real seconds a thread gets to come back before the loop goes on without it."""
+"""Real seconds a thread gets to return before the loop continues without it."""
 _PATIENCE_ASKED = 0.002
-"""The same where a thread waits for the loop itself."""
+"""The same for a thread that waits for the loop itself."""
 
 
 class SimulatedLoop(VirtualTimeLoop):
@@ -149,7 +149,7 @@ class SimulatedLoop(VirtualTimeLoop):
         if threading.get_ident() == self._home:
             return super().call_soon_threadsafe(self._step, callback, args, context=context)
         if getattr(callback, "__name__", "") != "_settle":
-            self._asked = True  # not a thread that is done: one that wants something of the loop
+            self._asked = True  # a thread that needs the loop, not one that is done
         self._arrived.append((callback, args, context))
         self._arrival.set()
         return super().call_soon_threadsafe(_wake)
@@ -177,4 +177,4 @@ class SimulatedLoop(VirtualTimeLoop):
 
 
 def _wake() -> None:
-    """Only so that the loop looks up."""
+    """Wake the loop."""

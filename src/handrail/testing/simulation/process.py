@@ -1,4 +1,4 @@
-"""One process of a simulation: it begins a run or goes on with it, until the run is over or the process is."""
+"""One process of a simulation: it begins or continues a run until the run or the process ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from handrail.testing.virtual_time import VirtualClock
 FILES, JOURNAL, WORLD, REST = "files", "journal.db", "world", "rest"
 
 _PARKS = 40
-"""How often one process lets a run be parked before it says that this does not end."""
+"""How often one process lets a run park before it reports that this does not end."""
 
 
 def live(
@@ -116,7 +116,7 @@ async def _live(
 
 
 async def _until_over(journal: SimulatedJournal, play: Play, person: Environment | None) -> Any:
-    """Begin the run or go on with it, answer what it waits for, and again, until it is over."""
+    """Begin or continue the run, answer what it waits for, and repeat until it is over."""
     adapter, prompt = play.adapter, play.prompt
     for attempt in range(_PARKS):
         journal.attempt = attempt
@@ -141,7 +141,7 @@ async def _until_over(journal: SimulatedJournal, play: Play, person: Environment
 
 
 class _Stopping(LaterEnvironment):
-    """What a server has that is told to stop: it parks by force what runs, and ends."""
+    """Stop like a server: park active runs by force, and end."""
 
     def __init__(self) -> None:
         self._parking: Parking | None = None
@@ -153,13 +153,13 @@ class _Stopping(LaterEnvironment):
     def stop(self) -> None:
         self.stopped = True
         if self._parking is None or self._parking.parked:
-            crash()  # nothing runs
+            crash()  # nothing is running
         else:
             self._parking.park(by_force=True)
 
 
 def _noting_commits(world: World, files: Path) -> Callable[[sqlite3.Connection], None]:
-    """Note the files as they are after each commit: these are the states a crash may leave."""
+    """Record the files after each commit: these are the states a crash may leave."""
     before = (0, 0)
 
     def note(connection: sqlite3.Connection) -> None:
@@ -174,7 +174,7 @@ def _noting_commits(world: World, files: Path) -> Callable[[sqlite3.Connection],
 
 
 def _watch_conversations(journal: SimulatedJournal) -> None:
-    """Note what is said in every conversation as it is said, also again, and what a crash cuts off."""
+    """Record every message as it is said, also when repeated, and what a crash cuts off."""
     name = "add"
     add = getattr(Conversation, name)
 
@@ -193,7 +193,7 @@ def _session(play: Play) -> Session | None:
 
 
 async def _answer(journal: SimulatedJournal, play: Play, questions: Sequence[Question]) -> None:
-    """Answer each question, then say the same again, which is harmless, and the contrary, which is refused."""
+    """Answer each question, then repeat the answer, which is harmless, and contradict it, which is refused."""
     if play.person is None:
         return
     for question in questions[:1] if play.one_at_a_time else questions:
@@ -205,7 +205,7 @@ async def _answer(journal: SimulatedJournal, play: Play, questions: Sequence[Que
 
 
 async def _contradict(journal: SimulatedJournal, folder: Path) -> None:
-    """Say the contrary of every answer that was given before the process ended."""
+    """Contradict every answer that was given before the process ended."""
     for answer in _answers(folder / JOURNAL).values():
         _say_the_contrary(journal, answer)
 
@@ -222,12 +222,12 @@ def _say_the_contrary(journal: SimulatedJournal, answer: Answer) -> None:
 
 
 class SimulatedJournal(SqliteJournal):
-    """A journal that is written inline, between two points, and tells the world what goes through it."""
+    """A journal that writes inline, between two points, and reports to the world."""
 
     def __init__(self, world: World, path: Path, clock: VirtualClock, points: Points) -> None:
         self.world = world
         self.attempt = 0
-        """How often this process has gone through the run before."""
+        """How often this process has replayed the run before."""
         super().__init__(
             path, clock=clock, new_id=lambda: "journal", watch=None, inline=True, moments=points.transaction
         )
@@ -256,7 +256,7 @@ class SimulatedJournal(SqliteJournal):
 
 
 def _watch_handlers(world: World) -> None:
-    """Note each handler that is entered. The process is the simulation's own, so its gate may be, too."""
+    """Record each handler that is entered, by wrapping this process's own gate."""
     name = "_run_handler"
     run_handler = getattr(Gate, name)
 
@@ -283,11 +283,11 @@ def _watch_handlers(world: World) -> None:
     setattr(Gate, name, watched)
 
 
-# --- what there is to see --------------------------------------------------------------------------
+# --- observations -------------------------------------------------------------------------------------
 
 
 def snapshot(folder: Path) -> dict[str, str]:
-    """Every path below a folder and what it is."""
+    """Return every path below a folder and what it is."""
     found: dict[str, str] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -299,7 +299,7 @@ def snapshot(folder: Path) -> dict[str, str]:
 
 
 def recorded(journal: Path) -> dict[str, Any]:
-    """What a journal's file holds of the run, read past the journal."""
+    """Return what a journal's file contains of the run, read without the journal."""
     with sqlite3.connect(journal) as connection:
         found = connection.execute("SELECT unit FROM units WHERE state != 'void'").fetchall()
         units = [msgspec.msgpack.decode(row[0]) for row in found]
@@ -336,7 +336,7 @@ def _answers(journal: Path) -> dict[str, Answer]:
 
 
 def _seen_in(session: Session) -> dict[str, Any]:
-    """What a session holds at the end."""
+    """Return what a session contains at the end."""
     calls = [[call.call_id, list(call.path), call.run_context.run_id] for call in session[ToolInvoked].all()]
     state = {
         kind.__name__: [encode_item(item, session.id).decode() for item in contents.all()]

@@ -1,4 +1,4 @@
-"""What a simulation found."""
+"""The report of a simulation."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ NOWHERE = "no crash"
 
 
 class Broken(NamedTuple):
-    """A law that did not hold, and the crash point at which it did not."""
+    """A broken law, and the crash point at which it broke."""
 
     law: str
     at: str
-    """Repeats it: `simulate(scenario, at=...)`; `no crash` where the run itself went wrong."""
+    """Repeats it: `simulate(scenario, at=...)`; `no crash` if the run itself went wrong."""
     what: str
 
     def __str__(self) -> str:
@@ -26,11 +26,11 @@ class Report(NamedTuple):
 
     scenario: str
     writes: int
-    """How many writes of the journal an uncrashed run makes; each is two crash points."""
+    """Journal writes of an uncrashed run; each is two crash points."""
     steps: int
-    """How many steps its event loop takes; each is one."""
+    """Steps of its event loop; each is one crash point."""
     tried: dict[str, int]
-    """How many points of each kind were tried."""
+    """The number of points tried, by kind."""
     processes: int
     seconds: float
     broken: Sequence[Broken]

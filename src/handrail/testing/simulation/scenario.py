@@ -1,4 +1,4 @@
-"""What is simulated: a run, its tools, who answers, and what must hold whatever happens."""
+"""Scenarios: a run, its tools, who answers, and what must hold whatever happens."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from handrail.session import Session
 from handrail.testing.simulation.world import World
 
 RUN = "run"
-"""The id of the run that is simulated."""
+"""The id of the simulated run."""
 
 Said = Mapping[str, Sequence[Scripted]]
-"""What a model says: for each prompt, by words that stand in its instructions, one answer after another."""
+"""A model's script: for each prompt, found by words in its instructions, one answer after another."""
 
 
 class Stage:
-    """What one process of a simulation has. Whatever a scenario is made of is made anew from it."""
+    """What one process of a simulation has. Everything in a scenario is created from it."""
 
     def __init__(
         self,
@@ -44,21 +44,21 @@ class Stage:
         self.world = world
         """What happened outside: it survives the process."""
         self.files = files
-        """A real folder, with the files the scenario begins with; looked at after each crash."""
+        """A real folder with the scenario's initial files; checked after each crash."""
         self.folder = folder
         """A folder for anything else that survives."""
         self.journal = journal
         self.clock = clock
         self.process = process
-        """0 for the process that crashes, 1 for the one after it, ..."""
+        """0 for the process that crashes, 1 for the next one, and so on."""
         self._ids = count()
 
     def new_id(self) -> str:
-        """An id that no other process of the simulation makes."""
+        """Return an id that no other process of the simulation uses."""
         return f"id-{self.process}-{next(self._ids)}"
 
     def model(self, said: Said, *, seconds: float = 1.0) -> SimulatedModel:
-        """A model that answers by how far its conversation is, so that it says the same in each process."""
+        """Return a model that answers by the length of its conversation, so that it says the same in each process."""
         return SimulatedModel(self.world, said, seconds)
 
 
@@ -71,24 +71,24 @@ class Play(NamedTuple):
     person: Environment | None = None
     """Answers what a parked run waits for."""
     one_at_a_time: bool = False
-    """Of several questions that are open only the first is answered before the run goes on."""
+    """Of several open questions, answer only the first before the run continues."""
     session: Callable[[], Session] | None = None
-    """Makes an empty session of a fixed id, for slices that have rules of their own."""
+    """Creates an empty session with a fixed id, for slices with rules of their own."""
 
 
 class Seen(NamedTuple):
-    """What a law is asked about: a run that crashed, and the same without a crash."""
+    """What a law examines: a crashed run, and the same run without a crash."""
 
     point: str
     world: World
-    """All that happened, in the crashed run and in those that resumed it."""
+    """Everything that happened, in the crashed run and those that resumed it."""
     uncrashed: World
     overtaken: bool
-    """Did the first process not die, but go on when another had taken its run?"""
+    """Whether the first process did not die, but continued after another had taken its run."""
 
 
 Law = Callable[[Seen], str | None]
-"""What is broken, in words; None where nothing is."""
+"""Returns what is broken, in words; None if nothing is."""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,17 +102,17 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     play: Callable[[Stage], Play]
     files: Mapping[str, str] = {}
-    """What the folder holds at first."""
+    """The initial content of the folder."""
     laws: Sequence[Law] = ()
-    """The scenario's own, besides those that always hold."""
+    """The scenario's own laws, beside those that always hold."""
     secrets: Sequence[str] = ()
-    """Texts that nobody who is asked may be shown."""
+    """Texts that nobody who is asked may see."""
     unrecorded: Sequence[str] = ()
-    """Texts that no journal may hold either: what a model writes, or somebody answers, for a `SecretStr`."""
+    """Texts that no journal may contain either: secrets that a model writes or somebody answers."""
 
 
 class SimulatedModel:
-    """Says what the script has for a prompt, by the number of answers the conversation already has."""
+    """Answers from the script by prompt and by the number of answers so far."""
 
     name = "scripted:simulation"
     traits = Traits(native_output=True)
@@ -141,7 +141,7 @@ class SimulatedModel:
 
 
 def _with_usage(scripted: Scripted, answers: int) -> Scripted:
-    """Each answer uses something of its own, so that one counted twice is seen."""
+    """Each answer uses a different amount, so that one counted twice is noticed."""
     if isinstance(scripted, Reply | Exception):
         return scripted
     usage = Usage(100 + answers, 10, requests=1)

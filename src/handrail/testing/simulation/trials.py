@@ -1,4 +1,4 @@
-"""Crashing a scenario at one point after another. All of it happens in a process without threads, which forks."""
+"""Trials: crash a scenario at one point after another, in a process without threads, which forks."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from handrail.testing.simulation.scenario import RUN, Scenario, Seen
 from handrail.testing.simulation.world import World
 
 _LATER = 3600.0
-"""Virtual seconds between a crash and the restart: no lease lasts that long."""
+"""Virtual seconds between a crash and the restart: longer than any lease."""
 _MOST_SECONDS = 30
-"""Real seconds after which a process of a simulation is taken to hang."""
+"""Real seconds after which a process of a simulation counts as hung."""
 
 
 class Wanted(NamedTuple):
-    """Which points are to be tried."""
+    """Which points to try."""
 
     write_every: int = 1
     step_every: int = 1
@@ -49,7 +49,7 @@ class Wanted(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What came of the trials of one part."""
+    """The outcome of the trials of one part."""
 
     writes: int
     steps: int
@@ -71,7 +71,7 @@ class Trials:
 
     def run(self) -> Found:
         gc.collect()
-        gc.freeze()  # so that children share what is there
+        gc.freeze()  # so that children share the imports
         tried: Counter[str] = Counter()
         broken: list[Broken] = []
         uncrashed = self._measure(broken)
@@ -148,7 +148,7 @@ class Trials:
         return self._judge(str(point), folder, uncrashed)
 
     def _overtake(self, point: Point, folder: Path, uncrashed: Path) -> list[Broken]:
-        """The first process stops for so long that another takes its run; then it goes on."""
+        """The first process pauses so long that another takes its run; then it continues."""
         stopped, go_on = os.pipe(), os.pipe()
 
         def stop() -> None:
@@ -250,13 +250,13 @@ class Trials:
 
 
 def try_points(scenario: Scenario, wanted: Wanted) -> Found:
-    """All trials of one part, here, which must be a process without threads."""
+    """Run all trials of one part here, in a process without threads."""
     with tempfile.TemporaryDirectory(prefix="handrail-simulation-") as base:
         return Trials(scenario, wanted, Path(base)).run()
 
 
 def _import_all(modules: Sequence[str]) -> None:
-    """Import here what a child had to, so that no other child has to."""
+    """Import what a child had to import, so that no other child has to."""
     for name in modules:
         if name not in sys.modules and not name.startswith("__"):
             with contextlib.suppress(Exception):
@@ -270,7 +270,7 @@ def _below(files: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_owned(journal: Path) -> bool:
-    """Does a process have the run at this moment?"""
+    """Whether a process owns the run at this moment."""
     connection = sqlite3.connect(journal)
     row = connection.execute("SELECT owner FROM runs WHERE id = ?", (RUN,)).fetchone()
     connection.close()

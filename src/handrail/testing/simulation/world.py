@@ -1,4 +1,4 @@
-"""The world outside a process: what was done to it stays done, whatever becomes of the process."""
+"""The world outside a process: what was done there stays done."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 
 class Happening(NamedTuple):
-    """Something that happened outside, and which process of the simulation did it."""
+    """An event outside, and which process of the simulation caused it."""
 
     what: str
     process: int
-    """0 for the first, which is the one that crashes; then one more for each restart."""
+    """0 for the first process, which crashes; one more for each restart."""
     details: dict[str, Any]
 
 
@@ -29,11 +29,11 @@ class World:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def happened(self, what: str, /, **details: Any) -> None:
-        """Something was done that no rollback undoes: money was paid, a mail was sent, somebody was shown something."""
+        """Record something that no rollback undoes: a payment, a mail, something shown to a person."""
         os.write(self._file, json.dumps([what, self.process, details], default=str).encode() + b"\n")
 
     def all(self, what: str | None = None, /, **details: Any) -> list[Happening]:
-        """What happened, oldest first: of this kind, and with these details."""
+        """Return the events of this kind with these details, oldest first."""
         lines = self.path.read_bytes().splitlines()
         found = [Happening(*json.loads(line)) for line in lines]
         return [
@@ -43,7 +43,7 @@ class World:
         ]
 
     def count(self, what: str, /, **details: Any) -> int:
-        """How often it happened."""
+        """Return how often it happened."""
         return len(self.all(what, **details))
 
     def close(self) -> None:
