@@ -366,7 +366,7 @@ def test_a_condition_that_takes_something_else_is_refused():
     with pytest.raises(PromptDefinitionError, match=r"takes 'trip'. Write it as a function of `params`"):
         any_section("A", "a", "A", enabled=lambda trip: True)
     # From Python 3.13 on its signature says what it takes; before, it is refused when it is called.
-    with pytest.raises((PromptDefinitionError, PromptRenderError), match="`enabled`"):
+    with pytest.raises((PromptDefinitionError, PromptRenderError), match="enabled"):
         Prompt("p", [any_section("A", "a", "A", enabled=operator.attrgetter("long"))]).render()
 
 
