@@ -417,7 +417,7 @@ class Attempt(msgspec.Struct, eq=False):
         make = self.frame.prompt_model
         return make(self) if make is not None and self.frame.can_prompt(self.tool) else None
 
-    def _there(self, member: str, value: Any, mend: str) -> Any:
+    def _there(self, member: str, value: Any, hint: str) -> Any:
         if value is None:
-            raise NotSupported(member, mend)
+            raise NotSupported(member, hint)
         return value

@@ -51,11 +51,11 @@ def not_approved(name: str, approval: Approval, how: DecidedBy, asked: str, ran:
     why = f": {approval.reason}" if approval.reason else ""
     done = "What it would have done was not applied." if ran else "It did not run."
     if how == "nobody":
-        mend = " Nobody can be asked here: go on without it, and say what was left undone."
+        hint = " Nobody can be asked here: go on without it, and say what was left undone."
     else:
-        mend = " It is not asked about again: do not repeat it." if how == "remembered" else ""
+        hint = " It is not asked about again: do not repeat it." if how == "remembered" else ""
     return (
-        f"{name} was not approved ({approval.outcome}){why}. {done} It was asked for because {asked}.{mend}"
+        f"{name} was not approved ({approval.outcome}){why}. {done} It was asked for because {asked}.{hint}"
     )
 
 

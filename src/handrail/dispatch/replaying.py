@@ -395,13 +395,13 @@ async def decide_interrupted(attempt: Attempt) -> None:
     await _withdraw(attempt, log)
     why = _NOT_KEPT if secret or begun == GIVEN else ""
     if EFFECTS[tool.effect].transactional:
-        mend = (
+        hint = (
             "with the secret, if it is still wanted" if secret else "if it is still wanted, and it asks again"
         )
         raise Unsuccessful(
             ToolResult.error(
                 f"{attempt.name} was interrupted when the process ended, and nothing of it stands. {why}"
-                f"Call it again, {mend}.{left}"
+                f"Call it again, {hint}.{left}"
             )
         )
     if tool.effect == "compensable" and not lost:

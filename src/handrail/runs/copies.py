@@ -258,18 +258,18 @@ async def import_(
 
 
 def _read(path: Path) -> RunCopy:
-    name, mend = path.name, "Give a file that `export` wrote."
+    name, hint = path.name, "Give a file that `export` wrote."
     try:
         lines = path.read_bytes().splitlines()
         if not lines:
-            raise RunError(name, "it is not an exported run: it is empty", mend)
+            raise RunError(name, "it is not an exported run: it is empty", hint)
         head = msgspec.json.decode(lines[0], type=_Head)
     except OSError as error:
-        raise RunError(name, f"it can't be read: {error.strerror}", mend) from None
+        raise RunError(name, f"it can't be read: {error.strerror}", hint) from None
     except ValueError as error:
-        raise RunError(name, f"it is not an exported run: {error}", mend) from None
+        raise RunError(name, f"it is not an exported run: {error}", hint) from None
     if head.handrail != "run":
-        raise RunError(name, "it is not an exported run", mend)
+        raise RunError(name, "it is not an exported run", hint)
     if head.version > FORMAT:
         raise RunError(
             head.run_id,
