@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-_LOADED = (
+LOADED = (
     "anyio._backends._asyncio",
     "anyio.lowlevel",
     "anyio.to_thread",
@@ -259,7 +259,7 @@ def _serve(connection: socket.socket) -> None:
     import gc
     import importlib
 
-    for name in _LOADED:
+    for name in LOADED:
         importlib.import_module(name)
     sys.path.pop(0)  # this script's folder
     gc.freeze()  # a child that collects would copy every page it looks at

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from handrail.testing.simulation import (
     simulate,
 )
 from handrail.testing.simulation.__main__ import main
+from support import warm_python
 from support.simulated import DECIDING, ERRANDS, SHOPPING, Colour
 
 pytestmark = pytest.mark.once  # processes and terminals, at a cost: what they try is not Python's
@@ -34,6 +36,16 @@ pytestmark = pytest.mark.once  # processes and terminals, at a cost: what they t
 DEEP = bool(os.environ.get("HANDRAIL_DEEP"))
 ALL = DEEP or os.environ.get("HANDRAIL_POINTS") == "all"
 """Whether the run is crashed at every write; scripts/mutants.py wants that of an ordinary run too."""
+
+
+@pytest.fixture(autouse=True)
+def warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork what a simulation starts from a process that has everything loaded; a deep run starts each anew."""
+    if DEEP:
+        return
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["handrail.testing.simulation", *warm_python.LOADED])
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
 
 
 def crashed(scenario: Scenario, **sampled: Any) -> Report:
@@ -373,7 +385,10 @@ class Unloadable:
         return None
 
 
-def test_a_scenario_that_another_process_cant_import_is_an_error(capfd: pytest.CaptureFixture[str]):
+def test_a_scenario_that_another_process_cant_import_is_an_error(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.undo()  # a process of its own writes to the standard error that is captured here
     with pytest.raises(SimulationError, match="define what it is made of at the top of a module"):
         simulate(Scenario(name="deadly", play=deadly, laws=[Unloadable()]))
     assert "no such module there" in capfd.readouterr().err
