@@ -60,12 +60,12 @@ def crashed(scenario: Scenario, **sampled: Any) -> Report:
 @pytest.mark.timeout(900)  # hundreds of processes, on a machine that may be busy
 def test_a_run_with_a_bit_of_everything_survives_a_crash_at_every_point():
     """A nested agent, a question, an approval, files, a payment, a mail and a handoff."""
-    every = 1 if ALL else 3
-    report = crashed(SHOPPING, write_every=every, step_every=24, overtaken_every=24)
+    every = 1 if ALL else 4
+    report = crashed(SHOPPING, write_every=every, step_every=30, overtaken_every=30)
     report.assert_kept()
     assert report.writes > 30
     assert report.tried["before write"] == report.tried["after write"] >= report.writes // every
-    assert report.tried["step"] >= report.steps // 24 > 3
+    assert report.tried["step"] >= report.steps // 30 > 3
     assert report.processes > 2 * sum(report.tried.values())
 
 
@@ -138,7 +138,7 @@ BANK = Scenario(name="a bank", play=bank, laws=[used_as_it_is, paid_at_most_once
 
 @pytest.mark.timeout(900)
 def test_secrets_are_recorded_nowhere_and_never_used_from_a_record():
-    report = crashed(BANK, step_every=8, overtaken_every=8)
+    report = crashed(BANK, write_every=1 if ALL else 2, step_every=16, overtaken_every=16)
     report.assert_kept()
     assert report.tried["before write"] > 5
 
@@ -204,7 +204,7 @@ VAULT = Scenario(
 def test_secrets_that_somebody_answers_with_are_recorded_nowhere_either():
     """And a handoff asks again, unless what comes after the answer had begun."""
     every: dict[str, Any] = (
-        {} if DEEP else {"write_every": 1 if ALL else 2, "step_every": 8, "overtaken_every": 8}
+        {} if DEEP else {"write_every": 1 if ALL else 3, "step_every": 16, "overtaken_every": 16}
     )
     report = simulate(VAULT, connected=True, **every)  # a secret is answered where the run lives
     report.assert_kept()
