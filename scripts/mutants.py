@@ -145,7 +145,7 @@ MUTANTS = [
     ),
     Mutant(
         "links followed by the kernel",
-        "resources/directory/syscalls.py",
+        "resources/directory/jail.py",
         "_RESOLVE = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS\n",
         "_RESOLVE = 0\n",
         "tests/resources/directory/test_attacks.py",
