@@ -52,7 +52,7 @@ from handrail.events import (
 )
 from handrail.limits import BudgetTracker
 from handrail.messages import AssistantMessage, Price, Sent, ToolMessage, Traits, Usage, UserMessage
-from handrail.models.model_errors import ModelRateLimited, ModelUnavailable
+from handrail.models import ModelRateLimited, ModelUnavailable
 from handrail.models.scripted import Reply
 from handrail.session import load, save
 from handrail.testing import Agent, RecordingSubscriber, VirtualClock, run_virtual

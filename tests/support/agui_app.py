@@ -14,7 +14,7 @@ import uvicorn
 from handrail import Adapter, DirectoryFilesystem, SqliteJournal, ToolCall
 from handrail.adapter.options import Retry
 from handrail.messages import CallPart, ModelPart, ModelRequest, TextPart, UserMessage
-from handrail.models.model_errors import ModelUnavailable
+from handrail.models import ModelUnavailable
 from handrail.models.scripted import Reply, Scripted
 from handrail.serve.app import asgi
 from handrail.serve.source import PromptSource

@@ -17,7 +17,7 @@ from handrail.errors import PromptEvaluationError, RunParked
 from handrail.events import MessageAdded
 from handrail.journal.sqlite import MemoryJournal
 from handrail.messages import AssistantMessage, Message, Price, Traits, Usage
-from handrail.models.model_errors import ModelUnavailable
+from handrail.models import ModelUnavailable
 from handrail.models.scripted import Reply
 from handrail.protocols import Environment, PolicyDecision
 from handrail.question import Answer, Question
