@@ -96,7 +96,7 @@ MUTANTS = [
     ),
     Mutant(
         "an approval of one diff is one of another",
-        "guard/coverage.py",
+        "guard/memory.py",
         "        exact=_key(whose, *about, exactly, diff),\n",
         '        exact=_key(whose, *about, exactly, ""),\n',
         "tests/guard/test_approval_memory.py",
@@ -124,7 +124,7 @@ MUTANTS = [
     ),
     Mutant(
         "memory of another session",
-        "guard/coverage.py",
+        "guard/memory.py",
         "    return hashlib.sha256(json.dumps(parts,",
         "    return hashlib.sha256(json.dumps(parts[1:],",
         "tests/guard/test_approval_memory.py",

@@ -28,8 +28,7 @@ from handrail.models.scripted import Reply, Scripted
 from handrail.records import CommitUnit, QuestionRecord
 from handrail.serve import snapshots
 from handrail.serve.agui.wire_events import Event
-from handrail.serve.event_streams import follow
-from handrail.serve.feed import Feed
+from handrail.serve.feed import Feed, follow
 from handrail.serve.source import PromptSource
 from support.recorded import write
 from support.served_threads import give, kinds, over, plan, served, settle

@@ -27,7 +27,7 @@ from handrail.session import Dispatcher, Session
 
 if TYPE_CHECKING:
     from handrail.adapter.bound import Bound
-    from handrail.context.verbs import PromptModel
+    from handrail.context.source import PromptModel
     from handrail.dispatch.attempt import Attempt
 
 OutputT = TypeVar("OutputT")

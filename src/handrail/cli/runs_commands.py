@@ -47,8 +47,7 @@ from handrail.journal.answers import secret_refused
 from handrail.journal.sqlite import SqliteJournal
 from handrail.question import Answer, Question
 from handrail.records import OVER
-from handrail.runs.approvals import approval_json
-from handrail.runs.catalog import Standing
+from handrail.runs.catalog import Standing, approval_json
 
 STANDINGS = get_args(Standing)
 _HOURS = {"h": 1, "d": 24, "w": 168}

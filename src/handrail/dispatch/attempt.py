@@ -20,7 +20,7 @@ from handrail.context import (
     ToolContext,
     WorkerFacts,
 )
-from handrail.context.verbs import PromptModel, WaitFor
+from handrail.context.source import PromptModel, WaitFor
 from handrail.deadline import Deadline
 from handrail.dispatch.approvals import approval_verb
 from handrail.dispatch.call import Call, CallKind, new_call

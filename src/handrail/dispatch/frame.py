@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from handrail.cancellation import Cancellation
 from handrail.context import Extras, RequestView, ResponseAccumulator, RunContext
 from handrail.context.extras import NO_EXTRAS
-from handrail.context.verbs import PromptModel
-from handrail.context.worker import WorkerFacts
+from handrail.context.facts import WorkerFacts
+from handrail.context.source import PromptModel
 from handrail.dispatch.options import RunOptions
 from handrail.errors import DefinitionError
 from handrail.guard.approval import Broker

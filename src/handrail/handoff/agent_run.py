@@ -14,7 +14,7 @@ from handrail.dispatch.gate import Gate
 from handrail.dispatch.opening import open_frame
 from handrail.dispatch.options import RunOptions
 from handrail.dispatch.parts import run_alone
-from handrail.environment.agent import AgentEnvironment
+from handrail.environment import AgentEnvironment
 from handrail.errors import DefinitionError
 from handrail.events import Emitted
 from handrail.handoff.acts import fill

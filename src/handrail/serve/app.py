@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
 from handrail.journals import Journal
-from handrail.serve.event_streams import Streams
+from handrail.serve.feed import Streams
 from handrail.serve.limits import Limits
 from handrail.serve.metrics import PrometheusMetrics, end_leg, refuse
 from handrail.serve.middleware import GuardMiddleware

@@ -21,7 +21,7 @@ from handrail.place import is_in_run
 from handrail.question import Answer, Question
 from handrail.records import OVER, QuestionRecord, RunRow
 from handrail.runs import Undoing
-from handrail.serve.agui.frontend_tools import frontend_tools_of
+from handrail.serve.agui.interrupts import frontend_tools_of
 from handrail.serve.agui.message_writer import Known
 from handrail.serve.agui.translator import Translator
 from handrail.serve.agui.wire_events import custom, plain_json
