@@ -763,7 +763,7 @@ def test_nested_runs_are_conversations_of_their_own() -> None:
 
 def test_a_nested_prompt_with_resources_of_its_own_says_where_they_belong() -> None:
     """What only the inner prompt binds is refused by name; bound on the run, the inner prompt has it."""
-    from handrail.resources.registry import given
+    from handrail.resources.bindings import given
 
     class Settings:
         word = "here"

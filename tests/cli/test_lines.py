@@ -19,7 +19,7 @@ from handrail.cli.activity import (
     format_seconds,
     row_line,
 )
-from handrail.cli.views import Markdown, TextFlow
+from handrail.cli.screens import Markdown, TextFlow
 from handrail.clock import SYSTEM_CLOCK
 from handrail.events import ModelFailed, ModelRequested, ModelResponded, Progress, ToolStarted
 from handrail.messages import Price, Traits, Usage

@@ -29,8 +29,8 @@ from handrail.events import Advised, ToolInvoked
 from handrail.guard import CommandPassing
 from handrail.protocols import Fork
 from handrail.question import Question
+from handrail.resources.bindings import given
 from handrail.resources.directory import links
-from handrail.resources.registry import given
 from handrail.resources.shell import Allow, Shell
 from handrail.sections import FileTools
 from handrail.testing import FakeShell, Person

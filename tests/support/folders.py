@@ -14,7 +14,7 @@ import pytest
 
 from handrail.resources.mount import is_opaque
 from handrail.resources.shell import Allow, CommandResult, Layers, Shell
-from handrail.resources.shell.copies import changes, members
+from handrail.resources.shell.folder_copy import changes, members
 
 Tree = dict[str, tuple[Any, ...]]
 

@@ -20,7 +20,7 @@ from handrail.dispatch.transaction import Transaction
 from handrail.errors import FileError, ToolValidationError
 from handrail.events import ApprovalDecided, ApprovalRemembered, ApprovalRequested, DecidedBy
 from handrail.guard.approval import APPROVAL_SCHEMA, decision
-from handrail.guard.memory import NEVER_REMEMBERED, Asks, Coverage, Recall, coverage_of
+from handrail.guard.approval_memory import NEVER_REMEMBERED, Asks, Coverage, Recall, coverage_of
 from handrail.journal.runlog import RunLog
 from handrail.operation import Operation
 from handrail.place import Place

@@ -42,7 +42,7 @@ from handrail.protocols import (
     PromptView,
     RenderedPromptView,
 )
-from handrail.resources.registry import CallResources
+from handrail.resources.bindings import CallResources
 from handrail.tools import Tool, ToolResult
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from handrail.protocols import (
     Workers,
 )
 from handrail.protocols import BudgetTracker as BudgetTrackerProtocol
-from handrail.resources.registry import RunResources, given
+from handrail.resources.bindings import RunResources, given
 from handrail.session import Dispatcher, Session, check_serialisable
 from handrail.tools import RunMode, Tool
 

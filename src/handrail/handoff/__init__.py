@@ -2,6 +2,6 @@
 
 from handrail.handoff.acts import Parked
 from handrail.handoff.agent_run import run_as_agent
-from handrail.handoff.definition import Handoff
+from handrail.handoff.handoff import Handoff
 
 __all__ = ["Handoff", "Parked", "run_as_agent"]

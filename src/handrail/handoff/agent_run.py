@@ -18,7 +18,7 @@ from handrail.environment import AgentEnvironment
 from handrail.errors import DefinitionError
 from handrail.events import Emitted
 from handrail.handoff.acts import fill
-from handrail.handoff.definition import Handoff
+from handrail.handoff.handoff import Handoff
 from handrail.ids import NewId
 from handrail.limits import Budget, BudgetTracker
 from handrail.messages import Model

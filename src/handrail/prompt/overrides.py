@@ -27,7 +27,7 @@ from handrail.prompt.template import fields_of
 from handrail.tools import ToolExample
 
 if TYPE_CHECKING:
-    from handrail.prompt.definition import Prompt
+    from handrail.prompt.prompt import Prompt
 
 
 State = Literal["applied", "stale", "unknown", "refused"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.resources.fork import FileFork
+from handrail.resources.file_fork import FileFork
 from handrail.resources.layer import ABSENT, TOP, FileLimits, Layer, Listing, Node, Shared
 from handrail.resources.paths import join
 

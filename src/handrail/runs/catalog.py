@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -15,19 +15,16 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, RunBusy, RunUnknown
 from handrail.events import ApprovalRemembered
 from handrail.guard import ApprovalMemory
-from handrail.guard.memory import bring_in, decisions_in, keep_decisions
-from handrail.journal.lease import is_free
+from handrail.guard.approval_memory import bring_in, decisions_in, keep_decisions
 from handrail.journals import Journal
 from handrail.messages import Usage
 from handrail.place import Place
 from handrail.prompt import OPENER
 from handrail.records import OVER, CommitUnit, Entry, Mark, RunRow
 from handrail.runs.transcript import Unfinished, retold
+from handrail.runs.tree import Standing, standing_of
 from handrail.session import Session
 from handrail.session.serialization import decode_item
-
-Standing = Literal["running", "parked", "interrupted", "done", "failed", "cancelled"]
-"""A run's status, or `interrupted` for a running one without a live owner."""
 
 _PAGE = 500
 
@@ -41,13 +38,6 @@ class RunLine(msgspec.Struct, frozen=True):
     @property
     def id(self) -> str:
         return self.row.record.id
-
-
-def standing_of(row: RunRow, now: float) -> Standing:
-    """Return a run's standing: its status, unless its owner is gone."""
-    if row.status == "running" and is_free(row.owner, row.leased_until, now, ""):
-        return "interrupted"
-    return row.status
 
 
 async def list_runs(

@@ -22,7 +22,7 @@ from handrail.serve.middleware import GuardMiddleware
 from handrail.serve.principals import Authenticate, Principals
 from handrail.serve.refusals import exception_handlers
 from handrail.serve.routes import Routes
-from handrail.serve.source import Source
+from handrail.serve.sources import Source
 from handrail.serve.threads import Threads
 
 

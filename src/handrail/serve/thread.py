@@ -29,8 +29,8 @@ from handrail.serve.feed import Event, Feed
 from handrail.serve.live_run import LiveRun
 from handrail.serve.principals import session_id_of
 from handrail.serve.refusals import QuestionsOpen, ServerStopping, ThreadBusy, ThreadUnknown
-from handrail.serve.source import Source
-from handrail.serve.transcript import (
+from handrail.serve.sources import Source
+from handrail.serve.thread_messages import (
     RunMessage,
     messages_in,
     nested_messages_in,

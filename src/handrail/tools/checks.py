@@ -25,7 +25,7 @@ from handrail.protocols import RunMode
 from handrail.schema import JsonSchema, Schema
 from handrail.schema.problems import describe
 from handrail.tools.effect import EFFECTS
-from handrail.tools.paths import PathFinder
+from handrail.tools.path_arguments import PathFinder
 from handrail.tools.result import ToolExample
 from handrail.tools.signature import (
     MISSING,

@@ -16,7 +16,7 @@ from handrail.schema import JsonSchema, Schema, Validate, clear_json, refuse_mas
 from handrail.schema.secrets import WITHHELD
 from handrail.tools.checks import Copy, check, check_words
 from handrail.tools.effect import EFFECTS, Effect
-from handrail.tools.paths import Access, NamedPath, PathFinder
+from handrail.tools.path_arguments import Access, NamedPath, PathFinder
 from handrail.tools.result import ToolExample, ToolResult
 from handrail.tools.signature import MISSING, Need
 

@@ -22,8 +22,8 @@ from handrail.records import CommitUnit
 from handrail.resources.directory.area import MANIFEST, Area, case_insensitive, read_manifest
 from handrail.resources.directory.commit import Commit, Manifest
 from handrail.resources.directory.content import UNSEEN, node_of
+from handrail.resources.directory.directory_fork import DirectoryFork
 from handrail.resources.directory.disk import DISK, Disk
-from handrail.resources.directory.fork import DirectoryFork
 from handrail.resources.directory.jail import Jail
 from handrail.resources.directory.links import Ground, Linked
 from handrail.resources.layer import ABSENT, FileLimits, Listing, Node, refuse_claimed

@@ -19,8 +19,8 @@ from handrail.errors import DefinitionError, FileError, FileMissing, PathRefused
 from handrail.protocols import Filesystem
 from handrail.resources.mount import Layered, Layers, remove_tree
 from handrail.resources.paths import parse_path
-from handrail.resources.shell.copies import Copy
-from handrail.resources.shell.process import Outcome, Stop, execute, turn
+from handrail.resources.shell.command_process import Outcome, Stop, execute, turn
+from handrail.resources.shell.folder_copy import Copy
 from handrail.resources.shell.request import (
     Reply,
     Request,

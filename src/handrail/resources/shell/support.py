@@ -12,8 +12,8 @@ from pathlib import Path
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import HandrailError
 from handrail.resources.mount import remove_tree
-from handrail.resources.shell.copies import changes
-from handrail.resources.shell.process import Stop, execute
+from handrail.resources.shell.command_process import Stop, execute
+from handrail.resources.shell.folder_copy import changes
 from handrail.resources.shell.request import Isolation, Request, View
 
 _SECONDS = 30.0

@@ -29,7 +29,7 @@ from handrail.resources.directory.jail import read_open
 from handrail.resources.directory.layer_stack import Entry, LayerStack
 from handrail.resources.directory.links import Linked
 from handrail.resources.directory.stager import stage_commit
-from handrail.resources.fork import FileChange, FileFork
+from handrail.resources.file_fork import FileChange, FileFork
 from handrail.resources.layer import ABSENT, Layer, Node, Shared
 from handrail.resources.mount import Layers
 from handrail.resources.overlay import PREPARED, Overlay
