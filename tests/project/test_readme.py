@@ -180,12 +180,12 @@ def test_run_compares_what_is_printed_exactly(tmp_path: Path, monkeypatch: pytes
     ("text", "complaint"),
     [
         ("```python\nx = 1\n", "document.md:1: this fence is never closed"),
-        ("<!-- prints -->\n\n```text\n```\n", "document.md:2: a text fence has to follow"),
-        ("<!-- prints -->\n```python\n```\n", "document.md:2: a text fence has to follow"),
-        ("<!-- continues -->\n\n```python\n```\n", "document.md:2: a python fence has to follow"),
+        ("<!-- prints -->\n\n```text\n```\n", "document.md:2: a text fence must follow"),
+        ("<!-- prints -->\n```python\n```\n", "document.md:2: a text fence must follow"),
+        ("<!-- continues -->\n\n```python\n```\n", "document.md:2: a python fence must follow"),
         ("<!-- continues -->\n```python\n```\n", "document.md:2: there is no python block before"),
-        ("<!-- runs on x -->\n\n```python\n```\n", "document.md:2: a python fence has to follow"),
-        ("<!-- anew -->\n```python\n```\n", "document.md:2: <!-- anew --> says what holds here anyway"),
+        ("<!-- runs on x -->\n\n```python\n```\n", "document.md:2: a python fence must follow"),
+        ("<!-- anew -->\n```python\n```\n", "document.md:2: <!-- anew --> has no effect here"),
         ("<!-- prints -->\n```text\n```\n", "document.md:2: there is no python block before"),
     ],
 )
