@@ -11,20 +11,23 @@ from playwright.sync_api import Browser, Playwright, expect, sync_playwright
 
 CHROMIUM = Path("/usr/bin/chromium")
 PATIENCE = 120_000
-"""Milliseconds after which what should be on a page is missing: many, since machines are slow at times."""
+"""Milliseconds to wait for an element before it counts as missing. Generous, since machines can be slow."""
 
 expect.set_options(timeout=PATIENCE)
 
 
 def arguments() -> list[str]:
-    """As root it has no sandbox: chromium refuses one there."""
+    """Return chromium's arguments.
+
+    As root it gets `--no-sandbox`, since it refuses to start with a sandbox.
+    """
     return ["--no-sandbox"] if os.geteuid() == 0 else []
 
 
 def launched(playwright: Playwright) -> Browser:
-    """The browser."""
+    """Launch the browser."""
     if not CHROMIUM.exists():
-        raise AssertionError(f"the tests of the page need {CHROMIUM}: scripts/components installs it")
+        raise AssertionError(f"the page's tests need {CHROMIUM}. Run scripts/components to install it.")
     return playwright.chromium.launch(executable_path=CHROMIUM, args=arguments())
 
 
@@ -61,5 +64,5 @@ def close_unless_used(following: pytest.Item | None) -> None:
     Playwright's loop runs in the thread of the tests as long as it is open, where it would be in the way of every
     test that runs a loop of its own.
     """
-    if browser.__name__ not in getattr(following, "fixturenames", ()):
+    if "browser" not in getattr(following, "fixturenames", ()):
         _shared.close()
