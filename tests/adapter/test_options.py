@@ -1,4 +1,4 @@
-"""Run options: what arguments are taken, and what a nested run inherits or may only tighten."""
+"""Run options: which arguments are accepted, and what a nested run inherits or may only tighten."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from handrail.dispatch.options import DEPTH_LIMIT, RunArguments, RunOptions
 from handrail.errors import DefinitionError
 from handrail.journal.sqlite import MemoryJournal
 from handrail.limits import BudgetTracker
-from handrail.resources.registry import given
+from handrail.resources.bindings import given
 from handrail.testing import Person
 from support.worker_folders import PLAIN, sound
 
@@ -154,7 +154,7 @@ OWN = (
 
 
 def test_every_option_is_inherited_limited_or_the_runs_own() -> None:
-    """A new option has to be decided about: `nested` says what becomes of it."""
+    """Every option must be classified: `nested` decides how it applies to a nested run."""
     limits = ("deadline", "budget", "depth_limit")
     assert sorted((*INHERITED, *OWN, *limits)) == sorted(RunOptions.__struct_fields__)
 

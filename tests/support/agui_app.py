@@ -1,4 +1,4 @@
-"""The app that the AG-UI clients are tried with, in a process of its own where it is to be killed.
+"""The app that the AG-UI clients are tested with. It runs in its own process when a test kills it.
 
 python agui_app.py FOLDER PORT
 """
@@ -12,12 +12,12 @@ from pathlib import Path
 import uvicorn
 
 from handrail import Adapter, DirectoryFilesystem, SqliteJournal, ToolCall
-from handrail.adapter.options import Retry
+from handrail.adapter.settings import Retry
 from handrail.messages import CallPart, ModelPart, ModelRequest, TextPart, UserMessage
-from handrail.models.model_errors import ModelUnavailable
+from handrail.models import ModelUnavailable
 from handrail.models.scripted import Reply, Scripted
 from handrail.serve.app import asgi
-from handrail.serve.source import PromptSource
+from handrail.serve.sources import PromptSource
 from support.served import PLAYS, PROMPT, Booking, PlayedModel, said, source_in
 
 PLANS: Mapping[str, Sequence[Scripted]] = {
@@ -37,7 +37,7 @@ PLANS: Mapping[str, Sequence[Scripted]] = {
 
 
 class FlakyModel(PlayedModel):
-    """The same model, whose connection is lost once in the middle of an answer."""
+    """The same model, which loses its connection once in the middle of an answer."""
 
     lost = False
 
@@ -52,7 +52,7 @@ class FlakyModel(PlayedModel):
 
 
 def source_of(folder: Path) -> PromptSource:
-    """The app of the tests of the page, with more plays, and a model that fails now and then."""
+    """Return the app of the page's tests, with more plays and a model that sometimes fails."""
     source_in(folder)
     adapter = Adapter(
         FlakyModel(PLANS), filesystem=DirectoryFilesystem(folder / "work"), retry=Retry(first_wait=0.0)

@@ -20,7 +20,7 @@ from handrail.context import (
     ToolContext,
     WorkerFacts,
 )
-from handrail.context.verbs import PromptModel, WaitFor
+from handrail.context.source import PromptModel, WaitFor
 from handrail.deadline import Deadline
 from handrail.dispatch.approvals import approval_verb
 from handrail.dispatch.call import Call, CallKind, new_call
@@ -42,7 +42,7 @@ from handrail.protocols import (
     PromptView,
     RenderedPromptView,
 )
-from handrail.resources.registry import CallResources
+from handrail.resources.bindings import CallResources
 from handrail.tools import Tool, ToolResult
 
 if TYPE_CHECKING:

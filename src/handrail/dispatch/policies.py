@@ -15,7 +15,7 @@ from handrail.dispatch.views import PolicySession
 from handrail.errors import ContextExpired
 from handrail.operation import Home
 from handrail.protocols import Filesystem, Forkable, PolicyDecision
-from handrail.resources.registry import CallResources
+from handrail.resources.bindings import CallResources
 from handrail.tools import ToolResult
 
 log = logging.getLogger("handrail.gate")

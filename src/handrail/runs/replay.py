@@ -39,8 +39,8 @@ from handrail.place import RUN, Place
 from handrail.prompt import OPENER, Prompt, RenderedPrompt
 from handrail.protocols import Filesystem
 from handrail.records import CommitUnit
+from handrail.resources.bindings import Binding
 from handrail.resources.paths import folder_of
-from handrail.resources.registry import Binding
 from handrail.runs.undo import meet
 from handrail.session import Session
 from handrail.session.serialization import decode_item
