@@ -91,7 +91,7 @@ _SIMPLE = (str, int, float, bool, type(None))
 
 def check_result(tool: Tool[Any, Any], result: Any) -> None:
     """Check that a handler returned a result of the type it declares, and that it can be shown."""
-    if type(result) is not ToolResult and not issubclass(type(result), ToolResult):
+    if not issubclass(type(result), ToolResult):
         raise SignatureMismatch(f"its handler returned a {type(result).__name__} instead of a ToolResult")
     value = result.value
     kind = tool.result_class
