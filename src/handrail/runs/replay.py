@@ -351,7 +351,6 @@ class _Walk:
             call.resolve(tool)
             attempt = self._gate.open(call).attempt
             attempt.params = tool.parse(asked.arguments)
-            attempt.seen = tool.parse_again(attempt.params, asked.arguments)
             attempt.transaction = new_transaction(attempt, tool)
             try:
                 await check_policies(attempt)
