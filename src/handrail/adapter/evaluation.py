@@ -25,16 +25,15 @@ from handrail.adapter.run_record import (
     prompt_of,
     session_after,
 )
-from handrail.dispatch.frame import Frame
-from handrail.dispatch.opening import open_frame
+from handrail.dispatch.frame import Frame, open_frame
 from handrail.dispatch.options import RunOptions
-from handrail.dispatch.parking import Parking
 from handrail.errors import DefinitionError, RunError
 from handrail.guard.memory import keep_decisions
-from handrail.journal.runlog import RunLog
 from handrail.prompt import Prompt
 from handrail.protocols import EventBus
 from handrail.records import OVER
+from handrail.replay.log import RunLog
+from handrail.replay.parked_run import Parking
 from handrail.session import Dispatcher, Session
 
 if TYPE_CHECKING:

@@ -20,12 +20,12 @@ from handrail.adapter.response import ANSWER_TOOL, REPAIRS, Outcome, Output, wha
 from handrail.adapter.run import Run
 from handrail.context import ToolContext
 from handrail.dispatch.frame import Frame
-from handrail.dispatch.replaying import RecordedResult
-from handrail.dispatch.secrets import is_masked
 from handrail.dispatch.turn import OpenTurn
 from handrail.errors import ToolValidationError, VisibilityExpansionRequired
 from handrail.messages import CallAnswered, CallAsked, ToolMessage, UserMessage
 from handrail.prompt import OPENER, Prompt, RenderedPrompt
+from handrail.replay.marks import is_masked
+from handrail.replay.records import RecordedResult
 from handrail.tools import Tool, ToolResult
 
 if TYPE_CHECKING:

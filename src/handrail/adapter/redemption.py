@@ -17,12 +17,10 @@ from handrail.context.ticket import Ticket
 from handrail.deadline import Deadline
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.call import Call, new_call
-from handrail.dispatch.compensations import compensate
-from handrail.dispatch.frame import Frame
+from handrail.dispatch.effects import compensate
+from handrail.dispatch.frame import Frame, open_frame
 from handrail.dispatch.gate import Arguments, Gate
-from handrail.dispatch.opening import open_frame
 from handrail.dispatch.options import GuardArguments, RunOptions, check_kinds
-from handrail.dispatch.replaying import Deposit, read_result, record_of
 from handrail.dispatch.tickets import share_of
 from handrail.dispatch.transaction import Settled, Transaction
 from handrail.errors import JournalError, PromptEvaluationError, TicketError
@@ -34,6 +32,7 @@ from handrail.limits import Budget
 from handrail.operation import Operation
 from handrail.place import RUN, Place
 from handrail.protocols import ToolPolicy
+from handrail.replay.records import Deposit, read_result, record_of
 from handrail.session import Session
 from handrail.tools import EFFECTS, Tool, ToolResult
 from handrail.tools.effect import Effect, refusal

@@ -16,10 +16,10 @@ from handrail.deadline import Deadline
 from handrail.dispatch.frame import Frame
 from handrail.errors import JournalError, RunBusy
 from handrail.journal.lease import LEASE_SECONDS
-from handrail.journal.runlog import RunLog
 from handrail.journals import Journal
 from handrail.place import RUN
 from handrail.records import Entry, RunRow
+from handrail.replay.log import RunLog
 
 log = logging.getLogger("handrail.adapter")
 

@@ -32,12 +32,12 @@ from handrail.errors import (
 )
 from handrail.events import MessageAdded, SectionOpened
 from handrail.guard.memory import bring_in, decisions_in, keep_decisions
-from handrail.journal.runlog import RunLog
 from handrail.journals import Journal
 from handrail.limits import Budget
 from handrail.messages import Message, Usage
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.records import OVER, CommitUnit, RunRecord, RunRow, RunStatus
+from handrail.replay.log import RunLog
 from handrail.resources.paths import folder_of
 from handrail.schema import Schema, to_json
 from handrail.session import Session

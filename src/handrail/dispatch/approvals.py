@@ -14,19 +14,18 @@ import msgspec
 import pydantic_core
 
 from handrail.context import Approval
-from handrail.dispatch.parking import CallAsker, waiting_for_a_person
-from handrail.dispatch.questions import note_verb, question_of
+from handrail.dispatch.questions import CallAsker, note_verb, question_of, waiting_for_a_person
 from handrail.dispatch.transaction import Transaction
 from handrail.errors import FileError, ToolValidationError
 from handrail.events import ApprovalDecided, ApprovalRemembered, ApprovalRequested, DecidedBy
 from handrail.guard.approval import APPROVAL_SCHEMA, decision
 from handrail.guard.coverage import NEVER_REMEMBERED, Asks, Coverage, coverage_of
 from handrail.guard.memory import Recall
-from handrail.journal.runlog import RunLog
 from handrail.operation import Operation
 from handrail.place import Place
 from handrail.protocols import ApprovalRequest, Filesystem
 from handrail.question import Lasting
+from handrail.replay.log import RunLog
 from handrail.resources.paths import parse_path
 from handrail.schema import to_json
 from handrail.tools import EFFECTS

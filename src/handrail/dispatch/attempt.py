@@ -24,15 +24,15 @@ from handrail.context.verbs import PromptModel, WaitFor
 from handrail.deadline import Deadline
 from handrail.dispatch.approvals import approval_verb
 from handrail.dispatch.call import Call, CallKind, new_call
+from handrail.dispatch.effects import OnUnknown, once
 from handrail.dispatch.frame import Frame
-from handrail.dispatch.once import OnUnknown, once
 from handrail.dispatch.questions import wait_for
 from handrail.dispatch.tickets import GivenTicket, give_ticket
 from handrail.dispatch.transaction import Settled, Transaction
 from handrail.dispatch.views import CallApprovals, CallBus, CallSession, CallSignal
 from handrail.errors import CallFailed, ContextExpired, NotSupported
 from handrail.events import Emitted, Progress
-from handrail.limits import BudgetTracker, Heartbeat, Spending
+from handrail.limits import BudgetTracker, CostTracker, Heartbeat
 from handrail.operation import DONE, Done, Home, Operation
 from handrail.place import Place
 from handrail.protocols import (
@@ -303,7 +303,7 @@ class Attempt(msgspec.Struct, eq=False):
         return self.frame.tracker
 
     @property
-    def cost_tracker(self) -> Spending:
+    def cost_tracker(self) -> CostTracker:
         return self.frame.spending
 
     @property

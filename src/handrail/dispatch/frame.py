@@ -12,13 +12,12 @@ from handrail.context import Extras, RequestView, ResponseAccumulator, RunContex
 from handrail.context.extras import NO_EXTRAS
 from handrail.context.verbs import PromptModel
 from handrail.context.worker import WorkerFacts
-from handrail.dispatch.options import RunOptions
+from handrail.dispatch.options import RunOptions, check_kinds
 from handrail.errors import DefinitionError
 from handrail.guard.approval import Broker
 from handrail.journal.digest import new_key
 from handrail.journal.local import LocalQuestions, LocalSteps
-from handrail.journal.runlog import NO_LOG, RunLog
-from handrail.limits import Budget, BudgetTracker, Spending
+from handrail.limits import Budget, BudgetTracker, CostTracker
 from handrail.place import RUN, Place
 from handrail.protocols import (
     ApprovalBroker,
@@ -31,13 +30,14 @@ from handrail.protocols import (
     Workers,
 )
 from handrail.protocols import BudgetTracker as BudgetTrackerProtocol
+from handrail.replay.log import NO_LOG, RunLog
 from handrail.resources.registry import RunResources, given
 from handrail.session import Dispatcher, Session, check_serialisable
 from handrail.tools import RunMode, Tool
 
 if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
-    from handrail.dispatch.parking import Parking
+    from handrail.replay.parked_run import Parking
 
 
 class ProviderSide(Protocol):
@@ -176,7 +176,7 @@ class Frame:
         self.prompt_model = prompt_model or (None if environment is None else environment.prompt_model)
         self.workers = self.worker = self.parking = None
         self.cancellation = Cancellation(self._at_work, None)
-        self.spending = Spending(None)
+        self.spending = CostTracker(None)
         run_id = options.run_id or new_id()
         self.run_context = RunContext(run_id, run_id, session.id, 1, "local", new_id(), new_id()[:16])
         self._begin(options.replace(session=session), session, prompt)
@@ -199,7 +199,7 @@ class Frame:
         frame.adapter, frame.prompt_model = outer.adapter, outer.prompt_model
         frame.workers, frame.worker, frame.parking = outer.workers, outer.worker, outer.parking
         frame.cancellation = Cancellation(frame._at_work, outer.cancellation)
-        frame.spending = Spending(outer.spending)
+        frame.spending = CostTracker(outer.spending)
         run_id = place.id(ids.request_id)
         frame.run_context = RunContext(
             run_id, ids.request_id, ids.session_id, ids.attempt, ids.worker_id, ids.trace_id, ids.span_id
@@ -315,6 +315,24 @@ class Frame:
         return self._given
 
 
+def open_frame(
+    options: RunOptions,
+    tools: Iterable[Tool[Any, Any]] = (),
+    policies: Iterable[ToolPolicy] = (),
+    *,
+    prompt: PromptView | None = None,
+    log: RunLog | None = None,
+    adapter: Callable[[Any], BoundAdapter] | None = None,
+    prompt_model: Callable[[Any], PromptModel] | None = None,
+) -> Frame:
+    """A run of its own, with its options checked."""
+    check_kinds(policies=(policies, Iterable, "a list of policies: [CapabilityPolicy()]"))
+    options.check()
+    frame = Frame(options, prompt=prompt, log=log, adapter=adapter, prompt_model=prompt_model)
+    frame.show(tools, check_policies(policies))
+    return frame
+
+
 def check_tool(given: object) -> None:
     """Raise `DefinitionError` for anything but a tool, such as a plain function."""
     if not isinstance(given, Tool):
@@ -330,4 +348,21 @@ def _by_name(tools: Iterable[Tool[Any, Any]]) -> Mapping[str, Tool[Any, Any]]:
         if tool.name in found and found[tool.name] is not tool:
             raise DefinitionError(f"two tools are called {tool.name!r}. Rename one of them.")
         found[tool.name] = tool
+    return found
+
+
+def check_policies(policies: Iterable[ToolPolicy]) -> tuple[ToolPolicy, ...]:
+    """Check that each policy is complete and has a name of its own."""
+    found = tuple(policies)
+    for policy in found:
+        if not all(hasattr(policy, member) for member in ("name", "check", "on_result")):
+            raise DefinitionError(
+                f"{policy!r} is not a policy. A policy has a `name`, `check` and `on_result`; see ToolPolicy."
+            )
+    names = [policy.name for policy in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise DefinitionError(
+                f"two policies are called {name!r}, and their state would be mixed. Give one another name."
+            )
     return found

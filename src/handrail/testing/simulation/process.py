@@ -15,14 +15,14 @@ import msgspec
 from handrail.adapter.conversation import Conversation
 from handrail.adapter.run_record import decode_outcome
 from handrail.dispatch.gate import Gate
-from handrail.dispatch.parking import Parking
-from handrail.dispatch.secrets import had_secret
 from handrail.environment.unattended import LaterEnvironment
 from handrail.errors import AnswerRefused, RunParked, RunUnknown
 from handrail.events import ToolInvoked
 from handrail.journal.sqlite import SqliteJournal
 from handrail.protocols import Asker, Environment
 from handrail.question import Answer, Question
+from handrail.replay.marks import had_secret
+from handrail.replay.parked_run import Parking
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.session import Session
 from handrail.session.serialization import encode_item

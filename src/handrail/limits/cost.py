@@ -1,4 +1,4 @@
-"""What models used: tokens and money, of a run and of everything below it."""
+"""`CostTracker`: the tokens and the money that models used, in a run and in everything nested in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NOTHING = Usage()
 _FREE = Decimal(0)
 
 
-class Spending:
+class CostTracker:
     """A running sum, which also counts towards every run above.
 
     The cost is None once a part of it is unknown: an unknown price is not nothing.
@@ -19,21 +19,21 @@ class Spending:
 
     __slots__ = ("_above", "cost", "usage")
 
-    def __init__(self, above: Spending | None = None) -> None:
+    def __init__(self, above: CostTracker | None = None) -> None:
         self._above = above
         self.usage = _NOTHING
         self.cost: Decimal | None = _FREE
 
     def add(self, usage: Usage, cost: Decimal | None) -> None:
-        """One request was answered."""
-        spending: Spending | None = self
-        while spending is not None:
-            spending.usage += usage
+        """Add one answered request."""
+        tracker: CostTracker | None = self
+        while tracker is not None:
+            tracker.usage += usage
             if cost is None:
-                spending.cost = None
-            elif cost and spending.cost is not None:
-                spending.cost += cost
-            spending = spending._above
+                tracker.cost = None
+            elif cost and tracker.cost is not None:
+                tracker.cost += cost
+            tracker = tracker._above
 
     def spent(self) -> Mapping[str, Decimal]:
         """The same by unit; money is left out where it is unknown."""
