@@ -105,7 +105,7 @@ async def run_until_done(run: Run) -> Outcome:
             run.say(answer.message(calls))
             taken: Any = None
             if calls:
-                frame.provider = answer
+                frame.model.provider = answer
                 results = await _run_calls(run, calls, f"{run_id}/{turns}")
                 taken = _answer_among(run, calls, results) if run.answers_by_call else None
                 if taken is None:

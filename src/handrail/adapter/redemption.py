@@ -190,9 +190,9 @@ class _Redemption:
             inner = record_of(attempt, result, done, status)
             deposit = Deposit(
                 inner=inner,
-                spent=dict(frame.tracker.spent()),
-                usage=frame.spending.usage,
-                cost=frame.spending.cost,
+                spent=dict(frame.costs.tracker.spent()),
+                usage=frame.costs.models.usage,
+                cost=frame.costs.models.cost,
             )
             await self._box.deposit(*self._which, self._by, msgspec.msgpack.encode(deposit))
         except Exception as error:

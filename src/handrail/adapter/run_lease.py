@@ -36,7 +36,7 @@ def held(journal: Journal, run_id: str) -> Generator[None]:
     mine = (id(journal), run_id)
     with _lock:
         if mine in _held:
-            raise RunBusy(run_id, str(getattr(journal, "owner", "")))
+            raise RunBusy(run_id, journal.owner)
         _held.add(mine)
     try:
         yield

@@ -248,23 +248,23 @@ class Attempt(msgspec.Struct, eq=False):
 
     @property
     def prompt(self) -> PromptView:
-        return self._there("prompt", self.frame.prompt, "Run the tool from a prompt.")
+        return self._there("prompt", self.frame.model.prompt, "Run the tool from a prompt.")
 
     @property
     def rendered_prompt(self) -> RenderedPromptView | None:
-        return self.frame.rendered_prompt
+        return self.frame.model.rendered
 
     @property
     def request(self) -> RequestView | None:
-        return self.frame.provider.request
+        return self.frame.model.provider.request
 
     @property
     def response_accumulator(self) -> ResponseAccumulator | None:
-        return self.frame.provider.accumulator
+        return self.frame.model.provider.accumulator
 
     @property
     def extras(self) -> Extras:
-        return self.frame.provider.extras
+        return self.frame.model.provider.extras
 
     # Things.
 
@@ -272,7 +272,7 @@ class Attempt(msgspec.Struct, eq=False):
     def adapter(self) -> BoundAdapter:
         bound = self.bound
         if bound is None:
-            make = self._there("adapter", self.frame.adapter, "Run the tool from an adapter.")
+            make = self._there("adapter", self.frame.model.adapter, "Run the tool from an adapter.")
             bound = self.bound = make(self)
         return bound
 
@@ -300,11 +300,11 @@ class Attempt(msgspec.Struct, eq=False):
 
     @property
     def budget_tracker(self) -> BudgetTracker:
-        return self.frame.tracker
+        return self.frame.costs.tracker
 
     @property
     def cost_tracker(self) -> CostTracker:
-        return self.frame.spending
+        return self.frame.costs.models
 
     @property
     def approval_controller(self) -> CallApprovals:
@@ -317,12 +317,12 @@ class Attempt(msgspec.Struct, eq=False):
     @property
     def resources(self) -> CallResources:
         if self.made_resources is None:
-            self.made_resources = CallResources(self.frame.resources, self, self.frame.given)
+            self.made_resources = CallResources(self.frame.world.resources, self, self.frame.costs.given)
         return self.made_resources
 
     @property
     def filesystem(self) -> Filesystem:
-        files = self.frame.filesystem
+        files = self.frame.world.filesystem
         if files is None:
             return self.resources.get(Filesystem)
         self.check()
@@ -414,7 +414,7 @@ class Attempt(msgspec.Struct, eq=False):
 
     @property
     def prompt_model(self) -> PromptModel | None:
-        make = self.frame.prompt_model
+        make = self.frame.model.prompt_model
         return make(self) if make is not None and self.frame.can_prompt(self.tool) else None
 
     def _there(self, member: str, value: Any, hint: str) -> Any:

@@ -58,7 +58,7 @@ async def _once(
     on_unknown: OnUnknown,
 ) -> Any:
     frame = attempt.frame
-    value = await frame.steps.run(
+    value = await frame.world.steps.run(
         f"{attempt.invocation.idempotency_key}/{key}",
         lambda: call_either(function),
         run_id=frame.log.run_id,
@@ -93,7 +93,7 @@ async def _settle_unknown(
 
 
 async def _ask_whether(attempt: Attempt, key: str) -> bool | None:
-    environment = attempt.frame.environment
+    environment = attempt.frame.people.environment
     if environment is None or environment.run_mode != "user":
         return None
     wanted: Schema[Any] = Schema(_Asked)

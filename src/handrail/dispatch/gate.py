@@ -122,7 +122,7 @@ class Gate:
     async def close(self) -> None:
         """End the run: close its resources, last made first."""
         self.frame.cancellation.close()
-        await self.frame.resources.close()
+        await self.frame.world.resources.close()
 
     def pass_through(self, call: Call) -> Coroutine[Any, Any, ToolResult[Any]]:
         """Take a call through the gate and return its result."""
@@ -493,6 +493,5 @@ class Gate:
         if passage.error is not None and passage.status != "cancelled":
             forget_locals(passage.error)
         if parking is not None:
-            frame.ending.discard(attempt)
             parking.ended(attempt)
         return result

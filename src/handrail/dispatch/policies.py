@@ -98,12 +98,12 @@ class PolicyCall(msgspec.Struct, eq=False):
         if self._resources is None:
             self._attempt.policies_made_resources = True
             frame = self._attempt.frame
-            self._resources = CallResources(frame.resources, self, frame.given)
+            self._resources = CallResources(frame.world.resources, self, frame.costs.given)
         return self._resources
 
     @property
     def filesystem(self) -> Filesystem:
-        files = self._attempt.frame.filesystem
+        files = self._attempt.frame.world.filesystem
         return self.resources.get(Filesystem) if files is None else self._attempt.fork(Filesystem, files)
 
     def __getattr__(self, name: str) -> Any:

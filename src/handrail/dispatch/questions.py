@@ -107,9 +107,9 @@ async def put(attempt: Attempt, question: Question, wanted: Schema[Any]) -> Answ
     """Put a question to the environment. The run may be parked while it is open."""
     frame = attempt.frame
     mask = wanted.hide if wanted.secret else None
-    environment = frame.environment
+    environment = frame.people.environment
     asker = None if environment is None else CallAsker(attempt, environment)
-    return await frame.questions.ask(question, asker, wanted.parse_given, mask)
+    return await frame.people.questions.ask(question, asker, wanted.parse_given, mask)
 
 
 @contextmanager
@@ -229,7 +229,7 @@ def question_of(
         message=message,
         payload=pydantic_core.from_json(shown),
         schema=schema,
-        digest=digest(frame.key, kind, name, message, shown.decode(), schema, *covered),
+        digest=digest(frame.people.key, kind, name, message, shown.decode(), schema, *covered),
         principal=principal,
         asked_by=attempt.path,
         call_id=attempt.id,

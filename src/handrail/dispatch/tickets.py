@@ -70,14 +70,14 @@ def give_ticket(attempt: Attempt) -> str:
         capabilities=tuple(sorted(attempt.tool.capabilities)),
         effect=attempt.tool.effect,
     )
-    text = ticket.seal(frame.key)
+    text = ticket.seal(frame.people.key)
     first = run_log.journal.tickets.issue(run_log.run_id, ticket.place, text)
     if attempt.tickets is None:
         attempt.tickets = []
     attempt.tickets.append(given)
     if first != text:  # the handler was entered before: its share may be in use already
-        ticket = msgspec.structs.replace(ticket, budget=Ticket.open(first, frame.key).budget)
-        text = ticket.seal(frame.key)
+        ticket = msgspec.structs.replace(ticket, budget=Ticket.open(first, frame.people.key).budget)
+        text = ticket.seal(frame.people.key)
     if frame.budget is not None:
         given.share = share_of(ticket)
         given.reserved = frame.budget.reserve(**given.share)

@@ -94,7 +94,7 @@ class CallApprovals:
 
     @property
     def mode(self) -> str | None:
-        return getattr(self._attempt.frame.broker, "mode", None)
+        return self._attempt.frame.people.mode
 
     def list(self) -> tuple[ApprovalRemembered, ...]:
         """What was decided for more than one call of this session, and not revoked."""

@@ -118,7 +118,7 @@ def apply_inner(attempt: Attempt, inner: InnerCall) -> None:
     transaction.writable = True
     for event in inner.events:
         transaction.session.dispatch(decode_item(event, attempt.frame.session.id))
-    files = attempt.frame.filesystem
+    files = attempt.frame.world.filesystem
     if inner.files and files is not None:
         transaction.fork_of(files).redo(inner.files)
     for done in settled_by(attempt, inner):
@@ -160,7 +160,7 @@ def bill_nested(attempt: Attempt, before: int | None = None) -> None:
     frame = attempt.frame
     for body in frame.log.answers_under(attempt.call.place, before):
         spent = msgspec.msgpack.decode(body, type=_AnswerCost)
-        frame.spending.add(spent.usage or Usage(), spent.cost)
+        frame.costs.models.add(spent.usage or Usage(), spent.cost)
         if frame.budget is not None:
             told = {} if spent.usage is None else {"tokens": spent.usage.tokens, "money": spent.cost}
             frame.budget.reserve().settle(requests=1, **told)
@@ -179,7 +179,7 @@ async def bill_tickets(attempt: Attempt, log: RunLog) -> dict[str, bytes]:
 def charge(frame: Frame, spent: Spent, given: GivenTicket | None = None) -> None:
     """Charge what was spent under a ticket, and release the rest of its share."""
     if spent.usage != NO_USAGE:
-        frame.spending.add(spent.usage, spent.cost)
+        frame.costs.models.add(spent.usage, spent.cost)
     if given is not None and given.reserved is not None:
         given.reserved.settle(**{**dict.fromkeys(given.share, 0), **spent.spent})
     elif given is None and frame.budget is not None:

@@ -33,7 +33,7 @@ class Parking:
     The environment decides what happens to a quiet run: see `Environment.begins` and `Environment.rests`.
     """
 
-    __slots__ = ("_environment", "_frames", "_root", "_told", "parked")
+    __slots__ = ("_environment", "_frames", "_root", "_told", "ending", "parked")
 
     def __init__(self, root: Frame, environment: Environment) -> None:
         self._root = root
@@ -41,6 +41,8 @@ class Parking:
         self._frames: WeakSet[Frame] = WeakSet((root,))
         self._told = False
         """Whether the environment has been told of this rest."""
+        self.ending: set[Attempt] = set()
+        """The attempts that are over and whose end has not been published."""
         self.parked = False
 
     @property
@@ -51,7 +53,7 @@ class Parking:
     def quiet(self) -> bool:
         """Whether everything in the run waits for answers."""
         live, around = self._at_work()
-        if not live or self._asks_a_model() or any(frame.ending for frame in self._frames):
+        if not live or self._asks_a_model() or self.ending:
             return False
         return all(_rests(attempt, attempt in around) for attempt in live)
 
@@ -107,6 +109,7 @@ class Parking:
 
     def ended(self, attempt: Attempt) -> None:
         """A call ended: the call around it may continue."""
+        self.ending.discard(attempt)
         if attempt.parent is None:
             self.consider()
         else:

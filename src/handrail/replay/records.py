@@ -114,7 +114,7 @@ def commit_unit(
         writes=[] if transaction is None else transaction.writes(),
         diff=diff[:_LONGEST_DIFF],
         charged=charged,
-        root=folder_of(frame.filesystem),
+        root=folder_of(frame.world.filesystem),
         decision=attempt.decision,
     )
 

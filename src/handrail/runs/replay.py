@@ -136,7 +136,7 @@ async def replay(
     try:
         return await walk.go([answers[RUN.answer(number)] for number in range(1, len(answers) + 1)])
     finally:
-        await frame.resources.close()
+        await frame.world.resources.close()
 
 
 def _compare_prompt(
@@ -372,7 +372,7 @@ class _Walk:
         if any(each.attempt_at(place) for each in self._asking):
             return False
         paths = [place[5:] for place in (*unit.reads, *unit.writes) if place.startswith("file ")]
-        if paths and self._frame.filesystem is None:
+        if paths and self._frame.world.filesystem is None:
             return False
         return not any(meet(changed, path) for changed in self._unknown for path in paths)
 
