@@ -452,6 +452,27 @@ MUTANTS = [
         "tests/test_cancellation.py::test_the_whole_tree_stops_children_first",
     ),
     Mutant(
+        "a cancelled run stops what undoes it",
+        "dispatch/frame.py",
+        "for attempt, task in self.live.items() if not attempt.kind.undoes]",
+        "for attempt, task in self.live.items()]",
+        "tests/dispatch/test_auxiliary_calls.py",
+    ),
+    Mutant(
+        "a compensation is undone with the call around it",
+        "dispatch/gate.py",
+        "        if transaction.parent is not None and not call.kind.is_auxiliary:\n",
+        "        if transaction.parent is not None:\n",
+        "tests/dispatch/test_auxiliary_calls.py",
+    ),
+    Mutant(
+        "a call that was being undone is replayed as done",
+        "replay/finished_calls.py",
+        "        if any(log.was_being_undone(",
+        "        if False and any(log.was_being_undone(",
+        "tests/replay/test_after_crash.py",
+    ),
+    Mutant(
         "compensations run in the order of their calls",
         "dispatch/effects.py",
         "in reversed(settled):",

@@ -209,7 +209,7 @@ class _Redemption:
         around = self._stand_in(gate)
         failed = gate.open(new_call(gate, self._tool.name, "{}", parent=around)).attempt
         try:
-            return (await compensate(gate, failed, tuple(settled)))[1]
+            return (await compensate(failed, tuple(settled)))[1]
         finally:
             around.open_transaction.drop()
 

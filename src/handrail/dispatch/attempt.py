@@ -225,6 +225,8 @@ class Attempt(msgspec.Struct, eq=False):
         tool = self.tool
         if not isinstance(result, ToolResult) or not result.success or tool.delegates:
             return None
+        if self.kind.is_auxiliary:
+            return None
         if tool.effect == "compensable":
             value: Any = result.value  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # whatever it holds
             return Settled(self.name, self.id, tool, self.params, value, self.call.place)

@@ -1,4 +1,4 @@
-"""Effects on the world that no transaction covers: `once` settles them once, compensations undo them."""
+"""Effects on the world that no transaction covers: `once` settles them once, compensations undo them, probes find them."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
 
-from handrail.dispatch.call import COMPENSATION, Call
+from handrail.cancellation import shielded
+from handrail.context import ToolContext
+from handrail.dispatch.call import Call, new_auxiliary
 from handrail.dispatch.failures import in_short
 from handrail.dispatch.questions import put, question_of, waiting_for_a_person
-from handrail.dispatch.transaction import Settled, Transaction, commit_lock_of, new_transaction
+from handrail.dispatch.transaction import Settled
 from handrail.errors import EffectRefused, OutcomeUnknown
 from handrail.operation import Operation
-from handrail.replay.commits import commit_recorded
 from handrail.schema import Schema
 from handrail.threads import call_either
-from handrail.tools import EFFECTS, ToolResult
+from handrail.tools import EFFECTS, Tool, ToolResult
+from handrail.tools.definition import Handler
 
 if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
-    from handrail.dispatch.gate import Gate
+    from handrail.dispatch.gate import Passage
 
 log = logging.getLogger("handrail.gate")
 
 OnUnknown = Literal["ask", "fail"]
 
 _SECONDS = 30.0
-"""How long one compensation may take."""
+"""How long one compensation or probe may take."""
 
 
 # --- once -------------------------------------------------------------------------------------------
@@ -112,77 +114,107 @@ async def _ask_whether(attempt: Attempt, key: str) -> bool | None:
     return wanted.parse_value(answer.value).happened if answer.outcome == "answered" else None
 
 
-# --- compensations ----------------------------------------------------------------------------------
+# --- compensations and probes ----------------------------------------------------------------------------------
 
 
-async def compensate(
-    gate: Gate, attempt: Attempt, settled: Sequence[Settled]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Compensate inner calls, last first. Returns what was compensated and what still stands."""
+class _AuxiliaryTool(Tool[Any, Any]):
+    """A function of a tool, its `compensate` or its `probe`, as a tool that only the gate can call."""
+
+    given: Any
+    """The params, which are parsed already."""
+
+    def parse(self, arguments: Any) -> Any:
+        return self.given
+
+    def mask(self, arguments: Any) -> str:
+        return self.dump(self.given).decode()
+
+
+def _auxiliary_tool(
+    tool: Tool[Any, Any], name: str, params: Any, handler: Handler[Any, Any]
+) -> Tool[Any, Any]:
+    made = object.__new__(_AuxiliaryTool)
+    made.__dict__.update(
+        tool.__dict__,
+        name=f"{tool.name}.{name}",  # no model and no `context.call` can use such a name
+        handler=handler,
+        is_async=True,
+        timeout=_SECONDS,
+        given=params,
+        needs=frozenset[Any](),
+        reenters=False,
+        result=None,
+        result_class=None,
+        _result_schema=None,
+        shown=None,
+    )
+    return made
+
+
+async def compensate(attempt: Attempt, settled: Sequence[Settled]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Compensate what a call that failed has done, last first. Returns what was compensated and what still stands.
+
+    Each compensation passes the gate beside the call. One that fails is rolled back, and the others still run.
+    """
     compensated: list[str] = []
     left: list[str] = []
     for done in reversed(settled):
         if done.tool is None:
             left.append(done.what)
             continue
-        try:
-            await asyncio.wait_for(_compensate(gate, attempt, done), _SECONDS)
+        error = await _compensate(attempt, done, done.tool)
+        if error is None:
             compensated.append(done.what)
-        except (Exception, asyncio.CancelledError) as error:
+        else:
             log.error("compensating %s (%s) raised", done.what, done.call_id, exc_info=error)
             left.append(f"{done.what} (compensating it failed: {in_short(error)})")
     return tuple(compensated), tuple(left)
 
 
-async def _compensate(gate: Gate, attempt: Attempt, done: Settled) -> None:
-    """Run one `compensate` handler in a transaction of its own, beside the call that failed."""
-    tool = done.tool
-    assert tool is not None
-    assert tool.compensate is not None
-    # It is not counted among the calls: a resumed run does not undo again.
-    call = attempt.call
-    undoing = gate.open(
-        Call(
-            gate,
-            tool.name,
-            None,
-            f"{done.call_id}.undo",
-            (*call.path[:-1], tool.name),
-            call.loop,
-            0,
-            call.parent,
-            call.depth,
-            kind=COMPENSATION,
-            tool=tool,
-            started=call.started,
-            _place=done.place.compensation,
+async def _compensate(attempt: Attempt, done: Settled, tool: Tool[Any, Any]) -> BaseException | None:
+    """Take one compensation through the gate. Returns the error if it fails."""
+    function = tool.compensate
+    assert function is not None
+
+    async def undo(params: Any, *, context: ToolContext) -> ToolResult[Any]:
+        await call_either(function, params, done.value, context=context)
+        return ToolResult.ok(None, "It was undone.")
+
+    undoing = _auxiliary_tool(tool, "undo", done.params, undo)
+    call = new_auxiliary(attempt, f"{done.call_id}.undo", undoing, done.place.compensation)
+    return (await _carry(call)).error
+
+
+async def probe(attempt: Attempt) -> bool | None:
+    """Ask the tool's probe whether an interrupted call happened. None if there is no probe, or it does not know.
+
+    The probe passes the gate beside the call. One that fails is rolled back, and does not know.
+    """
+    tool, function = attempt.tool, attempt.tool.probe
+    if function is None:
+        return None
+
+    async def ask(params: Any, *, context: ToolContext) -> ToolResult[Any]:
+        happened = await call_either(function, params, context=context)
+        return ToolResult.ok(happened if happened is False else True if happened else None)
+
+    probing = _auxiliary_tool(tool, "probe", attempt.params, ask)
+    passage = await _carry(new_auxiliary(attempt, f"{attempt.id}.probe", probing, attempt.call.place.probe))
+    if passage.result is None or passage.error is not None:
+        log.error(
+            "the probe of %s raised, so it is not known whether it happened",
+            attempt.name,
+            exc_info=passage.error,
         )
-    ).attempt
-    undoing.params = done.params
-    transaction = undoing.transaction = new_transaction(undoing, tool)
-    context = tool.context_type(undoing)
+        return None
+    return passage.result.value
+
+
+async def _carry(call: Call) -> Passage:
+    """Take a compensation or a probe through the gate. `error` of what is returned says why it failed."""
+    passage = call.gate.open(call)
     try:
-        await call_either(tool.compensate, done.params, done.value, context=context)
-        undoing.close()
-        await _commit(undoing, transaction)
-    except BaseException:
-        transaction.drop()
-        raise
-    finally:
-        undoing.close()
-    transaction.publish()
-
-
-async def _commit(undoing: Attempt, transaction: Transaction) -> None:
-    """Commit what a compensation changed, and record it if the run is recorded."""
-    frame = undoing.frame
-    if frame.journal is not None and transaction.parent is None:
-        async with commit_lock_of(frame.session):
-            transaction.prepare()
-            await commit_recorded(frame.journal, undoing, ToolResult.ok(None, "It was undone."), False)
-        return
-    transaction.prepare()
-    if transaction.durable is None:
-        transaction.apply()
-    else:
-        transaction.apply_all(undoing.id)
+        await shielded(call.gate.carry(passage))
+    except (Exception, asyncio.CancelledError) as error:
+        passage.error = passage.error or error
+    return passage

@@ -325,7 +325,7 @@ class Frame:
 
     def _at_work(self) -> Collection[asyncio.Task[Any]]:
         if self.live or self.task is None:
-            return self.live.values()
+            return [task for attempt, task in self.live.items() if not attempt.kind.undoes]
         return (self.task,)
 
     @property

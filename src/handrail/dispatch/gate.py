@@ -303,7 +303,7 @@ class Gate:
         """Apply what the call did to what it was forked from. False: it must run again."""
         call, attempt = passage.call, passage.attempt
         transaction: Any = attempt.transaction
-        if call.parent is not None and call.parent.ended:
+        if call.parent is not None and call.parent.ended and not call.kind.is_auxiliary:
             raise Refused("cancelled", f"{call.name} was not applied: the call around it is over.")
         if transaction.touched:
             lock = self.frame.session.lock
@@ -319,7 +319,7 @@ class Gate:
             finally:
                 lock.release()
             transaction.publish()
-        if transaction.parent is not None:
+        if transaction.parent is not None and not call.kind.is_auxiliary:
             # What an inner call did to the world is the outer one's to answer for, should it fail.
             transaction.parent.inherit(transaction)
             self._remember(attempt, transaction.parent)
@@ -412,7 +412,7 @@ class Gate:
             await shielded(answer_for_tickets(attempt, transaction))
         compensated, left = tuple[str, ...](), tuple[str, ...]()
         if transaction.settled:
-            compensated, left = await shielded(compensate(self, attempt, transaction.settled))
+            compensated, left = await shielded(compensate(attempt, transaction.settled))
         if attempt.made_resources is not None or attempt.policies_made_resources:
             await close_resources(attempt)
         if attempt.policy_context is not None:

@@ -25,7 +25,7 @@ async def record_end(attempt: Attempt, result: ToolResult[Any], status: CallStat
     Returns whether it is recorded.
     """
     log = attempt.frame.log
-    if not log.is_kept or log.closed or attempt.kind.undoes:
+    if not log.is_kept or log.closed:
         return False
     if status == "cancelled" or attempt.frame.cancellation.cancelled:
         return False

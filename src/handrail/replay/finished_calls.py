@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from handrail.dispatch.effects import compensate
 from handrail.dispatch.transaction import Settled, new_transaction
 from handrail.errors import Conflict, Diverged, OutcomeUnknown
 from handrail.events import ToolInvoked
@@ -15,7 +16,15 @@ from handrail.place import Place
 from handrail.records import CommitUnit
 from handrail.replay.log import RunLog
 from handrail.replay.marks import NOT_KEPT, Tried, had_secret
-from handrail.replay.records import NO_USAGE, InnerCall, Spent, fingerprint, read_result, read_value
+from handrail.replay.records import (
+    NO_USAGE,
+    InnerCall,
+    Spent,
+    fingerprint,
+    read_result,
+    read_value,
+    write_result,
+)
 from handrail.session.serialization import decode_item
 from handrail.tools import EFFECTS, ToolResult
 
@@ -23,6 +32,9 @@ if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
     from handrail.dispatch.frame import Frame
     from handrail.dispatch.tickets import GivenTicket
+
+CALL_AGAIN = "Call it again if it is still wanted."
+"""What the model is told of a call that was undone."""
 
 
 async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
@@ -44,6 +56,8 @@ async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
         if inner.lost and _is_asked_again(attempt, log):
             return None
         attempt.call.resolve(attempt.frame.tools.get(attempt.name, attempt.tool))
+        if any(log.was_being_undone(Place.parse(done.place)) for done in inner.settled if done.tool):
+            return await _replay_undone(attempt, inner, log)
         apply_inner(attempt, inner)
         await bill_tickets(attempt, log)
     except Conflict as error:
@@ -66,6 +80,18 @@ def _replay_unit(attempt: Attempt, unit: CommitUnit) -> ToolResult[Any]:
         frame.budget.reserve().settle(tool_calls=1)
     bill_nested(attempt)
     return end_as_recorded(attempt, unit.status, unit.result, unit.seconds)
+
+
+async def _replay_undone(attempt: Attempt, inner: InnerCall, log: RunLog) -> ToolResult[Any]:
+    """Replay a call that was being undone, because the call around it had failed: finish that, and say so."""
+    pending = [done for done in settled_by(attempt, inner) if not log.was_undone(done.place)]
+    assert attempt.parent is not None
+    _, left = await compensate(attempt.parent, pending)
+    if left:
+        raise OutcomeUnknown(f"{attempt.name} (could not be undone: {', '.join(left)})")
+    bill_nested(attempt)
+    result = ToolResult.error(f"{attempt.name} was undone when the process ended. {CALL_AGAIN}")
+    return end_as_recorded(attempt, "error", write_result(result), inner.seconds)
 
 
 def _is_asked_again(attempt: Attempt, log: RunLog) -> bool:

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from handrail.dispatch.effects import compensate
+from handrail.dispatch.effects import compensate, probe
 from handrail.dispatch.failures import Unsuccessful
-from handrail.dispatch.transaction import Settled, new_transaction
+from handrail.dispatch.transaction import Settled
 from handrail.errors import OutcomeUnknown
-from handrail.replay.finished_calls import bill_nested, bill_tickets
+from handrail.place import Place
+from handrail.replay.finished_calls import CALL_AGAIN, bill_nested, bill_tickets
 from handrail.replay.log import RunLog
 from handrail.replay.marks import GIVEN_SECRET, NOT_KEPT, Tried, had_secret, is_masked
 from handrail.replay.records import Deposit, InnerCall
-from handrail.threads import call_either
 from handrail.tools import EFFECTS, ToolResult
 
 if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
-
-logger = logging.getLogger("handrail.gate")
-
-_PROBING = object()
 
 
 class AlreadyDone(Exception):
@@ -56,6 +51,8 @@ async def decide_interrupted(attempt: Attempt) -> None:
     can't run again: a model's text comes masked from the record, which parsing refuses, and a person's
     answer would have to be asked for again after the call may have used the first.
     """
+    if attempt.kind.is_auxiliary:
+        return
     log, tool, arguments = attempt.frame.log, attempt.tool, attempt.arguments
     begun = log.find("call begun", attempt.place, str)
     if tool.enters_again and not tool.secret and begun != GIVEN_SECRET:
@@ -69,7 +66,9 @@ async def decide_interrupted(attempt: Attempt) -> None:
             await _withdraw(attempt, log)
         return
     attempt.params = None if lost else tool.parse(arguments)
-    happened = None if lost or tool.probe is None else await _probe(attempt, tool.probe)
+    if log.was_undone(attempt.call.place):
+        raise Unsuccessful(ToolResult.error(_undone(attempt)))
+    happened = None if lost else await probe(attempt)
     if happened is False:
         return  # it never began, so there is nothing to repeat
     bill_nested(attempt)
@@ -95,15 +94,17 @@ async def decide_interrupted(attempt: Attempt) -> None:
         )
     if tool.effect == "compensable" and not lost:
         own = Settled(attempt.name, attempt.id, tool, attempt.params, None, attempt.call.place)
-        undone, _ = await compensate(attempt.gate, attempt, [own])
+        undone, _ = await compensate(attempt, [own])
         if undone:
-            raise Unsuccessful(
-                ToolResult.error(
-                    f"{attempt.name} was interrupted when the process ended, and what it may have done was "
-                    f"undone. Call it again if it is still wanted.{left}"
-                )
-            )
+            raise Unsuccessful(ToolResult.error(f"{_undone(attempt)}{left}"))
     raise OutcomeUnknown(attempt.name, f"{why}Find out what stands before you do it again.{left}")
+
+
+def _undone(attempt: Attempt) -> str:
+    return (
+        f"{attempt.name} was interrupted when the process ended, and what it may have done was "
+        f"undone. {CALL_AGAIN}"
+    )
 
 
 async def _withdraw(attempt: Attempt, log: RunLog) -> None:
@@ -116,21 +117,12 @@ def _left_by(attempt: Attempt, deposited: Mapping[str, bytes]) -> str:
     log = attempt.frame.log
     inner = [msgspec.msgpack.decode(body, type=InnerCall) for body in log.under(attempt.call.place)]
     inner += [msgspec.msgpack.decode(body, type=Deposit).inner for body in deposited.values() if body]
-    done = list(dict.fromkeys(each.what for record in inner for each in record.settled))
+    done = list(
+        dict.fromkeys(
+            each.what
+            for record in inner
+            for each in record.settled
+            if not (each.tool and log.was_undone(Place.parse(each.place)))
+        )
+    )
     return f" It had done: {', '.join(done)}." if done else ""
-
-
-async def _probe(attempt: Attempt, probe: Any) -> bool | None:
-    """Ask the tool's probe whether the call happened. A probe that raises does not know."""
-    probing = attempt.next()
-    probing.params, probing.token = attempt.params, _PROBING
-    probing.transaction = transaction = new_transaction(probing, attempt.tool)
-    context = attempt.tool.context_type(probing)
-    try:
-        return await call_either(probe, attempt.params, context=context)
-    except Exception:
-        logger.exception("the probe of %s raised, so it is not known whether it happened", attempt.name)
-        return None
-    finally:
-        probing.close()
-        transaction.drop()

@@ -42,8 +42,11 @@ async def note_attempt(attempt: Attempt, left: tuple[str, ...]) -> None:
 
 
 async def mark_begun(attempt: Attempt) -> None:
-    """Record that the handler of a call that must not run twice has begun."""
-    if not can_reenter(attempt):
+    """Record that the handler of a call that must not run twice has begun.
+
+    A compensation may run twice, and is marked all the same: a call that was being undone is not replayed.
+    """
+    if attempt.call.place.kind == "compensation" or not can_reenter(attempt):
         await _mark(attempt, attempt.name)
 
 
