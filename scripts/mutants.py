@@ -282,14 +282,14 @@ MUTANTS = [
     Mutant(
         "irreversible call not marked as begun",
         "replay/marks.py",
-        "    if not can_reenter(attempt):\n",
+        '    if attempt.call.place.kind == "compensation" or not can_reenter(attempt):\n',
         "    if False:\n",
         SIMULATED,
     ),
     Mutant(
         "nested usage forgotten",
         "replay/finished_calls.py",
-        "        frame.spending.add(spent.usage or Usage(), spent.cost)\n",
+        "        frame.costs.models.add(spent.usage or Usage(), spent.cost)\n",
         "",
         SIMULATED,
     ),
