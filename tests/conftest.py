@@ -1,7 +1,7 @@
-"""Settings for every test: how many examples are drawn, here and in a deep run; and the model servers.
+"""Settings for every test: the number of examples drawn, and the model servers.
 
-An ordinary run draws the same examples every time, so that it says the same of the same code; a deep
-run draws new ones. The servers (see servers.py) are started when a test first asks for one.
+An ordinary run draws the same examples every time, so its verdict depends on the code alone; a deep run
+draws new ones. The servers (see servers.py) start when a test first needs one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ settings.register_profile(
     "deep", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("brief", settings.get_profile("quick"), max_examples=10)
-"""For the interpreters after the first: the laws are the same, and only Python may differ."""
+"""For every interpreter after the first: the laws are the same, so only differences between Pythons matter."""
 settings.load_profile(
     os.environ.get("HANDRAIL_EXAMPLES") or ("deep" if os.environ.get("HANDRAIL_DEEP") else "quick")
 )

@@ -1,8 +1,8 @@
-"""The contract on real providers, for those whose keys are set: `make test-live`. It costs a few cents.
+"""Contract tests against real providers whose keys are set: `make test-live`. A run costs a few cents.
 
-HANDRAIL_LIVE names other models (`HANDRAIL_LIVE="openai:gpt-5 groq:llama-3.3-70b"`); HANDRAIL_LIVE_AT is the address
-of a server to ask instead of OpenAI and Anthropic. What a real model says can't be known before, so each case looks
-at what holds whatever it says. With no key and no model named it ends with an error, and tests nothing.
+HANDRAIL_LIVE names other models (`HANDRAIL_LIVE="openai:gpt-5 groq:llama-3.3-70b"`); HANDRAIL_LIVE_AT is the
+address of a server to use instead of OpenAI and Anthropic. A real model's words can't be predicted, so each
+case checks only what holds for any answer. With no key and no model named, the run ends with an error.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ KEYS = {
     "MISTRAL_API_KEY": "mistral:mistral-small-latest",
     "GROQ_API_KEY": "groq:llama-3.3-70b-versatile",
 }
-"""Where a key is found, and the model that is tried with it unless others are named."""
+"""The variable that holds each provider's key, and the model to test unless others are named."""
 
 PLAIN = Prompt("plain", "You are a helpful assistant.")
 CAPITAL = "What is the capital of France?"
 ROOM = 2000
-"""Tokens an answer may take: models that think first need some."""
+"""Maximum tokens of an answer. Models that think first need some."""
 
 
 @dataclass(frozen=True)
 class City:
-    """What is wanted as structured output."""
+    """The structured output that is requested."""
 
     city: str
     country: str
 
 
 def subjects() -> dict[str, Callable[[str], Model]]:
-    """By what it is called: how the model is made, given the name it has at its provider."""
+    """Return a function for each model name that makes the model."""
     named = os.environ.get("HANDRAIL_LIVE", "").split()
     found: dict[str, Callable[[str], Model]] = {}
     for each in named or [model for key, model in KEYS.items() if os.environ.get(key)]:
@@ -84,7 +84,7 @@ def model_of(subject: str, name: str = "") -> Model:
 
 
 async def test_text_streamed_and_whole(subject: str):
-    """An answer comes at once and in pieces that amount to it; it is done, and its tokens are counted."""
+    """An answer arrives whole and in pieces that add up to it, with a stop reason and its tokens counted."""
     adapter = Adapter(model_of(subject))
     whole = await adapter.evaluate(PLAIN, CAPITAL, max_tokens=ROOM)
     streaming = adapter.stream(PLAIN, CAPITAL, max_tokens=ROOM)
@@ -101,7 +101,7 @@ async def test_text_streamed_and_whole(subject: str):
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_a_call(subject: str, stream: bool):
-    """A tool is called, its result sent back, and the conversation stays one that every provider takes."""
+    """A tool is called, its result is sent back, and the provider accepts the conversation afterwards."""
     adapter, session = Adapter(model_of(subject)), Session()
     given: dict[str, Any] = {"history": EXAMPLES, "session": session, "max_tokens": ROOM}
     asked = "What is the weather in Oslo?"
@@ -117,14 +117,14 @@ async def test_a_call(subject: str, stream: bool):
 
 
 async def test_structured_output(subject: str):
-    """The answer is a value of the type that was asked for."""
+    """The answer is a value of the requested type."""
     prompt = Prompt("typed", "You are a helpful assistant.", output=City)
     response = await Adapter(model_of(subject)).evaluate(prompt, CAPITAL, max_tokens=ROOM)
     assert isinstance(response.output, City)
 
 
 async def test_stopped_in_the_middle(subject: str):
-    """A stream that is closed ends, and leaves a conversation that can go on."""
+    """A closed stream ends, and the conversation can continue."""
     session = Session()
     told = "Tell me a very long story about the sea."
     streaming = Adapter(model_of(subject)).stream(PLAIN, told, session=session, max_tokens=ROOM)
@@ -136,7 +136,7 @@ async def test_stopped_in_the_middle(subject: str):
 
 
 async def test_a_deadline(subject: str):
-    """A deadline ends a request under way."""
+    """A deadline ends a request in progress."""
     told = "Tell me a very long story about the sea."
     with pytest.raises(PromptEvaluationError, match="deadline") as raised:
         await Adapter(model_of(subject)).evaluate(PLAIN, told, deadline=Deadline.after(0.05), max_tokens=ROOM)
@@ -144,7 +144,7 @@ async def test_a_deadline(subject: str):
 
 
 async def test_what_is_refused(subject: str):
-    """What the provider refuses is not tried again, and its words reach the caller."""
+    """A request that the provider refuses is not retried, and the provider's message reaches the caller."""
     with pytest.raises(PromptEvaluationError) as raised:
         await Adapter(model_of(subject, "no-such-model")).evaluate(PLAIN, CAPITAL)
     assert isinstance(raised.value.__cause__, ModelRequestRefused)

@@ -113,7 +113,7 @@ def test_run_arguments_reach_the_run() -> None:
 
 @pytest.mark.parametrize("text", ["It costs $5.", "$name", "${x} and $$", "100 % { } \\n"])
 def test_text_is_literal(text: str) -> None:
-    """In instructions of an agent nothing is a placeholder."""
+    """An agent's instructions have no placeholders."""
     seen: list[str] = []
 
     def answer(request: ModelRequest) -> str:
@@ -192,7 +192,7 @@ def test_a_misspelt_argument_is_named() -> None:
 
 
 def test_a_key_is_needed_at_the_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So modules that define agents can be imported without any, and say in two sentences which is missing."""
+    """Modules that define agents can be imported without a key; a run without one names the variable."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     agent = Agent("openai:gpt-5", "Answer.")
     with pytest.raises(PromptEvaluationError) as caught:
@@ -254,7 +254,7 @@ else:
 
 
 def test_a_run_is_resumed_after_a_crash(tmp_path: Path) -> None:
-    """What is recorded is not done again: `look` runs once."""
+    """Recorded calls are not repeated: `look` runs once."""
     (tmp_path / "desk.py").write_text(CRASHING)
 
     def start(*given: str) -> subprocess.CompletedProcess[str]:
@@ -308,7 +308,7 @@ def test_an_agent_is_a_tool_of_another() -> None:
 
 
 def test_it_needs_no_adapter_around_it() -> None:
-    """A gate that runs no model can call it too."""
+    """A gate without a model can call it too."""
     result = open_gate([desk().as_tool()]).invoke("desk", {"message": "Rome?"}).wait()
     assert result.value == "It is 129 euros."
 
@@ -391,7 +391,7 @@ def test_depth_is_counted_through_agents() -> None:
 
 
 def test_approvals_reach_the_people_of_the_caller() -> None:
-    """The inner agent asks through the caller's broker, with the path of who asks."""
+    """The inner agent asks through the caller's broker, with its path."""
 
     @tool(effect="irreversible")
     async def send() -> str:

@@ -1,6 +1,6 @@
-"""Wrong definitions and arguments: each is refused where it is made, by name and with the hint.
+"""Invalid definitions and arguments: each is refused where it is made, with its name and a hint.
 
-A row is what is done, the class of the error, what it must name, and words of the hint.
+A row has the action, the class of the error, the name it must contain, and words of the hint.
 """
 
 import functools
@@ -31,8 +31,7 @@ from handrail.context import ExtraKey, Extras, Ticket
 from handrail.errors import DefinitionError, ExtraKeyError, TicketError, ToolDefinitionError
 from handrail.tools import legacy_handler, tool_context
 
-# Much here is called wrongly on purpose. Those calls go by names of which pyright knows nothing.
-# pyright: reportMissingParameterType=false, reportUndefinedVariable=false
+# Many calls here are wrong on purpose, so they go through names that pyright can't check.
 any_tool: Any = tool
 any_tool_class: Any = Tool
 any_tool_context: Any = tool_context
@@ -107,7 +106,7 @@ def handler(params: Params, *, context: ToolContext) -> ToolResult[int]:
 
 
 def make(**changed: Any) -> Tool[Any, Any]:
-    """A tool that is right but for what is changed."""
+    """A valid tool with some arguments replaced."""
     return any_tool_class(
         **{"name": "weather", "description": "Tell the weather.", "handler": handler, **changed}
     )
@@ -1000,7 +999,7 @@ TABLE: dict[str, Row] = {**FIELDS, **HANDLERS, **TYPES, **COMPANIONS, **FUNCTION
 
 
 def test_no_row_hides_another():
-    """The parts of the table have no name in common, and there are enough of them."""
+    """The parts of the table share no names, and there are enough rows."""
     parts = (FIELDS, HANDLERS, TYPES, COMPANIONS, FUNCTIONS, OTHERS)
     assert len(TABLE) == sum(map(len, parts))
     assert len(TABLE) >= 45
@@ -1008,10 +1007,10 @@ def test_no_row_hides_another():
 
 @pytest.mark.parametrize("name", TABLE)
 def test_wrong_definition(name: str):
-    """It is refused where it is made, with our error, the thing's name and the hint."""
+    """The error is ours, is raised at the definition, and has the name and the hint."""
     act, kind, thing, hint = TABLE[name]
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # nothing warns on the way: `legacy_handler` checks before it warns
+        warnings.simplefilter("error")  # nothing warns first: `legacy_handler` checks before it warns
         with pytest.raises(HandrailError) as caught:
             act()
     assert type(caught.value) is kind
@@ -1024,7 +1023,7 @@ def test_wrong_definition(name: str):
 
 @pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row[1] is ToolDefinitionError])
 def test_a_tool_s_error_carries_its_parts(name: str):
-    """The tool, the problem and the hint are data beside the words, and make up the words."""
+    """The tool, the problem and the hint are attributes, and make up the message."""
     with pytest.raises(ToolDefinitionError) as caught:
         TABLE[name][0]()
     error = caught.value
@@ -1033,7 +1032,7 @@ def test_a_tool_s_error_carries_its_parts(name: str):
 
 
 def test_the_tool_that_the_rows_change_is_right():
-    """Unchanged, it is accepted; so each row is refused for what it changes."""
+    """Unchanged, it is accepted, so each row is refused for its change."""
     assert make().params is Params
     assert make(effect="compensable", compensate=undo, probe=happened).compensate is undo
 
@@ -1064,5 +1063,5 @@ class Later(BaseModel):
     ids=range(15),
 )
 def test_what_is_at_the_edge_is_accepted(act: Callable[[], object]):
-    """The nearest right neighbours of the wrong rows make tools."""
+    """The nearest valid neighbours of the invalid rows make tools."""
     assert isinstance(act(), Tool)

@@ -1,7 +1,7 @@
-"""Wrong calls, paths, keys, snapshots, answers, limits, policies, bindings, events.
+"""Invalid calls, paths, keys, snapshots, answers, limits, policies, bindings and events.
 
-A row is what is done, the class of the error, what it must name, and words of the mend. In the second
-table the wrong thing is in a call, and the model is told.
+A row has the action, the class of the error, the name it must contain, and words of the hint. In the second
+table the mistake is in a call, and the model is told.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ from handrail.resources.memory import FileLimits, MemoryFilesystem
 from handrail.session import Session, kept, load, save
 from handrail.testing import Nobody, Person, RecordingSubscriber, VirtualClock, run_virtual
 
-# Much here is called wrongly on purpose. Those calls go by names of which pyright knows nothing.
+# Many calls here are wrong on purpose, so they go through names that pyright can't check.
 any_gate: Any = open_gate
 any_binding: Any = Binding
 any_resources: Any = RunResources
@@ -615,7 +615,7 @@ TABLE = {**SESSIONS, **FILES, **ANSWERS, **LIMITS, **POLICIES, **GATES}
 
 @pytest.mark.parametrize("name", TABLE)
 def test_wrong_thing_is_refused_by_name_and_with_the_mend(name: str):
-    """It is our error, of the class that says what it is, in one line."""
+    """The error is ours, of the fitting class, in one line."""
     act, kind, thing, mend = TABLE[name]
 
     async def main() -> None:
@@ -633,7 +633,7 @@ def test_wrong_thing_is_refused_by_name_and_with_the_mend(name: str):
 
 
 def test_the_table_is_long_enough():
-    """At least 45 wrong things, and a row of its own for each."""
+    """At least 45 mistakes, each with its own row."""
     assert len(TABLE) == sum(map(len, (SESSIONS, FILES, ANSWERS, LIMITS, POLICIES, GATES)))
     assert len(TABLE) + len(TOLD) >= 75
 
@@ -863,7 +863,7 @@ INVOKED: Any = any_fact("c", "t", (), "ok", None, None, 0, 1, (), None, None)
 
 @pytest.mark.parametrize("name", TOLD)
 def test_a_wrong_call_is_told_to_the_model(name: str):
-    """A failed result that names the thing and the mend, one start, one end, and nothing changed."""
+    """The result is a failure with the name and a hint, one start, one end, and no change."""
     tools, options, (called, arguments), status, thing, mend = TOLD[name]
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""`CancelScope`: which cancellations stop a call, and which are a handler's own business."""
+"""`CancelScope`: which cancellations stop a call, and which are a handler's own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def fail_after(seconds: float) -> None:
 
 
 async def recover(seconds: float = 1.0) -> None:
-    """Leave a task group to its failing member, and go on."""
+    """Let a task group fail by its member, and continue."""
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(fail_after(seconds))
@@ -32,7 +32,7 @@ async def recover(seconds: float = 1.0) -> None:
 
 
 async def recover_in_body() -> None:
-    """The same, where the failure finds the body of the group at work."""
+    """The same, with the group's body busy when the member fails."""
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(fail_after(1))
@@ -42,7 +42,7 @@ async def recover_in_body() -> None:
 
 
 async def recover_with_stragglers() -> None:
-    """The same, where another member takes its time to end."""
+    """The same, with another member that is slow to end."""
 
     async def slow() -> None:
         try:
@@ -77,7 +77,7 @@ async def in_background() -> AsyncGenerator[None]:
 
 
 async def recover_behind_generator() -> None:
-    """The group lies behind an async generator, as it does in many libraries."""
+    """The group is behind an async generator, as in many libraries."""
     try:
         async with in_background():
             pass
@@ -123,7 +123,7 @@ def task_count() -> int:
 
 @pytest.mark.parametrize("helper", HELPERS, ids=lambda helper: helper.__name__)
 def test_a_helper_recovers_from_a_failed_member(helper: Callable[[], Awaitable[None]]) -> None:
-    """The call is done and committed, and its task counts no cancellation that nobody asked for."""
+    """The call is committed, and its task's cancel count is zero."""
 
     async def main() -> None:
         rig = rig_for(helper)
@@ -141,7 +141,7 @@ def test_a_helper_recovers_from_a_failed_member(helper: Callable[[], Awaitable[N
 def test_a_cancel_from_outside_is_never_taken_for_the_groups(
     helper: Callable[[], Awaitable[None]], at: float
 ) -> None:
-    """Before, in the same tick as, and after the failure: what was stopped is rolled back."""
+    """Before, together with, and after the failure: a stopped call is rolled back."""
 
     async def main() -> None:
         rig = rig_for(helper)
@@ -161,7 +161,7 @@ def test_a_cancel_from_outside_is_never_taken_for_the_groups(
 
 
 def test_a_cancel_that_is_swallowed_after_a_recovery_is_rolled_back() -> None:
-    """The recovered group before it does not make up for it."""
+    """An earlier recovered group does not excuse it."""
 
     async def swallow() -> None:
         await recover()
@@ -182,7 +182,7 @@ def test_a_cancel_that_is_swallowed_after_a_recovery_is_rolled_back() -> None:
 
 @pytest.mark.parametrize("how", ["asyncio.timeout", "anyio", "wait_for"])
 def test_a_timeout_inside_a_handler_is_its_own(how: str) -> None:
-    """Also right after a recovered group, with nothing awaited in between."""
+    """This holds right after a recovered group too, with no await in between."""
 
     async def limited() -> None:
         await recover()
@@ -208,7 +208,7 @@ def test_a_timeout_inside_a_handler_is_its_own(how: str) -> None:
 
 
 def test_a_group_around_the_call_stops_it() -> None:
-    """A group of the caller's that fails is somebody else."""
+    """A failing group of the caller's counts as a cancel from outside."""
 
     async def main() -> None:
         rig = rig_for(recover_with_stragglers)
@@ -225,7 +225,7 @@ def test_a_group_around_the_call_stops_it() -> None:
 
 
 def test_an_inner_call_right_after_a_recovery_is_cancelled_as_such() -> None:
-    """The inner call begins before anything is awaited, and is stopped from outside."""
+    """The inner call begins before anything is awaited, and is cancelled from outside."""
 
     async def main() -> None:
         @tool(effect="staged")
@@ -251,7 +251,7 @@ def test_an_inner_call_right_after_a_recovery_is_cancelled_as_such() -> None:
 
 
 def test_an_inner_call_recovers_for_itself() -> None:
-    """The calls around it neither hear of it nor count it."""
+    """The outer calls neither notice nor count it."""
 
     async def main() -> None:
         @tool(effect="staged")
@@ -262,7 +262,7 @@ def test_an_inner_call_recovers_for_itself() -> None:
 
         @tool(effect="staged")
         async def outer(context: ToolContext) -> str:
-            """Call, then swallow what comes."""
+            """Call, then swallow any exception."""
             said = (await context.call("inner")).value
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(5)
@@ -280,7 +280,7 @@ def test_an_inner_call_recovers_for_itself() -> None:
 
 
 def test_timeout_and_deadline_are_told_apart_from_a_recovered_group() -> None:
-    """Each still ends the call as what it is."""
+    """Each still ends the call with its own status."""
 
     async def forever() -> None:
         await recover()
@@ -307,7 +307,7 @@ def test_timeout_and_deadline_are_told_apart_from_a_recovered_group() -> None:
 
 
 def test_a_policy_recovers_as_well() -> None:
-    """Policies are somebody's code too."""
+    """Policies are user code too."""
 
     class Careful:
         name = "careful"

@@ -19,7 +19,7 @@ def nothing() -> list[asyncio.Task[Any]]:
 
 
 class Works:
-    """A node of the tree with one task, which notes when it was told to stop."""
+    """A node of the tree with one task, which records when it was cancelled."""
 
     def __init__(self, name: str, stopped: list[str], parent: Works | None = None) -> None:
         self.name = name
@@ -48,7 +48,7 @@ def in_loop(script: Callable[[], Awaitable[None]]) -> None:
 
 
 def test_the_whole_tree_stops_children_first():
-    """Innermost first; nothing beside the cancelled branch is touched."""
+    """Innermost first; nothing outside the cancelled branch is touched."""
 
     async def script() -> None:
         stopped: list[str] = []
@@ -71,7 +71,7 @@ def test_the_whole_tree_stops_children_first():
 
 
 def test_cancelling_again_disturbs_nothing():
-    """What is unwinding is not cancelled a second time, by the same cancel or by one from above."""
+    """A task that is already unwinding is not cancelled again, by the same cancel or one from above."""
 
     async def script() -> None:
         stopped: list[str] = []
@@ -95,7 +95,7 @@ def test_cancelling_again_disturbs_nothing():
 
 
 def test_a_task_in_two_places_is_cancelled_once():
-    """An inner run in the task of the outer call is one task, not two."""
+    """An inner run in the outer call's task is one task, not two."""
 
     async def script() -> None:
         outer = Works("outer", [])
@@ -109,7 +109,7 @@ def test_a_task_in_two_places_is_cancelled_once():
 
 
 def test_a_child_of_the_cancelled_is_cancelled():
-    """It is born so, with the reason, and whoever watches it is told at once."""
+    """It starts cancelled, with the reason, and its watchers are called at once."""
     root = Cancellation(nothing)
     root.cancel("over")
     late = Cancellation(nothing, root)
@@ -122,7 +122,7 @@ def test_a_child_of_the_cancelled_is_cancelled():
 
 
 def test_watchers_are_told_once_and_can_be_taken_back():
-    """Those of a child too; one that was taken back, twice even, is not."""
+    """This includes a child's watchers; a removed watcher, even removed twice, is not called."""
     root = Cancellation(nothing)
     child = Cancellation(nothing, root)
     told: list[str] = []
@@ -138,7 +138,7 @@ def test_watchers_are_told_once_and_can_be_taken_back():
 
 
 def test_a_watcher_that_raises_stops_nobody(caplog: pytest.LogCaptureFixture):
-    """The other watchers are told and the tasks are cancelled; the error is logged."""
+    """The other watchers are called and the tasks cancelled; the error is logged."""
 
     async def script() -> None:
         stopped: list[str] = []
@@ -161,7 +161,7 @@ def test_a_watcher_that_raises_stops_nobody(caplog: pytest.LogCaptureFixture):
 
 
 def test_watchers_may_change_the_tree():
-    """A watcher that opens, closes and cancels runs does not trip the cancel that told it."""
+    """A watcher may open, close and cancel runs during the cancel that called it."""
     root = Cancellation(nothing)
     children = [Cancellation(nothing, root) for _ in range(5)]
     made: list[Cancellation] = []
@@ -175,7 +175,7 @@ def test_watchers_may_change_the_tree():
 
 
 def test_a_run_that_is_over_is_left_alone():
-    """Closing takes it out of the tree, twice even; its task is not touched any more."""
+    """Closing it, even twice, removes it from the tree; its task is no longer touched."""
 
     async def script() -> None:
         stopped: list[str] = []
@@ -195,7 +195,7 @@ def test_a_run_that_is_over_is_left_alone():
 
 
 def test_what_is_done_is_not_cancelled():
-    """A task that ended, and one that ends because of the first cancel, are passed over."""
+    """A finished task, and one that ends because of the first cancel, are skipped."""
 
     async def script() -> None:
         async def quick() -> str:

@@ -1,4 +1,4 @@
-"""Deadlines: stored as a time of day, enforced on a clock that never jumps."""
+"""Deadlines: stored as wall-clock time, enforced on a monotonic clock."""
 
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -13,7 +13,7 @@ START = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
 class FakeClock:
-    """A clock whose two times are moved by hand, together or apart."""
+    """A clock whose two times are set by hand, together or separately."""
 
     def __init__(self) -> None:
         self.wall = START
@@ -56,7 +56,7 @@ def test_a_time_without_a_zone_is_refused_with_the_mend(clock: FakeClock):
 
 
 def test_after_counts_from_now(clock: FakeClock):
-    """So many seconds from the clock's now."""
+    """This many seconds from the clock's now."""
     deadline = Deadline.after(90, clock=clock)
     assert deadline.at == START + timedelta(seconds=90)
     assert deadline.remaining() == 90
@@ -64,7 +64,7 @@ def test_after_counts_from_now(clock: FakeClock):
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("-inf")])
 def test_after_no_time_is_refused(seconds: float, clock: FakeClock):
-    """A deadline in the past or at no time is a mistake of whoever set it."""
+    """A deadline that is already over is a mistake of its caller."""
     with pytest.raises(
         DefinitionError, match=f"after {seconds} seconds is not a deadline. Give a positive number"
     ):
@@ -73,13 +73,13 @@ def test_after_no_time_is_refused(seconds: float, clock: FakeClock):
 
 @pytest.mark.parametrize("seconds", [float("inf"), 1e12, 1e300])
 def test_after_the_end_of_the_calendar_is_refused(seconds: float, clock: FakeClock):
-    """No limit at all is said by leaving the deadline out."""
+    """To have no limit, leave the deadline out."""
     with pytest.raises(DefinitionError, match=r"beyond the calendar\. Leave it out"):
         Deadline.after(seconds, clock=clock)
 
 
 def test_one_in_the_past_has_passed(clock: FakeClock):
-    """A deadline read from a record may have passed long ago: it is made, and it is expired."""
+    """A deadline read from a record may have passed: it is accepted, and expired."""
     deadline = Deadline(START - timedelta(seconds=5), clock=clock)
     assert deadline.expired
     assert deadline.remaining() == -5
@@ -110,7 +110,7 @@ def test_setting_the_machines_clock_changes_nothing(wall: datetime, clock: FakeC
 
 
 def test_check_says_which_deadline_and_what_did_not_happen(clock: FakeClock):
-    """Silent while there is time; then an error that names both, and is a `TimeoutError` too."""
+    """Silent while there is time; then an error that names both, and is also a `TimeoutError`."""
     deadline = Deadline.after(1, clock=clock)
     deadline.check("calling search")
     clock.pass_time(1)
@@ -123,7 +123,7 @@ def test_check_says_which_deadline_and_what_did_not_happen(clock: FakeClock):
 
 
 def test_a_pause_does_not_count_where_people_are_waited_for(clock: FakeClock):
-    """Between `pause` and `resume` nothing is used up, and the moment moves by as much."""
+    """Between `pause` and `resume` no time is used, and the deadline moves accordingly."""
     deadline = Deadline.after(10, clock=clock, pauses_for_people=True)
     clock.pass_time(4)
     deadline.pause()
@@ -138,7 +138,7 @@ def test_a_pause_does_not_count_where_people_are_waited_for(clock: FakeClock):
 
 
 def test_pauses_nest(clock: FakeClock):
-    """Two questions at once: the clock runs again when both are answered."""
+    """With two questions open, the clock runs again when both are answered."""
     deadline = Deadline.after(10, clock=clock, pauses_for_people=True)
     deadline.pause()
     clock.pass_time(5)
@@ -154,7 +154,7 @@ def test_pauses_nest(clock: FakeClock):
 
 
 def test_it_can_be_paused_again(clock: FakeClock):
-    """Pauses one after another add up."""
+    """Successive pauses add up."""
     deadline = Deadline.after(10, clock=clock, pauses_for_people=True)
     for _ in range(3):
         deadline.pause()
@@ -166,7 +166,7 @@ def test_it_can_be_paused_again(clock: FakeClock):
 
 
 def test_a_pause_does_not_follow_the_time_of_day(clock: FakeClock):
-    """A clock set during a pause moves the deadline by what really passed."""
+    """Setting the wall clock during a pause moves the deadline only by the elapsed time."""
     deadline = Deadline.after(10, clock=clock, pauses_for_people=True)
     deadline.pause()
     clock.set_wall(START + timedelta(days=3))
@@ -177,7 +177,7 @@ def test_a_pause_does_not_follow_the_time_of_day(clock: FakeClock):
 
 
 def test_without_that_a_pause_changes_nothing(clock: FakeClock):
-    """A hard deadline goes on while a person thinks."""
+    """A hard deadline continues while a person thinks."""
     deadline = Deadline.after(10, clock=clock)
     deadline.pause()
     clock.pass_time(10)
@@ -188,7 +188,7 @@ def test_without_that_a_pause_changes_nothing(clock: FakeClock):
 
 
 def test_a_resume_too_many_does_nothing(clock: FakeClock):
-    """It neither raises nor gives time away."""
+    """It neither raises nor adds time."""
     deadline = Deadline.after(10, clock=clock, pauses_for_people=True)
     deadline.resume()
     clock.pass_time(3)
@@ -205,7 +205,7 @@ def test_its_repr_says_when_and_how_long(clock: FakeClock):
 
 
 def test_the_machines_clock_tells_utc_and_never_goes_back():
-    """`SystemClock` satisfies the protocol that everything reads time through."""
+    """`SystemClock` satisfies the clock protocol."""
     clock: Clock = SystemClock()
     assert clock.now().tzinfo is UTC
     readings = [clock.monotonic() for _ in range(100)]
@@ -215,7 +215,7 @@ def test_the_machines_clock_tells_utc_and_never_goes_back():
 
 
 def test_a_deadline_follows_the_machines_clock_by_default():
-    """Without a clock of its own it is enforced in real time."""
+    """Without a clock argument it is enforced in real time."""
     deadline: Any = Deadline.after(3600)
     assert 3590 < deadline.remaining() <= 3600
     assert not deadline.expired

@@ -1,4 +1,4 @@
-"""What people get wrong first: each is answered with the thing and its mend."""
+"""Common first mistakes: each error names the problem and the fix."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def weather(city: str) -> str:
 
 
 def wrongly(value: object) -> Any:
-    """A value whose type no checker knows."""
+    """A value whose type a checker can't know."""
     return value
 
 
@@ -75,13 +75,13 @@ def adapter(*answers: Any) -> Adapter:
     ],
 )
 def test_a_mistake_is_answered_with_its_mend(mistake: Any, words: str) -> None:
-    """Refused before anything runs, naming the thing and what to write."""
+    """Refused before anything runs, with the name and what to write."""
     with pytest.raises(DefinitionError, match=words):
         mistake()
 
 
 def test_an_unknown_price_under_a_limit_of_money() -> None:
-    """It is not said that money is spent, but that nobody knows how much would be."""
+    """The error does not claim that money is spent, but that the price is unknown."""
     with pytest.raises(
         PromptEvaluationError, match=r"Give the model a price, or run `pip install 'handrail\[prices\]'`"
     ):
@@ -89,7 +89,7 @@ def test_an_unknown_price_under_a_limit_of_money() -> None:
 
 
 def test_a_stream_is_not_its_response() -> None:
-    """Whoever asks a stream for the answer is told where it is."""
+    """The error says where to find the response."""
     stream: Any = adapter().stream(Prompt("p", "x"), "hi")
     with pytest.raises(AttributeError, match=r"stream\.response\.wait\(\)"):
         stream.text  # noqa: B018  # asking is the mistake
@@ -97,7 +97,7 @@ def test_a_stream_is_not_its_response() -> None:
 
 
 def test_text_among_sections() -> None:
-    """A plain text may stand where a section does, more than once, without a heading."""
+    """A plain string may be used as a section, more than once, without a heading."""
     prompt = Prompt("p", ["Be brief.", FileTools(writes=False), "Be kind."], tools=[weather])
     text = prompt.render().text
     assert text.startswith("Be brief.\n\n## Files")
@@ -106,7 +106,7 @@ def test_text_among_sections() -> None:
 
 
 def test_commands_are_writes_too() -> None:
-    """A policy about writing files holds for commands, which may write any."""
+    """A policy about writing files applies to commands, which may write any."""
     section = ShellTools(Shell([Allow("touch", ...)]))
     session = Session()
     model = ScriptedModel([ToolCall("run_command", {"command": ["touch", "x"]}), "Done."])
@@ -118,7 +118,7 @@ def test_commands_are_writes_too() -> None:
 
 
 def test_what_the_run_says_is_told_from_what_the_user_says() -> None:
-    """Corrections are marked, so that a model that is told to call a tool first does not call it again."""
+    """Corrections are marked, so that a model told to call a tool first does not call it again."""
     from dataclasses import dataclass
 
     @dataclass(frozen=True)
@@ -142,9 +142,9 @@ def test_what_the_run_says_is_told_from_what_the_user_says() -> None:
 def test_a_module_that_does_not_load_is_its_own_mistake(
     text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """It is said with its line, and as what is wrong with the module: not as a defect of the command."""
+    """The error has its line and blames the module, not the command."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setitem(sys.modules, "served_wrongly", sys)  # put back to nothing afterwards
+    monkeypatch.setitem(sys.modules, "served_wrongly", sys)  # removed afterwards
     file = tmp_path / "served_wrongly.py"
     file.write_text(text)
     with pytest.raises(DefinitionError, match=rf"served_wrongly\.py can't be loaded: {words}"):
@@ -152,7 +152,7 @@ def test_a_module_that_does_not_load_is_its_own_mistake(
 
 
 def test_an_answer_that_does_not_fit_is_said_with_one_full_stop():
-    """What refuses it ends its own sentence; the mend is put behind that."""
+    """The refusal ends its own sentence, and the hint follows it."""
     person = Person(lambda question: {"approved": True, "scope": "all of it"})
 
     @tool(capabilities={"money"})
@@ -166,6 +166,6 @@ def test_an_answer_that_does_not_fit_is_said_with_one_full_stop():
 
 
 def test_a_folder_given_as_a_text_is_told_what_makes_it_files():
-    """The commonest thing to give, and not files in memory, is what was meant."""
+    """A string is the most common mistake; the error shows how to open the folder."""
     with pytest.raises(DefinitionError, match=r"filesystem is a str.*DirectoryFilesystem\('folder'\)"):
         open_gate([weather], filesystem=wrongly("site"))

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("nothing_is_logged")
 
 
 def test_gather_gives_values_in_the_order_given():
-    """Whoever ends first, the values stand where their operations stood."""
+    """The values are in the order of the operations, whichever ends first."""
 
     async def main() -> None:
         gate = asyncio.Event()
@@ -40,7 +40,7 @@ def test_gather_gives_values_in_the_order_given():
 
 
 def test_gather_runs_its_members_at_once():
-    """Each of three waits for the others to be there: in turn, they would never end."""
+    """Each of three waits for the others: run one by one, they would never end."""
 
     async def main() -> None:
         there: list[int] = []
@@ -60,7 +60,7 @@ def test_gather_runs_its_members_at_once():
 
 
 def test_when_one_fails_the_others_are_cancelled_and_awaited():
-    """The first error is raised only once every other member has ended, its cleanup included."""
+    """The first error is raised once every other member has ended, including cleanup."""
 
     async def main() -> None:
         others = [Stuck(cleanup=3), Stuck(cleanup=7)]
@@ -78,7 +78,7 @@ def test_when_one_fails_the_others_are_cancelled_and_awaited():
 
 
 def test_the_first_of_several_failures_is_raised():
-    """Errors of members that fail on their way out do not replace the first, nor are they logged as lost."""
+    """Errors of members during cleanup neither replace the first nor are logged as lost."""
 
     async def main() -> None:
         began = asyncio.Event()
@@ -101,7 +101,7 @@ def test_the_first_of_several_failures_is_raised():
 
 
 def test_gather_cancelled_from_outside_ends_its_members_first():
-    """A cancellation of the gather reaches every member and is raised when they have ended."""
+    """A cancellation of the gather reaches every member, and is raised when they have ended."""
 
     async def main() -> None:
         members = [Stuck(cleanup=2), Stuck(cleanup=5)]
@@ -117,7 +117,7 @@ def test_gather_cancelled_from_outside_ends_its_members_first():
 
 
 def test_a_second_cancellation_does_not_leave_members_running():
-    """Cancelled again while its members clean up, a gather still waits for them."""
+    """A gather that is cancelled again during its members' cleanup still waits for them."""
 
     async def main() -> None:
         member = Stuck(cleanup=6)
@@ -136,7 +136,7 @@ def test_a_second_cancellation_does_not_leave_members_running():
 
 
 def test_a_member_that_raises_cancelled_itself_fails_the_gather():
-    """A stray `CancelledError` is not taken for success: the others end and it is raised."""
+    """A stray `CancelledError` does not count as success: the others end and it is raised."""
 
     async def main() -> None:
         other = Stuck(cleanup=2)
@@ -166,7 +166,7 @@ def test_gather_of_nothing_is_empty():
 
 
 def test_gather_takes_anything_that_can_be_awaited():
-    """Coroutines, futures, tasks and `Done` stand beside operations."""
+    """Coroutines, futures, tasks and `Done` may be mixed with operations."""
 
     async def native() -> str:
         return "native"
@@ -183,7 +183,7 @@ def test_gather_takes_anything_that_can_be_awaited():
 
 
 def test_gather_can_be_waited_for_from_a_thread():
-    """It has the home of its members, so a sync handler's `.wait()` runs all of it on the call's loop."""
+    """It has its members' home, so a sync handler's `.wait()` runs all of them on the call's loop."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -199,7 +199,7 @@ def test_gather_can_be_waited_for_from_a_thread():
 
 
 def test_gathers_nest():
-    """A gather is an operation and can be a member; its end ends its own members."""
+    """A gather is an operation and can be a member; when it ends, so do its members."""
 
     async def main() -> None:
         inner = [Stuck(cleanup=2), Stuck(cleanup=2)]
@@ -218,7 +218,7 @@ def test_gathers_nest():
 
 
 def test_members_belong_to_their_gather():
-    """A member can't be used apart from its gather, nor twice in one."""
+    """A member can't be used outside its gather, nor twice in it."""
 
     async def main() -> None:
         member = value_of(1)
@@ -234,7 +234,7 @@ def test_members_belong_to_their_gather():
 
 
 def test_a_gather_never_awaited_warns_once_for_all():
-    """Members given to a gather do not warn on top of it; the warning names them."""
+    """Members of a gather do not warn in addition; the warning names them."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         gather(value_of(1), value_of(2))

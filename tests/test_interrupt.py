@@ -1,4 +1,4 @@
-"""Ctrl-C, the end of the program, a loop that went away, a fork."""
+"""Ctrl-C, program exit, a closed loop, and fork."""
 
 import asyncio
 import signal
@@ -38,7 +38,7 @@ INTERRUPTED = """
 
 
 def interrupted(tmp_path: Any, times: int = 1, **parts: str) -> tuple[list[str], str, int]:
-    """Run a script, send it SIGINT each time it says `ready`; its lines, its complaints, its exit code."""
+    """Run a script and send SIGINT each time it prints `ready`. Returns its output, errors and exit code."""
     text = textwrap.dedent(INTERRUPTED)
     for name in ("cleanup", "after"):
         text = text.replace("{" + name + "}", parts.get(name, "pass"))
@@ -57,34 +57,34 @@ def interrupted(tmp_path: Any, times: int = 1, **parts: str) -> tuple[list[str],
 
 
 def test_ctrl_c_cancels_and_waits_for_the_cleanup(tmp_path: Any):
-    """A real SIGINT: the work is cancelled, its cleanup done before `KeyboardInterrupt` goes on."""
+    """With a real SIGINT, the work is cancelled and cleaned up before `KeyboardInterrupt` continues."""
     lines, err, code = interrupted(tmp_path, cleanup="await asyncio.sleep(0.01)", after="sys.exit(7)")
     assert (lines, err, code) == (["cleaned up", "interrupted"], "", 7)
 
 
 def test_ctrl_c_that_nobody_catches_ends_the_program_as_usual(tmp_path: Any):
-    """Uncaught, the exit code is that of a program ended by SIGINT, and the cleanup still ran."""
+    """Uncaught, the exit code is that of SIGINT, and the cleanup still ran."""
     lines, err, code = interrupted(tmp_path, after="raise")
     assert (lines, code) == (["cleaned up", "interrupted"], -signal.SIGINT)
     assert err.rstrip().endswith("KeyboardInterrupt")
 
 
 def test_the_program_goes_on_after_a_caught_ctrl_c(tmp_path: Any):
-    """The background loop is as good as before."""
+    """The background loop stays usable."""
     after = "print(Operation(lambda: asyncio.sleep(0, 'still here'), 'next').wait())"
     lines, err, code = interrupted(tmp_path, after=after)
     assert (lines, err, code) == (["cleaned up", "interrupted", "still here"], "", 0)
 
 
 def test_a_second_ctrl_c_does_not_wait(tmp_path: Any):
-    """While the cleanup takes its time, a second SIGINT leaves it and goes on."""
+    """A second SIGINT during a slow cleanup does not wait for it."""
     cleanup = 'print("ready", flush=True); await asyncio.Event().wait()'
     lines, err, code = interrupted(tmp_path, times=2, cleanup=cleanup, after="import os; os._exit(9)")
     assert (lines, err, code) == (["interrupted"], "", 9)
 
 
 def test_an_interrupt_before_the_hand_over_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch):
-    """Struck in the moment before the loop takes the work, the wait still ends, and no coroutine is lost."""
+    """If it strikes just before the loop takes the work, the wait still ends, and no coroutine is lost."""
     loop = background_loop()
     real = loop.call_soon_threadsafe
     struck: list[int] = []
@@ -128,7 +128,7 @@ def test_an_abandoned_thread_does_not_hold_the_program_open(tmp_path: Any):
 
 
 def test_a_thread_stuck_in_a_wait_does_not_hold_the_program_open(tmp_path: Any):
-    """The same for a thread of a handler that waits for an operation as the program ends."""
+    """The same for a handler's thread that waits for an operation when the program ends."""
     text = """
         from handrail.threads import run_in_thread
 
@@ -152,7 +152,7 @@ def test_a_thread_stuck_in_a_wait_does_not_hold_the_program_open(tmp_path: Any):
 
 
 def test_a_loop_that_is_gone_is_an_error():
-    """Waiting for an operation whose loop has been closed says so, and loses no coroutine."""
+    """Waiting for an operation whose loop is closed raises an error, and no coroutine is lost."""
 
     async def main() -> Home:
         return Home(asyncio.get_running_loop(), "call")
@@ -164,7 +164,7 @@ def test_a_loop_that_is_gone_is_an_error():
 
 
 def test_a_loop_that_goes_while_somebody_waits_is_an_error(monkeypatch: pytest.MonkeyPatch):
-    """A loop stopped and closed under a waiting thread: `LoopGone`, not a hang."""
+    """If the loop is closed under a waiting thread, the wait raises `LoopGone` instead of hanging."""
     monkeypatch.setattr(threads, "_LOOK_SECONDS", 0.01)
     loop = asyncio.new_event_loop()
     raised: list[BaseException] = []
@@ -195,7 +195,7 @@ def test_a_loop_that_goes_while_somebody_waits_is_an_error(monkeypatch: pytest.M
 
 
 def test_a_forked_child_can_wait_too(tmp_path: Any):
-    """After `os.fork` the child has no background thread, makes its own, and both go on."""
+    """After `os.fork` the child makes its own background thread, and both continue."""
     text = """
         import os, sys, warnings
         warnings.simplefilter("ignore", DeprecationWarning)  # Python dislikes any fork beside threads

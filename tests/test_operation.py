@@ -1,4 +1,4 @@
-"""`Operation`: one way to write a verb, run from every colour of code."""
+"""`Operation`: one way to write a verb, run from sync and async code."""
 
 import asyncio
 import contextvars
@@ -30,7 +30,7 @@ LABEL: contextvars.ContextVar[str] = contextvars.ContextVar("LABEL", default="no
 
 
 def test_a_script_waits_for_it(tmp_path: Any):
-    """`.wait()` works at the top of a real script, and leaves nothing behind to complain about."""
+    """`.wait()` works at the top level of a real script, without warnings at exit."""
     text = """
         async def work():
             await asyncio.sleep(0)
@@ -81,7 +81,7 @@ def test_a_sync_handler_waits_for_it_on_the_calls_own_loop():
 
 
 def test_a_thread_of_the_users_waits_for_it():
-    """An operation knows its loop, so a plain thread can wait for it."""
+    """An operation knows its loop, so any thread can wait for it."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -107,7 +107,7 @@ def test_a_thread_of_the_users_waits_for_it():
 
 
 def test_asyncio_to_thread_waits_for_it():
-    """A thread of asyncio's own executor is as good as any."""
+    """A thread of asyncio's own executor works like any other."""
 
     async def main() -> None:
         operation = value_of("x", Home(asyncio.get_running_loop(), "call"))
@@ -117,7 +117,7 @@ def test_asyncio_to_thread_waits_for_it():
 
 
 def test_asyncios_task_group_starts_it():
-    """It is a coroutine to asyncio: `create_task` takes it as it is."""
+    """To asyncio it is a coroutine: `create_task` accepts it."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
@@ -130,7 +130,7 @@ def test_asyncios_task_group_starts_it():
 
 
 def test_its_task_can_be_shown_and_debugged():
-    """The repr of a task, which asyncio's debug mode makes, neither fails nor uses the operation up."""
+    """The repr of its task, as made in debug mode, neither fails nor uses the operation."""
 
     async def main() -> None:
         stuck = Stuck()
@@ -155,7 +155,7 @@ def test_its_task_can_be_shown_and_debugged():
 
 
 def test_a_task_can_test_its_coroutine():
-    """As its repr does from Python 3.12 on: before it begins, while it runs, and after it."""
+    """As its repr does since Python 3.12: before it starts, while it runs, and afterwards."""
     truth: Callable[[object], bool] = operator.truth
 
     async def main() -> None:
@@ -179,7 +179,7 @@ def test_a_task_can_test_its_coroutine():
 
 
 def test_anyios_task_group_starts_it():
-    """`start_soon` wants a function, and an operation is one that returns itself."""
+    """`start_soon` needs a function, and an operation is one that returns itself."""
     seen: list[int] = []
 
     async def work() -> None:
@@ -195,7 +195,7 @@ def test_anyios_task_group_starts_it():
 
 
 def test_asyncios_gather_wait_for_and_shield_take_it():
-    """Everything of asyncio's that takes a coroutine takes an operation."""
+    """Every asyncio function that accepts a coroutine accepts an operation."""
 
     async def main() -> None:
         assert await asyncio.gather(value_of(1), value_of(2)) == [1, 2]
@@ -206,7 +206,7 @@ def test_asyncios_gather_wait_for_and_shield_take_it():
 
 
 def test_a_task_cancelled_before_it_began_leaves_no_warning():
-    """Cancelling the task of an operation that has not begun counts as using it."""
+    """Cancelling the task of an unstarted operation counts as using it."""
 
     async def main() -> None:
         stuck = Stuck()
@@ -220,7 +220,7 @@ def test_a_task_cancelled_before_it_began_leaves_no_warning():
 
 
 def test_nested_sync_calls_never_starve():
-    """Eight chains of synchronous handlers, each waiting for the next, 200 deep, end."""
+    """Eight chains of sync handlers, each waiting for the next, 200 deep, all end."""
     depth, chains = 200, 8
 
     async def main() -> None:
@@ -241,7 +241,7 @@ def test_nested_sync_calls_never_starve():
 
 
 def test_work_begun_by_one_wait_outlives_it():
-    """Scripts share one background loop: a task that one `.wait()` left behind goes on in the next."""
+    """Scripts share one background loop: a task left by one `.wait()` continues in the next."""
     events: list[asyncio.Event] = []
     tasks: list[asyncio.Task[str]] = []
 
@@ -264,7 +264,7 @@ def test_work_begun_by_one_wait_outlives_it():
 
 
 def test_scripts_share_one_loop_and_it_is_not_a_callers_thread():
-    """Waits from two threads run on the same loop, on a daemon thread of its own."""
+    """Waits from two threads run on the same loop, which has its own daemon thread."""
 
     async def where() -> tuple[object, threading.Thread]:
         return asyncio.get_running_loop(), threading.current_thread()
@@ -298,7 +298,7 @@ def test_many_threads_wait_at_once():
 
 
 def test_a_program_ends_what_is_left_on_the_background_loop(tmp_path: Any):
-    """At exit, tasks left behind are cancelled and their cleanup runs, without a word on stderr."""
+    """At exit, remaining tasks are cancelled and cleaned up, without output on stderr."""
     text = """
         async def later():
             try:
@@ -346,7 +346,7 @@ def test_a_callback_on_the_background_loop_may_not_wait_either():
 
 
 def test_one_never_awaited_warns_once():
-    """Dropping an operation unused warns, by its name, and says what to do; only once."""
+    """Dropping an unused operation warns once, with its name and what to do."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         operation = Operation(value_of(1).give_up(), "request_approval('x')")
@@ -362,7 +362,7 @@ def test_one_never_awaited_warns_once():
 
 @pytest.mark.parametrize("way", ["await", "wait", "task", "close", "gather", "truth", "wait on loop"])
 def test_one_that_was_used_does_not_warn(way: str):
-    """Whatever counts as a use, an error included, leaves no warning (warnings are errors here)."""
+    """Any use, even one that raises, prevents the warning (warnings are errors here)."""
 
     async def use(operation: Operation[int]) -> None:
         if way == "await":
@@ -401,7 +401,7 @@ def test_one_that_was_used_does_not_warn(way: str):
     ids=["bool", "not", "and", "if"],
 )
 def test_it_has_no_truth_value(use: Callable[[Operation[Any]], object]):
-    """A condition on it raises and names the missing `await`: the forgotten approval is never a yes."""
+    """Using it as a condition raises and names the missing `await`: a forgotten approval is never a yes."""
     with pytest.raises(
         OperationHasNoTruth, match=r"Write `await` before it, or `.wait\(\)` behind"
     ) as caught:
@@ -413,7 +413,7 @@ def test_it_has_no_truth_value(use: Callable[[Operation[Any]], object]):
 @pytest.mark.parametrize("first", ["await", "wait", "task", "gather", "failed", "refused"])
 @pytest.mark.parametrize("second", ["await", "wait", "task", "gather"])
 def test_it_is_single_use(first: str, second: str):
-    """A second use of any kind after a first one of any kind raises `OperationUsedTwice`."""
+    """A second use of any kind raises `OperationUsedTwice`."""
     ran: list[int] = []
 
     async def work() -> None:
@@ -440,7 +440,7 @@ def test_it_is_single_use(first: str, second: str):
 
 
 def test_two_tasks_can_not_be_made_of_one():
-    """The second task of one operation fails by name; the first goes on undisturbed."""
+    """The second task of one operation fails; the first continues undisturbed."""
 
     async def main() -> None:
         stuck = Stuck()
@@ -463,7 +463,7 @@ def test_two_tasks_can_not_be_made_of_one():
 
 
 def test_a_cancelled_second_task_does_not_cancel_the_first():
-    """A cancellation meant for a second task of the same operation does not reach the work."""
+    """Cancelling a second task of the same operation does not reach the work."""
 
     async def main() -> None:
         stuck = Stuck()
@@ -482,7 +482,7 @@ def test_a_cancelled_second_task_does_not_cancel_the_first():
 
 
 def test_it_is_cold():
-    """Nothing of the work happens before it is awaited, not even the call of its factory."""
+    """Nothing happens before it is awaited; not even its factory is called."""
     happened: list[str] = []
 
     def factory() -> Coroutine[Any, Any, None]:
@@ -512,7 +512,7 @@ def test_its_repr_says_what_it_is():
 @pytest.mark.parametrize("thrown", [ValueError("mine"), ValueError], ids=["an error", "a class"])
 @pytest.mark.parametrize("begun", [True, False])
 def test_throwing_into_it_raises_there(thrown: Any, begun: bool):
-    """The coroutine protocol's `throw` reaches the work, or ends it before it began."""
+    """The coroutine protocol's `throw` reaches the work, or ends it before it starts."""
     seen: list[str] = []
 
     async def work() -> None:
@@ -534,7 +534,7 @@ def test_throwing_into_it_raises_there(thrown: Any, begun: bool):
 
 
 def test_context_variables_travel_onto_the_loop_and_into_the_thread():
-    """What is set where an operation is waited for is seen by its work, and so on through a thread."""
+    """The work sees variables set by its waiter, even through a thread."""
 
     async def on_loop() -> list[str]:
         home = Home(asyncio.get_running_loop(), "call")
@@ -586,7 +586,7 @@ def test_an_error_keeps_its_type_and_its_traceback(way: str):
 
 
 def test_a_timeout_error_of_the_work_is_its_own():
-    """The wait looks after its loop by a timeout of its own; the work's is told apart from it."""
+    """The wait uses a timeout of its own to watch its loop; the work's is distinguished from it."""
     error = TimeoutError("the work's own")
     with pytest.raises(TimeoutError) as caught:
         failing(error).wait()
@@ -594,7 +594,7 @@ def test_a_timeout_error_of_the_work_is_its_own():
 
 
 def test_an_outcome_that_comes_as_the_wait_looks_up_is_not_lost(monkeypatch: pytest.MonkeyPatch):
-    """If the work ends just as the wait's own look-out times out, its value is returned."""
+    """If the work ends just as the wait's own timeout fires, its value is returned."""
     from concurrent.futures import Future
 
     real, calls = Future[int].result, list[object]()
@@ -602,7 +602,7 @@ def test_an_outcome_that_comes_as_the_wait_looks_up_is_not_lost(monkeypatch: pyt
     def result(self: Any, timeout: float | None = None) -> Any:
         calls.append(timeout)
         if len(calls) == 1:
-            real(self)  # it ends now, but too late for this look
+            real(self)  # it ends now, but too late for this check
             raise TimeoutError
         return real(self, timeout)
 
@@ -615,7 +615,7 @@ def test_an_outcome_that_comes_as_the_wait_looks_up_is_not_lost(monkeypatch: pyt
     "error", [SystemExit(3), KeyboardInterrupt()], ids=["SystemExit", "KeyboardInterrupt"]
 )
 def test_an_exit_in_the_work_reaches_whoever_waits(error: BaseException):
-    """`sys.exit()` in the work arrives where it is waited for, and the shared loop goes on."""
+    """`sys.exit()` in the work is raised by the wait, and the shared loop continues."""
     with pytest.raises(type(error)) as caught:
         failing(error).wait()
     assert caught.value is error
@@ -623,7 +623,7 @@ def test_an_exit_in_the_work_reaches_whoever_waits(error: BaseException):
 
 
 def test_an_exit_in_a_handlers_thread_reaches_whoever_waits():
-    """The same when it is raised on a thread that the work runs in."""
+    """The same when it is raised on a thread of the work."""
 
     def leave() -> None:
         sys.exit(4)
@@ -635,7 +635,7 @@ def test_an_exit_in_a_handlers_thread_reaches_whoever_waits():
 
 
 def test_work_that_is_cancelled_by_itself_is_told_so():
-    """Work that raises `CancelledError` of its own ends the wait with it, by name."""
+    """Work that raises its own `CancelledError` ends the wait with an error that says so."""
     with pytest.raises(asyncio.CancelledError, match="failing was cancelled"):
         failing(asyncio.CancelledError()).wait()
 
@@ -644,7 +644,7 @@ def test_work_that_is_cancelled_by_itself_is_told_so():
 
 
 def test_done_may_be_awaited_or_waited_for_or_left():
-    """What `emit`, `report_progress` and `beat` return: any number of uses, or none, from anywhere."""
+    """The result of `emit`, `report_progress` and `beat`: any number of uses, or none, from anywhere."""
 
     async def main() -> None:
         assert await cast(Awaitable[None], DONE) is None
@@ -658,7 +658,7 @@ def test_done_may_be_awaited_or_waited_for_or_left():
 
 
 def test_waiting_is_over_as_soon_as_the_work_is(monkeypatch: pytest.MonkeyPatch):
-    """The look-out for a lost loop delays nothing: a wait that relied on it would last an hour here."""
+    """Watching for a lost loop delays nothing: a wait that relied on it would last an hour here."""
     monkeypatch.setattr(threads, "_LOOK_SECONDS", 3600)
     for number in range(200):
         assert value_of(number).wait() == number

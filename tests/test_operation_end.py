@@ -1,4 +1,4 @@
-"""Operations end with their call: wherever they run, by `ContextExpired`."""
+"""Operations end with their call, wherever they run, with `ContextExpired`."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("nothing_is_logged")
 
 
 def test_closing_ends_operations_in_tasks_the_handler_spawned():
-    """An operation awaited in a stray task ends with `ContextExpired`, its cleanup done; the task goes on."""
+    """An operation awaited in a stray task ends with `ContextExpired` after its cleanup; the task continues."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call-7")
@@ -70,7 +70,7 @@ def test_closing_ends_operations_started_as_tasks_themselves():
 
 
 def test_closing_ends_operations_that_threads_wait_for():
-    """A thread in `.wait()` gets `ContextExpired`; so it is for several at once."""
+    """A thread in `.wait()` gets `ContextExpired`, and so do several at once."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
@@ -94,11 +94,11 @@ def test_closing_ends_operations_that_threads_wait_for():
 
 
 def test_closing_ends_a_gather_once_with_all_its_members():
-    """Members of a gather are ended by it, once: a cleanup that awaits is not cut short."""
+    """A gather ends its members once: a cleanup that awaits is not cut short."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
-        inner = [Stuck(home, cleanup=5) for _ in range(16)]  # many, since they end in no order
+        inner = [Stuck(home, cleanup=5) for _ in range(16)]  # many, since they end in any order
         log: list[str] = []
 
         async def around(stuck: Stuck) -> None:
@@ -124,7 +124,7 @@ def test_closing_ends_a_gather_once_with_all_its_members():
 
 @pytest.mark.parametrize("first", ["close", "cancel"])
 def test_an_outer_cancellation_at_the_same_time_still_cancels(first: str):
-    """Somebody's own cancellation of the task is not swallowed by the end of the call."""
+    """A separate cancellation of the task is not swallowed by the end of the call."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
@@ -153,7 +153,7 @@ def test_an_outer_cancellation_at_the_same_time_still_cancels(first: str):
 
 
 def test_an_earlier_cancellation_does_not_confuse_the_end_of_the_call():
-    """A task that awaits an operation in its cleanup is told `ContextExpired`, not cancelled again."""
+    """A task that awaits an operation in its cleanup gets `ContextExpired`, and is not cancelled again."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
@@ -218,7 +218,7 @@ def test_work_that_takes_no_notice_leaves_its_task_uncancelled(how: str):
 
 
 def test_operations_inside_operations_end_together():
-    """An operation whose work awaits another of the same call: both end, the task goes on."""
+    """If an operation awaits another of the same call, both end, and the task continues."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
@@ -248,7 +248,7 @@ def test_operations_inside_operations_end_together():
 
 
 def test_closing_an_inner_call_leaves_the_outer_one_alone():
-    """A call inside a call has its own end: the outer operation around it goes on."""
+    """A nested call has its own end: the outer operation continues."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -270,7 +270,7 @@ def test_closing_an_inner_call_leaves_the_outer_one_alone():
 
 
 def test_closing_does_not_cancel_whoever_closes():
-    """The task that closes the home is never ended by it, though an operation runs in it."""
+    """The task that closes the home is never cancelled by it, even if an operation runs in it."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
@@ -287,7 +287,7 @@ def test_closing_does_not_cancel_whoever_closes():
 
 @pytest.mark.parametrize("way", ["await", "wait", "task", "gather", "gather before"])
 def test_one_made_before_the_end_and_used_after_is_refused(way: str):
-    """An operation made while the call ran does nothing once it is over."""
+    """An operation created during the call does nothing once the call is over."""
     happened: list[int] = []
 
     async def work() -> None:
@@ -307,7 +307,7 @@ def test_one_made_before_the_end_and_used_after_is_refused(way: str):
 
 
 def test_one_handed_to_the_loop_before_the_end_is_refused_when_it_begins(monkeypatch: pytest.MonkeyPatch):
-    """A thread's wait that was in order when it began, and reaches the loop only after the end, is refused."""
+    """A thread's wait that started in time but reaches the loop after the end is refused."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -322,7 +322,7 @@ def test_one_handed_to_the_loop_before_the_end_is_refused_when_it_begins(monkeyp
         monkeypatch.setattr(loop, "call_soon_threadsafe", watched)
         waiting = asyncio.create_task(asyncio.to_thread(value_of(1, home).wait))
         await asyncio.sleep(0)
-        assert handed_over.wait(30)  # the loop stands still, so the work has not begun
+        assert handed_over.wait(30)  # the loop is blocked, so the work has not begun
         home.close()
         with pytest.raises(ContextExpired):
             await waiting
@@ -331,7 +331,7 @@ def test_one_handed_to_the_loop_before_the_end_is_refused_when_it_begins(monkeyp
 
 
 def test_a_finished_operation_is_not_ended_again():
-    """Closing after an operation has ended does not touch the task it ran in."""
+    """Closing after an operation has ended does not affect its task."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")

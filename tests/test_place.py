@@ -57,13 +57,13 @@ def places(draw: st.DrawFn, *, numbers: st.SearchStrategy[int] = NUMBERS) -> Pla
 
 
 def without_attempts(place: Place) -> list[tuple[str, int, str]]:
-    """The steps of a place, attempts left out."""
+    """Return the steps of a place without attempts."""
     steps = [each for each in (place, *place.parents) if each.kind != "attempt"]
     return [(each.kind, each.number, each.name) for each in steps]
 
 
 def with_attempts(place: Place, number: int) -> Place:
-    """The same place with every attempt replaced by `number`."""
+    """Return the same place with every attempt replaced by `number`."""
     if place.parent is None:
         return place
     around = with_attempts(place.parent, number)

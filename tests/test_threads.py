@@ -1,4 +1,4 @@
-"""Threads for synchronous handlers: daemons, without a limit, used again, abandoned and not stopped."""
+"""Threads for sync handlers: daemons, unlimited, reused, and abandoned rather than stopped."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ LABEL: contextvars.ContextVar[str] = contextvars.ContextVar("LABEL", default="no
 
 @pytest.fixture(autouse=True)
 def no_other_threads() -> None:
-    """Each test begins without threads that another one left: given a last job, they end."""
+    """Start each test without another one's threads: they end after one last job."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(threads, "_IDLE_SECONDS", 0.0)
         last: Any = SimpleNamespace(run=lambda: None)
@@ -35,13 +35,13 @@ def no_other_threads() -> None:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Let the loop and the other threads run until something is so."""
+    """Let the loop and other threads run until the condition holds."""
     while not condition():
         await asyncio.sleep(0.001)
 
 
 def test_it_gives_back_what_the_function_returns():
-    """The value arrives, and the function ran on a daemon thread of ours."""
+    """The value is returned, and the function ran on a daemon thread of ours."""
 
     async def main() -> None:
         thread = await run_in_thread(threading.current_thread)
@@ -69,7 +69,7 @@ def test_it_raises_what_the_function_raises():
 
 
 def test_an_idle_thread_is_used_again():
-    """Once a thread is idle, the next function runs on it; no new one is made."""
+    """The next function runs on an idle thread; no new one is made."""
 
     async def main() -> None:
         first = await run_in_thread(threading.get_ident)
@@ -99,7 +99,7 @@ def test_a_thread_that_raised_is_used_again():
 
 
 def test_an_idle_thread_ends_after_a_while(monkeypatch: pytest.MonkeyPatch):
-    """A thread without work for long enough goes away, and the next function gets a new one."""
+    """A thread without work for long enough ends, and the next function gets a new one."""
     monkeypatch.setattr(threads, "_IDLE_SECONDS", 0.001)
 
     async def main() -> None:
@@ -112,11 +112,11 @@ def test_an_idle_thread_ends_after_a_while(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_job_handed_over_as_a_thread_gives_up_is_not_lost(monkeypatch: pytest.MonkeyPatch):
-    """A thread that has waited long enough, and is given a job at that very moment, does it."""
+    """A thread that gets a job at the very moment its wait ends still does it."""
     handed: list[asyncio.Future[Any]] = []
 
     class Idle(deque[Any]):
-        """Hands a job to the thread just before it takes itself off the list."""
+        """Hands a job to the thread just before it removes itself from the list."""
 
         def remove(self, value: Any, /) -> None:
             if not handed:
@@ -140,7 +140,7 @@ def test_a_job_handed_over_as_a_thread_gives_up_is_not_lost(monkeypatch: pytest.
 
 
 def test_jobs_and_threads_that_end_pass_each_other(monkeypatch: pytest.MonkeyPatch):
-    """With threads that end the moment they are idle, every job is still done."""
+    """With threads that end as soon as they are idle, every job is still done."""
     monkeypatch.setattr(threads, "_IDLE_SECONDS", 0.0)
 
     async def main() -> None:
@@ -162,7 +162,7 @@ def test_there_is_no_limit():
 
 
 def test_stop_iteration_becomes_a_runtime_error():
-    """A future can't carry `StopIteration`; it arrives as the error an async function makes of it."""
+    """A future can't carry `StopIteration`, so it becomes the error that an async function would raise."""
 
     async def main() -> None:
         with pytest.raises(RuntimeError, match="StopIteration") as caught:
@@ -173,7 +173,7 @@ def test_stop_iteration_becomes_a_runtime_error():
 
 
 def test_context_variables_go_along_and_do_not_leak_back():
-    """The function sees what was set where it was called from; what it sets stays there."""
+    """The function sees its caller's variables; its own changes do not leak back."""
 
     def body() -> str:
         seen = LABEL.get()
@@ -191,7 +191,7 @@ def test_context_variables_go_along_and_do_not_leak_back():
 
 
 def test_cancelling_abandons_the_thread():
-    """The awaiting task is free at once; the thread goes on, and what it returns is dropped."""
+    """The awaiting task is free at once; the thread continues, and its result is dropped."""
 
     async def main() -> None:
         began, release, ended = threading.Event(), threading.Event(), threading.Event()
@@ -217,7 +217,7 @@ def test_cancelling_abandons_the_thread():
 
 
 def test_an_abandoned_error_is_dropped_in_silence():
-    """What an abandoned function raises is nobody's concern any more, and the thread is used again."""
+    """An abandoned function's error is ignored, and the thread is reused."""
 
     async def main() -> None:
         release, began = threading.Event(), threading.Event()
@@ -238,7 +238,7 @@ def test_an_abandoned_error_is_dropped_in_silence():
 
 
 def test_a_thread_may_outlive_its_loop():
-    """A function that returns after its loop was closed harms nothing, and is no longer counted."""
+    """A function that returns after its loop was closed is harmless, and no longer counted."""
     release, began = threading.Event(), threading.Event()
     loops: list[asyncio.AbstractEventLoop] = []
 
@@ -263,7 +263,7 @@ def test_a_thread_may_outlive_its_loop():
 
 
 def test_threads_at_work_are_counted_by_loop():
-    """What runs for another loop does not count; what has come back does not either."""
+    """Functions for another loop do not count; finished ones do not either."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -280,13 +280,13 @@ def test_threads_at_work_are_counted_by_loop():
 
 
 def test_a_thread_at_work_is_counted_until_its_outcome_is_there():
-    """Between the return of a function and the arrival of its value, it still counts: else time could jump."""
+    """A function counts until its value has arrived, else virtual time could jump in between."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         task = asyncio.create_task(run_in_thread(lambda: "value"))
         await asyncio.sleep(0)
-        # Hold up the loop until the thread is idle again: the value is on its way, nothing more.
+        # Block the loop until the thread is idle again: only the value is still on its way.
         while not threads._idle:
             assert not task.done()
         assert threads_at_work(loop) == 1
@@ -297,7 +297,7 @@ def test_a_thread_at_work_is_counted_until_its_outcome_is_there():
 
 
 def test_nothing_is_kept_alive_by_an_idle_thread():
-    """A thread that waits for its next job holds on to nothing of the last, its error included."""
+    """An idle thread keeps no reference to its last job, or its error."""
 
     class Thing:
         pass

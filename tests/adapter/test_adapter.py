@@ -1,4 +1,4 @@
-"""The loop: what an evaluation does, and what ends it."""
+"""The agent loop: what an evaluation does and how it ends."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ from handrail.testing import Agent, RecordingSubscriber, VirtualClock, run_virtu
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an answer is to be."""
+    """The expected output type."""
 
     verdict: Annotated[str, Field(description="判決。" * 60)]
 
 
 ONE = Price(Decimal(1_000_000), Decimal(1_000_000))
-"""A dollar a token, so that a cost can be read off."""
+"""One dollar per token, so that the cost equals the token count."""
 
 
 @tool
@@ -79,7 +79,7 @@ GUIDE = Prompt("guide", "Answer briefly.", tools=[weather])
 
 
 def wrongly(value: object) -> Any:
-    """A value whose type no checker knows."""
+    """A value whose type a checker can't know."""
     return value
 
 
@@ -91,7 +91,7 @@ def scripted(*answers: Any, **options: Any) -> ScriptedModel:
 
 
 def test_hello_world() -> None:
-    """A prompt, a tool, a message: the answer, and everything said on the way."""
+    """A prompt, a tool and a message give an answer and a full transcript."""
     model = scripted(ToolCall("weather", {"city": "Oslo"}), "Take an umbrella.")
     response = Adapter(model).evaluate(GUIDE, "What is it like in Oslo?").wait()
     assert (response.text, response.output, response.stop_reason) == ("Take an umbrella.", None, "done")
@@ -106,7 +106,7 @@ def test_hello_world() -> None:
 
 
 def test_parallel_calls_run_at_once() -> None:
-    """The calls of one answer run beside each other; results keep the order of the calls."""
+    """The calls of one answer run concurrently; results keep the order of the calls."""
 
     @tool
     async def wait(seconds: int) -> str:
@@ -127,7 +127,7 @@ def test_parallel_calls_run_at_once() -> None:
 
 
 def test_a_run_is_told_in_events() -> None:
-    """What happens is published in order, each start with its end."""
+    """Events are published in order, each start with its end."""
     session = Session()
     with RecordingSubscriber(session) as seen:
         Adapter(scripted(ToolCall("weather", {"city": "Oslo"}), "Rain.")).evaluate(
@@ -152,7 +152,7 @@ def test_a_run_is_told_in_events() -> None:
 
 
 def test_a_bus_of_ones_own_hears_the_run() -> None:
-    """Whoever listens on `bus` hears of the run, with a session of its own or one that was given."""
+    """Subscribers of `bus` receive the run's events, with or without a session given."""
 
     class Listening:
         def __init__(self) -> None:
@@ -179,7 +179,7 @@ def test_a_bus_of_ones_own_hears_the_run() -> None:
 
 
 def test_a_conversation_goes_on() -> None:
-    """Evaluated again on the same session, the model is sent all that was said before."""
+    """A second evaluation on the same session sends the whole conversation so far."""
     session = Session()
     model = scripted("One.", "Two.")
     adapter = Adapter(model)
@@ -190,7 +190,7 @@ def test_a_conversation_goes_on() -> None:
 
 
 def test_a_conversation_outlives_its_session_object() -> None:
-    """Saved and loaded, a session goes on with the same conversation."""
+    """A saved and reloaded session continues the same conversation."""
     session = Session()
     Adapter(scripted(ToolCall("weather", {"city": "Oslo"}), "Rain.")).evaluate(
         GUIDE, "hi", session=session
@@ -208,7 +208,7 @@ def test_a_conversation_outlives_its_session_object() -> None:
 
 
 def test_one_evaluation_at_a_time() -> None:
-    """A second evaluation on a conversation at work is refused; afterwards it is free again."""
+    """A second evaluation on a busy conversation is refused; afterwards it is allowed again."""
 
     async def scenario() -> None:
         session = Session()
@@ -234,7 +234,7 @@ def test_a_session_is_let_go() -> None:
 
 
 def test_params_fill_the_prompt() -> None:
-    """Params go into the templates; what is said to the model then is `message`, or that it may begin."""
+    """Params fill the templates; the user turn is `message`, or a default that tells the model to begin."""
 
     @dataclass(frozen=True)
     class Topic:
@@ -281,13 +281,13 @@ def test_params_fill_the_prompt() -> None:
     ],
 )
 def test_bad_input_is_refused_by_name(wrong: Any, words: str) -> None:
-    """What callers get wrong first is said with its mend."""
+    """Common first mistakes are refused with an error that says how to fix them."""
     with pytest.raises(DefinitionError, match=words):
         wrong(Adapter(scripted("x")))
 
 
 def test_a_script_that_is_over_says_so() -> None:
-    """A request too many is refused with how many answers there were."""
+    """A request beyond the script is refused, and the error says how many answers there were."""
     with pytest.raises(PromptEvaluationError, match="its script has 1 answers, and one more was requested"):
         Adapter(scripted(ToolCall("weather", {"city": "Oslo"}))).evaluate(GUIDE, "hi").wait()
 
@@ -296,7 +296,7 @@ def test_a_script_that_is_over_says_so() -> None:
 
 
 def test_a_script_iterates_a_stream() -> None:
-    """`for` in a script gives the run's events, and `.response` what it came to."""
+    """In a script, `for` yields the run's events and `.response` is its response."""
     stream = Adapter(scripted(ToolCall("weather", {"city": "Oslo"}), "It rains a lot.")).stream(GUIDE, "hi")
     seen = list(stream)
     assert "".join(event.text for event in seen if isinstance(event, TextDelta)) == "It rains a lot."
@@ -307,12 +307,12 @@ def test_a_script_iterates_a_stream() -> None:
 
 
 def test_a_stream_that_is_only_asked_for_its_response() -> None:
-    """`.response` alone runs the run."""
+    """Reading `.response` alone executes the run."""
     assert Adapter(scripted("Hi.")).stream(GUIDE, "hi").response.wait().text == "Hi."
 
 
 def test_a_stream_shows_what_failed_and_the_response_raises_it() -> None:
-    """Iterating never raises for the run; the response does."""
+    """Iterating never raises the run's error; the response does."""
     stream = Adapter(scripted(ModelUnavailable("m", "down")), retry=Retry(attempts=1)).stream(GUIDE, "hi")
     last = list(stream)[-1]
     assert isinstance(last, PromptExecuted)
@@ -322,7 +322,7 @@ def test_a_stream_shows_what_failed_and_the_response_raises_it() -> None:
 
 
 def test_leaving_a_stream_cancels_its_run() -> None:
-    """A run whose stream is left in the middle ends, and its calls are rolled back."""
+    """A run whose stream is abandoned is cancelled, and its calls are rolled back."""
     began: list[str] = []
     ended: list[str] = []
 
@@ -349,7 +349,7 @@ def test_leaving_a_stream_cancels_its_run() -> None:
 
 
 def test_a_stream_has_nested_runs_and_no_others() -> None:
-    """Events of what is nested are in the stream, those of another run on the same session are not."""
+    """The stream has events of nested runs, but not those of another run on the same session."""
 
     @tool
     async def ask(context: ToolContext) -> str:
@@ -368,7 +368,7 @@ def test_a_stream_has_nested_runs_and_no_others() -> None:
 
 
 def test_budget_of_requests() -> None:
-    """A run out of requests ends and says which limit it was."""
+    """A run that uses up its requests ends and names the limit."""
     model = ScriptedModel(lambda request: ToolCall("weather", {"city": "Oslo"}))
     with pytest.raises(PromptEvaluationError, match="requests") as raised:
         Adapter(model).evaluate(GUIDE, "hi", budget=Budget(requests=3)).wait()
@@ -378,7 +378,7 @@ def test_budget_of_requests() -> None:
 
 
 def test_usage_and_cost_of_request_run_and_subtree() -> None:
-    """Each request, each run and all below it: real usage, summed exactly."""
+    """Usage is exact for each request, for each run, and for each run with everything nested in it."""
 
     @tool
     async def ask(context: ToolContext) -> str:
@@ -405,7 +405,7 @@ def test_usage_and_cost_of_request_run_and_subtree() -> None:
 
 
 def test_an_unknown_price_is_unknown() -> None:
-    """Without a price the cost is None, and a limit of money refuses the request before it is made."""
+    """Without a price the cost is None, and a cost limit refuses the request before it is made."""
     model = scripted("Hi.", "Hi.")
     assert Adapter(model).evaluate(GUIDE, "hi").wait().cost is None
     with pytest.raises(PromptEvaluationError, match="unknown amount") as raised:
@@ -415,7 +415,9 @@ def test_an_unknown_price_is_unknown() -> None:
 
 
 def test_little_money_makes_answers_short() -> None:
-    """Where the longest answer can't be paid for, a shorter one is asked for; none at all is refused."""
+    """If the longest answer is not affordable, a shorter one is requested; if none is, the request is
+    refused.
+    """
     seen: list[int] = []
 
     def answer(request: Any) -> Reply:
@@ -430,7 +432,7 @@ def test_little_money_makes_answers_short() -> None:
 
 
 def test_the_table_of_prices() -> None:
-    """A model of a known provider is priced by the maintained table; an unknown one is unknown."""
+    """A known provider's model is priced from the maintained table; an unknown model has no price."""
     from handrail.models.prices import tariff_of
 
     million = Usage(1_000_000, 1_000_000, 0, 0, 1)
@@ -446,7 +448,7 @@ def test_the_table_of_prices() -> None:
 
 
 def test_tokens_are_reserved_before_and_settled_after() -> None:
-    """An upper bound is set aside for a request; what it really used is what counts after it."""
+    """An upper bound is reserved before a request, and replaced by the real usage after it."""
     tracker = BudgetTracker(Budget(tokens=100_000))
     left: list[float] = []
 
@@ -462,7 +464,9 @@ def test_tokens_are_reserved_before_and_settled_after() -> None:
 
 @pytest.mark.parametrize("wire", ["chat", "responses", "anthropic"])
 def test_what_is_reserved_is_at_least_what_is_said_of_tools_and_answer(wire: str) -> None:
-    """In bytes, of which letters may have several; tools that come into view by a section too."""
+    """The reservation counts bytes, of which a letter may have several, and includes tools that a section
+    reveals.
+    """
     from handrail.models import anthropic, chat_completions, responses
 
     encoder = {
@@ -491,7 +495,7 @@ def test_what_is_reserved_is_at_least_what_is_said_of_tools_and_answer(wire: str
     reserved: list[int] = []
 
     def answer(request: Any) -> Reply:
-        spent = 2 * len(reserved)  # the provider counts next to nothing, and what is new is added to that
+        spent = 2 * len(reserved)  # the provider reports almost nothing, and new messages are added to that
         reserved.append(100_000 - spent - int(tracker.remaining()["tokens"]) - request.max_tokens)
         said = script[len(reserved) - 1]
         usage = Usage(1, 1, 0, 0, 1)
@@ -507,7 +511,7 @@ def test_what_is_reserved_is_at_least_what_is_said_of_tools_and_answer(wire: str
 
 
 def test_eight_children_can_not_pass_a_limit_of_four() -> None:
-    """Nested runs in parallel share one budget: what is reserved by one is not there for another."""
+    """Nested parallel runs share one budget: tokens reserved by one are not available to another."""
 
     @tool
     async def ask(context: ToolContext) -> str:
@@ -532,7 +536,7 @@ def test_eight_children_can_not_pass_a_limit_of_four() -> None:
 
 
 def test_a_share_for_a_child() -> None:
-    """A child that spends its own share fails its call; the run around it goes on."""
+    """A child that spends its own share fails its call; the outer run continues."""
 
     @tool
     async def ask(context: ToolContext) -> str:
@@ -557,7 +561,7 @@ def test_a_share_for_a_child() -> None:
 
 
 def test_deadline_before_and_during_a_request() -> None:
-    """A deadline is checked before a request and ends one that takes too long."""
+    """A deadline is checked before a request, and ends a request that takes too long."""
 
     async def scenario() -> None:
         clock = VirtualClock()
@@ -577,7 +581,7 @@ def test_deadline_before_and_during_a_request() -> None:
 
 
 def test_the_run_of_a_child_ends_with_the_deadline_of_its_parent() -> None:
-    """A parent's deadline ends all of it; a child's own, tighter one is the child's failure."""
+    """A parent's deadline ends everything; a child's own, tighter deadline fails only the child."""
 
     @tool
     async def ask(seconds: int, context: ToolContext) -> str:
@@ -606,11 +610,11 @@ def test_the_run_of_a_child_ends_with_the_deadline_of_its_parent() -> None:
         run_virtual(scenario)
 
 
-# --- trying again ------------------------------------------------------------------------------
+# --- retries -----------------------------------------------------------------------------------
 
 
 def test_waits_grow_and_are_cut_by_chance() -> None:
-    """Waits double up to a limit; chance takes up to half of each."""
+    """Waits double up to a limit, and jitter removes up to half of each."""
     retry = Retry(attempts=9, first_wait=1, longest_wait=5, chance=lambda: 1.0)
     error = ModelUnavailable("m", "down")
     assert [retry.wait_after(attempt, error) for attempt in range(1, 6)] == [1, 2, 4, 5, 5]
@@ -622,7 +626,7 @@ def test_waits_grow_and_are_cut_by_chance() -> None:
 
 
 def test_a_throttle_holds_requests_back() -> None:
-    """So many at once, so many a minute, and none while a provider wants to be left alone."""
+    """A throttle limits concurrent requests and requests per minute, and pauses when a provider asks for it."""
 
     async def scenario() -> None:
         clock, loop = VirtualClock(), asyncio.get_running_loop()
@@ -653,7 +657,7 @@ def test_a_throttle_holds_requests_back() -> None:
 
 
 def test_a_rate_limit_holds_everybody_who_shares_the_throttle() -> None:
-    """Whoever else asks the same provider waits too, instead of being refused."""
+    """Others that use the same provider wait too, instead of being refused."""
 
     async def scenario() -> None:
         clock, loop = VirtualClock(), asyncio.get_running_loop()
@@ -675,7 +679,7 @@ def test_a_rate_limit_holds_everybody_who_shares_the_throttle() -> None:
 
 
 def test_a_tool_sees_the_request_that_led_to_it() -> None:
-    """Request, accumulator and extras are there for the tools of a turn."""
+    """Tools of a turn can read the request, the accumulator and the extras."""
     seen: list[Any] = []
 
     @tool
@@ -701,7 +705,7 @@ def test_a_tool_sees_the_request_that_led_to_it() -> None:
 
 
 def test_what_a_call_evaluates_is_undone_with_it() -> None:
-    """A nested run's files are the call's: they come and go with it."""
+    """Files written by a nested run belong to the call: they are committed or rolled back with it."""
 
     @tool(effect="staged")
     async def write(path: str, context: ToolContext) -> str:
@@ -736,7 +740,7 @@ def test_what_a_call_evaluates_is_undone_with_it() -> None:
 
 
 def test_nested_runs_are_conversations_of_their_own() -> None:
-    """A nested run neither sees the conversation around it nor adds to it, and a retry starts afresh."""
+    """A nested run neither sees nor extends the outer conversation, and a retry starts afresh."""
 
     @tool
     async def ask(context: ToolContext) -> str:
@@ -762,7 +766,9 @@ def test_nested_runs_are_conversations_of_their_own() -> None:
 
 
 def test_a_nested_prompt_with_resources_of_its_own_says_where_they_belong() -> None:
-    """What only the inner prompt binds is refused by name; bound on the run, the inner prompt has it."""
+    """A resource bound only by the inner prompt is refused by name; bound on the run, the inner prompt has
+    it.
+    """
     from handrail.resources.registry import given
 
     class Settings:
@@ -796,7 +802,7 @@ def test_a_nested_prompt_with_resources_of_its_own_says_where_they_belong() -> N
 
 
 def test_depth_is_limited_through_nested_runs() -> None:
-    """A prompt that evaluates itself is stopped at the depth limit, with the path it took."""
+    """A prompt that evaluates itself is stopped at the depth limit, and the error has the path."""
 
     @tool
     async def deeper(context: ToolContext) -> str:
@@ -812,7 +818,7 @@ def test_depth_is_limited_through_nested_runs() -> None:
 
 
 def test_cancelling_stops_the_whole_tree() -> None:
-    """One cancel ends the model's request five levels down, and everything around it."""
+    """One cancel ends the model's request five levels down, and every level above it."""
 
     @tool
     async def deeper(context: ToolContext) -> str:
@@ -850,7 +856,7 @@ def test_cancelling_stops_the_whole_tree() -> None:
 
 
 def test_an_expired_adapter_refuses() -> None:
-    """The adapter of a call that is over evaluates nothing."""
+    """The adapter of a finished call evaluates nothing."""
     from handrail.errors import ContextExpired
 
     kept: list[Any] = []
@@ -875,7 +881,7 @@ class Choice:
 
 
 def test_prompt_model_gives_a_typed_answer() -> None:
-    """One structured call, repaired where it does not fit, with what the model writes on the way."""
+    """One structured request, repaired if the answer is invalid, with the model's text on the way."""
     texts: list[str] = []
 
     @tool
@@ -904,7 +910,7 @@ def test_prompt_model_gives_a_typed_answer() -> None:
 
 
 def test_prompt_model_takes_any_type_and_gives_up_after_two_repairs() -> None:
-    """Types that are no classes are asked for inside an object; an answer that never fits fails the call."""
+    """Types that are not classes are wrapped in an object; an answer that stays invalid fails the call."""
     from typing import Literal
 
     from pydantic import TypeAdapter
@@ -933,7 +939,7 @@ def test_prompt_model_takes_any_type_and_gives_up_after_two_repairs() -> None:
 
 
 def test_prompt_model_may_call_tools_and_another_model() -> None:
-    """Tools of a model inside a tool run through the gate, as calls inside the call; `model` overrides."""
+    """Tools of a nested model run through the gate as inner calls; `model` overrides the model."""
     from handrail import models as package
 
     other = scripted(ToolCall("weather", {"city": "Rome"}), '{"selected": "rain"}', name="test:other")
@@ -952,7 +958,7 @@ def test_prompt_model_may_call_tools_and_another_model() -> None:
 
 
 def test_prompt_model_is_not_there_for_a_person() -> None:
-    """Where nobody takes a person's place there is no such verb, and tools that need it are not offered."""
+    """Without an agent environment the verb is absent, and tools that require it are not offered."""
 
     @tool
     async def look(context: ToolContext) -> str:
@@ -1015,7 +1021,7 @@ def test_a_section_opens_in_place() -> None:
 
 @pytest.mark.parametrize("wire", ["chat", "responses", "anthropic"])
 def test_opening_leaves_every_byte_before_it(wire: str) -> None:
-    """The whole prefix compared: messages byte-identical; tools as SPEC 3 has it, added at the end."""
+    """The whole prefix stays byte-identical: messages unchanged, tools added at the end, as SPEC 3 requires."""
     from handrail.models import anthropic, chat_completions, responses
     from handrail.models.anthropic import AnthropicModel
 
@@ -1070,7 +1076,7 @@ def test_an_adapter_that_can_not_open_in_place_says_so() -> None:
 
 
 def test_a_closed_section_can_not_be_opened_by_a_wrong_path() -> None:
-    """A path that is none is refused with those there are, and nothing is opened."""
+    """An unknown path is refused with the list of known paths, and nothing is opened."""
     model = scripted(ToolCall("open_sections", {"sections": ["wether"]}), "Sorry.")
     session = Session()
     Adapter(model).evaluate(_closed_prompt(), "hi", session=session).wait()
@@ -1081,7 +1087,7 @@ def test_a_closed_section_can_not_be_opened_by_a_wrong_path() -> None:
 
 
 def test_failures_are_recorded_as_facts() -> None:
-    """Each failed request is in the session, with when it is tried again."""
+    """Each failed request is in the session, with the time of its retry."""
     session = Session()
     adapter = Adapter(
         scripted(ModelUnavailable("m", "down"), "up"), retry=Retry(first_wait=0.001, chance=lambda: 1.0)

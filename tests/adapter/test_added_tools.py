@@ -1,4 +1,4 @@
-"""Tools that one run has beside its prompt's."""
+"""Tools that one run has in addition to its prompt's."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The law of histories: whatever happens in a run, what is sent to a model next is well-formed."""
+"""The law of histories: whatever happens in a run, the next messages sent to a model are well-formed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Doing = Literal["fine", "raise", "slow", "fail", "stop the run", "retry", "cance
 
 @tool
 async def act(how: Doing, context: ToolContext) -> str:
-    """Do as told."""
+    """Do what the argument says."""
     if how == "slow":
         await asyncio.sleep(50)
     if how == "raise":
@@ -89,7 +89,9 @@ programs = st.tuples(
 
 
 class Whimsical:
-    """A model that answers as drawn, also with ids left out or given twice, and checks all it is sent."""
+    """A model whose answers are drawn at random, with missing or repeated ids, and that checks everything it
+    receives.
+    """
 
     name = "test:whimsical"
     traits = Traits(native_output=True)
@@ -134,7 +136,9 @@ async def _evaluate(model: Whimsical, session: Session, cancel: float | None, **
 
 @given(programs)
 def test_every_conversation_is_well_formed(program: Any) -> None:
-    """Cancelled, late, broken, over budget: each call has one result, and the next run can go on from there."""
+    """After a cancel, a timeout, an error or a spent budget, each call has one result and the next run can
+    continue.
+    """
     script, cancel, late, most = program
     session = Session()
     model = Whimsical(script)
@@ -160,7 +164,9 @@ def test_every_conversation_is_well_formed(program: Any) -> None:
 
 
 def test_a_session_that_was_left_in_the_middle_is_mended() -> None:
-    """Calls without results, as a killed process leaves them, get one that says so before anything is sent."""
+    """Calls without results, as a killed process leaves them, get a result that says so before the next
+    request.
+    """
     session = Session()
     conversation = root_conversation(session)
     conversation.add(UserMessage("go"), "run")
@@ -189,7 +195,7 @@ RESULT = ToolMessage((CallAnswered("a", "act", "done"),))
     ],
 )
 def test_a_malformed_history_is_refused(messages: Any, words: str) -> None:
-    """Nobody can bring a history that a provider would refuse."""
+    """A history that a provider would refuse is rejected."""
     with pytest.raises(DefinitionError, match=words):
         Adapter(Whimsical([])).evaluate(Prompt("law", "Act."), "go", history=messages).wait()
 
@@ -215,7 +221,7 @@ items = st.lists(st.text(max_size=6), max_size=8)
 
 @given(st.lists(st.tuples(items, st.booleans()), max_size=6))
 def test_what_was_encoded_once_is_not_encoded_again(steps: list[tuple[list[str], bool]]) -> None:
-    """However it grows and is asked, each item is encoded once, and the bytes are those of encoding it all."""
+    """Each item is encoded only once as the history grows, and the bytes equal those of encoding it all."""
     sent: Sent[str] = Sent()
     encoded: list[str] = []
 
@@ -236,7 +242,7 @@ def test_what_was_encoded_once_is_not_encoded_again(steps: list[tuple[list[str],
 
 @given(st.lists(st.booleans(), max_size=8), st.integers(0, 8))
 def test_what_could_not_be_encoded_leaves_nothing_half_written(fails: list[bool], before: int) -> None:
-    """Asked for again, nothing is there twice and nothing is missing."""
+    """After a failed encoding, the next attempt neither repeats nor loses anything."""
     sent: Sent[int] = Sent()
     broken = {number for number, fail in enumerate(fails) if fail}
 
@@ -257,7 +263,7 @@ def test_what_could_not_be_encoded_leaves_nothing_half_written(fails: list[bool]
 
 
 def test_only_new_messages_are_encoded_in_a_run() -> None:
-    """Over a long run each message is encoded once, by the real wire."""
+    """Over a long run, the real wire encodes each message once."""
     from handrail.models import chat_completions
 
     conversation: Sent[Message] = Sent([USER])
@@ -278,7 +284,7 @@ def test_only_new_messages_are_encoded_in_a_run() -> None:
 
 
 def test_tool_results_are_kept_as_facts() -> None:
-    """What came of every call is in the session beside the conversation."""
+    """The result of every call is in the session beside the conversation."""
     session = Session()
     Adapter(Whimsical([[CallPart(0, "a", "act", '{"how": "fine"}')]])).evaluate(
         Prompt("law", "Act.", tools=[act]), "go", session=session
@@ -287,7 +293,7 @@ def test_tool_results_are_kept_as_facts() -> None:
 
 
 def test_a_model_that_can_not_be_reached_leaves_the_message() -> None:
-    """What the user said stays in the conversation when nobody answered, and the next try follows it."""
+    """The user's message stays in the conversation when no answer came, and the next attempt follows it."""
 
     class Down(Whimsical):
         async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
@@ -307,7 +313,7 @@ def test_a_model_that_can_not_be_reached_leaves_the_message() -> None:
 
 
 def test_scripts_may_repeat_ids() -> None:
-    """Calls that a model gives one id get one each, so that every result finds its call."""
+    """Calls with the same id from the model get distinct ids, so that every result matches its call."""
     session = Session()
     same = [CallPart(0, "x", "act", '{"how": "fine"}'), CallPart(0, "x", "act", '{"how": "fine"}')]
     Adapter(Whimsical([same, same])).evaluate(

@@ -1,4 +1,4 @@
-"""Run options: what arguments are taken, and what a nested run inherits or may only tighten."""
+"""Run options: which arguments are accepted, and what a nested run inherits or may only tighten."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ OWN = (
 
 
 def test_every_option_is_inherited_limited_or_the_runs_own() -> None:
-    """A new option has to be decided about: `nested` says what becomes of it."""
+    """Every option must be classified: `nested` decides how it applies to a nested run."""
     limits = ("deadline", "budget", "depth_limit")
     assert sorted((*INHERITED, *OWN, *limits)) == sorted(RunOptions.__struct_fields__)
 

@@ -1,4 +1,4 @@
-"""Runs that survive: parked, resumed, taken over by another process, gone through again."""
+"""Durable runs: parked, resumed, taken over by another process, and replayed."""
 
 import asyncio
 import os
@@ -115,7 +115,7 @@ async def until_parked(begun: Any) -> RunParked:
 
 
 async def test_a_run_in_which_everything_waits_is_parked_and_goes_on(tmp_path: Path):
-    """Another process finds its questions, answers one after the other, and nothing is done twice."""
+    """Another process finds the questions and answers them one by one, and no work is repeated."""
     tools = Counted()
     script = ScriptedModel([ToolCall("look"), [ToolCall("ask"), ToolCall("send")], "done"])
     prompt = Prompt("p", "Do.", tools=tools.all, policies=[CapabilityPolicy()])
@@ -124,7 +124,7 @@ async def test_a_run_in_which_everything_waits_is_parked_and_goes_on(tmp_path: P
     assert sorted(each.name for each in parked.questions) == ["pick", "send"]
     assert tools.ran == ["look", "ask", "mark"]
 
-    other = journal_at(tmp_path)  # a process of its own, as far as the file is concerned
+    other = journal_at(tmp_path)  # to the file this is a separate process
     later = Adapter(script, journal=other, environment=LaterEnvironment())
     assert [row.questions for row in await other.runs.list()] == [2]
     approval = next(each for each in await other.questions.open("run") if each.kind == "approval")
@@ -148,7 +148,7 @@ async def test_a_run_in_which_everything_waits_is_parked_and_goes_on(tmp_path: P
 
 
 async def test_a_nested_agent_is_gone_through_again_without_asking_its_model(tmp_path: Path):
-    """Its answers, its calls and its bill are those it had; its ids follow from the call's."""
+    """A replayed nested agent keeps its answers, calls and cost; its ids derive from the call's id."""
     tools = Counted()
     usage = Usage(input=10, output=1, requests=1)
     script = ScriptedModel(
@@ -178,7 +178,7 @@ async def test_a_nested_agent_is_gone_through_again_without_asking_its_model(tmp
 
 
 async def test_a_process_killed_while_somebody_thinks_three_days(tmp_path: Path):
-    """`before` ran once, `after` once, and the private part was never in what the client saw."""
+    """`before` and `after` each run once, and the private part never reaches the client."""
     waiting = subprocess.Popen(
         [sys.executable, str(APP), str(tmp_path), "wait"], stdout=subprocess.PIPE, text=True
     )
@@ -202,7 +202,7 @@ async def test_a_process_killed_while_somebody_thinks_three_days(tmp_path: Path)
 
 
 async def test_answers_from_another_process_reach_a_run_that_waits(tmp_path: Path):
-    """Somebody is connected here, and somebody answers there: the first one wins."""
+    """A client is connected here and another process answers there: the first answer wins."""
     tools = Counted()
     asked = asyncio.Event()
 
@@ -225,7 +225,9 @@ async def test_answers_from_another_process_reach_a_run_that_waits(tmp_path: Pat
 
 
 async def test_an_answer_that_does_not_fit_is_asked_for_again(tmp_path: Path):
-    """What is plainly wrong is refused at once; the rest is checked where the type is, before it is used."""
+    """An obviously invalid answer is refused at once; the rest is validated where the type is known, before
+    use.
+    """
     tools = Counted()
     prompt = Prompt("p", "Do.", tools=tools.all)
     script = ScriptedModel([ToolCall("ask"), "done"])
@@ -250,7 +252,7 @@ async def test_an_answer_that_does_not_fit_is_asked_for_again(tmp_path: Path):
     ],
 )
 async def test_a_forged_answer_to_a_parked_run_is_refused(tmp_path: Path, change: dict[str, str], words: str):
-    """By the process that has nothing but the file."""
+    """A process that has only the file refuses a forged answer."""
     tools = Counted()
     adapter = Adapter(
         ScriptedModel([ToolCall("ask")]), journal=journal_at(tmp_path), environment=LaterEnvironment()
@@ -266,7 +268,7 @@ async def test_a_forged_answer_to_a_parked_run_is_refused(tmp_path: Path, change
 
 
 async def test_a_verb_in_another_ones_place_is_a_divergence(tmp_path: Path):
-    """The handler was changed while its run was parked: what came of it is not known, and the model hears so."""
+    """If the handler changed while its run was parked, the outcome is unknown, and the model is told so."""
     tools = Counted()
     script = ScriptedModel([ToolCall("ask"), "noted"])
     adapter = Adapter(script, journal=journal_at(tmp_path), environment=LaterEnvironment())
@@ -275,7 +277,7 @@ async def test_a_verb_in_another_ones_place_is_a_divergence(tmp_path: Path):
 
     @tool(effect="staged")
     async def ask(context: ToolContext) -> str:
-        """Ask somebody, without the inner call there was."""
+        """Ask somebody, without the earlier inner call."""
         assert context.wait_for is not None
         return str(await context.wait_for("pick", {"of": 3}, Pick))
 
@@ -289,7 +291,7 @@ async def test_a_verb_in_another_ones_place_is_a_divergence(tmp_path: Path):
 
 
 async def test_the_conversation_is_sent_as_it_was(tmp_path: Path):
-    """Also where the prompt has been changed since: the bytes before are the same."""
+    """If the prompt has changed since, the earlier bytes are still sent unchanged."""
     tools = Counted()
     script = ScriptedModel([ToolCall("look"), ToolCall("ask"), "done"])
     adapter = Adapter(script, journal=journal_at(tmp_path), environment=LaterEnvironment())
@@ -306,7 +308,7 @@ async def test_the_conversation_is_sent_as_it_was(tmp_path: Path):
 
 
 async def test_a_session_of_several_runs_is_rebuilt(tmp_path: Path):
-    """What earlier runs said and changed is there when a later one is resumed."""
+    """When a later run is resumed, everything earlier runs said and changed is there."""
     tools = Counted()
     script = ScriptedModel([ToolCall("mark"), "first", ToolCall("ask"), "second"])
     adapter = Adapter(script, journal=journal_at(tmp_path), environment=LaterEnvironment())
@@ -328,7 +330,7 @@ async def test_a_session_of_several_runs_is_rebuilt(tmp_path: Path):
 
 
 async def test_what_can_not_be_resumed_says_why(tmp_path: Path):
-    """By name, with the mend."""
+    """Each refusal names the run and says how to fix it."""
     journal = journal_at(tmp_path)
     prompt = Prompt("p", "Do.")
     adapter = Adapter(ScriptedModel(["done", ValueError("no")]), journal=journal)
@@ -347,7 +349,7 @@ async def test_what_can_not_be_resumed_says_why(tmp_path: Path):
 
 
 async def test_an_app_that_is_not_there_is_refused_by_name(tmp_path: Path):
-    """Where a run begins, and where it is resumed after its module has gone."""
+    """A missing app is refused when a run begins, and when it is resumed after its module was removed."""
     journal = SqliteJournal(tmp_path / "runs.db")
     adapter = Adapter(ScriptedModel(["Hi."]), journal=journal)
     with pytest.raises(
@@ -368,7 +370,7 @@ async def test_an_app_that_is_not_there_is_refused_by_name(tmp_path: Path):
 
 
 async def test_a_failed_run_stays_failed(tmp_path: Path):
-    """Its error is what resuming it gives."""
+    """Resuming a failed run raises its recorded error."""
     journal = journal_at(tmp_path)
     tools = Counted()
     adapter = Adapter(ScriptedModel([ToolCall("look"), ToolCall("look")]), journal=journal)
@@ -382,7 +384,7 @@ async def test_a_failed_run_stays_failed(tmp_path: Path):
 
 
 async def test_whoever_was_overtaken_stops_and_undoes_nothing(tmp_path: Path):
-    """A lease ran out, another process took the run: the first one learns so at its next write."""
+    """After its lease expired and another process took the run, the first process notices at its next write."""
     undone: list[str] = []
     taken = asyncio.Event()
     journal = journal_at(tmp_path)
@@ -417,7 +419,7 @@ async def test_whoever_was_overtaken_stops_and_undoes_nothing(tmp_path: Path):
 
 
 async def test_a_journal_in_memory_parks_too():
-    """For as long as the process lives: its questions stay, and go with the run."""
+    """In memory, parked questions live as long as the process, and end with the run."""
     tools = Counted()
     journal = MemoryJournal()
     adapter = Adapter(
@@ -438,7 +440,7 @@ async def test_a_journal_in_memory_parks_too():
 
 
 async def test_another_prompt_or_no_files_take_nothing(tmp_path: Path):
-    """A run resumed by mistake is still there afterwards, with its question."""
+    """A refused resume leaves the run parked, with its question open."""
     tools = Counted()
     script = ScriptedModel([ToolCall("ask"), "done"])
     prompt = Prompt("p", "Do.", tools=tools.all)
@@ -459,7 +461,7 @@ async def test_another_prompt_or_no_files_take_nothing(tmp_path: Path):
 
 
 async def test_nothing_that_has_to_be_marked_begins_in_an_overtaken_run(tmp_path: Path):
-    """One call learns that another process has the run; one beside it is let through only afterwards."""
+    """One call notices that another process owns the run; a concurrent call is admitted only afterwards."""
     journal = journal_at(tmp_path)
     entered: list[str] = []
     learnt = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Runs whose process lives on: who has them there, how long they may take, and what order they came in."""
+"""Runs whose process is still alive: ownership, time limits, and order."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -59,7 +59,7 @@ async def as_it_stands(journal: Journal) -> tuple[object, ...]:
 
 
 async def test_a_run_at_work_is_not_gone_through_a_second_time_by_its_own_process(journal: Journal):
-    """Its journal has the lease, and so it is this process that has it: all the more must it say so."""
+    """The process that owns the lease must refuse a second resume of its own run."""
     at_work, go = asyncio.Event(), asyncio.Event()
     entered: list[str] = []
 
@@ -84,7 +84,7 @@ async def test_a_run_at_work_is_not_gone_through_a_second_time_by_its_own_proces
 
 
 async def test_two_who_resume_a_parked_run_at_once_are_told_apart(journal: Journal):
-    """One goes on with it, the other hears that it is taken."""
+    """One resumes the run; the other is told that it is taken."""
     prompt = Prompt("p", "Do.", tools=[ask])
     script = ScriptedModel([ToolCall("ask"), "done"])
     adapter = Adapter(script, journal=journal, environment=LaterEnvironment())
@@ -101,7 +101,7 @@ async def test_two_who_resume_a_parked_run_at_once_are_told_apart(journal: Journ
 
 
 async def test_a_resume_that_can_not_begin_leaves_the_run_as_it_was(journal: Journal):
-    """It is parked still, nobody has it, and it can be resumed or cancelled."""
+    """After a failed start the run is still parked and unowned, and can be resumed or cancelled."""
     prompt = Prompt("p", "Do.", tools=[ask])
     adapter = Adapter(
         ScriptedModel([ToolCall("ask"), "done"]), journal=journal, environment=LaterEnvironment()
@@ -120,7 +120,9 @@ async def test_a_resume_that_can_not_begin_leaves_the_run_as_it_was(journal: Jou
 
 
 async def test_a_cancel_that_can_not_be_done_leaves_the_run_as_it_was(journal: Journal):
-    """An earlier run of its session is not over: that is to be seen to first, and then this one."""
+    """A cancel is refused while an earlier run of the session is unfinished; once that has ended, it
+    succeeds.
+    """
     prompt = Prompt("p", "Do.", tools=[ask])
     script = ScriptedModel([ToolCall("ask"), ToolCall("ask")])
     adapter = Adapter(script, journal=journal, environment=LaterEnvironment())
@@ -137,7 +139,7 @@ async def test_a_cancel_that_can_not_be_done_leaves_the_run_as_it_was(journal: J
 
 
 class Shifted:
-    """A clock of the day that can be set, as a machine's can."""
+    """A wall clock that can be set, like a machine's."""
 
     def __init__(self) -> None:
         self.by = timedelta()
@@ -150,7 +152,7 @@ class Shifted:
 
 
 async def test_what_people_take_does_not_count_however_often_a_run_is_parked(tmp_path: Path):
-    """Three days for the first question and three for the second, in a run that may work for an hour."""
+    """A run with an hour to work may wait three days for each of two answers."""
     clock = Shifted()
     journal = SqliteJournal(tmp_path / "runs.db", clock=clock)
     prompt = Prompt("p", "Do.", tools=[ask])
@@ -168,7 +170,7 @@ async def test_what_people_take_does_not_count_however_often_a_run_is_parked(tmp
 
 
 async def test_a_resumed_run_keeps_its_budget_and_its_deadline(tmp_path: Path):
-    """What it had left when it was parked is what it has when it goes on: nothing, in both cases."""
+    """A resumed run has the budget and time it had left when it was parked: here, none."""
     clock = Shifted()
     journal = SqliteJournal(tmp_path / "runs.db", clock=clock)
     prompt = Prompt("p", "Do.", tools=[ask])
@@ -186,7 +188,7 @@ async def test_a_resumed_run_keeps_its_budget_and_its_deadline(tmp_path: Path):
 
 
 async def test_the_lease_of_a_run_at_work_is_renewed(journal: Journal, monkeypatch: pytest.MonkeyPatch):
-    """As long as its process is at it, nobody else may take it."""
+    """While its process works on a run, no other process can take it."""
     monkeypatch.setattr("handrail.adapter.run_lease.LEASE_SECONDS", 0.1)
 
     @tool(effect="staged")
@@ -204,7 +206,7 @@ async def test_the_lease_of_a_run_at_work_is_renewed(journal: Journal, monkeypat
 
 
 async def test_runs_of_a_session_are_in_order_although_the_clock_was_set_back(journal: Any):
-    """The second builds on the first, whatever the time of day says."""
+    """The second run builds on the first, whatever the wall clock says."""
     clock = Shifted()
     prompt = Prompt("p", "Do.", tools=[ask])
     script = ScriptedModel(["first", ToolCall("ask"), "second"])
@@ -221,7 +223,7 @@ async def test_runs_of_a_session_are_in_order_although_the_clock_was_set_back(jo
 
 
 async def test_one_of_two_answers_is_enough_for_a_handler_that_takes_the_first(tmp_path: Path):
-    """It is entered again for the second question's answer, and must not be parked for the first one's."""
+    """The handler is entered again for the second question's answer, and is not parked for the first."""
     handed: list[int] = []
 
     @tool(effect="staged")
@@ -258,7 +260,9 @@ async def test_one_of_two_answers_is_enough_for_a_handler_that_takes_the_first(t
     of_both = [each for each in parked.value.questions if each.asked_by == ("both",)]
     assert [each.name for each in of_both] == ["a", "b"]
     journal.questions.answer(answer_to(of_both[1], 2))
-    with pytest.raises(RunParked):  # it needs the other as well, and does not stay in memory for it
+    with pytest.raises(
+        RunParked
+    ):  # this one needs the other answer as well, and is not kept in memory for it
         await asyncio.wait_for(adapter.resume("run", prompt), 5)
     journal.questions.answer(answer_to(of_both[0], 1))
     assert (await adapter.resume("run", prompt)).text == "done"

@@ -1,4 +1,4 @@
-"""A resumed run as those who listen hear it: what is recorded is kept, and only what is new is said."""
+"""Events of a resumed run: recorded events are not published again, only new ones are."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -75,7 +75,7 @@ def answer_to(question: Question, number: int = 1) -> Answer:
 
 
 class Recorded:
-    """A run that was parked, and another process that goes on with it."""
+    """A parked run, and another process that resumes it."""
 
     def __init__(self, folder: Path, *script: Any) -> None:
         self.model = ScriptedModel(list(script))
@@ -96,7 +96,7 @@ class Recorded:
 
 
 def said(events: list[object]) -> list[tuple[str, str]]:
-    """What was heard, in short."""
+    """Return the events in short form."""
     found: list[tuple[str, str]] = []
     for event in events:
         match event:
@@ -114,7 +114,7 @@ def said(events: list[object]) -> list[tuple[str, str]]:
 
 
 async def test_only_what_is_new_is_heard(tmp_path: Path):
-    """The call that was over is not; the one that was under way begins again; its answer streams."""
+    """A finished call is not published; an interrupted one starts again; the answer streams."""
     recorded = Recorded(tmp_path, ToolCall("note", {"text": "a"}), [ToolCall("ask")], "done")
     await recorded.park()
     assert ("ToolInvoked", "note") in said(recorded.first)
@@ -148,7 +148,7 @@ async def test_only_what_is_new_is_heard(tmp_path: Path):
 
 
 async def test_of_nested_runs_only_the_one_under_way_is_heard(tmp_path: Path):
-    """The first agent was over: it is gone through again in silence. The second goes on."""
+    """The first agent had finished and is replayed silently. The second continues."""
     script = [
         ToolCall("delegate"),
         ToolCall("note", {"text": "a"}),
@@ -183,7 +183,7 @@ async def test_of_nested_runs_only_the_one_under_way_is_heard(tmp_path: Path):
 
 
 async def test_everything_is_heard_once_of_a_run_that_was_parked(tmp_path: Path):
-    """Both halves together are the run as somebody heard it who was there, but for what began twice."""
+    """Both halves together equal an uninterrupted run, except for what started twice."""
     script = [ToolCall("note", {"text": "a"}), [ToolCall("ask"), ToolCall("note", {"text": "b"})], "done"]
     recorded = Recorded(tmp_path, *script)
     await recorded.park()
@@ -207,7 +207,7 @@ async def test_everything_is_heard_once_of_a_run_that_was_parked(tmp_path: Path)
 
 
 async def test_a_run_cut_while_its_model_was_asked_says_what_the_model_says_then(tmp_path: Path):
-    """All of its calls were over: what is new begins with the next answer."""
+    """All of its calls had finished, so the first new event is the next answer."""
     asked = asyncio.Event()
 
     class Stopping(LaterEnvironment):
@@ -271,7 +271,7 @@ async def test_what_can_not_be_resumed_is_said_by_the_response(tmp_path: Path):
 
 
 async def test_a_stream_that_is_left_cancels_the_resumed_run(tmp_path: Path):
-    """As one of a new run does."""
+    """An abandoned stream cancels a resumed run, as it does a new one."""
     going = asyncio.Event()
 
     @tool(effect="pure")

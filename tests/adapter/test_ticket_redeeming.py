@@ -1,4 +1,4 @@
-"""Tickets redeemed: a tool run elsewhere, whose changes commit with the call that gave the ticket out, or not at all."""
+"""Redeeming tickets: a tool that runs elsewhere commits with the call that issued the ticket, or not at all."""
 
 import asyncio
 import contextlib
@@ -54,7 +54,9 @@ from handrail.records import RunRecord
 from support import SUPPORT, importing_support
 from support.rig import Note
 
-pytestmark = pytest.mark.once  # processes, kills and programs of others: what they try is not Python's
+pytestmark = (
+    pytest.mark.once
+)  # separate processes, kills and foreign programs do not depend on the Python version
 
 APP = SUPPORT / "ticket_app.py"
 Body = Callable[[ToolContext], Awaitable[str]]
@@ -75,7 +77,7 @@ def said_by(process: subprocess.Popen[str]) -> str:
 
 
 def giving(folder: Path, end: str, effect: str = "staged") -> subprocess.Popen[str]:
-    """The first process, once its handler has given a ticket out."""
+    """The first process, after its handler has issued a ticket."""
     (folder / "files").mkdir()
     process = start(folder, "give", end, effect)
     assert process.stdout is not None
@@ -84,7 +86,7 @@ def giving(folder: Path, end: str, effect: str = "staged") -> subprocess.Popen[s
 
 
 def test_what_another_process_did_commits_with_the_call(tmp_path: Path):
-    """Its file and its event are there when the call has committed, not before, and after it nothing more is taken."""
+    """Its file and event appear when the call commits, not before, and nothing is accepted afterwards."""
     first = giving(tmp_path, "ok")
     assert said_by(start(tmp_path, "redeem")) == "done at depth 0, 4 left"
     assert os.listdir(tmp_path / "files") == []
@@ -96,13 +98,13 @@ def test_what_another_process_did_commits_with_the_call(tmp_path: Path):
         "text": "over",
     }
     done = (tmp_path / "files" / "done.txt").read_text()
-    assert done.startswith("2 by ")  # what was committed before, and its own
+    assert done.startswith("2 by ")  # the earlier commit, and its own
     assert done.endswith(".1")
     assert "its run 'run' is over" in said_by(start(tmp_path, "redeem"))
 
 
 def test_nothing_of_it_is_left_where_the_call_fails(tmp_path: Path):
-    """Neither the file nor the event of the other process."""
+    """If the call fails, neither the file nor the event of the other process remains."""
     first = giving(tmp_path, "fail")
     assert said_by(start(tmp_path, "redeem")) == "done at depth 0, 4 left"
     (tmp_path / "go").touch()
@@ -113,7 +115,7 @@ def test_nothing_of_it_is_left_where_the_call_fails(tmp_path: Path):
 
 
 def test_one_killed_while_redeeming_leaves_nothing(tmp_path: Path):
-    """And somebody else can redeem the ticket."""
+    """Another process can then redeem the ticket."""
     first = giving(tmp_path, "ok")
     killed = start(tmp_path, "hang")
     assert killed.stdout is not None
@@ -130,7 +132,7 @@ def test_one_killed_while_redeeming_leaves_nothing(tmp_path: Path):
 
 @pytest.mark.parametrize("effect", ["staged", "irreversible"])
 def test_a_deposit_outlives_the_process_that_gave_the_ticket_out(tmp_path: Path, effect: str):
-    """Entered again, the call takes it up; one that may not be entered again says what was done under its ticket."""
+    """A rerun call takes up the deposit; a call that may not rerun reports what was done under its ticket."""
     first = giving(tmp_path, "ok", effect)
     assert said_by(start(tmp_path, "redeem", effect=effect)) == "done at depth 0, 4 left"
     first.send_signal(signal.SIGKILL)
@@ -149,7 +151,7 @@ def test_a_deposit_outlives_the_process_that_gave_the_ticket_out(tmp_path: Path,
         assert os.listdir(tmp_path / "files") == []
 
 
-# --- one process, two openings of the file -----------------------------------------------------------
+# --- one process, with the file opened twice ---------------------------------------------------------
 
 
 FREE = Traits(Price(Decimal(0), Decimal(0)), native_output=True)
@@ -164,7 +166,7 @@ class Pick(BaseModel):
 
 
 def acting(body: Body, effect: Any = "staged", **options: Any) -> Tool[Any, Any]:
-    """The tool `work`, on whichever side."""
+    """The tool `work`, for either side."""
 
     @tool(name="work", description="Work.", effect=effect, **options)
     async def work(context: ToolContext) -> Any:
@@ -174,7 +176,7 @@ def acting(body: Body, effect: Any = "staged", **options: Any) -> Tool[Any, Any]
 
 
 async def mark(context: ToolContext) -> str:
-    """What is mostly done elsewhere: a note and a file."""
+    """The work usually done elsewhere: a note and a file."""
     context.session.dispatch(Note("there"))
     context.filesystem.write("there.txt", "there")
     return "marked"
@@ -184,7 +186,7 @@ MARK = acting(mark)
 
 
 class Stage:
-    """A run of one tool, and a second opening of its journal, as another process has it."""
+    """A run of one tool, and a second opening of its journal, as another process would have."""
 
     def __init__(self, tmp_path: Path, *, memory: bool = False) -> None:
         self.here = MemoryJournal() if memory else SqliteJournal(tmp_path / "runs.db", watch=0.02)
@@ -197,7 +199,7 @@ class Stage:
         return Adapter(script, journal=self.here, filesystem=self.files, **options)
 
     async def run(self, *tools: Tool[Any, Any], **options: Any) -> str:
-        """Evaluate; what the call of `work` came to is what is returned."""
+        """Evaluate, and return the result of the call of `work`."""
         await self.adapter().evaluate(
             Prompt("p", "Do.", tools=list(tools)), "go", session=self.session, run_id="run", **options
         )
@@ -223,7 +225,9 @@ def stage(tmp_path: Path) -> Stage:
 
 @pytest.mark.parametrize("memory", [False, True])
 async def test_a_deposit_is_applied_as_an_inner_call(tmp_path: Path, memory: bool):
-    """In the order of the tickets, after what the handler did; its end is in the log, and on the other side heard of."""
+    """Deposits are applied in ticket order after the handler's own changes; their ends are recorded, and
+    published by the redeemer.
+    """
     stage, heard = Stage(tmp_path, memory=memory), list[object]()
 
     async def here(context: ToolContext) -> str:
@@ -248,7 +252,7 @@ async def test_a_deposit_is_applied_as_an_inner_call(tmp_path: Path, memory: boo
 
 
 async def test_a_ticket_of_a_nested_call_commits_with_it(stage: Stage):
-    """Into the inner call first, and with that into the outer one."""
+    """A nested call's ticket commits into the inner call first, and then with it into the outer one."""
 
     async def inner(context: ToolContext) -> str:
         return (await stage.redeem(context.ticket(), MARK)).render()
@@ -282,7 +286,7 @@ async def test_a_ticket_of_a_nested_call_commits_with_it(stage: Stage):
     ],
 )
 async def test_a_ticket_is_for_what_it_says(stage: Stage, work: Any, options: Any, words: str):
-    """Another tool, a stronger one, another journal: refused, and the ticket is as good as before."""
+    """Another tool, a stronger effect or another journal is refused, and the ticket stays valid."""
 
     async def here(context: ToolContext) -> str:
         ticket = context.ticket()
@@ -295,7 +299,7 @@ async def test_a_ticket_is_for_what_it_says(stage: Stage, work: Any, options: An
 
 
 async def test_a_forged_ticket_is_refused(stage: Stage):
-    """Also one that was sealed with the right key and never given out."""
+    """A ticket sealed with the right key but never issued is refused too."""
 
     async def here(context: ToolContext) -> str:
         ticket = context.ticket()
@@ -314,7 +318,7 @@ async def test_a_forged_ticket_is_refused(stage: Stage):
 
 
 async def test_an_expired_ticket_is_refused(stage: Stage):
-    """By the deadline it carries, which is the run's."""
+    """A ticket expires with its deadline, which is the run's."""
     tickets: list[str] = []
 
     async def here(context: ToolContext) -> str:
@@ -329,7 +333,9 @@ async def test_an_expired_ticket_is_refused(stage: Stage):
 
 
 async def test_a_call_that_is_over_takes_nothing(stage: Stage):
-    """While its run goes on; what was at work under the ticket is undone where it ran, and named where it can't be."""
+    """After the call ends, work in progress under its ticket is undone where it ran, or reported if it can't
+    be.
+    """
     begun, over, undone = asyncio.Event(), asyncio.Event(), list[str]()
     redeeming: list[asyncio.Task[Any]] = []
 
@@ -362,7 +368,7 @@ async def test_a_call_that_is_over_takes_nothing(stage: Stage):
 
 
 async def test_a_call_that_fails_answers_for_what_was_done_under_its_tickets(stage: Stage):
-    """Compensable calls are compensated here, others are named, and no state of theirs is left."""
+    """Compensable calls are compensated here, others are reported, and none of their state remains."""
     undone: list[str] = []
 
     async def undo(params: Any, value: Any, *, context: ToolContext) -> None:
@@ -388,7 +394,9 @@ async def test_a_call_that_fails_answers_for_what_was_done_under_its_tickets(sta
 
 
 async def test_a_deposit_that_does_not_fit_any_more_fails_the_call(tmp_path: Path):
-    """The handler changed the same file: the call conflicts, as with an inner call, and what was booked is undone."""
+    """The handler changed the same file: the call conflicts, as with an inner call, and the booking is
+    undone.
+    """
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.txt").write_text("old")
     stage, undone = Stage(tmp_path), list[str]()
@@ -410,14 +418,14 @@ async def test_a_deposit_that_does_not_fit_any_more_fails_the_call(tmp_path: Pat
 
     said = await stage.run(acting(here, "compensable", compensate=undo))
     assert "changed by another call or by somebody else meanwhile: a.txt" in said
-    assert undone == ["booked", "booked"]  # its own, and the one under the ticket
+    assert undone == ["booked", "booked"]  # its own booking, and the one under the ticket
     assert (tmp_path / "files" / "a.txt").read_text() == "old"
     here_files.close()
     there_files.close()
 
 
 async def test_another_try_has_tickets_of_its_own(stage: Stage):
-    """Those of the try that failed are closed with it, and what was done under them is gone."""
+    """Tickets of a failed attempt are closed with it, and work done under them is discarded."""
     tickets: list[str] = []
 
     async def here(context: ToolContext) -> str:
@@ -439,7 +447,7 @@ async def test_another_try_has_tickets_of_its_own(stage: Stage):
 
 
 async def test_a_ticket_is_redeemed_once(stage: Stage):
-    """Again it gives the recorded result; while somebody is at it, it is refused."""
+    """A second redemption returns the recorded result; during the first it is refused."""
     entered: list[str] = []
 
     async def there(context: ToolContext) -> str:
@@ -463,7 +471,7 @@ async def test_a_ticket_is_redeemed_once(stage: Stage):
 
 
 async def test_what_no_handler_began_can_be_redeemed_still(stage: Stage):
-    """Wrong arguments, a policy that denies: the ticket is given back."""
+    """If arguments are invalid or a policy denies the call, the ticket is returned."""
 
     async def here(context: ToolContext) -> str:
         ticket = context.ticket()
@@ -478,7 +486,7 @@ async def test_what_no_handler_began_can_be_redeemed_still(stage: Stage):
 
 
 async def test_a_failure_is_recorded_too(stage: Stage):
-    """The call is not failed by it, and nothing of it is applied."""
+    """A recorded failure does not fail the call, and nothing of it is applied."""
 
     async def there(context: ToolContext) -> str:
         await mark(context)
@@ -498,7 +506,7 @@ async def test_a_failure_is_recorded_too(stage: Stage):
 
 
 async def test_one_that_was_cancelled_is_spent(stage: Stage):
-    """Its handler had begun: nobody begins it again, and nothing of it is left."""
+    """The handler had started, so it is not started again, and nothing of it remains."""
 
     async def there(context: ToolContext) -> str:
         await mark(context)
@@ -524,7 +532,7 @@ async def test_one_that_was_cancelled_is_spent(stage: Stage):
 async def test_one_who_could_not_keep_a_ticket_once_keeps_it_all_the_same(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """A disk that was full for a moment takes it from nobody, who would find out only when all is done."""
+    """A disk that is full for a moment does not take the ticket away from its redeemer."""
     monkeypatch.setattr(redemption, "LEASE_SECONDS", 0.03)
     claim, claims = stage.there.tickets.claim, list[str]()
     kept = asyncio.Event()
@@ -532,7 +540,7 @@ async def test_one_who_could_not_keep_a_ticket_once_keeps_it_all_the_same(
     async def failing_once(*given: Any) -> bytes:
         claims.append("")
         if len(claims) == 2:
-            raise JournalError("runs.db", "it can't be written: disk full", "See to the disk, and try again.")
+            raise JournalError("runs.db", "can't write: disk full", "See to the disk, and try again.")
         if len(claims) == 3:
             kept.set()
         return await claim(*given)
@@ -558,11 +566,11 @@ def dead_owner() -> str:
 
 @pytest.mark.parametrize("effect", ["idempotent", "irreversible"])
 async def test_one_cut_is_done_again_only_where_that_is_harmless(stage: Stage, effect: str):
-    """Else nobody knows what came of it, and a call that fails says so."""
+    """Otherwise the outcome is unknown, and a call that fails says so."""
 
     async def here(context: ToolContext) -> str:
         ticket = context.ticket()
-        await stage.there.tickets.claim("run", ".1~1.1", dead_owner(), True)  # it died in the middle
+        await stage.there.tickets.claim("run", ".1~1.1", dead_owner(), True)  # the process died in the middle
         if effect == "irreversible":
             with pytest.raises(OutcomeUnknown, match=r"ticket run\.1~1\.1"):
                 await stage.redeem(ticket, acting(mark, effect))
@@ -580,14 +588,14 @@ async def test_one_cut_is_done_again_only_where_that_is_harmless(stage: Stage, e
 
 
 def left_after(session: Session, trackers: list[Any]) -> list[Any]:
-    """What is left of the budget whenever a call has ended, before the model is asked again."""
+    """The remaining budget after each call, before the next model request."""
     found: list[Any] = []
     session.dispatcher.subscribe(ToolInvoked, lambda event: found.append(dict(trackers[0].left())))
     return found
 
 
 async def test_shares_of_the_budget_add_up(stage: Stage):
-    """Half of what is left goes with each ticket; what was spent under it is spent, the rest comes back."""
+    """Each ticket gets half of the remaining budget; what it spends is spent, and the rest is returned."""
     there_left: list[Any] = []
     trackers: list[Any] = []
 
@@ -599,7 +607,7 @@ async def test_shares_of_the_budget_add_up(stage: Stage):
     async def here(context: ToolContext) -> str:
         tracker = tracker_of(context)
         trackers.append(tracker)
-        tracker.reserve(tokens=tracker.remaining()["tokens"] - 1000)  # to have round numbers
+        tracker.reserve(tokens=tracker.remaining()["tokens"] - 1000)  # for round numbers
         one, two = context.ticket(), context.ticket()
         assert tracker.remaining() == {"tokens": 250, "money": 0.25, "tool_calls": 3}
         assert Ticket.open(two, stage.here.key).budget == {"tokens": 250, "money": 0.25, "tool_calls": 2}
@@ -610,12 +618,12 @@ async def test_shares_of_the_budget_add_up(stage: Stage):
     await stage.run(acting(here), budget=Budget(tokens=100_000, money=1, tool_calls=11))
     assert there_left == [
         {"tokens": 430, "money": 0.45, "tool_calls": 4}
-    ]  # of a half; the call itself is one
+    ]  # of a half, since the call itself counts as one
     assert left == [{"tokens": 930, "money": Decimal("0.95"), "tool_calls": 9}]
 
 
 async def test_more_than_the_share_is_refused_there(stage: Stage):
-    """And only what was really spent is spent here."""
+    """The issuer pays only for what was really spent."""
 
     async def there(context: ToolContext) -> str:
         tracker_of(context).reserve(requests=2).settle()
@@ -640,7 +648,7 @@ async def test_more_than_the_share_is_refused_there(stage: Stage):
     spends=st.lists(st.none() | st.floats(0, 1), max_size=5),
 )
 def test_no_share_is_more_than_there_was(requests: int, money: Any, spends: list[float | None]):
-    """Law: whatever is given out and spent, the bounds hold, and at the end exactly what was spent is missing."""
+    """Law: whatever is issued and spent, the limits hold, and in the end exactly the amount spent is missing."""
     journal, session = MemoryJournal(), Session()
     spent: list[int] = []
     trackers: list[Any] = []
@@ -672,12 +680,12 @@ def test_no_share_is_more_than_there_was(requests: int, money: Any, spends: list
         session=session,
         budget=Budget(requests=requests + 1, money=money),
     )
-    with contextlib.suppress(PromptEvaluationError):  # nothing may be left to answer with
+    with contextlib.suppress(PromptEvaluationError):  # there may be nothing left to answer with
         running.wait()
     assert left == [{"requests": requests - sum(spent), "money": money}]
 
 
-# --- runs that are gone through again ------------------------------------------------------------------
+# --- replayed runs --------------------------------------------------------------------------------------
 
 
 def answered(parked: RunParked, journal: Any) -> None:
@@ -689,7 +697,7 @@ def answered(parked: RunParked, journal: Any) -> None:
 
 @pytest.mark.parametrize("when", ["before", "while"])
 async def test_a_deposit_waits_for_a_run_that_is_parked(tmp_path: Path, when: str):
-    """The handler that is entered again gives out the same ticket with the same share, and what was done is applied once."""
+    """A rerun handler issues the same ticket with the same share, and the deposit is applied once."""
     stage, tickets = Stage(tmp_path), list[str]()
 
     async def here(context: ToolContext) -> str:
@@ -721,7 +729,7 @@ async def test_a_deposit_waits_for_a_run_that_is_parked(tmp_path: Path, when: st
 
 
 async def test_what_was_spent_under_tickets_of_a_finished_call_is_billed_again(tmp_path: Path):
-    """A run that is resumed later has no more left than one that went through."""
+    """A run that is resumed later has no more budget left than an uninterrupted one."""
     stage, left = Stage(tmp_path), list[Any]()
 
     async def there(context: ToolContext) -> str:
@@ -750,7 +758,7 @@ async def test_what_was_spent_under_tickets_of_a_finished_call_is_billed_again(t
 
 
 async def test_a_handler_that_gives_no_ticket_any_more_has_diverged(tmp_path: Path):
-    """The ticket is a numbered verb as any other."""
+    """A ticket is a numbered verb like any other."""
     stage = Stage(tmp_path)
 
     async def here(context: ToolContext) -> str:
@@ -776,7 +784,7 @@ async def test_a_handler_that_gives_no_ticket_any_more_has_diverged(tmp_path: Pa
 
 
 async def test_only_a_handler_in_a_recorded_run_gives_tickets_out(stage: Stage):
-    """Elsewhere nobody could redeem them, or nobody would take up what was done."""
+    """In other runs a ticket could not be redeemed, or its deposit would never be taken up."""
 
     async def here(context: ToolContext) -> str:
         with pytest.raises(NotSupported, match="Give the run a journal that other processes can reach"):
@@ -814,7 +822,7 @@ STEPS = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(steps=STEPS)
 def test_both_journals_keep_tickets_alike(steps: list[tuple[str, str, str]], tmp_path_factory: Any):
-    """Law: the same steps give the same outcomes, in memory and in a file; and there is one deposit, ever."""
+    """Law: the same steps give the same outcomes in memory and in a file, with at most one deposit."""
     owners = {"alive": new_owner(), "other": new_owner(), "dead": dead_owner()}
 
     async def outcomes(journal: Any) -> list[str]:

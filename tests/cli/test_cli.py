@@ -21,7 +21,7 @@ from handrail.models import model_named
 from handrail.models.demo import WHAT_IT_IS, DemoModel
 from support.programs import HANDRAIL, environment, handrail, workers_folder
 
-pytestmark = pytest.mark.once  # processes and terminals, at a cost: what they try is not Python's
+pytestmark = pytest.mark.once  # processes and terminals are slow, and do not depend on the Python version
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_a_broken_worker_is_reported_with_its_line(folder: Path):
         assert done.returncode == 2
         assert "bad.md:3: " in done.stdout + done.stderr
         assert "tols" in done.stdout + done.stderr
-    assert run(folder, "hello").returncode == 0  # the others run
+    assert run(folder, "hello").returncode == 0  # the other workers run
     listed = handrail("workers", "team", cwd=folder.parent)
     assert (listed.returncode, "hello\t" in listed.stdout, "bad" in listed.stdout) == (2, True, False)
     assert "can't load bad. `handrail workers check team` says why." in listed.stderr
@@ -385,7 +385,7 @@ def test_new_makes_a_folder_that_runs_at_once(tmp_path: Path):
     assert handrail("workers", "check", "demo", cwd=tmp_path).returncode == 0
     done = handrail("run", "demo/main.md", "buy bread", "--approve", "all", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert WHAT_IT_IS in done.stderr  # it says of itself what it is
+    assert WHAT_IT_IS in done.stderr  # the demonstration model says what it is
     assert "✓ reviewer" in done.stderr
     assert (tmp_path / "demo/files/notes.txt").read_text().endswith("- buy bread\n")
     before = (tmp_path / "demo/main.md").read_text()
@@ -518,7 +518,7 @@ def test_a_second_ctrl_c_ends_it_at_once(folder: Path):
     assert process.stderr is not None
     while "Cancelling" not in process.stderr.readline():
         assert process.poll() is None
-    time.sleep(0.2)  # it is still there: one was not enough
+    time.sleep(0.2)  # still running: one Ctrl-C was not enough
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=300)
@@ -645,7 +645,7 @@ def test_ctrl_c_ends_a_piped_chat(folder: Path):
     process.stdin.write(b"hi\n")
     process.stdin.flush()
     assert process.stdout.readline().startswith(b"Hello")
-    time.sleep(0.2)  # it is back at reading
+    time.sleep(0.2)  # reading again
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=300) == 130
     process.stdin.close()

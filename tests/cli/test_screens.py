@@ -15,7 +15,7 @@ from support import ROOT
 from support.programs import HANDRAIL, environment, handrail, workers_folder
 from support.terminals import Window, window
 
-pytestmark = pytest.mark.once  # processes and terminals, at a cost: what they try is not Python's
+pytestmark = pytest.mark.once  # processes and terminals are slow, and do not depend on the Python version
 
 PROMPT = "\n›"
 CHOICE = "your choice, then Enter:"
@@ -95,7 +95,7 @@ def test_the_page_shows_what_a_person_sees(tmp_path: Path, seen: Window):
     assert len(page_screens()) >= 4
 
 
-# Single things.
+# --- single features ---
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_a_run_shows_what_is_in_progress(team: Path, seen: Window):
     assert seen.end() == 130
     assert "impatient" not in seen.text()
     assert "■ half_done" in seen.text()
-    assert "25%" not in seen.shown()  # the row of the call is gone from the screen
+    assert "25%" not in seen.shown()  # the call's row has disappeared from the screen
     assert not (team / "team/files/half.txt").exists()
     sane(seen)
 
@@ -198,7 +198,7 @@ def test_a_screen_is_still_while_somebody_is_asked(team: Path, seen: Window):
     while not (team / "told").exists():
         assert time.monotonic() < until, "the other call does not end"
         seen.take(0.05)
-    seen.take(0.5)  # several times as long as the screen is drawn anew
+    seen.take(0.5)  # several redraws of the screen
     assert seen.raw == before
     seen.type("y\n")
     assert seen.end() == 0

@@ -1,4 +1,4 @@
-"""`ToolContext`: a thin, frozen view of one call, dead after it."""
+"""`ToolContext`: a thin, frozen view of one call that expires with it."""
 
 import asyncio
 import threading
@@ -33,11 +33,11 @@ class Choice(BaseModel):
 
 
 class Everything(UserContext, AgentContext, frozen=True, eq=False):
-    """A context that has all there is, as a subclass of the user's own might."""
+    """A context with every capability, as a user's subclass might be."""
 
 
 def everything() -> ToolContext:
-    """A context of which every verb can be called, those of an environment too."""
+    """A context on which every verb can be called, including an environment's."""
     answer = {"pick": {"selected": "tea"}}
     call: Any = MockCall(answer, answer, approve=True, results={"add": 3})
     return Everything(call)
@@ -81,7 +81,7 @@ MEMBERS = (
 
 @pytest.mark.parametrize("member", MEMBERS)
 def test_each_member_is_read_from_the_call_behind_it(member: str):
-    """The very object the call has, each time it is asked for."""
+    """A member is the call's own object on every access."""
     thing = object()
     context = headless_context(**{member: thing})
     assert getattr(context, member) is thing
@@ -92,13 +92,13 @@ def test_each_member_is_read_from_the_call_behind_it(member: str):
     "member", ["tool", "invocation", "run_context", "depth", "extras", "wait_for", "prompt_model"]
 )
 def test_the_calls_own_facts_are_read_from_it_too(member: str):
-    """Those that every call has, whatever was given."""
+    """The facts that every call has, whatever was given."""
     context = headless_context()
     assert getattr(context, member) is getattr(context._source, member)
 
 
 def test_the_table_of_the_specification_is_all_there():
-    """Every member and verb of the specification's table, and nothing public beside them."""
+    """Every member and verb in the specification's table, and nothing else that is public."""
     this_call = {"call_id", "tool", "invocation"}
     the_run = {"prompt", "rendered_prompt", "adapter", "session", "event_bus", "run_context", "depth"}
     providers_side = {"request", "response_accumulator", "extras"}
@@ -109,7 +109,7 @@ def test_the_table_of_the_specification_is_all_there():
 
 
 def test_the_call_it_shows_is_the_one_it_was_made_for():
-    """Id, tool, invocation, run, depth and extras as they were given."""
+    """Id, tool, invocation, run, depth and extras are those that were given."""
     search = Tool("search", "Searches.")
     context = headless_context(
         call_id="call-3", tool=search, depth=2, extras={"provider_request_id": "req-8"}
@@ -122,7 +122,7 @@ def test_the_call_it_shows_is_the_one_it_was_made_for():
 
 
 def test_the_runs_ids_are_all_there_from_the_start():
-    """No id of the run is ever missing."""
+    """Every id of the run is set."""
     ids = headless_context().run_context
     assert all(getattr(ids, name) for name in RunContext.__struct_fields__)
     assert set(RunContext.__struct_fields__) == {
@@ -131,7 +131,7 @@ def test_the_runs_ids_are_all_there_from_the_start():
 
 
 def test_what_a_provider_gives_is_optional():
-    """Without a model that asked, request, accumulator, deadline and rendered prompt are None."""
+    """Without a model request, the request, accumulator, deadline and rendered prompt are None."""
     context = headless_context()
     assert (context.request, context.response_accumulator) == (None, None)
     assert (context.deadline, context.rendered_prompt) == (None, None)
@@ -144,7 +144,7 @@ def test_what_a_provider_gives_is_optional():
 
 
 def test_require_rendered_gives_it_or_names_the_prompt():
-    """Before rendering an error by the prompt's name; after it, the rendered prompt."""
+    """Before rendering, the error names the prompt; afterwards, the rendered prompt is returned."""
     prompt = SimpleNamespace(name="reviewer", sections=())
     with pytest.raises(NotRendered, match="prompt 'reviewer' has not been rendered yet") as caught:
         headless_context(prompt=prompt).require_rendered()
@@ -161,7 +161,7 @@ def test_require_rendered_gives_it_or_names_the_prompt():
 @pytest.mark.parametrize("name", ["call_id", "deadline", "wait_for", "_call", "something_new"])
 @pytest.mark.parametrize("kind", [headless_context, user_context, agent_context])
 def test_it_is_frozen(kind: Callable[[], Any], name: str):
-    """Nothing can be set or deleted, what is there and what is not."""
+    """Nothing can be set or deleted, whether it exists or not."""
     context = kind()
     call = context._source
     with pytest.raises(AttributeError):
@@ -172,14 +172,14 @@ def test_it_is_frozen(kind: Callable[[], Any], name: str):
 
 
 def test_it_holds_one_thing():
-    """A thin view: one field, the call behind it, and no room for another."""
+    """The context has one slot, the call behind it."""
     for context in (headless_context(), user_context(), agent_context()):
         assert type(context).__struct_fields__ == ("_source",)
         assert not hasattr(context, "__dict__")
 
 
 def test_two_contexts_are_never_the_same():
-    """They are told apart by which call they are of, and can be kept in a set."""
+    """Contexts compare by identity of their call, and are hashable."""
     one, two = headless_context(), headless_context()
     assert one != two
     assert len({one, two, one}) == 2
@@ -190,7 +190,7 @@ def test_two_contexts_are_never_the_same():
     [(headless_context, "ToolContext"), (user_context, "UserContext"), (agent_context, "AgentContext")],
 )
 def test_its_repr_names_the_call_the_tool_and_whether_it_has_ended(make: Callable[..., Any], name: str):
-    """One line for a log, no content of the call in it."""
+    """One line for a log, without any content of the call."""
     context = make(call_id="call-4", tool=Tool("search", "Searches."))
     assert repr(context) == f"<{name} call-4 of search>"
     expire(context)
@@ -198,7 +198,7 @@ def test_its_repr_names_the_call_the_tool_and_whether_it_has_ended(make: Callabl
 
 
 def test_a_mock_call_is_a_call():
-    """What stands behind a context satisfies the protocol, member by member."""
+    """The object behind a context satisfies the protocol, member by member."""
     members = {name for name in vars(ContextSource) if not name.startswith("_")}
     given = dict.fromkeys(MEMBERS, object())
     call = headless_context(**given)._source
@@ -210,7 +210,7 @@ def test_a_mock_call_is_a_call():
 
 @pytest.mark.parametrize("verb", [name for name in VERBS if name not in AT_ONCE])
 def test_verbs_that_wait_return_an_operation(verb: str):
-    """They do nothing until it is awaited."""
+    """They do nothing until awaited."""
 
     async def main() -> None:
         context = everything()
@@ -230,7 +230,7 @@ def test_verbs_that_act_at_once_return_done(verb: str):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_refuses_after_the_end(verb: str):
-    """Once the call is over, calling a verb raises `ContextExpired` with the call and the mend."""
+    """After the call has ended, calling a verb raises `ContextExpired` with the call and a hint."""
 
     async def main() -> None:
         context = everything()
@@ -247,7 +247,7 @@ def test_every_verb_refuses_after_the_end(verb: str):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_refuses_after_the_end_from_another_thread(verb: str):
-    """The same from a handler's thread that outlived its timeout, and in a script."""
+    """The same holds in a handler's thread that outlived its timeout, and in a script."""
 
     async def main() -> None:
         context = everything()
@@ -276,7 +276,7 @@ def test_every_verb_refuses_after_the_end_from_another_thread(verb: str):
 
 @pytest.mark.parametrize("verb", [name for name in VERBS if name not in AT_ONCE])
 def test_an_operation_made_before_the_end_is_refused_after(verb: str):
-    """What a verb returned does not outlive the context either."""
+    """An operation that a verb returned does not outlive the context either."""
 
     async def main() -> None:
         context = everything()
@@ -289,14 +289,14 @@ def test_an_operation_made_before_the_end_is_refused_after(verb: str):
 
 
 def test_facts_can_be_read_after_the_end():
-    """A late log line may still say which call it was about."""
+    """A late log line may still name its call."""
     context = headless_context(call_id="call-5")
     expire(context)
     assert (context.call_id, context.depth, context.invocation.attempt) == ("call-5", 0, 1)
 
 
 def test_expire_ends_what_a_thread_waits_for():
-    """In a script: a thread in `.wait()` is freed when another ends the call."""
+    """In a script, a thread in `.wait()` is released when another thread ends the call."""
     context = user_context({"pick": {"selected": "tea"}})
     began = threading.Event()
 
@@ -321,7 +321,7 @@ def test_expire_ends_what_a_thread_waits_for():
 
 
 def test_expire_works_after_the_loop_has_gone():
-    """A context made on a loop that has ended can still be ended, and refuses."""
+    """A context made on a closed loop can still be expired, and refuses."""
 
     async def main() -> ToolContext:
         return headless_context()
@@ -333,7 +333,7 @@ def test_expire_works_after_the_loop_has_gone():
 
 
 def test_call_passes_any_argument_name_on():
-    """A tool may have parameters called `name` or `self`: they do not clash with the verb's own."""
+    """A tool may have parameters called `name` or `self`; they do not clash with the verb's own."""
 
     async def main() -> None:
         context = headless_context(results={"greet": lambda arguments: dict(arguments)})
@@ -347,7 +347,7 @@ def test_call_passes_any_argument_name_on():
 
 
 def test_presence_follows_the_environment():
-    """A user: `wait_for` only; an agent: `prompt_model` only; nobody: neither."""
+    """With a user only `wait_for`, with an agent only `prompt_model`, with neither none."""
     user, agent, nobody = user_context(), agent_context(), headless_context()
     assert [context.wait_for is not None for context in (user, agent, nobody)] == [True, False, False]
     assert [context.prompt_model is not None for context in (user, agent, nobody)] == [False, True, False]
@@ -355,7 +355,7 @@ def test_presence_follows_the_environment():
 
 
 def test_the_narrower_contexts_say_what_was_missing():
-    """Made by mistake without the capability, they fail by name, not with a None to call."""
+    """Made by mistake without the capability, they raise an error that names it."""
     with pytest.raises(AssertionError, match="only where somebody can be asked"):
         UserContext(headless_context()._source).wait_for  # noqa: B018
     with pytest.raises(AssertionError, match="only where there is a model"):
@@ -399,7 +399,7 @@ def make_choice_sync(choices: list[str], context: ToolContext) -> str:
     ids=["user", "agent", "headless"],
 )
 def test_one_tool_in_any_environment(make: Callable[[], ToolContext], expected: str):
-    """The specification's example, as it stands: asked of a person, of a model, or decided alone."""
+    """The specification's example, unchanged: a person answers, a model answers, or the tool decides alone."""
     params = make_choice.parse({"choices": ["coffee", "tea", "milk"]})
 
     async def main() -> None:

@@ -11,7 +11,7 @@ from handrail.errors import DefinitionError, ExtraKeyError
 
 @pytest.mark.parametrize("name", ["a", "rate_limit", "x2", "a_1_b", "provider_request_id"])
 def test_snake_case_names_are_taken(name: str):
-    """Small letters, digits and single underscores, beginning with a letter."""
+    """Lowercase letters, digits and single underscores, starting with a letter."""
     assert ExtraKey(name, str).name == name
     assert Extras({name: 1})[name] == 1
 
@@ -20,7 +20,7 @@ def test_snake_case_names_are_taken(name: str):
     "name", ["", "A", "rateLimit", "rate-limit", "_a", "a_", "a__b", "2a", "ä", "a b", "a\n", "x.y", 3, None]
 )
 def test_other_names_are_refused_with_an_example(name: Any):
-    """A key and a mapping refuse the same names, and say how to write one."""
+    """A key and a mapping refuse the same names, and show a correct one."""
     words = f"extra {name!r}: it is not a snake_case ASCII name. Write it like 'rate_limit'."
     with pytest.raises(ExtraKeyError) as of_key:
         ExtraKey(name, str)
@@ -33,7 +33,7 @@ def test_other_names_are_refused_with_an_example(name: Any):
 
 @pytest.mark.parametrize("value", [None, True, 3, 2.5, "text", [1, {"a": [None]}], {"deep": {"er": []}}])
 def test_json_values_are_taken(value: object):
-    """Whatever JSON can say goes in and comes out unchanged."""
+    """Any JSON value is stored and returned unchanged."""
     assert Extras({"it": value})["it"] == value
 
 
@@ -43,7 +43,7 @@ def test_json_values_are_taken(value: object):
     ids=["object", "function", "in a list", "nested"],
 )
 def test_what_is_not_json_is_refused_unless_the_key_is_opaque(value: object):
-    """An object of any other kind needs a key that declares it."""
+    """Any other object needs a key that declares it."""
     with pytest.raises(ExtraKeyError, match=r"can't be written as JSON.*`ExtraKey\(\.\.\., opaque=True\)`"):
         Extras({"it": value})
     key = ExtraKey("it", object, "Lives as long as the call; any thread.", opaque=True)
@@ -51,13 +51,13 @@ def test_what_is_not_json_is_refused_unless_the_key_is_opaque(value: object):
 
 
 def test_a_key_that_is_not_opaque_does_not_let_objects_in():
-    """Declaring a key is not enough: it has to say `opaque`."""
+    """Declaring a key is not enough: it must be `opaque`."""
     with pytest.raises(ExtraKeyError):
         Extras({"it": object()}, (ExtraKey("it", object),))
 
 
 def test_an_opaque_key_says_how_its_object_may_be_used():
-    """Lifetime and threads are part of declaring one."""
+    """Lifetime and thread safety are part of the declaration."""
     with pytest.raises(ExtraKeyError, match=r"how long it lives and from which threads") as caught:
         ExtraKey("handle", object, opaque=True)
     assert caught.value.key == "handle"
@@ -74,7 +74,7 @@ def test_values_are_found_by_name_and_by_key():
 
 
 def test_what_is_missing_is_a_key_error_or_the_default():
-    """A mapping as any other: `[]` raises, `get` gives the default."""
+    """Like any mapping: `[]` raises, `get` returns the default."""
     extras = Extras()
     with pytest.raises(KeyError):
         extras[RATE_LIMIT]
@@ -87,7 +87,7 @@ def test_what_is_missing_is_a_key_error_or_the_default():
 
 
 def test_it_is_a_mapping_and_read_only():
-    """It can be walked and measured, and nothing can be put into it or taken out."""
+    """Extras can be iterated and have a length, but can't be changed."""
     source = {"a": 1, "b": 2}
     extras: Any = Extras(source)
     source["c"] = 3
@@ -100,7 +100,7 @@ def test_it_is_a_mapping_and_read_only():
 
 
 def test_the_built_in_keys():
-    """The tracing span is opaque and says how it may be used; the other two are JSON."""
+    """The tracing span is opaque and declares how it may be used; the other two are JSON."""
     span = object()
     assert Extras({"tracing_span": span})[TRACING_SPAN] is span
     assert TRACING_SPAN.opaque
@@ -124,5 +124,5 @@ def test_a_key_can_be_subscripted_and_is_a_value():
 
 
 def test_its_repr_shows_names_and_no_values():
-    """What extras hold may be a secret of the provider's: the repr names the keys only."""
+    """Extras may hold a provider's secret, so the repr has only the keys."""
     assert repr(Extras({"provider_request_id": "sk-secret"})) == "Extras(provider_request_id)"

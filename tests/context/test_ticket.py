@@ -1,4 +1,4 @@
-"""Tickets: a call in a form another process can take up, signed so that it can't be made up."""
+"""Tickets: a signed form of a call that another process can take up."""
 
 import base64
 import json
@@ -34,31 +34,31 @@ TICKET = Ticket(
 
 
 def body_of(text: str) -> Any:
-    """What a ticket's text carries, read without the key."""
+    """Return the body of a ticket, read without the key."""
     encoded = text.partition(".")[0]
     return json.loads(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
 
 
 def test_a_ticket_comes_back_as_it_was():
-    """Sealed and opened with the same key, every field is there."""
+    """A ticket sealed and opened with the same key keeps every field."""
     assert Ticket.open(TICKET.seal(KEY), KEY) == TICKET
 
 
 def test_a_ticket_without_deadline_or_budget_comes_back_too():
-    """What is not there stays not there."""
+    """Missing fields stay missing."""
     bare = msgspec.structs.replace(TICKET, deadline=None, budget={}, capabilities=())
     assert Ticket.open(bare.seal(KEY), KEY) == bare
 
 
 def test_the_text_is_stable_and_fits_into_a_url():
-    """The same ticket and key give the same text, in URL-safe characters, whatever the order of the budget."""
+    """The same ticket and key give the same URL-safe text, whatever the order of the budget."""
     other_order = msgspec.structs.replace(TICKET, budget={"usd": 0.25, "tokens": 1000.0})
     assert TICKET.seal(KEY) == other_order.seal(KEY)
     assert set(TICKET.seal(KEY)) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
 
 
 def test_it_carries_what_the_other_side_needs_and_nothing_more():
-    """Ids, place, depth, deadline, a share of the budget, capabilities, effect: no more than these."""
+    """Ids, place, depth, deadline, a share of the budget, capabilities and effect, and nothing else."""
     assert body_of(TICKET.seal(KEY)) == {
         "v": 1,
         "run_id": "run-1",
@@ -76,7 +76,7 @@ def test_it_carries_what_the_other_side_needs_and_nothing_more():
 
 
 def test_another_process_opens_it():
-    """The text and the key are all that is needed elsewhere."""
+    """The text and the key are all that another process needs."""
     code = (
         "import sys; from handrail.context import Ticket; "
         "t = Ticket.open(sys.argv[1], bytes.fromhex(sys.argv[2])); print(t.call_id, t.budget['usd'], t.deadline)"
@@ -90,7 +90,7 @@ def test_another_process_opens_it():
     "field", ["depth", "budget", "deadline", "tool", "capabilities", "session_id", "place", "effect"]
 )
 def test_a_changed_ticket_is_refused(field: str):
-    """Whoever changes what a ticket says, without the key, has no ticket."""
+    """Without the key, any change to a ticket invalidates it."""
     body, signature = TICKET.seal(KEY).split(".")
     changed = body_of(body)
     changed[field] = {"depth": 0, "budget": {"usd": 9e9}, "capabilities": ["proc.exec"]}.get(field, "x")
@@ -101,7 +101,7 @@ def test_a_changed_ticket_is_refused(field: str):
 
 @given(st.data())
 def test_any_flipped_character_is_refused(data: st.DataObject):
-    """No single change of the text that changes what it says goes through."""
+    """No change of a single character that alters the content is accepted."""
     text = TICKET.seal(KEY)
     place = data.draw(st.integers(0, len(text) - 1))
     other = data.draw(st.sampled_from("ABCdef019-_.~ä"))
@@ -110,19 +110,19 @@ def test_any_flipped_character_is_refused(data: st.DataObject):
         opened = Ticket.open(changed, KEY)
     except TicketError:
         return
-    assert opened == TICKET  # the last character of base64 has bits that mean nothing
+    assert opened == TICKET  # the last base64 character has unused bits
 
 
 @given(st.text() | st.text("abcABC012-_.=", max_size=80))
 def test_whatever_is_not_a_ticket_is_refused_as_such(text: str):
-    """Any text at all gets an error of ours."""
+    """Any other text raises a Handrail error."""
     with pytest.raises(TicketError):
         Ticket.open(text, KEY)
 
 
 @pytest.mark.parametrize("text", ["", "hello", "a.b.c", ".", "ä.ö", "eyJ9.", "not a ticket."])
 def test_the_words_for_what_is_no_ticket(text: str):
-    """The error says what is wrong and what to do, and is a `ValueError` too."""
+    """The error says what is wrong and what to do, and is also a `ValueError`."""
     with pytest.raises(TicketError, match=r"^ticket refused: .+\. [A-Z].+\.$") as caught:
         Ticket.open(text, KEY)
     assert isinstance(caught.value, ValueError)
@@ -130,7 +130,7 @@ def test_the_words_for_what_is_no_ticket(text: str):
 
 
 def test_another_key_does_not_open_it():
-    """The signature is by the key."""
+    """The signature depends on the key."""
     with pytest.raises(TicketError, match="sealed with another key") as caught:
         Ticket.open(TICKET.seal(KEY), bytes(32))
     assert caught.value.problem == "its signature is wrong"
@@ -138,7 +138,7 @@ def test_another_key_does_not_open_it():
 
 @pytest.mark.parametrize("length", [0, 15])
 def test_a_short_key_is_refused(length: int):
-    """A key that could be guessed neither seals nor opens."""
+    """A key short enough to guess is refused for sealing and opening."""
     with pytest.raises(TicketError, match=f"the key has {length} bytes. Use at least 16 random bytes"):
         TICKET.seal(bytes(length))
     with pytest.raises(TicketError, match=f"the key has {length} bytes"):
@@ -146,7 +146,7 @@ def test_a_short_key_is_refused(length: int):
 
 
 def test_another_version_is_refused_by_number(monkeypatch: pytest.MonkeyPatch):
-    """A ticket of a newer Handrail is not guessed at."""
+    """A ticket from a newer Handrail is refused, not guessed at."""
     monkeypatch.setattr("handrail.context.ticket._VERSION", 2)
     newer = TICKET.seal(KEY)
     monkeypatch.undo()
@@ -155,7 +155,7 @@ def test_another_version_is_refused_by_number(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_contexts_ticket_is_one():
-    """`context.ticket()` gives the call's own ids, depth, deadline and capabilities, sealed."""
+    """`context.ticket()` has the call's own ids, depth, deadline and capabilities, sealed."""
     deadline = Deadline(datetime(2031, 5, 1, tzinfo=UTC))
     context = headless_context(
         call_id="call-9",

@@ -1,7 +1,7 @@
-"""SPEC part 1, the effect table: a test a cell for *beside others*, *retried*, and composing.
+"""SPEC part 1, the effect table: one test per cell for concurrency, retries and composition.
 
-The *policy* column is in test_policies.py; preview and what happens after a crash come with the
-parts that bring them.
+The *policy* column is tested in test_policies.py, previews in test_preview.py, crashes in
+test_after_crash.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SERIALISABLE = {"pure", "read", "staged"}
 
 
 async def undo(params: Any, value: Any, *, context: ToolContext) -> None:
-    """Compensate, for tools that need it to be defined."""
+    """A compensation, for tools that require one."""
 
 
 def options_for(effect: Effect) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def options_for(effect: Effect) -> dict[str, Any]:
 
 @pytest.mark.parametrize("effect", EFFECT_NAMES)
 def test_beside_others(effect: Effect) -> None:
-    """Two calls of every effect run beside each other in one turn."""
+    """Two calls of every effect run concurrently in one turn."""
 
     async def main() -> None:
         meeting = asyncio.Barrier(2)
@@ -116,7 +116,7 @@ def test_nothing_but_a_transient_error_is_retried() -> None:
 
 
 def test_no_retry_past_the_deadline() -> None:
-    """Where the wait would pass the deadline, the failure is final at once."""
+    """If the wait would pass the deadline, the failure is final at once."""
 
     async def main() -> None:
         async def busy(text: str, context: ToolContext) -> None:
@@ -135,7 +135,7 @@ def test_no_retry_past_the_deadline() -> None:
 @pytest.mark.parametrize("inner", EFFECT_NAMES)
 @pytest.mark.parametrize("outer", EFFECT_NAMES)
 def test_effects_compose(outer: Effect, inner: Effect) -> None:
-    """A pure, read or staged call may not call a tool of stronger effect; it is refused by name."""
+    """A pure, read or staged call may not call a tool of a stronger effect; the error names it."""
 
     async def main() -> None:
         ran: list[str] = []
@@ -165,7 +165,7 @@ def test_effects_compose(outer: Effect, inner: Effect) -> None:
 
 @pytest.mark.parametrize("effect", EFFECT_NAMES)
 def test_stale_read(effect: Effect) -> None:
-    """What a call read changed meanwhile: serialisable ones run again, others say that it was stale."""
+    """When something a call read has changed, serialisable calls rerun and others report a stale read."""
 
     async def main() -> None:
         runs: list[tuple[list[str], str]] = []
@@ -209,7 +209,7 @@ def test_stale_read(effect: Effect) -> None:
 
 
 def test_a_call_that_is_stale_three_times_is_a_conflict() -> None:
-    """It is run again twice; after that the model is told what keeps changing."""
+    """The call is rerun twice; then the model is told which path keeps changing."""
 
     async def main() -> None:
         runs = 0
@@ -238,7 +238,7 @@ def test_a_call_that_is_stale_three_times_is_a_conflict() -> None:
         rig = Rig([look, staged(nothing)], policies=[Counts()])
         result = await rig.call("look")
         assert runs == 3
-        assert checks.count("look") == 3  # policies are checked again
+        assert checks.count("look") == 3  # policies run again
         assert rig.status("look") == "conflict"
         assert "Note" in result.message
         assert rig.notes == ["1", "2", "3"]
@@ -249,7 +249,7 @@ def test_a_call_that_is_stale_three_times_is_a_conflict() -> None:
 
 
 def test_compensable_inner_calls_are_compensated_in_reverse_order() -> None:
-    """When the outer call fails: last first, with their params and values, and the rest is listed."""
+    """When the outer call fails, compensations run last first with params and values, and the rest is listed."""
 
     async def main() -> None:
         undone: list[tuple[str, int]] = []
@@ -309,7 +309,7 @@ def test_compensable_inner_calls_are_compensated_in_reverse_order() -> None:
 
 
 def test_a_compensable_call_whose_commit_fails_is_compensated_itself() -> None:
-    """The handler did its work, so a policy that refuses it afterwards leads to its compensation."""
+    """The handler did its work, so a policy that refuses the result triggers its compensation."""
 
     async def main() -> None:
         undone: list[str] = []
@@ -340,7 +340,7 @@ def test_a_compensable_call_whose_commit_fails_is_compensated_itself() -> None:
 
 
 def test_compensation_is_shielded_from_cancellation() -> None:
-    """Cancelled while compensating, it still compensates, then the cancellation goes on."""
+    """A call cancelled while compensating finishes the compensation before the cancellation continues."""
 
     async def main() -> None:
         undone: list[str] = []
@@ -365,7 +365,7 @@ def test_compensation_is_shielded_from_cancellation() -> None:
         await asyncio.sleep(1)
         task.cancel()
         await asyncio.sleep(1)
-        task.cancel()  # impatient
+        task.cancel()  # cancelled again
         with pytest.raises(asyncio.CancelledError):
             await task
         assert undone == ["seat 3"]
@@ -376,7 +376,7 @@ def test_compensation_is_shielded_from_cancellation() -> None:
 
 
 def trip_that_fails(undone: list[str]) -> list[Any]:
-    """A trip that books a seat and fails after a second; giving the seat back takes four more."""
+    """A trip that books a seat and fails after a second; returning the seat takes four more."""
 
     async def unbook(params: Any, value: str, *, context: ToolContext) -> None:
         await asyncio.sleep(4)
@@ -398,7 +398,7 @@ def trip_that_fails(undone: list[str]) -> list[Any]:
 
 
 def test_a_cancel_during_compensation_is_raised_after_it() -> None:
-    """A call that failed by itself and is cancelled while it compensates ends as cancelled, compensated."""
+    """A failed call that is cancelled while it compensates ends as cancelled, with its compensation done."""
 
     async def main() -> None:
         undone: list[str] = []
@@ -415,7 +415,7 @@ def test_a_cancel_during_compensation_is_raised_after_it() -> None:
 
 
 def test_a_deadline_that_passes_during_compensation_cancels_nobody() -> None:
-    """The call has failed already: its caller hears of that, and goes on."""
+    """The call has already failed: its caller gets that failure, and continues."""
 
     async def main() -> None:
         undone: list[str] = []

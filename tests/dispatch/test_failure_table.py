@@ -1,4 +1,4 @@
-"""SPEC part 5, the failure table: a test a row, the rollback checked in session and files."""
+"""SPEC part 5, the failure table: one test per row, with the rollback checked in session and files."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ ROWS: list[tuple[str, Body, dict[str, Any], str, str]] = [
     ("body", "options", "status", "words"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
 )
 def test_failed_result_and_rollback(body: Body, options: dict[str, Any], status: str, words: str) -> None:
-    """The model is told, the run goes on, and nothing of the call is left."""
+    """The model is told, the run continues, and nothing of the call remains."""
 
     async def main() -> None:
         rig = Rig([staged(body, **options)])
@@ -121,7 +121,7 @@ def test_failed_result_and_rollback(body: Body, options: dict[str, Any], status:
 
 
 def test_failed_sync_handler_is_rolled_back() -> None:
-    """The same for a handler on a thread."""
+    """The same holds for a handler on a thread."""
 
     @tool(effect="staged")
     def work(text: str, context: ToolContext) -> None:
@@ -165,7 +165,7 @@ def test_bad_call_says_what_to_fix(name: str, arguments: str, words: str) -> Non
 
 
 def test_wrong_signature_is_told_apart_from_the_handlers_own_type_error() -> None:
-    """A handler that can't be called as handlers are is a fault of the tool, and said so."""
+    """A handler with the wrong signature is reported as a fault of the tool."""
 
     async def main() -> None:
         fine = staged(sleeps)
@@ -173,7 +173,7 @@ def test_wrong_signature_is_told_apart_from_the_handlers_own_type_error() -> Non
         async def handler(params: Any) -> ToolResult[Any]:
             return ToolResult.ok(1)
 
-        object.__setattr__(fine, "handler", handler)  # as if its module had been changed under it
+        object.__setattr__(fine, "handler", handler)  # as if its module had been edited meanwhile
         rig = Rig([fine])
         result = await rig.call("work", text="a")
         assert "can't be called" in result.message
@@ -196,7 +196,7 @@ def test_wrong_signature_is_told_apart_from_the_handlers_own_type_error() -> Non
 def test_what_concerns_the_run_is_raised_and_siblings_get_their_results(
     error: Callable[[], BaseException],
 ) -> None:
-    """It is raised to the run; siblings are cancelled and rolled back; every call has a result."""
+    """The exception ends the run; siblings are cancelled and rolled back; every call has a result."""
 
     async def stops(text: str, context: ToolContext) -> Any:
         if text == "stop":
@@ -223,7 +223,7 @@ def test_what_concerns_the_run_is_raised_and_siblings_get_their_results(
 
 
 def test_spent_deadline_ends_the_run() -> None:
-    """Before a call and during one, the run's own deadline becomes a `PromptEvaluationError`."""
+    """The run's own deadline, before or during a call, becomes a `PromptEvaluationError`."""
 
     async def main() -> None:
         rig = Rig([staged(sleeps)])
@@ -242,7 +242,7 @@ def test_spent_deadline_ends_the_run() -> None:
 
 
 def test_spent_root_budget_ends_the_run() -> None:
-    """The root's budget is the run's: a call past it does not run."""
+    """The root budget is the run's: a call beyond it does not run."""
 
     async def main() -> None:
         async def fine(text: str, context: ToolContext) -> str:
@@ -260,7 +260,7 @@ def test_spent_root_budget_ends_the_run() -> None:
 
 
 class Denies:
-    """A policy that denies, or breaks, where it is told to."""
+    """A policy that denies or breaks at a chosen hook."""
 
     name = "denies"
 
@@ -282,7 +282,7 @@ class Denies:
     [("check", "not on a Sunday"), ("check raises", "could not decide"), ("on_result raises", "too large")],
 )
 def test_policy_denies(where: str, words: str) -> None:
-    """A policy that denies or raises, also in `on_result`, leaves nothing of the call."""
+    """A policy that denies or raises, even in `on_result`, leaves nothing of the call."""
 
     async def main() -> None:
         async def fine(text: str, context: ToolContext) -> str:
@@ -299,7 +299,7 @@ def test_policy_denies(where: str, words: str) -> None:
 
 
 def test_conflict_names_the_path_and_the_slice() -> None:
-    """Two calls that wrote the same file: the later commit is a conflict the model hears of."""
+    """When two calls wrote the same file, the later commit is a conflict, and the model is told."""
     both = asyncio.Event
 
     async def main() -> None:
@@ -327,7 +327,7 @@ def test_conflict_names_the_path_and_the_slice() -> None:
 
 
 def test_reducer_that_raises_fails_the_call() -> None:
-    """The reducer's error reaches the handler; unhandled, the call fails and is undone."""
+    """The reducer's error reaches the handler; if unhandled, the call fails and is rolled back."""
 
     def refuse(contents: Any, event: Note) -> Any:
         raise ValueError("no notes today")
@@ -351,7 +351,7 @@ def test_reducer_that_raises_fails_the_call() -> None:
 
 
 def test_error_keeps_its_traceback_for_telemetry() -> None:
-    """What was raised is in the event, with its traceback, and not in what the model is told."""
+    """The event has the exception with its traceback; the message to the model does not."""
 
     async def main() -> None:
         rig = Rig([staged(raises(lambda: RuntimeError("x" * 1000)))])

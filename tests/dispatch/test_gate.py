@@ -54,7 +54,7 @@ def test_steps_happen_in_order() -> None:
 
 
 def test_policy_cannot_change_params() -> None:
-    """The handler's params are parsed anew, whatever a policy did to the ones it saw."""
+    """The handler's params are parsed again, so a policy's changes to its own copy have no effect."""
 
     async def main() -> None:
         class Meddles:
@@ -81,7 +81,7 @@ def test_policy_cannot_change_params() -> None:
 
 
 def test_parallel_calls_are_isolated_and_one_failing_late_undoes_only_its_own() -> None:
-    """Two calls in parallel, one failing late: the other's effects stand, in session and files."""
+    """Two parallel calls, one failing late: the other's effects stay, in session and files."""
 
     async def main() -> None:
         async def body(text: str, context: ToolContext) -> list[str]:
@@ -97,7 +97,7 @@ def test_parallel_calls_are_isolated_and_one_failing_late_undoes_only_its_own() 
             rig.gate, [ToolCall("work", {"text": text}) for text in ("good", "bad", "fine")]
         )
         assert [result.success for result in turn.results] == [True, False, True]
-        assert turn.results[0].value == ["good"]  # nobody saw anybody's half-done work
+        assert turn.results[0].value == ["good"]  # no call saw another's unfinished work
         assert turn.results[2].value == ["fine"]
         assert rig.notes == ["good", "fine"]
         assert rig.paths == ["fine.txt", "good.txt"]
@@ -107,7 +107,7 @@ def test_parallel_calls_are_isolated_and_one_failing_late_undoes_only_its_own() 
 
 
 def test_one_turn_runs_concurrently_and_alone_runs_alone() -> None:
-    """Calls of one turn overlap; one that runs alone overlaps with none; nested it is re-entrant."""
+    """Calls of one turn overlap; a call that runs alone overlaps with none; nested, it is re-entrant."""
 
     async def main() -> None:
         running: set[str] = set()
@@ -149,7 +149,7 @@ def test_one_turn_runs_concurrently_and_alone_runs_alone() -> None:
 
 
 def test_nested_call_takes_the_same_gate_and_commits_with_the_outer_one() -> None:
-    """What an inner call committed is undone when the outer one fails."""
+    """A committed inner call is undone when the outer one fails."""
 
     async def main() -> None:
         inner = staged(nothing, name="inner")
@@ -183,7 +183,7 @@ def test_nested_call_takes_the_same_gate_and_commits_with_the_outer_one() -> Non
 
 
 def test_depth_is_limited() -> None:
-    """Past the limit a call fails, and the words have the path."""
+    """Beyond the limit a call fails, and the message has the path."""
 
     async def main() -> None:
         @tool(effect="staged")
@@ -203,7 +203,7 @@ def test_depth_is_limited() -> None:
 
 
 def test_state_events_are_published_once_at_the_outermost_commit_and_progress_at_once() -> None:
-    """A listener hears of progress while the call runs, and of state only when it stands."""
+    """Listeners receive progress while the call runs, and state only after the commit."""
 
     async def main() -> None:
         inner = staged(nothing, name="inner")
@@ -230,7 +230,7 @@ def test_state_events_are_published_once_at_the_outermost_commit_and_progress_at
 
 
 def test_our_own_facts_can_not_be_published_by_a_tool() -> None:
-    """Names of ours are reserved, on the bus and in the session."""
+    """Handrail's own events are reserved, on the bus and in the session."""
 
     async def main() -> None:
         async def body(text: str, context: ToolContext) -> None:
@@ -247,7 +247,7 @@ def test_our_own_facts_can_not_be_published_by_a_tool() -> None:
 
 
 def test_sync_handler_that_outlives_its_timeout_writes_into_nothing() -> None:
-    """Its verbs, its session, its files and its inner calls refuse; nothing of it is left."""
+    """Its verbs, session, files and inner calls refuse, and nothing of it remains."""
     refused: list[str] = []
     go_on, done = threading.Event(), threading.Event()
 
@@ -292,7 +292,7 @@ def test_sync_handler_that_outlives_its_timeout_writes_into_nothing() -> None:
 
 
 def test_context_refuses_after_a_success_too() -> None:
-    """A task the handler left behind can't add to what was committed."""
+    """A task left behind by the handler can't add to the committed changes."""
 
     async def main() -> None:
         left: list[Any] = []
@@ -320,7 +320,7 @@ def test_context_refuses_after_a_success_too() -> None:
 
 @pytest.mark.parametrize("how", ["asyncio", "anyio", "gate", "swallowed"])
 def test_cancellation_rolls_back_and_gives_every_call_its_end(how: str) -> None:
-    """However it is cancelled, the whole tree is undone, innermost first, with one end each."""
+    """However the run is cancelled, the whole tree is undone, innermost first, with one end per call."""
 
     async def main() -> None:
         async def hangs(text: str, context: ToolContext) -> None:
@@ -378,7 +378,7 @@ def test_cancelled_run_starts_no_more_handlers() -> None:
 
 
 def test_timeout_and_an_outer_cancellation_at_the_same_moment() -> None:
-    """Whoever else cancelled is heard; the call still has one end and leaves nothing."""
+    """The outer cancellation still takes effect; the call has one end and leaves nothing."""
 
     async def main() -> None:
         async def hangs(text: str, context: ToolContext) -> None:
@@ -397,7 +397,7 @@ def test_timeout_and_an_outer_cancellation_at_the_same_moment() -> None:
 
 
 def test_a_call_is_timed_from_when_it_begins() -> None:
-    """A verb that is awaited later than it was made has not been at work meanwhile."""
+    """The time between creating and awaiting a call does not count."""
 
     async def main() -> None:
         async def takes(text: str, context: ToolContext) -> None:
@@ -405,7 +405,7 @@ def test_a_call_is_timed_from_when_it_begins() -> None:
 
         @tool(effect="staged")
         async def outer(context: ToolContext) -> None:
-            """Make two calls, and have them one after the other."""
+            """Make two calls, and await them one after the other."""
             first, second = (context.call("inner", text="x") for _ in range(2))
             await first
             await second
@@ -423,7 +423,7 @@ def test_a_call_is_timed_from_when_it_begins() -> None:
 
 
 def test_timeouts_nest() -> None:
-    """An outer timeout stops the inner call too; an inner one is only the inner call's."""
+    """An outer timeout stops the inner call too; an inner timeout affects only the inner call."""
 
     async def main() -> None:
         async def hangs(text: str, context: ToolContext) -> None:
@@ -431,7 +431,7 @@ def test_timeouts_nest() -> None:
 
         @tool(effect="staged", timeout=10)
         async def outer(times: int, context: ToolContext) -> list[str]:
-            """Call a slow one."""
+            """Call a slow tool."""
             results = [await context.call("inner", text="x") for _ in range(times)]
             return [result.message for result in results]
 
@@ -454,7 +454,7 @@ def test_timeouts_nest() -> None:
 
 
 def test_deadline_is_enforced_during_a_call_that_swallows_it() -> None:
-    """A handler that goes on after its deadline is rolled back all the same."""
+    """A handler that continues after its deadline is rolled back anyway."""
 
     async def main() -> None:
         async def stubborn(text: str, context: ToolContext) -> str:
@@ -473,7 +473,7 @@ def test_deadline_is_enforced_during_a_call_that_swallows_it() -> None:
 
 
 def test_tool_that_needs_a_person_says_so() -> None:
-    """Where the capability is missing, a call fails saying which one it needs."""
+    """Where the capability is missing, a call fails with its name."""
 
     async def main() -> None:
         @tool
@@ -490,7 +490,7 @@ def test_tool_that_needs_a_person_says_so() -> None:
 
 
 def test_context_is_dead_before_on_result_and_policies_still_see_the_fork() -> None:
-    """A policy's context works in `on_result` although the handler's own is over."""
+    """A policy's context works in `on_result` although the handler's own has expired."""
 
     async def main() -> None:
         kept: list[ToolContext] = []
@@ -519,7 +519,7 @@ def test_context_is_dead_before_on_result_and_policies_still_see_the_fork() -> N
 
 
 def test_handlers_start_only_with_a_token_of_the_gate() -> None:
-    """Every door leads through the gate: no other way starts a handler."""
+    """There is no way to start a handler without the gate."""
 
     async def main() -> None:
         ran: list[str] = []
@@ -530,7 +530,7 @@ def test_handlers_start_only_with_a_token_of_the_gate() -> None:
 
         @tool(effect="irreversible")
         async def outer(context: ToolContext) -> None:
-            """Use the other doors."""
+            """Try the other entry points."""
             await context.call("work", text="nested")
             await gather(context.call("work", text="gathered"))
 
@@ -553,14 +553,14 @@ def test_handlers_start_only_with_a_token_of_the_gate() -> None:
 
 
 def test_only_the_gate_starts_handlers() -> None:
-    """In the whole package, nothing but the gate calls a tool's `handler`."""
+    """In the whole package, only the gate calls a tool's `handler`."""
     source = Path(handrail.__file__).parent
     callers: set[str] = set()
     for file in source.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Attribute) and node.attr == "handler" and isinstance(node.ctx, ast.Load):
                 callers.add(str(file.relative_to(source)))
-    # checks.py checks its signature; the others look whether there is one, or where it is defined.
+    # checks.py checks its signature; the others check whether it exists, or where it is defined.
     look = {
         "dispatch/frame.py",
         "dispatch/handlers.py",
@@ -607,7 +607,7 @@ def test_read_only_effects_may_not_write() -> None:
     ],
 )
 async def test_a_union_is_any_of_what_it_is_made_of(declared: Any, fitting: Any, other: Any) -> None:
-    """However it is written, and whatever is said beside it."""
+    """Every notation of a union works, with or without other annotations."""
     given: list[Any] = [*fitting, other]
 
     async def handler(params: None, *, context: ToolContext) -> ToolResult[Any]:
@@ -620,7 +620,7 @@ async def test_a_union_is_any_of_what_it_is_made_of(declared: Any, fitting: Any,
 
 
 def test_plain_result_is_required_of_a_handler() -> None:
-    """A handler in the full form that returns something else is told so, and undone."""
+    """A handler in the full form that returns something else gets an error, and is rolled back."""
 
     async def main() -> None:
         async def handler(params: None, *, context: ToolContext) -> ToolResult[str]:
@@ -666,7 +666,7 @@ def test_facts_are_the_only_trace_of_a_failed_call() -> None:
 
 
 def test_what_an_earlier_try_left_behind_can_not_touch_the_next() -> None:
-    """A thread of the first try finds its context over, although the call itself goes on."""
+    """A thread of the first attempt finds its context expired, although the call continues."""
     first_try_over, tried, done = threading.Event(), threading.Event(), threading.Event()
     refused: list[str] = []
 
@@ -706,7 +706,7 @@ def test_what_an_earlier_try_left_behind_can_not_touch_the_next() -> None:
 
 
 def test_the_gate_beats_for_a_handler_until_it_beats_itself() -> None:
-    """The lease is extended while a handler runs; from its first own beat on only its own count."""
+    """The lease is renewed while a handler runs; after the handler's own first beat only its beats count."""
 
     async def main() -> None:
         class Lease:
@@ -727,7 +727,7 @@ def test_the_gate_beats_for_a_handler_until_it_beats_itself() -> None:
         lease = Lease()
         rig = Rig([staged(works)], lease=lease)
         await rig.call("work", text="silent")
-        assert lease.extended == [0, 10, 20]  # and no more once it is over
+        assert lease.extended == [0, 10, 20]  # no longer once the call has ended
         lease.extended.clear()
         await rig.call("work", text="beats")
         assert lease.extended == [25, 35, 45, 50]

@@ -1,4 +1,4 @@
-"""Approve what you see: a staged call runs in its fork first, and is approved by what it did there."""
+"""Previews: a staged call runs in its fork first, and is approved by its diff."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Noted:
 
 @tool(effect="staged", capabilities={"fs.write"})
 async def rewrite(path: str, context: ToolContext) -> str:
-    """Put a file into capitals, and make a note of it."""
+    """Convert a file to capitals, and make a note."""
     text = context.filesystem.read(path).upper()
     context.filesystem.write(path, text)
     context.session.dispatch(Noted(path))
@@ -42,7 +42,7 @@ async def rewrite(path: str, context: ToolContext) -> str:
 
 
 class Looker:
-    """A person who keeps what they were shown, does something meanwhile, and answers."""
+    """A person who records what they were shown, does something meanwhile, and answers."""
 
     def __init__(self, *answers: bool, meanwhile: Any = None) -> None:
         self.shown: list[dict[str, Any]] = []
@@ -74,7 +74,7 @@ state: Noted {"text":"a.txt"}
 
 @pytest.fixture(params=["memory", "directory", "directory with a journal"])
 def ground(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """Files with one file in them, and a journal or none."""
+    """Files with one file in them, with or without a journal."""
     if request.param == "memory":
         files: Any = MemoryFilesystem()
         files.write("a.txt", "one\n")
@@ -99,7 +99,10 @@ def invoke(ground: Any, looker: Looker, session: Session | None = None) -> Any:
 
 
 def test_approved_it_is_committed_as_it_was_shown(ground: Any) -> None:
-    """The person sees the diff of files and state; nothing is changed until they say yes; then exactly that is."""
+    """The person sees the diff of files and state.
+
+    Nothing changes until they approve, and then exactly that does.
+    """
     files, _ = ground
     session = Session()
     seen: list[str] = []
@@ -113,7 +116,7 @@ def test_approved_it_is_committed_as_it_was_shown(ground: Any) -> None:
 
 
 def test_denied_nothing_happened(ground: Any) -> None:
-    """After a no, files and state are as they were, and the model is told that nothing was applied."""
+    """After a no, files and state are unchanged, and the model is told that nothing was applied."""
     files, _ = ground
     session = Session()
     result = invoke(ground, Looker(False), session)
@@ -124,7 +127,7 @@ def test_denied_nothing_happened(ground: Any) -> None:
 
 
 def test_the_base_moved_meanwhile(ground: Any) -> None:
-    """Somebody changes the file while it is looked at: the call runs again, and the new diff is asked about."""
+    """If the file changes during the review, the call runs again, and the new diff is reviewed."""
     files, _ = ground
 
     def meanwhile(count: int) -> None:
@@ -141,7 +144,7 @@ def test_the_base_moved_meanwhile(ground: Any) -> None:
 
 
 def test_a_base_that_keeps_moving_is_a_conflict(ground: Any) -> None:
-    """It is not run for ever: in the end the model hears of the conflict, and theirs stands."""
+    """The call is not rerun for ever: in the end it is a conflict, and the other change stays."""
     files, _ = ground
     looker = Looker(True, True, True, True, meanwhile=lambda count: files.write("a.txt", f"theirs {count}\n"))
     result = invoke(ground, looker)
@@ -152,7 +155,7 @@ def test_a_base_that_keeps_moving_is_a_conflict(ground: Any) -> None:
 
 
 def test_a_new_base_may_be_denied(ground: Any) -> None:
-    """Yes to the first diff is no yes to the second."""
+    """Approval of the first diff does not approve the second."""
     files, _ = ground
 
     def meanwhile(count: int) -> None:
@@ -166,7 +169,7 @@ def test_a_new_base_may_be_denied(ground: Any) -> None:
 
 @pytest.mark.parametrize("effect", get_args(Effect))
 def test_which_effects_are_previewed(effect: Effect) -> None:
-    """The table's column: what can be undone as a whole runs first, everything else only once it was approved."""
+    """The table's column: a call that can be rolled back runs first; any other runs only after approval."""
     ran: list[str] = []
 
     async def undo(params: Any, value: Any, *, context: ToolContext) -> None:
@@ -201,7 +204,7 @@ def test_which_effects_are_previewed(effect: Effect) -> None:
     ids=["nobody", "a model", "strict", "approve_all"],
 )
 def test_where_nobody_looks_nothing_runs_first(environment: Any, approvals: Any, runs: int) -> None:
-    """Without somebody to show it to, what has to be asked for does not run; approve_all needs no look."""
+    """With nobody to ask, a call that needs approval does not run; approve_all needs no preview."""
     ran: list[str] = []
 
     @tool(effect="staged", capabilities={"thing"})
@@ -218,7 +221,7 @@ def test_where_nobody_looks_nothing_runs_first(environment: Any, approvals: Any,
 
 
 def test_a_call_that_fails_is_not_asked_about(ground: Any) -> None:
-    """What came to nothing by itself needs nobody's approval."""
+    """A call that failed by itself needs no approval."""
     files, journal = ground
     looker = Looker()
     gate = open_gate(
@@ -229,7 +232,7 @@ def test_a_call_that_fails_is_not_asked_about(ground: Any) -> None:
 
 
 def test_a_preview_is_audited() -> None:
-    """Asking and deciding are events, before the one end the call has."""
+    """Request and decision are events, before the call's only end."""
     files = MemoryFilesystem()
     files.write("a.txt", "one\n")
     session = Session()
@@ -245,7 +248,7 @@ def test_a_preview_is_audited() -> None:
 
 
 def test_parallel_previews_each_get_their_own_answer() -> None:
-    """Two calls previewed at once: one approved, one denied, each by its own diff."""
+    """Two calls previewed at once: one approved, one denied, each with its own diff."""
     files = MemoryFilesystem()
     for name in ("a.txt", "b.txt"):
         files.write(name, "one\n")

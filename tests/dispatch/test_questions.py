@@ -1,4 +1,4 @@
-"""Questions: which answer counts, and that there is an end to every question."""
+"""Questions: which answer counts, and that every question ends."""
 
 import asyncio
 import threading
@@ -62,7 +62,7 @@ CHECK = Schema[int](int).parse_value
 
 
 class Desk:
-    """A desk in virtual time with one question on it."""
+    """A desk in virtual time with one open question."""
 
     def __init__(self, seconds: float | None = 60) -> None:
         self.clock = VirtualClock()
@@ -100,7 +100,7 @@ async def late(desk: Desk) -> None:
 
 
 async def late_by_the_clock(desk: Desk) -> None:
-    """The time is over, and the desk's own timer has not come to it yet."""
+    """The question has expired, but the desk's own timer has not fired yet."""
     desk.clock._start += timedelta(seconds=60)
     desk.desk.answer(answer_to(desk.question))
 
@@ -170,7 +170,7 @@ ATTACKS: dict[str, tuple[Any, str, str]] = {
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_answer_that_does_not_count_is_refused(name: str):
-    """With words, and without any effect: the right answer is taken as before."""
+    """The refusal says why and has no effect: the right answer is still accepted."""
     attack, problem, mend = ATTACKS[name]
 
     async def main() -> tuple[AnswerRefused, Any]:
@@ -195,7 +195,7 @@ def test_an_answer_that_does_not_count_is_refused(name: str):
 
 @pytest.mark.parametrize("outcome", ["answered", "declined", "cancelled"])
 def test_the_same_answer_again_is_harmless(outcome: Any):
-    """At once, and after the asker has gone on."""
+    """A repeated answer is harmless, both at once and after the asker has continued."""
 
     async def main() -> Answer:
         desk = Desk()
@@ -212,7 +212,7 @@ def test_the_same_answer_again_is_harmless(outcome: Any):
 
 
 def test_first_wins_under_threads():
-    """Of many that answer at the same moment exactly one is taken, and that one is what the asker gets."""
+    """Of many simultaneous answers exactly one is accepted, and the asker gets that one."""
     many = 16
 
     async def main() -> tuple[list[int], Any]:
@@ -247,7 +247,7 @@ def test_first_wins_under_threads():
 
 
 def test_a_check_that_is_slow_does_not_let_a_second_answer_in():
-    """Two whose values are looked at at the same time: the first to be found fit is the answer."""
+    """Of two answers validated at the same time, the first one found valid counts."""
     both = threading.Barrier(2)
 
     def slow(value: Any) -> None:
@@ -277,7 +277,7 @@ def test_a_check_that_is_slow_does_not_let_a_second_answer_in():
 
 
 def test_open_questions_are_listed_oldest_first_until_they_are_over():
-    """Answered, expired and withdrawn ones are not on the list."""
+    """Answered, expired and withdrawn questions are not listed."""
 
     async def main() -> list[list[str]]:
         clock = VirtualClock()
@@ -307,7 +307,7 @@ def test_open_questions_are_listed_oldest_first_until_they_are_over():
 
 
 def test_the_same_question_again_gets_its_answer_and_another_is_refused():
-    """A call that is run again does not ask twice; one id is one question."""
+    """A rerun call does not ask twice; one id is one question."""
 
     async def main() -> None:
         clock = VirtualClock()
@@ -325,7 +325,7 @@ def test_the_same_question_again_gets_its_answer_and_another_is_refused():
 
 
 def test_a_question_without_an_answer_may_be_asked_again():
-    """Timed out or withdrawn is not an answer."""
+    """A timeout or a withdrawal is not an answer."""
 
     async def main() -> None:
         clock = VirtualClock()
@@ -338,7 +338,7 @@ def test_a_question_without_an_answer_may_be_asked_again():
 
 
 def test_a_question_that_has_expired_already_is_over_at_once():
-    """However that came about, nobody waits for it."""
+    """Nobody waits for a question that has already expired."""
 
     async def main() -> tuple[str, float]:
         clock = VirtualClock()
@@ -380,7 +380,7 @@ class Returns(Person):
     ids=range(10),
 )
 def test_an_environment_that_fails_ends_the_question(environment: Any, outcome: str, words: str):
-    """Never a hang, never a made-up answer."""
+    """It neither hangs nor makes up an answer."""
 
     async def main() -> Answer:
         clock = VirtualClock()
@@ -394,7 +394,9 @@ def test_an_environment_that_fails_ends_the_question(environment: Any, outcome: 
 
 
 def test_an_answer_to_another_question_is_not_taken_for_this_one():
-    """Not even a right one; whoever gives it is asked again, and there is an end."""
+    """Even a correct answer to another question is refused; the person is asked again, a limited number of
+    times.
+    """
 
     class MixesUp(Person):
         async def ask(self, question: Question, /) -> Answer:
@@ -424,7 +426,7 @@ def test_an_answer_to_another_question_is_not_taken_for_this_one():
 
 
 def test_an_answer_from_elsewhere_ends_the_asking():
-    """Whoever was being asked is told to stop."""
+    """The person being asked is told to stop."""
     stopped: list[bool] = []
 
     class Waits(Person):
@@ -481,7 +483,7 @@ class Scene:
 
 
 def test_an_answer_is_validated_and_given_as_its_type():
-    """What was asked is shown, the answer is taken, and both are recorded."""
+    """The question is shown, the answer is accepted, and both are recorded."""
     person = Person(answers={"pick": lambda payload: {"selected": payload["choices"][0]}})
 
     async def main() -> None:
@@ -513,12 +515,12 @@ def test_an_answer_is_validated_and_given_as_its_type():
     ],
 )
 def test_no_answer_raises_and_unhandled_the_result_says_which(answer: Any, error: type[NoAnswer], words: str):
-    """A failed result for the model, and the exception by which a handler can tell them apart."""
+    """The model gets a failed result, and a handler gets an exception per reason."""
     caught: list[NoAnswer] = []
 
     @tool
     async def try_to_choose(choices: list[str], context: UserContext) -> str:
-        """Let somebody choose, or choose oneself."""
+        """Let somebody choose, else choose alone."""
         try:
             return (await context.wait_for("pick", {"choices": choices}, Choice, timeout=60)).selected
         except NoAnswer as none:
@@ -544,11 +546,11 @@ def test_no_answer_raises_and_unhandled_the_result_says_which(answer: Any, error
 
 @pytest.mark.parametrize("environment", [None, Nobody(), Agent()])
 def test_nobody_to_ask_is_said_by_name(environment: Any):
-    """A tool that needs somebody fails saying so, and others see that there is nobody."""
+    """A tool that requires a person fails with that reason, and other tools see that nobody is there."""
 
     @tool
     async def is_there(context: ToolContext) -> bool:
-        """Look whether somebody is there."""
+        """Check whether somebody is there."""
         return context.wait_for is not None
 
     async def main() -> None:
@@ -561,7 +563,7 @@ def test_nobody_to_ask_is_said_by_name(environment: Any):
 
 
 def test_a_type_that_is_not_a_class_can_be_asked_for():
-    """By its adapter; the answer is checked against it."""
+    """The answer is validated with the type's adapter."""
 
     @tool
     async def ask_size(context: UserContext) -> str:
@@ -577,7 +579,7 @@ def test_a_type_that_is_not_a_class_can_be_asked_for():
 
 
 def test_parallel_questions_of_one_call_each_get_their_answer():
-    """By their id, not by their order."""
+    """Answers are matched by id, not by order."""
 
     @tool
     async def ask_both(context: UserContext) -> list[int]:
@@ -594,7 +596,7 @@ def test_parallel_questions_of_one_call_each_get_their_answer():
 
 
 def test_a_sync_handler_asks_too():
-    """It waits in its thread; time a person takes is not its own."""
+    """A sync handler waits in its thread, and the person's time does not count as its own."""
 
     @tool(timeout=0.5)
     def ask_slowly(context: UserContext) -> int:
@@ -608,7 +610,7 @@ def test_a_sync_handler_asks_too():
 
 
 def test_secrets_in_a_payload_are_not_shown():
-    """What a handler shows by mistake is masked."""
+    """Secrets that a handler shows by mistake are masked."""
 
     @tool
     async def confirm(context: UserContext) -> bool:
@@ -625,7 +627,7 @@ def test_secrets_in_a_payload_are_not_shown():
 
 
 def test_a_cancelled_call_withdraws_its_question():
-    """Nobody answers what nobody waits for."""
+    """A question that nobody waits for can't be answered."""
 
     async def main() -> None:
         clock = VirtualClock()
@@ -646,7 +648,7 @@ def test_a_cancelled_call_withdraws_its_question():
 
 
 def test_an_answer_by_the_journal_reaches_the_handler():
-    """Whoever is connected is asked, and whoever comes first through another door is heard."""
+    """The connected person is asked, and the first answer through any channel counts."""
 
     async def main() -> Any:
         clock = VirtualClock()
@@ -684,7 +686,7 @@ class Asks:
 
 
 def digest_of(asks: Asks) -> str:
-    """The digest of the one question that a call made like this asks."""
+    """Return the digest of the only question that such a call asks."""
     person = Person(answers={asks.kind: asks.schema()})
 
     async def handler(params: Argument, *, context: UserContext) -> ToolResult[Any]:
@@ -716,13 +718,13 @@ def digest_of(asks: Asks) -> str:
     ids=lambda changed: next(iter(changed)),
 )
 def test_a_digest_covers_each_thing_that_an_answer_is_about(changed: dict[str, Any]):
-    """Change one and it is another; change none and it is the same."""
+    """Changing one part changes the digest; changing none keeps it."""
     assert digest_of(Asks()) == digest_of(Asks())
     assert digest_of(replace(Asks(), **changed)) != digest_of(Asks())
 
 
 def test_a_digest_of_an_approval_covers_what_is_shown_and_asked():
-    """The tool, its arguments and the reason."""
+    """The digest covers the tool, its arguments and the reason."""
     asked: list[Question] = []
 
     def remember(question: Question) -> bool:
@@ -761,12 +763,12 @@ def test_a_digest_of_an_approval_covers_what_is_shown_and_asked():
     ],
 )
 def test_no_two_lists_of_parts_share_a_digest(one: Any, other: Any):
-    """Nothing can be moved from one part into the next."""
+    """Text can't move from one part into the next."""
     assert digest(b"k", *one) != digest(b"k", *other)
 
 
 def test_a_digest_is_keyed_and_keys_are_of_chance():
-    """Without the key nobody makes one; the order of a mapping's keys does not matter."""
+    """A digest can't be made without the key; the order of a mapping's keys does not matter."""
     assert digest(b"k", "a") != digest(b"l", "a")
     assert digest(b"k", {"a": 1, "b": 2}) == digest(b"k", {"b": 2, "a": 1})
     assert new_key() != new_key()
@@ -774,11 +776,11 @@ def test_a_digest_is_keyed_and_keys_are_of_chance():
 
 
 def test_a_payload_that_can_not_be_shown_is_the_tools_fault():
-    """The model is not told to correct arguments that were right."""
+    """The model is not told to correct valid arguments."""
 
     @tool
     async def show(context: UserContext) -> int:
-        """Show what can't be shown."""
+        """Show a payload that can't be encoded."""
         return await context.wait_for("pick", {"it": object()}, int)
 
     async def main() -> None:
@@ -792,7 +794,7 @@ def test_a_payload_that_can_not_be_shown_is_the_tools_fault():
 
 
 def test_each_try_asks_a_question_of_its_own():
-    """A call that is tried again asks again: the answer to its first try is not the answer to its second."""
+    """The answer to the first attempt does not answer the second."""
     tries: list[str] = []
 
     @tool(effect="staged")

@@ -1,8 +1,8 @@
 """The law of transactions, over any interleaving of parallel, nested, failing and cancelled calls.
 
-A program is drawn: calls that sleep, write, append, dispatch, look, call others alone or in
-parallel, and end well or badly. It runs in virtual time. Then the successful calls are played one
-after another, in the order they committed, on a plain dict and list: the end must be the same.
+A random program has calls that sleep, write, append, dispatch, look, call others alone or in parallel, and
+succeed or fail. It runs in virtual time. Then the successful calls are replayed one after another, in commit
+order, on a plain dict and list: the end state must be the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PATHS = ("a", "b", "c/d")
 
 @dataclass
 class Spec:
-    """One call: what it does, one thing after another, and how it ends."""
+    """One call: its actions in order, and its outcome."""
 
     tag: str
     effect: str
@@ -35,7 +35,7 @@ class Spec:
 
 @dataclass
 class Trace:
-    """What one attempt at a call did: recorded values, and the ids of the calls it made."""
+    """What one attempt of a call did: recorded values, and the ids of the calls it made."""
 
     spec: Spec
     acts: list[tuple[str, Any, Any]] = field(default_factory=list)
@@ -53,7 +53,7 @@ endings = st.sampled_from(["ok", "ok", "ok", "ok", "raise", "error", "hang", "ca
 
 
 def specs(effects: tuple[str, ...], depth: int) -> st.SearchStrategy[Spec]:
-    """Calls of these effects; what they call is never of a stronger one."""
+    """Calls with these effects; the calls they make never have a stronger one."""
 
     def build(effect: str) -> st.SearchStrategy[Spec]:
         act: st.SearchStrategy[Any] = simple
@@ -72,7 +72,7 @@ def specs(effects: tuple[str, ...], depth: int) -> st.SearchStrategy[Spec]:
 
 
 class Programs:
-    """Runs specs through a real gate and keeps what every call's last attempt did."""
+    """Runs specs through a real gate, and records the last attempt of every call."""
 
     def __init__(self) -> None:
         self.specs: dict[int, Spec] = {}
@@ -134,7 +134,7 @@ class Programs:
         return None
 
     async def call(self, specs: list[Spec], context: ToolContext) -> list[str]:
-        """Call them at once; gives the ids of those that committed, in that order."""
+        """Call them concurrently, and return the ids of those that committed, in commit order."""
         before = len(self.rig.events)
         results = await gather(*[context.call(each.effect, **self.number(each)) for each in specs])
         ended = [event for event in self.rig.events[before:] if isinstance(event, ToolInvoked)]
@@ -145,13 +145,13 @@ class Programs:
 
 
 def caller_of(call_id: str) -> str | None:
-    """The call that made this one: ids are the caller's, which try it was, and a count."""
+    """Return the id of the calling call: an id consists of the caller's, the attempt and a count."""
     found = re.fullmatch(r"(.+?)(?:~\d+)?\.\d+", call_id)
     return found and found.group(1)
 
 
 class Model:
-    """The same acts, one after another, on plain data."""
+    """The same actions, one after another, on plain data."""
 
     def __init__(self, programs: Programs) -> None:
         self.files: dict[str, str] = {}
@@ -159,7 +159,7 @@ class Model:
         self.programs = programs
 
     def play(self, call_id: str, anew: bool) -> None:
-        """Play a call that committed: its acts anew, or with the values it had recorded."""
+        """Replay a committed call: its actions again, or with their recorded values."""
         trace = self.programs.traces[call_id]
         for act, about, value in trace.acts:
             self.act(act, about, value, trace.spec, anew)
@@ -185,7 +185,7 @@ class Model:
 
 
 def check(programs: Programs) -> None:
-    """The end state is that of the successful calls, one after another, in commit order."""
+    """Check that the end state equals the successful calls, one after another, in commit order."""
     rig, model = programs.rig, Model(programs)
     for event in rig.of(ToolInvoked):
         if event.status == "ok" and len(event.path) == 1:
@@ -205,7 +205,7 @@ def check(programs: Programs) -> None:
 def test_any_interleaving_is_as_if_one_after_another(
     calls: list[tuple[int, Spec]], cancels: list[int]
 ) -> None:
-    """Parallel, nested, failing, timed-out and cancelled calls: laws 2 and 3 hold."""
+    """Laws 2 and 3 hold for parallel, nested, failing, timed-out and cancelled calls."""
 
     async def main() -> None:
         programs = Programs()
@@ -226,7 +226,7 @@ def test_any_interleaving_is_as_if_one_after_another(
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), specs(("staged",), 1)), min_size=2, max_size=6))
 def test_staged_calls_are_serialisable(calls: list[tuple[int, Spec]]) -> None:
-    """The same for staged calls alone, where every read must have been true at the commit."""
+    """The same for staged calls alone, where every read must still be true at the commit."""
 
     async def main() -> None:
         programs = Programs()

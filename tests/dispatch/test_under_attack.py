@@ -1,4 +1,4 @@
-"""What somebody who tried to break the gate came up with: each stays fixed."""
+"""Attacks on the gate that once succeeded. Each one stays fixed."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from support.rig import Note, Rig, leave_traces, nothing, staged
 
 
 def test_a_handled_failure_in_a_task_group_is_no_cancellation() -> None:
-    """Before Python 3.13 the group leaves a count behind that looks like one."""
+    """Before Python 3.13 the group leaves a cancel count behind that looks like a cancellation."""
 
     @tool(effect="staged")
     async def outer(context: ToolContext) -> str:
-        """Handle what a member of a group raises."""
+        """Handle an error raised by a member of a group."""
 
         async def bad() -> None:
             await asyncio.sleep(0)
@@ -67,7 +67,7 @@ def test_a_handled_failure_in_a_task_group_is_no_cancellation() -> None:
 
 
 def test_an_error_that_can_not_describe_itself_still_ends_the_call() -> None:
-    """Its `__str__` fails; the call has its result, its end, and nothing left."""
+    """Its `__str__` raises; the call still has its result and its end, and leaves nothing."""
 
     class Mute(Exception):
         def __str__(self) -> str:
@@ -89,7 +89,7 @@ def test_an_error_that_can_not_describe_itself_still_ends_the_call() -> None:
 
 @pytest.mark.parametrize("how", ["cancels itself", "run cancelled"])
 def test_every_compensation_gets_its_turn(how: str) -> None:
-    """One that fails or is cancelled does not keep the others, or the end event, from happening."""
+    """A compensation that fails or is cancelled prevents neither the others nor the end event."""
 
     async def main() -> None:
         undone: list[str] = []
@@ -135,7 +135,7 @@ def test_every_compensation_gets_its_turn(how: str) -> None:
 
 
 def test_once_is_once_although_the_call_was_asked_about_the_first_time() -> None:
-    """Questions have numbers of their own, so a retry finds what the first try settled."""
+    """Questions are numbered separately, so a retry finds what the first attempt settled."""
 
     async def main() -> None:
         paid: list[int] = []
@@ -164,7 +164,7 @@ def test_once_is_once_although_the_call_was_asked_about_the_first_time() -> None
 
 
 def test_two_compensations_have_two_keys() -> None:
-    """What each settles by `once` is its own."""
+    """Each compensation settles its own `once`."""
 
     async def main() -> None:
         refunds: list[str] = []
@@ -185,7 +185,7 @@ def test_two_compensations_have_two_keys() -> None:
 
         @tool(effect="irreversible")
         async def top(context: ToolContext) -> str:
-            """Call the one in the middle."""
+            """Call the middle tool."""
             return (await context.call("middle")).message
 
         rig = Rig([pay, middle, top])
@@ -196,7 +196,7 @@ def test_two_compensations_have_two_keys() -> None:
 
 
 def test_an_approval_is_not_replayed_when_an_id_is_used_again() -> None:
-    """A provider's ids repeat from turn to turn; each call is asked about by itself."""
+    """A provider's ids repeat from turn to turn; each call is asked about separately."""
 
     async def main() -> None:
         ran: list[int] = []
@@ -225,7 +225,7 @@ class Count:
 
 
 class SlowJournal(MemoryJournal):
-    """A journal whose write takes a while."""
+    """A journal with a slow write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -260,7 +260,7 @@ def test_journaled_commits_of_several_gates_are_one_after_another() -> None:
 
 
 def test_one_session_serves_two_event_loops() -> None:
-    """Also with a journal: commits wait for each other across loops."""
+    """With a journal too, commits wait for each other across loops."""
     session = Session()
     results: list[int] = []
 
@@ -282,7 +282,7 @@ def test_one_session_serves_two_event_loops() -> None:
 
 @pytest.mark.parametrize("where", ["on_result", "swallowed timeout"])
 def test_a_finished_call_that_comes_to_nothing_is_compensated(where: str) -> None:
-    """Its handler did its work; whatever stopped the commit, that is undone or named."""
+    """Its handler did its work, so whatever stops the commit, the work is compensated or reported."""
 
     async def main() -> None:
         undone: list[str] = []
@@ -325,7 +325,7 @@ def test_a_finished_call_that_comes_to_nothing_is_compensated(where: str) -> Non
 
 
 def test_a_failed_call_does_not_keep_what_its_handler_held() -> None:
-    """The error in the record has its lines, not the locals of its frames; a dropped session is freed."""
+    """The recorded error has the traceback's lines but not its locals, so a dropped session is freed."""
 
     class Large:
         pass
@@ -363,7 +363,7 @@ def test_a_loop_is_freed_with_its_timers() -> None:
 
 
 def test_a_loop_is_freed_although_a_session_it_committed_to_lives_on() -> None:
-    """The lock of a session's commits lets go of loops that have ended, also of those that had to wait for it."""
+    """A session's commit lock releases loops that have ended, including those that had to wait for it."""
     lock = commit_lock_of(session := Session())
 
     async def main() -> weakref.ref[Any]:
@@ -381,7 +381,7 @@ def test_a_loop_is_freed_although_a_session_it_committed_to_lives_on() -> None:
 
 
 def test_uncancelling_does_not_save_a_handler_from_a_cancelled_run() -> None:
-    """The run was cancelled, whatever the handler did about its task."""
+    """A handler that uncancels its task does not undo the run's cancellation."""
 
     async def main() -> None:
         async def stubborn(text: str, context: ToolContext) -> str:
@@ -406,7 +406,7 @@ def test_uncancelling_does_not_save_a_handler_from_a_cancelled_run() -> None:
 
 
 def test_a_cancelled_call_is_not_tried_again() -> None:
-    """The cancel came while the first try was being undone."""
+    """The cancel arrived while the first attempt was being rolled back."""
 
     async def main() -> None:
         runs: list[int] = []
@@ -441,11 +441,11 @@ def test_a_cancelled_call_is_not_tried_again() -> None:
 
 
 def test_an_operation_of_a_call_is_refused_on_another_loop() -> None:
-    """By name, instead of running where nobody can cancel it."""
+    """The error names the loop problem, instead of letting the operation run where it can't be cancelled."""
 
     @tool(effect="irreversible")
     def outer(context: ToolContext) -> str:
-        """Await on a loop of its own."""
+        """Await on another loop."""
 
         async def go() -> Any:
             return await context.call("inner")
@@ -466,7 +466,7 @@ def test_an_operation_of_a_call_is_refused_on_another_loop() -> None:
 
 
 def test_what_a_failed_inner_call_read_counts_for_the_outer_one() -> None:
-    """Two claims that each saw the other's file missing can't both hold."""
+    """Two claims that each saw the other's file missing can't both succeed."""
 
     async def main() -> None:
         meeting = asyncio.Barrier(2)
@@ -501,7 +501,7 @@ def test_what_a_failed_inner_call_read_counts_for_the_outer_one() -> None:
 
 
 def test_read_before_write_can_not_be_overtaken() -> None:
-    """What the policy looked at counts as read: content it did not see is not overwritten."""
+    """What the policy read counts as read: content it did not see is not overwritten."""
 
     async def main() -> None:
         go_on = asyncio.Event()
@@ -531,7 +531,7 @@ def test_read_before_write_can_not_be_overtaken() -> None:
 
 
 def test_a_bus_of_ones_own_hears_every_start() -> None:
-    """A subclass that overrides `publish` is told each time."""
+    """A subclass that overrides `publish` receives every event."""
 
     async def main() -> None:
         heard: list[str] = []
@@ -550,7 +550,7 @@ def test_a_bus_of_ones_own_hears_every_start() -> None:
 
 
 def test_what_stops_the_run_stops_it_from_inside_a_task_group_too() -> None:
-    """A group wraps it up; the run hears of it all the same."""
+    """The group wraps the exception, and the run still receives it."""
 
     async def main() -> None:
         @tool(effect="irreversible")
@@ -572,7 +572,7 @@ def test_what_stops_the_run_stops_it_from_inside_a_task_group_too() -> None:
 
 
 def test_a_closed_coroutine_leaves_nothing_and_has_its_end() -> None:
-    """Nothing can be awaited then; what needs no waiting is done."""
+    """Nothing can be awaited then, so only synchronous cleanup happens."""
 
     async def main() -> None:
         async def hangs(text: str, context: ToolContext) -> None:
@@ -616,7 +616,7 @@ def test_a_result_of_another_type_than_declared_fails_the_call(value: Any, words
 
 
 def test_a_result_that_can_not_be_shown_fails_the_call() -> None:
-    """Where nothing is declared, what is returned must still be JSON."""
+    """Without a declared type, a result must still be JSON."""
 
     async def main() -> None:
         async def body(text: str, context: ToolContext) -> Any:
@@ -631,7 +631,7 @@ def test_a_result_that_can_not_be_shown_fails_the_call() -> None:
 
 
 def test_unwrap_gives_the_value_or_says_why_not() -> None:
-    """An inner failure is not lost by looking only at the value."""
+    """An inner failure is not lost when only the value is read."""
 
     async def main() -> None:
         @tool(effect="staged")
@@ -660,14 +660,14 @@ def test_unwrap_gives_the_value_or_says_why_not() -> None:
     ],
 )
 def test_wrong_options_of_a_gate_are_refused_by_name(option: str, value: Any, mend: str) -> None:
-    """Before anything runs, with what to give instead."""
+    """They are refused before anything runs, with the accepted values."""
     with pytest.raises(DefinitionError) as error:
         open_gate([], **{option: value})
     assert mend in str(error.value)
 
 
 def test_events_of_undone_tries_and_denied_calls() -> None:
-    """A call that was denied never ran: it has a start and an end, and nothing was rolled back."""
+    """A denied call never ran: it has a start and an end, and no rollback."""
 
     async def main() -> None:
         rig = Rig([staged(nothing, effect="irreversible")], policies=[CapabilityPolicy()])

@@ -1,4 +1,4 @@
-"""Who is on the other side: run modes of tool, session and environment, and a model in a person's place."""
+"""Environments: run modes of tool, session and environment, and a model in a person's place."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MODES: list[RunMode] = ["user", "agent", "headless"]
 
 
 async def whoever(offer: Offer, *, context: ToolContext) -> Pick:
-    """A client that asks whoever is there, and knows what to do without."""
+    """A client that asks the environment, and has a default when nobody is there."""
     assert context.wait_for is None or context.prompt_model is None
     if context.wait_for:
         return await context.wait_for("which", offer, Pick)
@@ -63,7 +63,7 @@ CAME: dict[RunMode, str] = {"user": "card 0", "agent": "card 1", "headless": "ca
 
 
 def play(game: Handoff[Any, Any], environment: Environment | None, session: Session) -> ToolResult[Any]:
-    """Call the handoff in a run that has a model, and give what came of it."""
+    """Call the handoff in a run that has a model, and return its result."""
     model = ScriptedModel(
         lambda request: ToolCall("pick_card") if len(request.messages) == 1 and request.tools else SAYS
     )
@@ -84,7 +84,9 @@ def person() -> Person:
 def test_the_tool_then_the_session_then_the_environment_says_whose_place_is_taken(
     of_tool: RunMode | None, of_session: RunMode | None, of_environment: RunMode | None, with_client: bool
 ) -> None:
-    """And where nobody is in that place, it is as if nobody were there."""
+    """The tool's mode wins over the session's, and that over the environment's; without a player, nobody is
+    there.
+    """
     there: dict[RunMode | None, Environment | None] = {
         None: None,
         "user": person(),
@@ -103,7 +105,7 @@ def test_the_tool_then_the_session_then_the_environment_says_whose_place_is_take
 
 
 def test_a_session_keeps_its_run_mode_and_refuses_another() -> None:
-    """It is saved and loaded with the session."""
+    """The run mode is saved and loaded with the session."""
     assert load(save(Session(run_mode="agent"))).run_mode == "agent"
     assert load(save(Session())).run_mode is None
     wrong: Any = "browser"
@@ -112,7 +114,7 @@ def test_a_session_keeps_its_run_mode_and_refuses_another() -> None:
 
 
 def test_a_session_in_which_a_model_chooses_and_a_person_approves() -> None:
-    """The session's mode says who plays; who approves is still the person in the environment."""
+    """The session's mode decides who plays; the person in the environment still approves."""
     somebody = person()
     session = Session(run_mode="agent")
     model = ScriptedModel(
@@ -131,7 +133,7 @@ def test_a_session_in_which_a_model_chooses_and_a_person_approves() -> None:
 
 
 def test_a_model_in_a_persons_place_may_be_another_than_the_runs() -> None:
-    """`AgentEnvironment(model)` names who stands in; what that costs is the run's."""
+    """`AgentEnvironment(model)` names the model; its cost belongs to the run."""
     asking = ScriptedModel(
         [Reply(calls=[ToolCall("pick_card")], usage=Usage(1, 1)), Reply("Done.", usage=Usage(2, 2))]
     )
@@ -153,14 +155,14 @@ def test_a_model_in_a_persons_place_may_be_another_than_the_runs() -> None:
 
 
 def test_without_a_model_of_its_own_the_runs_model_stands_in() -> None:
-    """And a gate without an adapter then has none."""
+    """A gate without an adapter then has no model."""
     assert play(card_game(), AgentEnvironment(), Session()).value == "card 1"
     result = open_gate([card_game()], environment=AgentEnvironment(), filesystem=MemoryFilesystem())
     assert "needs 'somebody to answer'" in result.invoke("pick_card").wait().message
 
 
 def test_a_model_is_told_what_the_handoff_is_and_shown_the_public_part() -> None:
-    """Where the handoff has no client of its own."""
+    """The handoff has no client of its own."""
     model = ScriptedModel([SAYS])
     gate = open_gate([card_game()], environment=AgentEnvironment(model), filesystem=MemoryFilesystem())
     assert gate.invoke("pick_card", {"cards": 2}).wait().value == "card 1"
@@ -172,7 +174,7 @@ def test_a_model_is_told_what_the_handoff_is_and_shown_the_public_part() -> None
 
 
 def test_a_model_gets_to_correct_an_answer_that_does_not_fit() -> None:
-    """A bounded number of times."""
+    """It may correct its answer a limited number of times."""
     model = ScriptedModel(['{"index": "one"}', SAYS])
     gate = open_gate([card_game()], environment=AgentEnvironment(model), filesystem=MemoryFilesystem())
     assert gate.invoke("pick_card").wait().value == "card 1"
@@ -180,7 +182,7 @@ def test_a_model_gets_to_correct_an_answer_that_does_not_fit() -> None:
 
 @pytest.mark.parametrize("environment", [AgentEnvironment(ScriptedModel([])), HeadlessEnvironment()])
 async def test_nobody_is_approved_for_by_a_machine(environment: Environment) -> None:
-    """What needs approval is denied, and whoever asks such an environment is declined."""
+    """Calls that need approval are denied, and direct requests to such an environment are declined."""
     gate = open_gate(
         [card_game(effect="irreversible")],
         policies=[CapabilityPolicy()],
@@ -222,7 +224,7 @@ def a_question() -> Question:
 def test_a_tool_is_offered_where_whoever_it_requires_is_there(
     environment: Environment | None, offered: list[str]
 ) -> None:
-    """Also a plain tool; called all the same, it says what it needs."""
+    """This applies to plain tools too; a call anyway fails and names the missing capability."""
 
     @tool
     async def for_people(context: UserContext) -> str:
@@ -247,7 +249,7 @@ def test_a_tool_is_offered_where_whoever_it_requires_is_there(
 
 
 async def test_an_agent_approves_nothing_on_anybodys_behalf() -> None:
-    """Against what was sketched once: `request_approval` says that nobody is there."""
+    """`request_approval` raises an error that says nobody is there."""
     said: list[Any] = []
 
     async def choose(offer: Offer, *, context: AgentContext) -> Pick:
@@ -261,7 +263,7 @@ async def test_an_agent_approves_nothing_on_anybodys_behalf() -> None:
 
 
 def test_run_as_agent_plays_one_act_and_leaves_nothing_behind() -> None:
-    """Neither `before` nor `after` runs; a session is only there if it is given."""
+    """Neither `before` nor `after` runs; there is a session only if one is given."""
 
     async def never(*arguments: Any, context: ToolContext) -> Any:
         raise AssertionError
@@ -277,7 +279,7 @@ def test_run_as_agent_plays_one_act_and_leaves_nothing_behind() -> None:
 
 
 def test_run_as_agent_gives_params_to_a_client_that_takes_them() -> None:
-    """They count as public; without them such a client can't be played."""
+    """The params count as public; a client that takes them can't run without them."""
 
     def choose(offer: Offer, params: Deal, *, context: AgentContext) -> Pick:
         return Pick(params.cards)
@@ -289,7 +291,7 @@ def test_run_as_agent_gives_params_to_a_client_that_takes_them() -> None:
 
 
 def test_run_as_agent_refuses_what_does_not_fit() -> None:
-    """Data that is not what the client takes, a tool that is no handoff, an act for people."""
+    """Refused are data of the wrong type, a tool that is not a handoff, and an act for people."""
     game = card_game()
     with pytest.raises(ToolValidationError, match="backs"):
         run_as_agent(game, {"fronts": 1}, model=ScriptedModel([]))
@@ -305,7 +307,7 @@ def test_run_as_agent_refuses_what_does_not_fit() -> None:
 
 
 def test_run_as_agent_has_limits() -> None:
-    """A budget and a deadline hold for the act and for what it calls."""
+    """A budget and a deadline apply to the act and to its calls."""
     with pytest.raises(PromptEvaluationError, match="requests"):
         run_as_agent(
             card_game(), Offer(1), model=ScriptedModel(['{"index": "x"}', SAYS]), budget=Budget(requests=1)
@@ -323,7 +325,7 @@ def test_run_as_agent_has_limits() -> None:
 
 
 def test_what_an_act_emits_goes_to_its_own_listener_only() -> None:
-    """Also where two are played in one session at once."""
+    """This holds even when two acts run in one session at once."""
 
     def game(name: str) -> Handoff[Any, Pick]:
         async def choose(offer: Offer, *, context: ToolContext) -> Pick:
@@ -334,7 +336,7 @@ def test_what_an_act_emits_goes_to_its_own_listener_only() -> None:
 
         return card_game(name, client=choose)
 
-    heard: dict[str, list[object]] = {"run": [], "run2": []}  # ids of runs that begin alike, too
+    heard: dict[str, list[object]] = {"run": [], "run2": []}  # ids of runs that begin alike are distinct too
 
     def play(name: str, session: Session) -> Operation[Pick]:
         return run_as_agent(
@@ -358,7 +360,7 @@ def test_what_an_act_emits_goes_to_its_own_listener_only() -> None:
 
 
 async def test_acts_are_functions_that_a_test_can_call() -> None:
-    """A context with answers laid out by kind or by a piece of the prompt is all it takes."""
+    """A context with prepared answers, by kind or by a piece of the prompt, is enough."""
     assert await whoever(Offer(3), context=user_context({"which": {"index": 2}})) == Pick(2)
     assert await whoever(Offer(3), context=agent_context({"Choose": {"index": 1}})) == Pick(1)
     with pytest.raises(ToolValidationError, match="index"):
@@ -368,7 +370,7 @@ async def test_acts_are_functions_that_a_test_can_call() -> None:
 
 
 async def test_a_whole_handoff_needs_a_gate() -> None:
-    """Its own handler can't be tried on a mock context, and says what to do instead."""
+    """Its own handler refuses a mock context, and says what to do instead."""
     game = card_game(client=whoever)
     open_gate([game])
     handler: Any = game.handler
@@ -377,7 +379,7 @@ async def test_a_whole_handoff_needs_a_gate() -> None:
 
 
 async def test_handoffs_run_where_any_tool_does() -> None:
-    """Through `context.call`, in a run that shares one gate with plain tools."""
+    """A handoff runs through `context.call`, in a run that shares one gate with plain tools."""
 
     @tool
     async def twice(context: ToolContext) -> str:
@@ -389,7 +391,7 @@ async def test_handoffs_run_where_any_tool_does() -> None:
 
 
 def test_a_model_in_a_persons_place_is_under_the_policies_of_the_run() -> None:
-    """It is given a tool by the handler that asks it, and may not call it where the run may not."""
+    """A tool that the asking handler gives it is still denied where the run's policies deny it."""
     paid: list[int] = []
 
     @tool(effect="staged", capabilities=["money.spend"])

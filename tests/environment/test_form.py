@@ -53,7 +53,7 @@ async def fill(kind: Any, *typed: str, before: Any = NOTHING) -> Any:
     typist = Typist(*typed)
     value = await fill_in(schema.json_schema, typist, before)
     assert typist.left == [], typist.text
-    schema.parse_value(value)  # it is what was asked for
+    schema.parse_value(value)  # the form returns what was typed
     return value
 
 
@@ -128,7 +128,7 @@ async def test_a_form_is_shown_before_it_is_sent_and_can_be_edited():
 
 
 async def test_a_form_can_be_declined_with_a_reason():
-    """With `d` at the end, or Ctrl-D anywhere."""
+    """Decline with `d` at the end, or Ctrl-D anywhere."""
     with pytest.raises(Declined) as declined:
         await fill(Address, "Main", "7", "d", "none of your business")
     assert declined.value.reason == "none of your business"
@@ -263,7 +263,7 @@ class Login(BaseModel):
 
 
 async def test_a_secret_is_hidden_while_typed_and_masked_when_shown() -> None:
-    """While it is typed, before it is sent, and as the default for Enter."""
+    """The secret is hidden while it is typed, before it is sent, and as the default for Enter."""
     typist = Typist("ann", "hunter2", "hunter3", "y", "hunter4", "", "e", "", "", "", "n", "s")
     value = await fill_in(Schema(Login).json_schema, typist)
     assert value == {"user": "ann", "key": "hunter2", "old": "hunter3", "more": ["hunter4"]}

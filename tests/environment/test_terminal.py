@@ -116,7 +116,7 @@ async def test_a_no_can_say_why():
 
 
 async def test_enter_alone_approves_nothing():
-    """Nor does anything that is not a choice, such as a scope that was not offered."""
+    """Neither does any other input, such as a scope that was not offered."""
     with at_terminal() as (seen, terminal):
         typed = [(CHOICE, "\n"), (CHOICE, "1\n"), (CHOICE, "yy\n"), (CHOICE, "e\n"), (CHOICE, "n\n")]
         answer = await answered(seen, terminal, question(), *typed)
@@ -135,7 +135,7 @@ async def test_what_was_typed_before_the_question_does_not_answer_it():
 
 
 async def test_echo_is_restored():
-    """An answer is echoed even if the screen had turned echo off, which it is again afterwards."""
+    """An answer is echoed even if the screen had turned echo off; afterwards echo is off again."""
     with window() as seen, seen.streams() as (stdin, stdout):
         silent = termios.tcgetattr(seen.slave)
         silent[3] &= ~termios.ECHO
@@ -195,7 +195,7 @@ async def test_a_message_cannot_imitate_the_question(monkeypatch: pytest.MonkeyP
 
 
 async def test_an_approval_shows_what_is_asked():
-    """Who asks, why, the arguments, the diff in colour, all choices."""
+    """The screen shows who asks, why, the arguments, the coloured diff and all choices."""
     asked = question(payload=SCOPED, asked_by=("main", "reviewer", "write"), message="write uses fs.write")
     with at_terminal() as (seen, terminal):
         await answered(seen, terminal, asked, (CHOICE, "n\n"))
@@ -250,14 +250,14 @@ async def test_everything_shown_is_escaped():
     with at_terminal(columns=200) as (seen, terminal):
         asked = question(payload=payload, name=evil, message=evil, asked_by=(evil, evil))
         answer = await answered(seen, terminal, asked, (CHOICE, "1\n"))
-        assert answer.value["scope"] == evil  # what is sent back is what was offered
+        assert answer.value["scope"] == evil  # the offered values are sent back
         for part in (b"\x1b[2J", b"\x1b]", b"\x07", "\u202e".encode()):
             assert part not in seen.raw
         assert "\\x1b[2J\\x1b]0;owned\\x07[bold]x[/bold]\\r\\u202e" in seen.text()
 
 
 async def test_a_form_is_filled_in_by_keys():
-    """Fields, a mistake, the summary, sent."""
+    """Fields, a mistake, a summary, and sending."""
     class_schema = Schema(dict[str, int]).json_schema
     with at_terminal() as (seen, terminal):
         asked = question("input", name="counts", schema=class_schema, payload={"hint": "apples"})
@@ -372,7 +372,7 @@ async def test_the_screen_waits_while_somebody_is_asked():
 
 
 async def test_without_a_terminal_nobody_is_there():
-    """With either stream piped, nobody is asked."""
+    """If either stream is piped, nobody is asked."""
     with window() as seen, seen.streams() as (stdin, stdout):
         for given in ((io.StringIO(), stdout), (stdin, io.StringIO())):
             terminal = TerminalEnvironment(stdin=given[0], stdout=given[1])
@@ -422,7 +422,7 @@ async def test_a_run_asks_at_the_terminal():
     ],
 )
 def test_when_there_is_colour(environ: dict[str, str], is_tty: bool, colour: bool):
-    """`NO_COLOR`, then `FORCE_COLOR`, then whether it is a capable terminal."""
+    """`NO_COLOR` decides first, then `FORCE_COLOR`, then the terminal's capabilities."""
 
     class Stream(io.StringIO):
         def isatty(self) -> bool:

@@ -1,4 +1,4 @@
-"""Attacks on answers: each is refused, nothing runs by it, and the question still takes the true answer."""
+"""Attacks on answers: each is refused and runs nothing, and the question still accepts the genuine answer."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ async def pay(amount: int, context: ToolContext) -> str:
 
 @tool(effect="staged", capabilities={"fs.write"})
 async def rewrite(path: str, context: ToolContext) -> str:
-    """Put a file into capitals."""
+    """Convert a file to capitals."""
     context.filesystem.write(path, context.filesystem.read(path).upper())
     return "done"
 
 
 class Desk:
-    """Runs whose approvals lie open until a test answers them itself."""
+    """Runs whose approvals stay open until a test answers them."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
@@ -50,7 +50,7 @@ class Desk:
         self.calls: list[asyncio.Future[Any]] = []
 
     async def ask(self, name: str = "pay", session: Session | None = None, **arguments: Any) -> Question:
-        """Make a call, and give the question it waits for."""
+        """Make a call, and return the question it waits for."""
         gate = open_gate(
             [pay, rewrite],
             session=session or self.session,
@@ -66,14 +66,14 @@ class Desk:
         return (await self.journal.questions.open())[-1]
 
     def refused(self, answer: Answer) -> str:
-        """Why an answer is refused."""
+        """Return the reason an answer is refused."""
         with pytest.raises(AnswerRefused) as refused:
             self.journal.questions.answer(answer)
         return refused.value.problem
 
 
 def yes(question: Question, **changed: Any) -> Answer:
-    """The true answer to a question, but for what is changed in it."""
+    """The genuine answer to a question, with some parts replaced."""
     fields: dict[str, Any] = {
         "question_id": question.id,
         "digest": question.digest,
@@ -124,7 +124,7 @@ FORGED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("attack", FORGED)
 def test_a_forged_answer_is_refused(attack: str):
-    """Nothing runs or is remembered by it, and the question still takes the true answer."""
+    """Nothing runs and nothing is remembered, and the question still accepts the genuine answer."""
     changed, words = FORGED[attack]
 
     async def main() -> None:
@@ -143,33 +143,33 @@ def test_a_forged_answer_is_refused(attack: str):
 
 
 async def changed_arguments(desk: Desk) -> str:
-    """The answer to a small payment, given for a large one."""
+    """The answer to a small payment, replayed for a large one."""
     small = await desk.ask(amount=1)
     large = await desk.ask(amount=1000)
     return desk.refused(yes(small, question_id=large.id))
 
 
 async def replayed_for_the_same_arguments(desk: Desk) -> str:
-    """The answer to one call, given for a second that looks the same."""
+    """The answer to one call, replayed for an identical second call."""
     first = await desk.ask(amount=1)
     desk.journal.questions.answer(yes(first))
     await asyncio.sleep(1)
     assert ran == ["pay 1"]
     ran.clear()
     second = await desk.ask(amount=1)
-    desk.journal.questions.answer(yes(first))  # to the question it is for, a repeat is harmless
+    desk.journal.questions.answer(yes(first))  # repeated for its own question it is harmless
     return desk.refused(yes(first, question_id=second.id))
 
 
 async def of_another_session(desk: Desk) -> str:
-    """The answer to one session's question, given for another's of the same principal."""
+    """The answer to one session's question, given to another session of the same principal."""
     other = await desk.ask(session=Session(principal="ada"), amount=1)
     mine = await desk.ask(amount=1)
     return desk.refused(yes(other, question_id=mine.id))
 
 
 async def of_another_sessions_principal(desk: Desk) -> str:
-    """One's own name, under a question that was put to somebody else."""
+    """A principal's own name under a question put to another principal."""
     theirs = await desk.ask(session=Session(principal="bob"), amount=1)
     return desk.refused(yes(theirs, by="ada"))
 
@@ -183,7 +183,7 @@ async def late(desk: Desk) -> str:
 
 
 async def late_by_a_hair(desk: Desk) -> str:
-    """An answer at the very moment the question expires."""
+    """An answer at the exact moment the question expires."""
     question = await desk.ask(amount=1)
     refusals: list[str] = []
     asyncio.get_running_loop().call_later(59, lambda: refusals.append(desk.refused(yes(question))))
@@ -200,14 +200,14 @@ async def after_another_answer(desk: Desk) -> str:
 
 
 async def that_remembers_more(desk: Desk) -> str:
-    """The same yes once more, which is now to hold for ever."""
+    """The same approval again, which now asks to be remembered."""
     question = await desk.ask(amount=1)
     desk.journal.questions.answer(yes(question, value={"approved": False, "remember": "exact"}))
     return desk.refused(yes(question, value={"approved": False, "remember": "scope"}))
 
 
 async def after_it_was_withdrawn(desk: Desk) -> str:
-    """A yes to a question whose call was cancelled."""
+    """An approval of a question whose call was cancelled."""
     question = await desk.ask(amount=1)
     desk.calls[0].cancel()
     await asyncio.sleep(1)
@@ -215,7 +215,7 @@ async def after_it_was_withdrawn(desk: Desk) -> str:
 
 
 async def changed_diff(desk: Desk) -> str:
-    """The answer to what was seen, given for what it became when the file was changed meanwhile."""
+    """The answer to a diff that was replaced because the file changed meanwhile."""
     desk.files.write("a.txt", "one\n")
     seen = await desk.ask("rewrite", path="a.txt")
     desk.files.write("a.txt", "two\n")
@@ -245,7 +245,7 @@ SCENES: list[tuple[Callable[[Desk], Any], str]] = [
 
 @pytest.mark.parametrize(("attack", "words"), SCENES, ids=[attack.__name__ for attack, _ in SCENES])
 def test_an_answer_fits_nothing_but_its_own_question(attack: Any, words: str):
-    """Whatever it was given for, and whenever it comes."""
+    """An answer fits only its question, whatever it was given for and whenever it arrives."""
 
     async def main() -> None:
         desk = Desk()
@@ -263,7 +263,7 @@ def test_an_answer_fits_nothing_but_its_own_question(attack: Any, words: str):
 
 
 def test_the_same_answer_again_is_harmless():
-    """However often it is given, the call runs once."""
+    """However often an answer is repeated, the call runs once."""
 
     async def main() -> None:
         desk = Desk()
@@ -282,7 +282,7 @@ def test_the_same_answer_again_is_harmless():
     "forged", [{"scope": "more"}, {"remember": "for ever"}, {"scope": "pay (any arguments)"}]
 )
 def test_whoever_is_there_is_told_what_was_wrong_and_asked_again(forged: dict[str, Any]):
-    """The second, true answer counts."""
+    """The second, genuine answer counts."""
     person = Person(True, wrong_first={"approved": True, "remember": "once", **forged})
 
     async def main() -> bool:

@@ -1,4 +1,4 @@
-"""What is remembered of approvals: for whom, for how much, and what it never covers."""
+"""Remembered approvals: for whom they hold, how far, and what they never cover."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ async def pay(amount: int, context: ToolContext, to: str = "bob") -> str:
 
 @tool(capabilities={"fs.write"})
 async def put(path: Annotated[str, PathArg("write")], context: ToolContext) -> str:
-    """Put something there, past every fork."""
+    """Put something there, outside every fork."""
     ran.append(f"put {path}")
     return "put"
 
 
 @tool(capabilities={"fs.write"})
 async def wipe(path: Annotated[str, PathArg("write")], context: ToolContext) -> str:
-    """Wipe something, past every fork."""
+    """Wipe something, outside every fork."""
     ran.append(f"wipe {path}")
     return "wiped"
 
@@ -99,7 +99,7 @@ async def tidy(context: ToolContext, path: Annotated[str | None, PathArg("write"
 
 @tool
 async def stamp(path: Annotated[str, PathArg("write")], context: ToolContext) -> str:
-    """Stamp something; it says nothing of capabilities."""
+    """Stamp something; declares no capabilities."""
     ran.append(f"stamp {path}")
     return "stamped"
 
@@ -108,7 +108,7 @@ async def stamp(path: Annotated[str, PathArg("write")], context: ToolContext) ->
 async def edit(
     path: Annotated[str, PathArg("write")], text: str, context: ToolContext, also: str = ""
 ) -> str:
-    """Write a file; and another that it does not name as one."""
+    """Write a file, and another one that the params do not declare as a path."""
     context.filesystem.write(path, text)
     if also:
         context.filesystem.write(also, text)
@@ -139,7 +139,7 @@ POLICY = CapabilityPolicy({"fs.write": "ask"}, effects={"idempotent": "allow"})
 
 
 class Desk:
-    """One session and whoever is there for it; each call is a run of its own, with a broker of its own."""
+    """One session and the person in it; each call is a run with its own broker."""
 
     def __init__(self, says: Any, session: Session | None = None, **options: Any) -> None:
         self.person = Person(says)
@@ -155,7 +155,7 @@ class Desk:
 
     @property
     def scopes(self) -> list[str]:
-        """What was offered with the last question."""
+        """Return the scopes offered with the last question."""
         return self.person.questions[-1].payload["scopes"]
 
     @property
@@ -164,13 +164,13 @@ class Desk:
 
 
 class Unseen(Broker):
-    """Asks before a call runs, and so shows no diff."""
+    """Asks before a call runs, so shows no diff."""
 
     shows_previews = False  # pyright: ignore[reportAssignmentType,reportIncompatibleMethodOverride]
 
 
 def picking(scope: str, approved: bool = True) -> Any:
-    """Somebody who decides for this scope whenever it is offered, and else for once."""
+    """A person who picks this scope whenever it is offered, and otherwise decides once."""
 
     def says(question: Question) -> Any:
         if scope in question.payload["scopes"]:
@@ -194,7 +194,7 @@ async def test_nothing_is_remembered_unless_somebody_says_so(says: Any):
 
 
 async def test_exactly_this_is_not_asked_about_again_in_the_session():
-    """Not in the next run either, whose broker is another; whatever the order and spacing of the arguments."""
+    """Neither in the next run with another broker, nor with arguments in another order or spacing."""
     desk = Desk(EXACT)
     assert (await desk.call("pay", amount=1, to="ann")).success
     gate = open_gate(TOOLS, session=desk.session, **desk.options)
@@ -214,7 +214,7 @@ async def test_exactly_this_is_not_asked_about_again_in_the_session():
     ],
 )
 async def test_exactly_this_is_nothing_else(name: str, arguments: dict[str, Any]):
-    """Other arguments, and whatever else can be asked under the same name, are asked about."""
+    """Other arguments, and other requests under the same name, are asked about."""
     desk = Desk(EXACT)
     await desk.call("pay", amount=1)
     await desk.call(name, **arguments)
@@ -222,11 +222,11 @@ async def test_exactly_this_is_nothing_else(name: str, arguments: dict[str, Any]
 
 
 async def test_who_asks_is_part_of_it():
-    """A policy's question, a handler's own and a permission are three, also under one name and in one call."""
+    """A policy's question, a handler's own and a permission are distinct, even with one name in one call."""
 
     @tool
     async def confess(context: ToolContext) -> list[bool]:
-        """Ask by every way under one name."""
+        """Ask in every way under one name."""
         return [
             (await context.request_approval("confess")).approved,
             (await context.request_permission("confess")).approved,
@@ -240,7 +240,7 @@ async def test_who_asks_is_part_of_it():
 
 
 async def test_another_tool_of_the_same_name_is_another():
-    """Its schema, its effect and its capabilities are part of what was approved."""
+    """A tool's schema, effect and capabilities are part of what was approved."""
     desk = Desk(SCOPE)
     await desk.call("pay", amount=1)
 
@@ -254,7 +254,7 @@ async def test_another_tool_of_the_same_name_is_another():
 
 
 async def test_arguments_that_nobody_saw_are_part_of_it():
-    """Another password is another call, and what is kept gives neither away."""
+    """Another password makes another call, and the stored record reveals neither."""
     got: list[str] = []
 
     @tool
@@ -273,7 +273,7 @@ async def test_arguments_that_nobody_saw_are_part_of_it():
 
 
 async def test_what_nobody_saw_is_remembered_in_this_process_only(monkeypatch: pytest.MonkeyPatch):
-    """A saved session holds nothing that a password could be guessed by: in another process it is asked again."""
+    """A saved session holds nothing from which a password could be guessed, so another process asks again."""
 
     @tool
     async def login(user: str, context: ToolContext, password: SecretStr | None = None) -> str:
@@ -296,7 +296,7 @@ async def test_what_nobody_saw_is_remembered_in_this_process_only(monkeypatch: p
 
 
 async def test_what_a_handler_does_to_its_arguments_is_not_what_is_asked_about():
-    """A person is shown what came, and that is what is remembered."""
+    """The person sees the original arguments, and those are remembered."""
 
     @dataclass
     class Order:
@@ -339,14 +339,14 @@ async def test_what_a_handler_does_to_its_arguments_is_not_what_is_asked_about()
     ],
 )
 async def test_scopes_that_are_offered(name: str, arguments: dict[str, Any], scopes: list[str]):
-    """Derived from capabilities and paths, the narrowest first; never for everything there is."""
+    """Derived from capabilities and paths, narrowest first; never for everything."""
     desk = Desk(False)
     await desk.call(name, **arguments)
     assert desk.scopes == scopes
 
 
 async def test_a_list_that_nobody_would_read_is_not_offered():
-    """Five files are, six are not."""
+    """A scope of five files is offered, one of six is not."""
 
     @tool(capabilities={"fs.write"})
     async def sweep(paths: list[Annotated[str, PathArg("write")]], context: ToolContext) -> str:
@@ -377,7 +377,7 @@ UNDER_DOCS = "fs.write under docs/"
     ],
 )
 async def test_inside_a_scope_nobody_is_asked(name: str, arguments: dict[str, Any]):
-    """Whichever tool goes there, if it may do no more than the scope says."""
+    """Any tool is covered there, if it may do no more than the scope allows."""
     desk = Desk(picking(UNDER_DOCS))
     await desk.call("put", path="docs/a.md")
     assert (await desk.call(name, **arguments)).success
@@ -414,7 +414,7 @@ async def test_inside_a_scope_nobody_is_asked(name: str, arguments: dict[str, An
     ],
 )
 async def test_what_leaves_a_scope_is_asked_about(name: str, arguments: dict[str, Any]):
-    """Out of the folder by any spelling, with a second path, or with more than the scope says."""
+    """A path that leaves the folder in any spelling, a second path, or a further capability is asked about."""
     desk = Desk(picking(UNDER_DOCS), filesystem=MemoryFilesystem())
     await desk.call("put", path="docs/a.md")
     await desk.call(name, **arguments)
@@ -422,7 +422,7 @@ async def test_what_leaves_a_scope_is_asked_about(name: str, arguments: dict[str
 
 
 async def test_a_link_leads_out_of_a_scope(tmp_path: Path):
-    """What counts is where a path leads: into the folder's neighbour, also through a folder that is a link."""
+    """A path counts by its target, even through a linked folder."""
     for folder in ("docs", "secret"):
         (tmp_path / folder).mkdir()
     (tmp_path / "docs" / "out").symlink_to("../secret")
@@ -440,7 +440,7 @@ async def test_a_link_leads_out_of_a_scope(tmp_path: Path):
 
 
 async def test_a_link_is_followed_in_files_that_a_resource_brings(tmp_path: Path):
-    """However the files came into the run."""
+    """This holds however the files were added to the run."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "out").symlink_to("..")
     desk = Desk(picking(UNDER_DOCS), resources=[bound(Filesystem, DirectoryFilesystem(tmp_path))])  # pyright: ignore[reportArgumentType]  # a protocol as a key
@@ -452,13 +452,13 @@ async def test_a_link_is_followed_in_files_that_a_resource_brings(tmp_path: Path
 
 
 async def test_a_link_counts_as_the_call_around_has_it(tmp_path: Path):
-    """What that has changed and not committed yet is what the inner call finds."""
+    """The inner call sees the outer call's uncommitted changes."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "out").symlink_to("..")
 
     @tool(effect="idempotent")
     async def around(context: ToolContext) -> bool:
-        """Put a folder in the link's place, then something into it."""
+        """Replace the link by a folder, then write into it."""
         context.filesystem.delete("docs/out")
         context.filesystem.mkdir("docs/out")
         return (await context.call("put", path="docs/out/b.md")).success
@@ -475,7 +475,7 @@ NAMES = st.sampled_from(["docs", "docs-secret", "de", "..", ".", "", "a", "Docs"
 @settings(max_examples=200, deadline=None)
 @given(st.lists(NAMES, min_size=1, max_size=5).map("/".join))
 def test_a_path_is_covered_exactly_if_it_lies_there(path: str):
-    """By the rule said another way: its names, the empty ones left out, begin with the folder and go on."""
+    """An independent form of the rule: the path's non-empty names start with the folder's, and continue."""
 
     async def main() -> int:
         desk = Desk(picking(UNDER_DOCS))
@@ -499,7 +499,7 @@ async def test_the_first_scope_is_meant_where_none_is_named():
 
 
 async def test_a_tool_without_capabilities_has_scopes_of_its_own():
-    """They say its name, and cover no other that says as little of itself."""
+    """The scopes have the tool's name, and cover no other tool without capabilities."""
 
     @tool
     async def mark(path: Annotated[str, PathArg("write")], context: ToolContext) -> str:
@@ -515,7 +515,7 @@ async def test_a_tool_without_capabilities_has_scopes_of_its_own():
 
 
 async def test_a_permission_is_for_the_kind_and_the_tool():
-    """Whatever the arguments, and for no other tool."""
+    """Any arguments are covered, but no other tool."""
     desk = Desk(SCOPE)
     assert (await desk.call("need", kind="net")).value
     assert (await desk.call("need", kind="net", again=1)).value
@@ -526,7 +526,7 @@ async def test_a_permission_is_for_the_kind_and_the_tool():
 
 
 async def test_a_message_is_remembered_as_it_was_put():
-    """The same words from the same call; never other words."""
+    """The same words from the same call are covered; other words never are."""
     desk = Desk(EXACT)
     for message in ("sure?", "sure?", "really?"):
         assert (await desk.call("wonder", message=message)).value[0]
@@ -540,7 +540,7 @@ async def test_a_message_is_remembered_as_it_was_put():
 
 @pytest.mark.parametrize("remember", ["exact", "scope"])
 async def test_a_denial_is_remembered_and_its_reason_told(remember: str):
-    """Nobody is asked again, and the model hears why and that there is no use in trying."""
+    """Nobody is asked again, and the model is told the reason and that retrying is useless."""
     desk = Desk({"approved": False, "reason": "we are broke", "remember": remember})
     await desk.call("pay", amount=1)
     again = await desk.call("pay", amount=1)
@@ -556,7 +556,7 @@ async def test_a_denial_is_remembered_and_its_reason_told(remember: str):
 
 
 async def test_a_handler_that_asks_gets_what_was_decided():
-    """Who, why and how it came out, as if it had been asked."""
+    """Principal, reason and outcome are the same as if it had been asked."""
     desk = Desk({"approved": False, "reason": "no", "remember": "exact"})
     await desk.call("wonder", message="?")
     last = await desk.call("wonder", message="?")
@@ -568,7 +568,7 @@ async def test_a_handler_that_asks_gets_what_was_decided():
 
 @pytest.mark.parametrize("narrow", [True, False])
 async def test_a_denial_goes_before_an_approval(narrow: bool):
-    """Whichever was given first, and whichever is the narrower."""
+    """A denial wins, whichever was given first and whichever is narrower."""
     desk = Desk({"approved": narrow, "remember": "scope"})
     await desk.call("put", path="docs/de/a.md")
     desk.person.approve = {"approved": not narrow, "remember": "scope"}
@@ -595,7 +595,9 @@ async def test_a_denial_goes_before_an_approval(narrow: bool):
 async def test_the_same_call_written_otherwise_does_not_pass_a_denial(
     name: str, denied: dict[str, Any], again: dict[str, Any], mode: Any
 ):
-    """Not by another spelling of its path, nor by a default written out; whatever else would let it through."""
+    """Neither another spelling of the path nor an explicit default passes it, whatever else would allow the
+    call.
+    """
     desk = Desk({"approved": False, "remember": "exact"}, filesystem=MemoryFilesystem({"docs/z.md": "z"}))
     await desk.call(name, **denied)
     desk.person.approve = SCOPE
@@ -607,7 +609,7 @@ async def test_the_same_call_written_otherwise_does_not_pass_a_denial(
 
 
 async def test_a_no_without_words_is_not_remembered():
-    """Turning away from a question is no decision for later."""
+    """Dismissing a question is not a decision for later."""
     desk = Desk(True)
     desk.options["approval_seconds"] = 0.01
     desk.person.after = asyncio.Event()
@@ -622,7 +624,7 @@ async def test_a_no_without_words_is_not_remembered():
     "asks", [("pay", {"amount": 1}), ("put", {"path": "docs/a.md"}), ("need", {"kind": "net"})]
 )
 async def test_strict_denies_what_was_approved_before(asks: Any):
-    """What needs asking is denied, remembered or not."""
+    """Calls that need approval are denied, remembered or not."""
     name, arguments = asks
     desk = Desk(SCOPE)
     await desk.call(name, **arguments)
@@ -635,7 +637,7 @@ async def test_strict_denies_what_was_approved_before(asks: Any):
 
 
 async def test_a_lasting_no_stands_under_approve_all():
-    """A person said no; that everything else is approved does not take it back."""
+    """A person's no is not overridden by approving everything else."""
     desk = Desk({"approved": False, "remember": "exact"})
     await desk.call("pay", amount=1)
     desk.options["approvals"] = "approve_all"
@@ -646,7 +648,7 @@ async def test_a_lasting_no_stands_under_approve_all():
 
 @pytest.mark.parametrize("environment", [None, Agent()])
 async def test_what_a_person_decided_holds_when_nobody_is_there(environment: Any):
-    """And nothing else does; a model in their place is not asked."""
+    """Only remembered decisions hold; a model in the person's place is not asked."""
     desk = Desk(EXACT)
     await desk.call("pay", amount=1)
     desk.options["environment"] = environment
@@ -660,7 +662,9 @@ async def test_what_a_person_decided_holds_when_nobody_is_there(environment: Any
 
 
 async def test_exactly_this_is_also_this_diff():
-    """The same arguments on other ground are another diff, and are looked at again; a denial is for the call."""
+    """The same arguments on changed files give another diff, which is reviewed again; a denial is for the
+    call.
+    """
     files = MemoryFilesystem()
     desk = Desk(EXACT, filesystem=files)
     await desk.call("edit", path="a.md", text="new\n")
@@ -679,7 +683,7 @@ async def test_exactly_this_is_also_this_diff():
 
 
 async def test_an_approval_without_a_diff_is_none_of_a_diff():
-    """What was approved unseen, in a run that shows nothing, is shown where it can be."""
+    """A call that was approved without a preview is shown where a preview is possible."""
 
     desk = Desk(EXACT, filesystem=MemoryFilesystem())
     shown = dict(desk.options)
@@ -692,7 +696,7 @@ async def test_an_approval_without_a_diff_is_none_of_a_diff():
 
 
 async def test_a_scope_covers_what_a_call_did_not_what_it_said():
-    """Run in its fork first, it is held to the files it really changed."""
+    """A previewed call is checked by the files it really changed."""
     files = MemoryFilesystem()
     desk = Desk(picking(UNDER_DOCS), filesystem=files)
     await desk.call("edit", path="docs/a.md", text="new\n")
@@ -707,7 +711,7 @@ async def test_a_scope_covers_what_a_call_did_not_what_it_said():
 
 
 async def test_a_scope_says_nothing_of_what_can_not_be_shown():
-    """A call that used something else than files is looked at each time."""
+    """A call that used anything besides files is reviewed each time."""
 
     class Ledger(Fork):
         def fork(self, owner: str, /, *, writable: bool = True) -> Any:
@@ -737,7 +741,7 @@ async def test_a_scope_says_nothing_of_what_can_not_be_shown():
 
 
 def test_it_is_listed_with_all_there_is_to_know():
-    """Who, when, what it covers, from which question; and told in events."""
+    """Who, when, what it covers and which question; each is also an event."""
 
     async def main() -> None:
         clock = VirtualClock()
@@ -766,7 +770,7 @@ def test_it_is_listed_with_all_there_is_to_know():
 
 
 async def test_revoked_it_counts_no_more():
-    """From the next call on; both are in the session's log."""
+    """A revocation applies from the next call on; both are in the session's log."""
     desk = Desk(EXACT)
     await desk.call("pay", amount=1)
     memory = approvals_of(desk.session)
@@ -782,7 +786,7 @@ async def test_revoked_it_counts_no_more():
 
 
 async def test_revoked_it_does_not_stand_for_another_try():
-    """A call that has to run again, since what it read was changed, is decided again."""
+    """A call that must rerun because its reads changed is decided again."""
     desk = Desk(EXACT)
     session = desk.session
     tries: list[int] = []
@@ -811,7 +815,7 @@ async def test_revoked_it_does_not_stand_for_another_try():
 
 
 async def test_it_outlives_a_call_that_failed():
-    """The yes was given, whatever came of the call; also where it is rolled back."""
+    """The approval stays, whatever the call's outcome, even if the call is rolled back."""
 
     @tool
     async def fail(context: ToolContext) -> str:
@@ -827,7 +831,7 @@ async def test_it_outlives_a_call_that_failed():
 
 
 async def test_it_holds_in_the_next_evaluation_of_an_adapter():
-    """A conversation goes on and so does what was decided in it, with one broker for all or one for each."""
+    """A continued conversation keeps its decisions, with one broker for all runs or one for each."""
     person = Person(SCOPE)
     session = Session()
     prompt = Prompt("cashier", "Pay.", tools=[pay], policies=[CapabilityPolicy()])
@@ -840,7 +844,7 @@ async def test_it_holds_in_the_next_evaluation_of_an_adapter():
 
 
 async def test_one_broker_serves_many_sessions():
-    """Each has its own memory: what one's person decided says nothing to the other's."""
+    """Each session has its own memory: a decision in one does not apply to another."""
     person = Person(EXACT)
     broker = Broker(environment=person)
     one, two = (Desk(None, Session(principal="ada"), approvals=broker) for _ in range(2))
@@ -853,7 +857,7 @@ async def test_one_broker_serves_many_sessions():
 @pytest.mark.parametrize(("changed", "asked"), [({}, 0), ({"id": "two"}, 1), ({"principal": "bob"}, 1)])
 @pytest.mark.parametrize("remember", ["exact", "scope"])
 async def test_it_is_saved_with_its_session_and_fits_no_other(changed: Any, asked: int, remember: str):
-    """Loaded under its own id and principal it holds; moved into another's, it does not."""
+    """Loaded under its own id and principal it holds; moved to another, it does not."""
     desk = Desk({"approved": True, "remember": remember})
     await desk.call("pay", amount=1)
     await desk.call("put", path="docs/a.md")
@@ -866,7 +870,7 @@ async def test_it_is_saved_with_its_session_and_fits_no_other(changed: Any, aske
 
 
 async def test_revocations_are_saved_too():
-    """What was taken back stays so."""
+    """A revoked decision stays revoked."""
     desk = Desk(EXACT)
     await desk.call("pay", amount=1)
     memory = approvals_of(desk.session)
@@ -881,7 +885,7 @@ async def test_revocations_are_saved_too():
 
 
 async def test_a_tool_can_look_and_not_decide():
-    """Nothing public of what it is given approves, remembers, revokes, or changes the mode."""
+    """Nothing public on its context approves, remembers, revokes, or changes the mode."""
     seen: list[Any] = []
 
     @tool(effect="staged")
@@ -916,7 +920,7 @@ async def test_a_tool_can_look_and_not_decide():
 
 
 async def test_a_policy_can_not_forge_a_decision_either():
-    """Neither before the call nor when it hears of its result."""
+    """Neither before the call nor in `on_result`."""
     refused: list[str] = []
 
     class Sly:
@@ -948,7 +952,7 @@ async def test_a_policy_can_not_forge_a_decision_either():
 
 
 class Open:
-    """A turn of calls whose questions lie open until they are answered here."""
+    """A turn of calls whose questions stay open until a test answers them."""
 
     def __init__(self, calls: list[ToolCall], **options: Any) -> None:
         self.clock = VirtualClock()
@@ -1003,7 +1007,7 @@ def test_one_answer_settles_the_open_questions_it_covers(approved: bool):
 
 
 def test_one_answer_for_once_settles_one():
-    """The others are each asked for."""
+    """The others are each asked about."""
 
     async def main() -> list[bool]:
         scene = Open([ToolCall("pay", {"amount": 1})] * 3)
@@ -1015,7 +1019,7 @@ def test_one_answer_for_once_settles_one():
 
 
 def test_what_is_shown_by_its_diff_stays_open():
-    """Somebody is looking at it."""
+    """A person may be reviewing it."""
 
     async def main() -> None:
         calls = [ToolCall("edit", {"path": f"docs/{name}.md", "text": "new\n"}) for name in "ab"]
@@ -1030,7 +1034,7 @@ def test_what_is_shown_by_its_diff_stays_open():
 
 
 def test_revoked_before_it_was_acted_on_it_is_asked_again():
-    """A call that is not decided yet is not decided by what was taken back."""
+    """A call that is still undecided is not decided by a revoked approval."""
 
     async def main() -> None:
         scene = Open([ToolCall("pay", {"amount": 1})] * 2)
@@ -1048,7 +1052,7 @@ def test_revoked_before_it_was_acted_on_it_is_asked_again():
 
 
 def test_a_cancelled_run_leaves_no_listener_behind():
-    """Whatever ends a question, nobody waits for its memory any more."""
+    """However a question ends, its listener on the memory is removed."""
 
     async def main() -> None:
         scene = Open([ToolCall("pay", {"amount": 1})])

@@ -1,4 +1,4 @@
-"""Approvals: who is asked, what they see, and what comes of every way of not saying yes."""
+"""Approvals: who is asked, what they see, and the outcome of every refusal."""
 
 import asyncio
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ async def look(context: ToolContext) -> str:
 
 @tool(effect="idempotent")
 async def pay_by_way_of(amount: int, context: ToolContext) -> str:
-    """Pay by way of another tool."""
+    """Pay through another tool."""
     return (await context.call("pay", amount=amount)).message
 
 
@@ -71,7 +71,7 @@ POLICY = CapabilityPolicy(effects={"idempotent": "allow"})
 
 
 class Scene:
-    """A gate whose irreversible tools ask, and everything that was published."""
+    """A gate whose irreversible tools ask, and everything it published."""
 
     def __init__(self, environment: Environment | None = None, tools: Any = TOOLS, **options: Any) -> None:
         self.session = options.pop("session", None) or Session(principal="ada")
@@ -125,7 +125,7 @@ class Scene:
     ],
 )
 def test_mode_and_who_is_there_decide(mode: Any, environment: Any, outcome: str, by: str, asked: int):
-    """Whoever asks, policy or tool; and the model's own stand-in is never asked."""
+    """This holds for requests of policies and tools; the model's own stand-in is never asked."""
     if environment is not None:
         environment.questions.clear()
 
@@ -146,7 +146,7 @@ def test_mode_and_who_is_there_decide(mode: Any, environment: Any, outcome: str,
 
 
 def test_no_mode_is_never_approve_all():
-    """A gate opened without a word about approvals approves nothing by itself."""
+    """A gate opened without an approval mode approves nothing by itself."""
 
     async def main() -> str:
         return (await open_gate([pay], policies=[CapabilityPolicy()]).invoke("pay", {"amount": 1})).message
@@ -161,17 +161,17 @@ def test_no_mode_is_never_approve_all():
 
 @pytest.mark.parametrize("seconds", [0, -1, True, "60", float("nan")])
 def test_an_expiry_that_is_none_is_refused(seconds: Any):
-    """Where it is given, and in words."""
+    """The error is raised where the expiry is given, and explains it."""
     with pytest.raises(DefinitionError, match=r"approval_seconds is .* Give a positive number of seconds"):
         open_gate([pay], approval_seconds=seconds)
 
 
 def test_nothing_that_needs_asking_runs_under_strict_by_any_path():
-    """Called by a model, in a turn, by another tool, or by one of another's."""
+    """Called by a model, in a turn, by another tool, or by a tool two levels down."""
 
     @tool(effect="idempotent")
     async def twice_removed(context: ToolContext) -> str:
-        """Pay by way of what pays by way of another tool."""
+        """Pay through a tool that pays through another tool."""
         return (await context.call("pay_by_way_of", amount=4)).value
 
     async def main() -> None:
@@ -186,7 +186,7 @@ def test_nothing_that_needs_asking_runs_under_strict_by_any_path():
 
 
 def test_approval_can_be_nested_and_says_who_asks():
-    """The broker at the root is asked, with the whole path of calls."""
+    """The root broker is asked, with the whole path of calls."""
     person = Person(True)
 
     async def main() -> None:
@@ -236,7 +236,7 @@ async def cancelling(scene: Scene) -> None:
     ids=range(8),
 )
 def test_each_way_says_which_and_the_run_goes_on(person: Any, words: str):
-    """The model is told what happened to its call, and the next one runs."""
+    """The model is told what happened to its call, and the next call runs."""
 
     async def main() -> None:
         scene = Scene(person(), approval_seconds=30)
@@ -250,14 +250,14 @@ def test_each_way_says_which_and_the_run_goes_on(person: Any, words: str):
 
 
 class Broken(Person):
-    """Somebody whose line went dead."""
+    """A person whose connection is lost."""
 
     async def ask(self, question: Question, /) -> Any:
         raise OSError("connection lost")
 
 
 def test_a_withdrawn_question_is_a_cancelled_approval():
-    """Whoever withdraws it, the call fails saying so and the run goes on."""
+    """Whoever withdraws it, the call fails with that reason and the run continues."""
 
     async def main() -> None:
         scene = Scene(Person(True, after=asyncio.Event()))
@@ -284,7 +284,7 @@ def test_a_withdrawn_question_is_a_cancelled_approval():
     ids=["yes", "yes because", "no", "late", "nobody"],
 )
 def test_asking_in_a_handler_returns_what_came_of_it(verb: str, person: Any, expected: Approval):
-    """`request_approval` and `request_permission` never raise for a no."""
+    """`request_approval` and `request_permission` never raise for a denial."""
 
     async def main() -> None:
         scene = Scene(person(), approval_seconds=30)
@@ -302,7 +302,7 @@ def test_asking_in_a_handler_returns_what_came_of_it(verb: str, person: Any, exp
 
 
 def test_wrong_answer_first_is_asked_again_with_what_was_wrong():
-    """A truth value is wanted; "yes" is none, and the second answer counts."""
+    """A boolean is expected; "yes" is not one, and the second answer counts."""
     person = Person(True, wrong_first={"approved": "yes"})
 
     async def main() -> bool:
@@ -329,7 +329,7 @@ def test_wrong_answer_first_is_asked_again_with_what_was_wrong():
     ],
 )
 def test_only_a_truth_value_approves(value: Any):
-    """Whatever else comes back three times is a no."""
+    """Anything else, given three times, is a denial."""
 
     class Mumbles(Person):
         def _approval(self, question: Question) -> Any:
@@ -343,7 +343,7 @@ def test_only_a_truth_value_approves(value: Any):
 
 
 def test_schema_of_an_approval_is_plain():
-    """So that every client can show a button for it."""
+    """Every client can then show it as a button."""
     assert APPROVAL_SCHEMA["required"] == ["approved"]
     assert {key: value["type"] for key, value in APPROVAL_SCHEMA["properties"].items()} == {
         "approved": "boolean",
@@ -355,7 +355,7 @@ def test_schema_of_an_approval_is_plain():
 
 
 def test_parallel_requests_each_get_their_own_answer():
-    """Of one turn, whatever order they are answered in."""
+    """Answers to calls of one turn are matched in any order."""
 
     class Slow(Person):
         async def ask(self, question: Question, /) -> Any:
@@ -376,7 +376,7 @@ def test_parallel_requests_each_get_their_own_answer():
 
 
 def test_parallel_requests_of_one_handler():
-    """Each of a gather has its own question and its own answer."""
+    """Each request in a gather has its own question and answer."""
 
     @tool(effect="idempotent")
     async def both(context: ToolContext) -> list[str]:
@@ -402,7 +402,7 @@ def hurried(name: str, timeout: float, body: Any) -> Tool[Any, Any]:
 
 
 def test_time_a_person_takes_does_not_count_towards_the_timeout():
-    """Not before the handler, not within it, and not for a call around it."""
+    """Neither before the handler nor inside it, and not for an outer call."""
 
     async def body(context: ToolContext) -> str:
         await asyncio.sleep(3)
@@ -422,7 +422,7 @@ def test_time_a_person_takes_does_not_count_towards_the_timeout():
 
 
 def test_the_rest_of_the_time_counts_as_ever():
-    """What was left when the person was asked is what is left afterwards."""
+    """The time left when the person was asked is the time left afterwards."""
 
     async def body(context: ToolContext) -> str:
         await asyncio.sleep(3)
@@ -439,7 +439,7 @@ def test_the_rest_of_the_time_counts_as_ever():
 
 
 def test_two_people_asked_at_once_both_stop_the_clock():
-    """The clock stands until the last of them has answered."""
+    """The clock stays stopped until the last of them has answered."""
 
     class ByName(Person):
         async def ask(self, question: Question, /) -> Any:
@@ -466,7 +466,7 @@ def test_two_people_asked_at_once_both_stop_the_clock():
     ],
 )
 def test_a_deadline_pauses_for_people_only_if_it_says_so(where: str, pauses: bool):
-    """Else it ends the run while they think, before the handler and within it."""
+    """Otherwise it ends the run while they think, before the handler and inside it."""
 
     async def main() -> float:
         clock = VirtualClock()
@@ -497,7 +497,7 @@ class Login:
 
 
 def test_secrets_are_not_shown():
-    """Neither to the person, nor in events, nor in the result; the handler has them."""
+    """Neither to the person, nor in events, nor in the result; only the handler has them."""
     got: list[str] = []
 
     async def handler(params: Login, *, context: ToolContext) -> ToolResult[str]:
@@ -526,7 +526,7 @@ def test_secrets_are_not_shown():
 
 
 def test_events_of_an_approval_come_in_order_and_stay_in_the_session():
-    """Requested, decided, and only then the call's end; also when it was denied."""
+    """Requested, decided, and then the call's end; also after a denial."""
 
     async def main() -> None:
         scene = Scene(Person("no"))
@@ -548,7 +548,7 @@ def test_events_of_an_approval_come_in_order_and_stay_in_the_session():
 
 
 def test_a_cancelled_run_ends_its_approvals():
-    """Every request has its decision, whatever stops the run; the question is closed."""
+    """Whatever stops the run, every request has a decision and the question is closed."""
 
     async def main() -> None:
         scene = Scene(Person(True, after=asyncio.Event()))
@@ -581,7 +581,7 @@ def test_an_approval_is_for_one_call():
 
 
 def test_policies_are_asked_again_once_a_person_has_answered():
-    """What was allowed an hour ago may not be any more."""
+    """A call that was allowed an hour ago may be denied now."""
 
     class Closes:
         name = "closes"
@@ -608,7 +608,7 @@ def test_policies_are_asked_again_once_a_person_has_answered():
 
 
 def test_a_broker_of_ones_own_decides():
-    """Whatever has `decide` can be the broker."""
+    """Any object with `decide` can be the broker."""
 
     class Odd:
         async def decide(self, request: Any, /) -> Approval:

@@ -1,4 +1,4 @@
-"""Approvals from runs within runs, several at once: each answer reaches its own question, and time stands."""
+"""Approvals of nested, concurrent runs: each answer reaches its own question, and clocks stop."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def delegate(amount: int, context: ToolContext) -> str:
 
 @tool(effect="idempotent")
 async def manage(amount: int, context: ToolContext) -> str:
-    """Let the office see to it."""
+    """Let the office do it."""
     office = Prompt("office", "Delegate.", tools=[delegate], policies=[POLICY])
     return (await context.adapter.evaluate(office, str(amount))).text
 
@@ -65,7 +65,7 @@ FIRM = Prompt("firm", "Manage.", tools=[manage, pay], policies=[POLICY])
 
 
 def plays(request: ModelRequest) -> Any:
-    """The model of every level: it does with its one tool what it was told, and says what came of it."""
+    """The model of every level: it calls its only tool as instructed, and reports the result."""
     last = request.messages[-1]
     if isinstance(last, ToolMessage):
         return last.text
@@ -75,7 +75,7 @@ def plays(request: ModelRequest) -> Any:
 
 
 class Firm:
-    """A run of the firm whose questions lie open until a test answers them."""
+    """A run of the firm whose questions stay open until a test answers them."""
 
     def __init__(self, *, person: Person | None = None, **options: Any) -> None:
         self.clock = VirtualClock()
@@ -96,7 +96,7 @@ class Firm:
         return asyncio.ensure_future(self.adapter.evaluate(FIRM, message, session=self.session, **options))
 
     async def questions(self) -> dict[int, Question]:
-        """The open questions, by the amount they are about."""
+        """Return the open questions by their amount."""
         await asyncio.sleep(1)
         return {each.payload["arguments"]["amount"]: each for each in await self.journal.questions.open()}
 
@@ -111,7 +111,7 @@ DEEP = ("manage", "delegate", "pay")
 
 @pytest.mark.parametrize("order", list(itertools.permutations((1, 2, 3))))
 def test_each_answer_reaches_its_own_question(order: tuple[int, ...]):
-    """Three levels deep, beside another as deep and one at the top, in whatever order they are answered."""
+    """Three levels deep, next to one equally deep and one at the top, answered in any order."""
 
     async def main() -> None:
         firm = Firm()
@@ -140,7 +140,7 @@ def test_each_answer_reaches_its_own_question(order: tuple[int, ...]):
 
 
 def test_a_lasting_answer_at_one_level_holds_at_all():
-    """They share the session: what is open elsewhere and covered is settled, what comes later is not asked."""
+    """The levels share the session: open questions it covers are settled, and later ones are not asked."""
 
     async def main() -> None:
         firm = Firm()
@@ -160,7 +160,7 @@ def test_a_lasting_answer_at_one_level_holds_at_all():
 
 
 def test_what_is_cancelled_takes_its_questions_along():
-    """Every one, at every level; each request has its decision."""
+    """This holds at every level, and each request has its decision."""
 
     async def main() -> None:
         firm = Firm()
@@ -182,7 +182,7 @@ def test_what_is_cancelled_takes_its_questions_along():
 
 
 class Slow(Person):
-    """Takes a hundred seconds for each unit they are asked to pay."""
+    """A person who takes a hundred seconds per unit to pay."""
 
     async def ask(self, question: Question, /) -> Any:
         await asyncio.sleep(100 * question.payload["arguments"]["amount"])
@@ -192,7 +192,7 @@ class Slow(Person):
 @pytest.mark.parametrize("pauses", [True, False])
 @pytest.mark.parametrize("calls", [{1: "manage"}, {1: "manage", 3: "manage"}, {1: "pay", 2: "manage"}])
 def test_the_time_a_person_takes_stops_the_deadline_at_every_level(calls: dict[int, str], pauses: bool):
-    """Until the last of them has answered; where it does not pause, it ends the run as ever."""
+    """The clock stops until the last of them has answered; a deadline that does not pause ends the run."""
 
     async def main() -> float:
         firm = Firm(person=Slow(True))
@@ -212,7 +212,7 @@ def test_the_time_a_person_takes_stops_the_deadline_at_every_level(calls: dict[i
 
 
 def test_a_tighter_deadline_of_a_nested_run_stands_too():
-    """Both clocks stop: that of the run that asks, and that of the run around it."""
+    """Both clocks stop: that of the asking run, and that of the outer run."""
 
     @tool(effect="idempotent")
     async def hurry(amount: int, context: ToolContext) -> float:
@@ -236,7 +236,7 @@ def test_a_tighter_deadline_of_a_nested_run_stands_too():
 
 
 def test_what_is_remembered_takes_no_time_and_a_question_expires_for_each():
-    """An expiry is for one question; what was decided before is decided at once."""
+    """An expiry applies to one question; a remembered decision applies at once."""
 
     async def main() -> None:
         firm = Firm(approval_seconds=30)

@@ -39,7 +39,7 @@ async def note(text: str, context: ToolContext) -> str:
 
 
 class Rule:
-    """A policy that does what it is given, and remembers what it saw."""
+    """A policy that returns a given decision and records what it saw."""
 
     def __init__(self, name: str = "rule", check: Any = None, on_result: Any = None) -> None:
         self.name = name
@@ -79,7 +79,7 @@ def later(decision: Any) -> Callable[..., Any]:
 
 
 def one_call(policy: Any, **options: Any) -> tuple[ToolResult[Any], Session, RecordingSubscriber]:
-    """What comes of one call of `note` under these policies."""
+    """Return the outcome of one call of `note` under these policies."""
 
     async def main() -> tuple[ToolResult[Any], Session, RecordingSubscriber]:
         session = Session()
@@ -117,7 +117,7 @@ def one_call(policy: Any, **options: Any) -> tuple[ToolResult[Any], Session, Rec
     ],
 )
 def test_what_a_policy_decides_is_what_happens(check: Any, approve: Any, status: str, words: str):
-    """Allowed runs, denied says why, ask asks, and everything else is denied."""
+    """An allowed call runs, a denial gives its reason, `ask` asks, and anything else is denied."""
     result, session, seen = one_call(Rule(check=check), environment=Person(approve))
     assert seen.statuses() == [("note", status)]
     assert words in result.render()
@@ -126,7 +126,7 @@ def test_what_a_policy_decides_is_what_happens(check: Any, approve: Any, status:
 
 @pytest.mark.parametrize("denies", [0, 1, 2])
 def test_all_must_allow(denies: int):
-    """One that denies is enough, wherever it stands; nobody is asked then."""
+    """One denial is enough, at any position; then nobody is asked."""
     rules = [Rule(f"rule {index}", PolicyDecision.ask("?")) for index in range(3)]
     rules[denies] = Rule("denier", PolicyDecision.deny("no"))
     person = Person(approve=True)
@@ -137,7 +137,7 @@ def test_all_must_allow(denies: int):
 
 
 def test_two_that_ask_are_one_question_with_the_first_reason():
-    """A person is asked once for one call."""
+    """A person is asked once per call."""
     person = Person(approve=True)
     rules = [Rule("one", PolicyDecision.ask("because")), Rule("two", PolicyDecision.ask("also"))]
     result, _, _ = one_call(rules, environment=person)
@@ -146,7 +146,7 @@ def test_two_that_ask_are_one_question_with_the_first_reason():
 
 
 def test_policy_that_asks_without_a_reason_is_named():
-    """Whoever is asked sees at least which policy asks."""
+    """The person sees at least which policy asks."""
     person = Person(approve=True)
     one_call(Rule("careful", PolicyDecision.ask()), environment=person)
     assert [question.message for question in person.questions] == ["careful asks"]
@@ -154,7 +154,7 @@ def test_policy_that_asks_without_a_reason_is_named():
 
 @pytest.mark.parametrize("on_result", [raises, raises_later])
 def test_on_result_that_raises_denies_and_rolls_back(on_result: Any):
-    """The handler ran, and nothing of it is left."""
+    """The handler ran, and nothing of it remains."""
     result, session, seen = one_call(Rule(on_result=on_result))
     assert seen.statuses() == [("note", "denied")]
     assert result.message == "The policy 'rule' refused what note did: the policy is broken"
@@ -164,7 +164,7 @@ def test_on_result_that_raises_denies_and_rolls_back(on_result: Any):
 
 
 def test_on_result_is_for_successes_and_awaited():
-    """An async one has ended before the call commits; a failed call has none."""
+    """An async hook has finished before the call commits; a failed call has none."""
     order: list[str] = []
 
     async def told(result: ToolResult[Any], context: ToolContext) -> None:
@@ -188,7 +188,7 @@ def test_on_result_is_for_successes_and_awaited():
 
 
 def test_policy_sees_the_results_of_every_tool_nested_ones_too():
-    """What a tool calls passes the same policies."""
+    """Calls made by a tool pass the same policies."""
 
     @tool
     async def outer(context: ToolContext) -> str:
@@ -214,7 +214,7 @@ class Transfer:
 
 
 def test_policy_can_not_change_params():
-    """Neither what the handler gets, nor what the person sees, nor what the record says."""
+    """Neither the handler's params, nor what the person sees, nor the record change."""
     got: list[Transfer] = []
 
     async def handler(params: Transfer, *, context: ToolContext) -> ToolResult[str]:
@@ -244,7 +244,7 @@ def test_policy_can_not_change_params():
 
 @pytest.mark.parametrize("by", ["model", "tool"])
 def test_arguments_changed_while_a_person_decides_are_not_used(by: str):
-    """What runs is what was checked and approved, whoever still holds the arguments."""
+    """The checked and approved arguments run, whoever still holds the object."""
     sent: list[list[int]] = []
 
     @tool
@@ -255,7 +255,7 @@ def test_arguments_changed_while_a_person_decides_are_not_used(by: str):
 
     @tool
     async def sneak(context: ToolContext) -> str:
-        """Pay, and change one's mind."""
+        """Pay, and change the arguments meanwhile."""
         parts = [1]
         paying = asyncio.ensure_future(context.call("pay", parts=parts))
         await asyncio.sleep(1)
@@ -292,14 +292,14 @@ class Seen:
 
 
 def test_policy_may_only_log_before_the_call():
-    """What `check` writes into state would outlive a failed call, so it is refused: denied."""
+    """State written in `check` would outlive a failed call, so the call is denied."""
     result, session, _ = one_call(Rule(check=lambda _, context: context.session.dispatch(Note("sneaky"))))
     assert result.message == "The policy 'rule' could not decide and so denies note."
     assert len(session[Note]) == 0
 
 
 def test_what_check_logs_stays_although_the_call_fails():
-    """A log is kept, whatever comes of the call."""
+    """A log entry stays, whatever the call's outcome."""
 
     def count(params: Any, context: ToolContext) -> PolicyDecision:
         context.session.dispatch(Seen("rule"))
@@ -310,7 +310,7 @@ def test_what_check_logs_stays_although_the_call_fails():
 
 
 def test_state_is_kept_in_the_session_by_the_policys_name():
-    """Two policies of one class do not mix, and another run of the session goes on where it was."""
+    """Two policies of one class do not mix, and the next run of the session continues from there."""
 
     async def main() -> None:
         session = Session()
@@ -346,7 +346,7 @@ def tool_called(name: str, effect: Effect = "staged", body: Any = None) -> Tool[
 
 
 def in_sequence(tools: list[Tool[Any, Any]], calls: list[str], **needs: set[str]) -> list[str]:
-    """How each of these calls ends, one after another."""
+    """Return how each of these calls ends, one after another."""
 
     async def main() -> list[str]:
         session = Session()
@@ -384,7 +384,7 @@ def test_b_needs_a():
 
 
 def test_every_one_that_is_missing_is_named():
-    """The model is told what to call first."""
+    """The model is told which tools to call first."""
 
     async def main() -> str:
         policy = SequentialDependencyPolicy({"deploy": {"test", "build", "lint"}})
@@ -399,27 +399,27 @@ def test_every_one_that_is_missing_is_named():
 
 @pytest.mark.parametrize("body", [fails, says_no])
 def test_a_that_failed_does_not_count(body: Any):
-    """It has to have succeeded."""
+    """The required call must have succeeded."""
     done = in_sequence([tool_called("a", body=body), tool_called("b")], ["a", "b"], b={"a"})
     assert done == ["a error", "b denied"]
 
 
 def test_a_inside_another_counts_there_and_afterwards():
-    """Nested calls share what their outer call has seen, and leave it behind when it succeeds."""
+    """Nested calls share the outer call's record, and keep it when that succeeds."""
     outer = tool_called("outer", body=calls("a", "b"))
     done = in_sequence([outer, tool_called("a"), tool_called("b")], ["outer", "b"], b={"a"})
     assert done == ["a ok", "b ok", "outer ok", "b ok"]
 
 
 def test_a_that_was_rolled_back_with_its_outer_call_does_not_count():
-    """What a failed call did did not happen."""
+    """A rolled-back call never happened."""
     outer = tool_called("outer", body=calls("a", "b", then=fails))
     done = in_sequence([outer, tool_called("a"), tool_called("b")], ["outer", "b"], b={"a"})
     assert done == ["a ok", "b ok", "outer error", "b denied"]
 
 
 def test_parallel_calls_that_are_watched_are_not_stale_for_it():
-    """A policy's own notes never make a call run again or conflict."""
+    """A policy's own notes never cause a rerun or a conflict."""
     runs: list[int] = []
 
     async def main() -> list[tuple[str, str]]:
@@ -428,7 +428,7 @@ def test_parallel_calls_that_are_watched_are_not_stale_for_it():
 
         @tool(effect="staged")
         async def a(number: int, context: ToolContext) -> int:
-            """Take a while, having looked at the session."""
+            """Read the session, then take a while."""
             runs.append(number)
             assert context.session[Note].latest() is None
             await asyncio.sleep(number)
@@ -467,7 +467,7 @@ async def read_and_fail(path: Annotated[str, PathArg("read")], context: ToolCont
 
 @tool
 async def read_inside(path: str, fail: bool, context: ToolContext) -> str:
-    """Read and write a file by way of others."""
+    """Read and write a file through other tools."""
     await context.call("read", path=path)
     wrote = await context.call("write", path=path, text="inside")
     if fail:
@@ -492,7 +492,7 @@ async def over(files: MemoryFilesystem | None) -> tuple[Gate, RecordingSubscribe
 
 
 def test_an_existing_file_must_be_read_before_it_is_written():
-    """Unread it is denied, with what to do; read it may be written, again and again."""
+    """An unread file is denied with a hint; once read, it may be written repeatedly."""
 
     async def main() -> None:
         files = MemoryFilesystem({"docs/a": "old"})
@@ -514,7 +514,7 @@ def test_an_existing_file_must_be_read_before_it_is_written():
     ("how_read", "how_written"), [("./a", "a"), ("a", "./a"), ("x/../a", "a"), ("a", "b")]
 )
 def test_one_path_has_many_spellings(how_read: str, how_written: str):
-    """`./a` and `a` are one path; what does not lead there is not."""
+    """`./a` and `a` are one path; a path that leads elsewhere is not."""
 
     async def main() -> bool:
         gate, _ = await over(MemoryFilesystem({"a": "old", "b": "old", "x/y": "old"}))
@@ -525,7 +525,7 @@ def test_one_path_has_many_spellings(how_read: str, how_written: str):
 
 
 def test_a_file_changed_by_somebody_else_must_be_read_again():
-    """Read is read at its current content; the same content again is as good."""
+    """A read counts for the content at that time; identical content is accepted."""
 
     async def main() -> None:
         files = MemoryFilesystem({"a": "old"})
@@ -543,7 +543,7 @@ def test_a_file_changed_by_somebody_else_must_be_read_again():
 
 
 def test_new_files_and_files_this_session_wrote_are_free():
-    """Nobody's work is lost by them."""
+    """Nobody's work can be lost by these writes."""
 
     async def main() -> None:
         gate, _ = await over(MemoryFilesystem({"there": "x"}))
@@ -558,7 +558,7 @@ def test_new_files_and_files_this_session_wrote_are_free():
 
 @pytest.mark.parametrize("how", ["failed call", "outer failed", "missing"])
 def test_a_reading_that_failed_does_not_count(how: str):
-    """Only what a call that succeeded has read was read."""
+    """Only reads of calls that succeeded count."""
 
     async def main() -> bool:
         files = MemoryFilesystem({"a": "old"})
@@ -577,7 +577,7 @@ def test_a_reading_that_failed_does_not_count(how: str):
 
 
 def test_reading_inside_another_call_counts():
-    """An inner write sees what an inner read has read, and so do later calls."""
+    """An inner write sees an inner read, and so do later calls."""
 
     async def main() -> None:
         files = MemoryFilesystem({"a": "old"})
@@ -591,11 +591,11 @@ def test_reading_inside_another_call_counts():
 
 
 def test_no_path_or_no_filesystem_is_denied():
-    """What can't be checked is not done."""
+    """A call that can't be checked does not run."""
 
     @tool(effect="staged", capabilities={"fs.write"})
     async def write_somewhere(text: str, context: ToolContext) -> str:
-        """Write a file, who knows where."""
+        """Write a file at an undeclared path."""
         context.filesystem.write("a", text)
         return text
 
@@ -612,7 +612,7 @@ def test_no_path_or_no_filesystem_is_denied():
 
 
 def test_a_reader_of_other_things_needs_no_filesystem_and_no_path_of_ours():
-    """A policy about files does not stand in the way of a tool that touches none of them."""
+    """A policy about files does not refuse a tool that uses no files."""
 
     @tool(effect="read")
     async def look(path: Annotated[Path, PathArg("read")]) -> str:
@@ -628,7 +628,7 @@ def test_a_reader_of_other_things_needs_no_filesystem_and_no_path_of_ours():
 
 
 def test_the_root_may_be_looked_at():
-    """A tool that reads the folder itself has read no file, and is not refused for it."""
+    """Reading the folder itself reads no file, and is not refused."""
 
     @tool(effect="read")
     async def look(path: Annotated[str, PathArg("read")], context: ToolContext) -> int:
@@ -640,7 +640,7 @@ def test_the_root_may_be_looked_at():
 
 
 def test_a_file_that_can_not_be_read_is_not_free():
-    """That something stands in the way of reading does not make a file a new one."""
+    """An unreadable file does not count as a new one."""
 
     class Unreadable(MemoryFilesystem):
         def read_bytes(self, path: str, /) -> bytes:
@@ -657,7 +657,7 @@ def test_a_file_that_can_not_be_read_is_not_free():
 
 
 def decided(policy: CapabilityPolicy, tool: Tool[Any, Any], arguments: Any = "{}") -> str:
-    """What comes of a call under this policy: allowed, asked or denied."""
+    """Return the outcome of a call under this policy: allowed, asked or denied."""
 
     async def main() -> str:
         session = Session()
@@ -665,7 +665,7 @@ def decided(policy: CapabilityPolicy, tool: Tool[Any, Any], arguments: Any = "{}
         gate = open_gate([tool], session=session, policies=[policy], filesystem=MemoryFilesystem())
         await gate.invoke(tool.name, arguments)
         ((_, status),) = seen.statuses()
-        asked = seen.of(ApprovalRequested)  # nobody is there, so what is asked for is denied
+        asked = seen.of(ApprovalRequested)  # nobody is there, so a call that asks is denied
         if asked:
             assert status == "denied"
             return f"ask: {asked[0].reason}"
@@ -701,7 +701,7 @@ def doing(effect: Effect, *capabilities: str) -> Tool[Any, Any]:
     ],
 )
 def test_effect_decides_unless_told_otherwise(effect: Effect, capabilities: Any, decision: str):
-    """The last column of the table of effects."""
+    """The last column of the effect table."""
     assert decided(CapabilityPolicy(), doing(effect, *capabilities)) == decision
 
 
@@ -711,7 +711,7 @@ EVERY: tuple[Effect, ...] = ("pure", "read", "staged", "idempotent", "compensabl
 @pytest.mark.parametrize("effect", EVERY)
 @pytest.mark.parametrize("verdict", ["allow", "ask", "deny"])
 def test_a_capabilitys_own_verdict_comes_before_the_effect(effect: Effect, verdict: Any):
-    """It holds for a tool of any effect."""
+    """This applies to a tool of any effect."""
     expected = {"allow": "allow", "ask": "ask: do uses 'net'", "deny": "denied"}[verdict]
     assert decided(CapabilityPolicy({"net": verdict}), doing(effect, "net")) == expected
 
@@ -719,7 +719,7 @@ def test_a_capabilitys_own_verdict_comes_before_the_effect(effect: Effect, verdi
 @pytest.mark.parametrize("effect", EVERY)
 @pytest.mark.parametrize("verdict", ["allow", "ask", "deny"])
 def test_a_verdict_on_an_effect_replaces_the_tables(effect: Effect, verdict: Any):
-    """And leaves other effects as they are."""
+    """Other effects keep their verdict."""
     expected = {"allow": "allow", "ask": f"ask: do is {effect}", "deny": "denied"}[verdict]
     assert decided(CapabilityPolicy(effects={effect: verdict}), doing(effect)) == expected
     other: Effect = "irreversible" if effect == "pure" else "pure"
@@ -750,7 +750,7 @@ def test_a_verdict_on_an_effect_replaces_the_tables(effect: Effect, verdict: Any
     ],
 )
 def test_the_nearest_pattern_counts_and_the_strictest_word(verdicts: Any, capabilities: Any, decision: str):
-    """A word before a pattern, a longer pattern before a shorter, deny before ask before allow."""
+    """An exact name before a pattern, a longer pattern before a shorter, deny before ask before allow."""
     assert decided(CapabilityPolicy(verdicts), doing("irreversible", *capabilities)) == decision
 
 
@@ -769,7 +769,7 @@ def test_the_nearest_pattern_counts_and_the_strictest_word(verdicts: Any, capabi
     ],
 )
 def test_staged_is_allowed_within_the_scope(path: str, inside: bool):
-    """Outside it asks, and says which path."""
+    """Outside the scope the policy asks, and names the path."""
     policy = CapabilityPolicy(scope=["docs", "./notes/"])
     expected = "allow" if inside else f"ask: write goes outside its scope: {path}"
     found = decided(policy, write, {"path": path, "text": "x"})
@@ -778,14 +778,14 @@ def test_staged_is_allowed_within_the_scope(path: str, inside: bool):
 
 @pytest.mark.parametrize("told", [{"verdicts": {"fs.write": "allow"}}, {"effects": {"staged": "allow"}}])
 def test_the_scope_bounds_whatever_allows_a_write(told: Any):
-    """Allowing to write is allowing to write there."""
+    """An allowed write is allowed only there."""
     policy = CapabilityPolicy(**told, scope=["docs"])
     assert decided(policy, write, {"path": "docs/a", "text": "x"}) == "allow"
     assert decided(policy, write, {"path": "src/a", "text": "x"}).startswith("ask")
 
 
 def test_reading_is_not_bound_by_the_scope():
-    """The scope is for what may change something."""
+    """The scope limits only calls that may change something."""
 
     @tool(effect="read")
     async def look(path: Annotated[str, PathArg("read")]) -> str:
@@ -799,7 +799,7 @@ def test_reading_is_not_bound_by_the_scope():
 
 
 def test_a_rate_slides_and_says_how_long_to_wait():
-    """Each call counts until its own time is over."""
+    """Each call counts until its own window has passed."""
 
     async def main() -> list[str]:
         policy = RateLimitPolicy(2, 10, clock=VirtualClock())
@@ -820,7 +820,7 @@ def test_a_rate_slides_and_says_how_long_to_wait():
 
 @pytest.mark.parametrize("body", [fails, says_no])
 def test_failures_count_too(body: Any):
-    """A model that tries the same wrong thing again and again is what a rate is for."""
+    """A rate also limits a model that repeats the same mistake."""
 
     async def main() -> list[str]:
         session = Session()
@@ -835,7 +835,7 @@ def test_failures_count_too(body: Any):
 
 
 def test_a_failed_outer_call_does_not_give_its_inner_calls_back():
-    """Rates are kept although everything else is undone."""
+    """Rates are kept although everything else is rolled back."""
     outer = tool_called("outer", body=calls("a", "a", then=fails))
 
     async def main() -> list[tuple[str, str]]:
@@ -851,7 +851,7 @@ def test_a_failed_outer_call_does_not_give_its_inner_calls_back():
 
 
 def test_a_call_that_is_tried_again_counts_once():
-    """Retries are Handrail's, not the model's."""
+    """Handrail makes the retries, not the model."""
     tries: list[int] = []
 
     @tool(effect="idempotent")
@@ -882,7 +882,7 @@ def test_parallel_calls_do_not_pass_the_rate():
 
 
 def test_the_count_itself_lets_in_no_more_than_may_be():
-    """So that threads which come at the same moment, having all seen room, do not pass the rate."""
+    """Threads that arrive together, all having seen room, do not exceed the rate."""
     session = Session()
     for number in range(5):
         session.dispatch(CallCounted("rate_limit", f"call {number}", 100.0, 10, 3))
@@ -891,7 +891,7 @@ def test_the_count_itself_lets_in_no_more_than_may_be():
 
 
 def test_a_rate_costs_the_same_however_many_calls_there_were():
-    """What is kept is as long as the rate is large, and denied calls add nothing."""
+    """The stored window is as long as the rate allows, and denied calls add nothing."""
 
     async def main() -> None:
         session = Session()
@@ -911,7 +911,7 @@ def test_a_rate_costs_the_same_however_many_calls_there_were():
 
 
 def test_a_window_from_another_machines_clock_does_not_block():
-    """Seconds of another clock mean nothing here; a session that was saved elsewhere goes on."""
+    """Another machine's clock has no meaning here; a session saved there continues."""
 
     async def main() -> bool:
         session = Session()
@@ -925,7 +925,7 @@ def test_a_window_from_another_machines_clock_does_not_block():
 
 
 def test_rates_of_two_policies_are_apart():
-    """One for all tools, one for some."""
+    """One rate for all tools, one for some."""
 
     async def main() -> list[bool]:
         clock = VirtualClock()

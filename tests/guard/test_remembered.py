@@ -1,4 +1,4 @@
-"""Decisions that hold for a session, in its journal: what they outlive, what they go along with, and who sees them."""
+"""Remembered decisions in the journal: what they survive, where they are copied, and who sees them."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ async def send(text: str, context: ToolContext) -> str:
 
 @tool
 async def unlock(password: SecretStr, context: ToolContext) -> str:
-    """Unlock something; nobody is shown with what."""
+    """Unlock something with a key that nobody is shown."""
     ran.append("unlock")
     return "unlocked"
 
 
 @tool
 async def plead(context: ToolContext) -> str:
-    """Ask for oneself, when it has begun and can't begin again."""
+    """Ask for approval in a handler that can't be rerun."""
     approval = await context.request_permission("net")
     await asyncio.sleep(3600)
     return f"{approval.approved}"
@@ -94,7 +94,7 @@ PAY, SEND = ToolCall("pay", {"amount": 1}), ToolCall("send", {"text": "a"})
 
 
 class Office:
-    """A journal's file, one process after another on it, and what came of the calls of each run."""
+    """A journal file, successive processes on it, and the outcome of each run's calls."""
 
     def __init__(self, base: Path) -> None:
         self.path = base / "runs.db"
@@ -126,7 +126,7 @@ class Office:
     async def run(
         self, *calls: ToolCall, says: Any = None, session: Session | None = None, **options: Any
     ) -> list[str]:
-        """A run, in which somebody is there and says this, or nobody is; what the model was told."""
+        """Run with a person who gives this answer, or with nobody, and return what the model was told."""
         self.calls, self.number = list(calls), self.number + 1
         self.person = Person(says)
         adapter = self.adapter(self.person if says is not None else None)
@@ -137,7 +137,7 @@ class Office:
         return await self.told(run_id)
 
     async def park(self, *calls: ToolCall) -> list[Question]:
-        """A run that is left with its questions."""
+        """Leave a run with its questions open."""
         self.calls, self.number = list(calls), self.number + 1
         with pytest.raises(RunParked):
             await self.adapter(LaterEnvironment()).evaluate(
@@ -186,7 +186,7 @@ async def test_a_lasting_no_is_one_in_the_next_process_under_approve_all(office:
 
 
 async def test_it_holds_from_its_answer_on_whatever_becomes_of_the_run(office: Office):
-    """A parked run was answered and cancelled, and nobody ever went on with it."""
+    """The parked run was answered and cancelled, and never resumed."""
     [question] = await office.park(PAY)
     office.answer(question, NEVER)
     office.restart()
@@ -197,7 +197,7 @@ async def test_it_holds_from_its_answer_on_whatever_becomes_of_the_run(office: O
 
 
 async def test_a_one_time_no_is_one_too_where_the_next_process_approves_all(office: Office):
-    """It was the answer to this very call; the next call of the same kind is not asked about."""
+    """It was the answer to this call; the next call of the same kind is not asked about."""
     [question] = await office.park(PAY)
     office.answer(question, {"approved": False, "reason": "not now"})
     office.restart()
@@ -216,7 +216,7 @@ async def test_strict_denies_also_what_was_answered(office: Office):
 async def test_what_an_irreversible_handler_was_answered_is_kept_although_it_is_never_entered_again(
     office: Office,
 ):
-    """Its process ends in it, so nobody hears the answer again; and its outcome is unknown."""
+    """Its process dies inside it, so the answer is never read again, and the outcome is unknown."""
     office.calls = [ToolCall("plead", {})]
     person = Person(lambda question: NEVER if question.name == "net" else {"approved": True})
     running = asyncio.ensure_future(
@@ -225,7 +225,7 @@ async def test_what_an_irreversible_handler_was_answered_is_kept_although_it_is_
     while len(person.questions) < 2:
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.05)
-    office.restart()  # the file is closed under it: what it does from here on is nothing that is recorded
+    office.restart()  # the file is closed under it, so nothing after this is recorded
     running.cancel()
     with pytest.raises((asyncio.CancelledError, JournalError)):
         await running
@@ -235,7 +235,7 @@ async def test_what_an_irreversible_handler_was_answered_is_kept_although_it_is_
 async def test_what_nobody_saw_is_kept_under_the_journals_key(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ):
-    """A no to a call with a password holds in the next process, and neither file gives it away."""
+    """A denial of a call with a password holds in the next process, and neither file reveals it."""
     call = ToolCall("unlock", {"password": "hunter2"})
     await office.run(call, says=NOT_THIS)
     monkeypatch.setattr("handrail.guard.coverage._KEY", b"that of another process")
@@ -252,7 +252,7 @@ async def test_what_nobody_saw_is_kept_under_the_journals_key(
 
 
 async def test_what_is_shown_by_its_diff_stays_open_also_in_the_next_process(office: Office):
-    """Another's answer covers it; but somebody may be looking at it, and it is theirs to decide."""
+    """Another answer covers it, but a person may be reviewing it, so it stays theirs to decide."""
     first, second = await office.park(
         ToolCall("edit", {"path": "docs/a.md"}), ToolCall("edit", {"path": "docs/b.md"})
     )
@@ -266,7 +266,7 @@ async def test_what_is_shown_by_its_diff_stays_open_also_in_the_next_process(off
 
 
 async def test_a_question_that_is_covered_is_withdrawn_from_the_record(office: Office):
-    """Nobody would hear an answer to it, so none is taken; what else the run waits for still lies there."""
+    """No answer to it would be read, so none is accepted; the run's other questions stay open."""
     first, second, third = await office.park(PAY, PAY, SEND)
     office.answer(first, ALWAYS)
     office.restart()
@@ -295,7 +295,7 @@ async def test_a_journal_in_memory_keeps_them_as_well(office: Office):
 
 
 async def test_what_was_decided_without_a_journal_is_recorded_when_there_is_one(office: Office):
-    """A session that comes from a file, or from runs of another adapter."""
+    """Applies to a session from a file, or from runs of another adapter."""
     session = Session(id="s", principal="ada")
     model = ScriptedModel([PAY, "done", SEND, "done"])
     bare = Adapter(model, environment=Person(NEVER))
@@ -327,7 +327,7 @@ async def test_what_is_revoked_elsewhere_counts_at_once_in_a_session_in_memory(o
 async def test_what_is_revoked_elsewhere_counts_in_the_run_that_goes(office: Office):
     @tool(effect="read")
     async def meanwhile(context: ToolContext) -> str:
-        """Somebody revokes it at a command line."""
+        """Revoke it from a command line."""
         elsewhere = SqliteJournal(office.path, watch=None)
         memory = await runs.approvals(elsewhere, "s", principal="ada")
         memory.revoke(memory.list()[0].id)
@@ -344,7 +344,7 @@ async def test_what_is_revoked_elsewhere_counts_in_the_run_that_goes(office: Off
 
 
 async def test_what_was_revoked_does_not_come_back_with_the_answer_that_made_it(office: Office):
-    """The call that was answered runs: it was said of that. The next one is asked about."""
+    """The answered call runs, since the answer was for it. The next one is asked about."""
     [question] = await office.park(PAY)
     office.answer(question, ALWAYS)
     memory = await runs.approvals(office.journal, "s", principal="ada")
@@ -360,7 +360,9 @@ async def test_what_was_revoked_does_not_come_back_with_the_answer_that_made_it(
 
 
 async def test_others_never_see_them(office: Office):
-    """Another session of the same principal, and another principal's session of the same id."""
+    """Hidden from another session of the same principal, and from another principal's session with the same
+    id.
+    """
     await office.run(PAY, says=NEVER)
     office.restart()
     await office.run(PAY, approvals="approve_all", session=Session(id="t", principal="ada"))
@@ -384,7 +386,7 @@ async def test_they_are_forgotten_with_their_session_and_not_before(office: Offi
 async def test_a_run_that_is_parted_takes_the_denials_along_and_no_approval(
     office: Office, how: str, tmp_path: Path
 ):
-    """A yes was for its session; a no that was lost on the way would be a yes under approve_all."""
+    """An approval was for its session; a lost denial would become an approval under approve_all."""
     says = {"pay": NEVER, "send": ALWAYS, "unlock": NOT_THIS}
     unlocking = ToolCall("unlock", {"password": "x"})
     await office.run(PAY, SEND, unlocking, says=lambda question: says[question.name])
@@ -418,7 +420,7 @@ async def test_a_run_that_is_parted_takes_the_denials_along_and_no_approval(
 
 
 async def test_what_a_session_was_saved_with_goes_along_by_the_same_rule(office: Office):
-    """It is in the session that the first of its runs began with, and not in the record of decisions."""
+    """Such decisions are in the session that its first run began with, not in the journal's decisions."""
     session = Session(id="s", principal="ada")
     model = ScriptedModel([[PAY, SEND], "done"])
     says = {"pay": NEVER, "send": ALWAYS}
@@ -439,7 +441,7 @@ async def test_what_a_session_was_saved_with_goes_along_by_the_same_rule(office:
 
 
 async def test_a_call_with_nothing_remembered_costs_the_record_nothing(office: Office):
-    """Neither a look nor a write: a run looks once, when it begins."""
+    """Neither a read nor a write: a run reads decisions once, when it begins."""
     written: list[str] = []
     read: list[str] = []
     box = office.journal.decisions
@@ -464,7 +466,7 @@ async def test_what_decides_by_memory_is_noted_at_its_place(office: Office):
 
 
 async def test_a_decision_that_can_not_be_recorded_does_not_count(office: Office):
-    """Neither a yes that would be forgotten nor a revocation."""
+    """This applies to approvals and to revocations."""
     session = await office.session()
     await office.run(PAY, says=ALWAYS, session=session)
     assert isinstance(office.journal, SqliteJournal)
@@ -476,7 +478,7 @@ async def test_a_decision_that_can_not_be_recorded_does_not_count(office: Office
 
 
 async def test_a_process_that_was_overtaken_decides_nothing(office: Office):
-    """The run is another's, and so is what is decided in it."""
+    """Another process owns the run, and decides in it."""
     [question] = await office.park(PAY)
     other = SqliteJournal(office.path, watch=None)
     await other.runs.take("run1")
@@ -514,7 +516,7 @@ async def test_a_process_that_was_overtaken_decides_nothing(office: Office):
     ],
 )
 async def test_an_answer_that_will_not_be_taken_leaves_nothing(office: Office, value: Any):
-    """Another process takes what fits the schema it is shown; whoever asked looks closer, and asks again."""
+    """Another process accepts an answer that fits the schema; the asker validates further, and asks again."""
     [question] = await office.park(PAY)
     answer = Answer(question_id=question.id, digest=question.digest, by="ada", value=value)
     assert lasting_in(question, answer, question.asked_at) is None

@@ -1,4 +1,4 @@
-"""The law of what is remembered: a session whose process ends at every question is as one that never ended."""
+"""The law of remembered decisions: restarting the process at every question changes nothing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def build(path: Annotated[str, PathArg("write")], context: ToolContext) ->
 
 @tool(effect="idempotent", capabilities={"fs.write"})
 async def unlock(password: SecretStr, context: ToolContext) -> str:
-    """Unlock something; nobody is shown with what."""
+    """Unlock something with a key that nobody is shown."""
     return "unlocked"
 
 
@@ -72,7 +72,7 @@ CALLS = [
 
 @dataclass(frozen=True)
 class Say:
-    """Somebody answers one of the open questions; or takes a decision back, where `approved` is None."""
+    """A person answers an open question, or revokes a decision if `approved` is None."""
 
     which: int
     approved: bool | None
@@ -81,7 +81,7 @@ class Say:
 
 @dataclass(frozen=True)
 class Turn:
-    """A run of the session: its calls, all at once, and what is said while it lasts."""
+    """A run of the session: its concurrent calls, and what is said during it."""
 
     calls: Sequence[ToolCall]
     says: Sequence[Say]
@@ -103,7 +103,7 @@ turns = st.builds(
 
 
 class Desk(Environment):
-    """Somebody who is there all the time, and answers when they are told to."""
+    """A person who is always there, and answers when told to."""
 
     run_mode: RunMode = "user"
 
@@ -113,7 +113,7 @@ class Desk(Environment):
 
 
 class World:
-    """A session and its journal, and all there is to see from outside."""
+    """A session and its journal, with everything visible from outside."""
 
     def __init__(self, base: Path) -> None:
         self.path = base / "runs.db"
@@ -136,7 +136,7 @@ class World:
         return {"approvals": "approve_all" if self.turn.approve_all else None}
 
     async def go(self, number: int, turn: Turn) -> None:
-        """One run, from its beginning to its end."""
+        """Execute one run from start to end."""
         self.turn = turn
         run_id = f"run{number}"
         await self.begin(run_id)
@@ -191,9 +191,10 @@ class Lasting(World):
 
 
 class Restarted(World):
-    """A new process, which has the journal and nothing else, for every single thing.
+    """A new process with only the journal for every single step.
 
-    A run with a secret in it can't be parked: it has one process to its end, and the next run another.
+    A run that contains a secret can't be parked, so it has one process to its end, and the next run has
+    another.
     """
 
     held: asyncio.Future[Any] | None = None
@@ -250,7 +251,7 @@ def _answer(question: Question, say: Say) -> Answer:
 
 
 def played(kind: type[World], turns: Sequence[Turn]) -> list[Any]:
-    """What there is to see of a session in such a world."""
+    """Return everything visible of a session in such a world."""
     with tempfile.TemporaryDirectory() as base:
 
         async def main() -> list[Any]:
@@ -271,13 +272,13 @@ PUT_A, PUT_B, PUT_C, BUILD_A, BUILD_B, *_, UNLOCK, _ = CALLS
 @example([Turn([PUT_A], [Say(0, False, "scope")]), Turn([PUT_B, PUT_C], [], approve_all=True)])
 @example([Turn([UNLOCK], [Say(0, False, "exact")]), Turn([UNLOCK], [], approve_all=True)])
 @example([Turn([PUT_A], [Say(0, True, "scope"), Say(0, None)]), Turn([PUT_B], [])])
-# A call let go by a one-time yes goes on, although another's answer denies all of its kind meanwhile.
+# A call allowed by a one-time approval continues, although another answer denies its kind meanwhile.
 @example([Turn([BUILD_A, BUILD_B], [Say(0, True), Say(1, False, "scope")])])
-# One let go by a remembered yes goes on although that is revoked; the permission it had it still has.
+# A call allowed by a remembered approval continues after its revocation, and keeps its permission.
 @example([Turn([PUT_A], [Say(0, True, "scope")]), Turn([BUILD_B], [Say(0, None)])])
 @example([Turn([BUILD_A], [Say(0, True), Say(0, True), Say(0, True, "scope"), Say(0, None)])])
 def test_a_session_that_is_restarted_at_every_step_remembers_what_one_does_that_never_was(
     turns: list[Turn],
 ) -> None:
-    """The same questions lie open, the same is listed, and the same comes of every call, after each thing said."""
+    """After each step the open questions, the list of decisions and the outcomes are the same."""
     assert played(Restarted, turns) == played(Lasting, turns)

@@ -1,4 +1,4 @@
-"""Feedback providers and completion checkers: when they speak, how often, and what comes of it."""
+"""Feedback providers and completion checkers: when they speak, how often, and with what effect."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from handrail.testing import VirtualClock, run_virtual
 
 
 def wrongly(value: object) -> Any:
-    """A value whose type no checker knows."""
+    """A value whose type a checker can't know."""
     return value
 
 
@@ -59,7 +59,7 @@ async def write(path: str, text: str, context: ToolContext) -> str:
 
 @dataclass(frozen=True)
 class Says:
-    """A provider that says what it was told to, and how it is asked."""
+    """A provider that gives fixed advice, with a given trigger."""
 
     trigger: Trigger
     cap: int = 3
@@ -73,17 +73,17 @@ class Says:
 
 
 def steps(*seconds: int) -> ScriptedModel:
-    """A model that takes steps of so many seconds, then is done."""
+    """A model that takes steps of this many seconds, then is done."""
     return ScriptedModel([*(ToolCall("step", {"seconds": each}) for each in seconds), "Done."])
 
 
 def advice(model: ScriptedModel) -> list[str]:
-    """What the model was told between its calls."""
+    """Return the advice the model got between its calls."""
     return [message.text for message in model.requests[-1].messages if isinstance(message, UserMessage)][1:]
 
 
 def evaluate(model: ScriptedModel, *feedback: Any, **options: Any) -> Session:
-    """A run of steps, in virtual time, with these providers."""
+    """Run the steps in virtual time with these providers."""
     session = Session()
 
     async def scenario() -> None:
@@ -99,7 +99,7 @@ def evaluate(model: ScriptedModel, *feedback: Any, **options: Any) -> Session:
 
 
 def test_every_so_many_calls_up_to_the_cap() -> None:
-    """Advice comes after every second call, three times, and then no more."""
+    """Advice comes after every second call, three times, and then stops."""
     model = steps(*[1] * 9)
     session = evaluate(model, Says(Trigger(calls=2)))
     assert advice(model) == ["[says] 2 calls, said 0", "[says] 4 calls, said 1", "[says] 6 calls, said 2"]
@@ -109,7 +109,7 @@ def test_every_so_many_calls_up_to_the_cap() -> None:
 
 
 def test_every_so_many_seconds() -> None:
-    """Advice comes when so much time has passed since the last."""
+    """Advice comes when enough time has passed since the last."""
     model = steps(4, 4, 4, 4)
     evaluate(model, Says(Trigger(seconds=7)))
     assert advice(model) == ["[says] 2 calls, said 0", "[says] 4 calls, said 1"]
@@ -123,7 +123,7 @@ def test_on_an_event() -> None:
 
 
 def test_one_that_raises_is_reported_and_the_run_goes_on() -> None:
-    """The model hears nothing of it; the session does."""
+    """The model is not told; the session has the report."""
     model = steps(1, 1)
     session = evaluate(model, Says(Trigger(calls=1), raises=True))
     assert advice(model) == []
@@ -133,7 +133,7 @@ def test_one_that_raises_is_reported_and_the_run_goes_on() -> None:
 
 
 def test_deadline_feedback() -> None:
-    """The model is told once at each mark how much time is left."""
+    """The model is told the remaining time once at each mark."""
     model = steps(10, 30, 1, 35, 1)
     evaluate(model, DeadlineFeedback(at=(60, 30)), late=90)
     said = advice(model)
@@ -143,7 +143,7 @@ def test_deadline_feedback() -> None:
 
 
 def test_budget_feedback() -> None:
-    """The model is told once at each mark what is left of the budget."""
+    """The model is told the remaining budget once at each mark."""
     model = steps(*[1] * 9)
     evaluate(model, BudgetFeedback(at=(0.5, 0.8)), budget=Budget(tool_calls=10))
     said = advice(model)
@@ -164,7 +164,7 @@ def test_budget_feedback() -> None:
     ],
 )
 def test_bad_definitions(wrong: Any, words: str) -> None:
-    """What can never speak is refused where it is defined."""
+    """A provider that could never speak is refused where it is defined."""
     with pytest.raises(DefinitionError, match=words):
         wrong()
 
@@ -179,7 +179,7 @@ class Report:
 
 
 def finish(model: ScriptedModel, *completion: Any, output: Any = None) -> Any:
-    """A run that writes files, with these checkers."""
+    """Run a model that writes files, with these checkers."""
     prompt: Any = Prompt("p", "Go.", tools=[write], completion=completion, output=output)
     return Adapter(model).evaluate(prompt, "hi", filesystem=MemoryFilesystem()).wait()
 
@@ -189,7 +189,7 @@ WRITE_B = ToolCall("write", {"path": "b.md", "text": "b"})
 
 
 def test_a_run_that_stops_too_early_is_held() -> None:
-    """The model is told which files are missing, and ends once they are there."""
+    """The model is told which files are missing, and ends once they exist."""
     model = ScriptedModel(["Done.", WRITE_A, "Done now."])
     response = finish(model, FilesThere("a.md"))
     assert (response.text, response.stop_reason) == ("Done now.", "done")
@@ -197,7 +197,7 @@ def test_a_run_that_stops_too_early_is_held() -> None:
 
 
 def test_a_checker_holds_a_run_up_to_its_cap() -> None:
-    """After its cap the run ends as it is, and says that it is incomplete."""
+    """After its cap the run ends as it is, and is marked incomplete."""
     model = ScriptedModel(["One.", "Two.", "Three."])
     response = finish(model, FilesThere("a.md", cap=2))
     assert (response.text, response.stop_reason) == ("Three.", "incomplete")
@@ -213,7 +213,7 @@ def test_output_fields_must_be_filled() -> None:
 
 
 def test_a_field_there_is_not_is_named() -> None:
-    """The run goes on, and whoever looks at the session finds which one was meant."""
+    """The run continues, and the session names the missing field."""
     response = finish(ScriptedModel(['{"title": "x"}']), OutputFilled("titel"), output=Report)
     (advised,) = response.session[Advised].all()
     assert advised.failed
@@ -229,14 +229,14 @@ def test_a_field_there_is_not_is_named() -> None:
     ],
 )
 def test_checkers_compose(checker: Any, script: list[Any], requests: int) -> None:
-    """All of them, or any: held until it holds."""
+    """All of them, or any of them, until it is satisfied."""
     model = ScriptedModel(script)
     assert finish(model, checker).stop_reason == "done"
     assert len(model.requests) == requests
 
 
 def test_a_checker_that_raises_is_reported_and_does_not_hold() -> None:
-    """Without files to look at there is nothing to hold a run for; it is said so in the session."""
+    """Without files the checker can't hold a run; the session has the report."""
     prompt = Prompt("p", "Go.", completion=[FilesThere("a.md")])
     response = Adapter(ScriptedModel(["Done."])).evaluate(prompt, "hi").wait()
     assert response.stop_reason == "done"
@@ -261,7 +261,7 @@ def test_an_async_checker_is_awaited() -> None:
 
 
 def test_advice_comes_between_whole_turns() -> None:
-    """A turn's results stand together; advice follows them."""
+    """A turn's results stay together; advice follows them."""
     model = ScriptedModel([[ToolCall("step", {"seconds": 0})] * 2, "Done."])
     evaluate(model, Says(Trigger(calls=1)))
     kinds = [type(message) for message in model.requests[-1].messages]

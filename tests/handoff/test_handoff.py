@@ -47,7 +47,7 @@ PICKS = Person(answers={"pick_card": {"index": 1}})
 
 
 async def first(offer: Offer, *, context: ToolContext) -> Pick:
-    """A client that needs nobody."""
+    """A client that needs no person."""
     return Pick(0)
 
 
@@ -55,7 +55,7 @@ async def first(offer: Offer, *, context: ToolContext) -> Pick:
 
 
 def test_a_model_sees_what_after_returns_and_a_person_what_is_public() -> None:
-    """The handoff is a tool like any other in a prompt; the person is shown a form for the answer."""
+    """In a prompt the handoff is a tool like any other; the person gets a form for the answer."""
     person = Person(answers={"pick_card": {"index": 1}})
     model = ScriptedModel([ToolCall("pick_card", {"cards": 2}), "Done."])
     session = Session()
@@ -71,7 +71,7 @@ def test_a_model_sees_what_after_returns_and_a_person_what_is_public() -> None:
 
 
 async def test_acts_are_inner_calls_with_ids_by_order() -> None:
-    """Each act has its start, its end and its place in the path; they commit as one."""
+    """Each act has its start, its end and its place in the path; they commit together."""
     rig = Rig([card_game()], environment=PICKS)
     assert (await rig.call("pick_card")).value == "card 1"
     ended = rig.of(ToolInvoked)
@@ -91,7 +91,7 @@ async def test_acts_are_inner_calls_with_ids_by_order() -> None:
 
 @pytest.mark.parametrize("failing", ["before", "client", "after"])
 async def test_when_an_act_fails_nothing_is_left_of_any(failing: str) -> None:
-    """Files and state of all acts are undone, and the model is told which act failed."""
+    """Files and state of all acts are rolled back, and the model is told which act failed."""
 
     async def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer]:
         leave_traces(context, "dealt")
@@ -135,7 +135,7 @@ async def test_before_may_be_the_end_of_it() -> None:
 
 
 async def test_acts_may_give_results_of_different_types() -> None:
-    """The tool's result is then either; where nothing is said of the answer but `Any`, the client says it."""
+    """The tool's result is a union; if the answer's type is `Any`, the client declares it."""
 
     async def deal(params: Deal, *, context: ToolContext) -> Parked[None, Offer] | ToolResult[str]:
         return Parked(None, Offer(1)) if params.cards else ToolResult.ok("no cards")
@@ -155,7 +155,7 @@ async def test_acts_may_give_results_of_different_types() -> None:
 
 
 async def test_client_and_after_may_take_params() -> None:
-    """By keyword or by place, and each act gets its own copy of them."""
+    """By keyword or by position; each act gets its own copy."""
     seen: list[Any] = []
 
     def choose(offer: Offer, params: Deal, *, context: ToolContext) -> Pick:
@@ -172,7 +172,7 @@ async def test_client_and_after_may_take_params() -> None:
 
 
 async def test_acts_may_be_plain_functions() -> None:
-    """They run on threads, and their verbs wait."""
+    """Such acts run on threads, and their verbs block."""
 
     def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer]:
         return Parked(Deck(["a"]), Offer(1))
@@ -185,7 +185,7 @@ async def test_acts_may_be_plain_functions() -> None:
 
 
 async def test_a_handoff_in_other_words_is_the_same_handoff() -> None:
-    """Overrides make a copy with another description."""
+    """An override makes a copy with another description."""
     game = card_game(client=first)
     open_gate([game])
     rig = Rig([game.with_words(description="Pick!")])
@@ -197,7 +197,7 @@ async def test_a_handoff_in_other_words_is_the_same_handoff() -> None:
 
 @pytest.mark.parametrize("act", ["before", "client", "after"])
 async def test_an_act_can_be_called_by_nobody(act: str) -> None:
-    """Neither by a model's call nor by `context.call`."""
+    """Neither a model's call nor `context.call` can reach an act."""
 
     @tool
     async def cheat(context: ToolContext) -> str:
@@ -210,7 +210,7 @@ async def test_an_act_can_be_called_by_nobody(act: str) -> None:
 
 
 async def test_one_call_is_approved_once_and_counted_once() -> None:
-    """Policies, rate limits, the budget and the depth know of one call, not of its acts."""
+    """Policies, rate limits, the budget and the depth see one call, not its acts."""
     person = Person(approve=True, answers={"pick_card": {"index": 0}})
     rig = Rig(
         [card_game(effect="irreversible")],
@@ -226,7 +226,7 @@ async def test_one_call_is_approved_once_and_counted_once() -> None:
 
 
 async def test_a_staged_handoff_is_approved_before_anybody_is_asked() -> None:
-    """It can't run first and be approved by its diff: it would have asked somebody by then."""
+    """It can't be previewed, since running it would ask the person first."""
     asked: list[str] = []
 
     def approve(question: Question) -> tuple[bool, str]:
@@ -265,7 +265,7 @@ async def test_what_an_act_calls_is_held_to_the_policies() -> None:
 
 
 async def test_an_act_does_no_more_than_the_handoff_says() -> None:
-    """Of a handoff that only reads, no act may write, nor call what does."""
+    """In a read-only handoff, no act may write or call a tool that does."""
 
     @tool(effect="staged")
     async def write(context: ToolContext) -> str:
@@ -291,7 +291,7 @@ async def test_an_act_does_no_more_than_the_handoff_says() -> None:
 
 
 async def test_what_before_did_to_the_world_is_named_when_nobody_answers() -> None:
-    """An irreversible `before` stands although the call failed, and the model is told."""
+    """An irreversible `before` stays although the call failed, and the model is told."""
     rig = Rig([card_game(effect="irreversible")], environment=Person())
     result = await rig.call("pick_card")
     assert result.message == (
@@ -303,7 +303,7 @@ async def test_what_before_did_to_the_world_is_named_when_nobody_answers() -> No
 
 
 async def test_a_handoff_that_succeeded_answers_as_a_whole() -> None:
-    """If the call around it fails, it is named once, or compensated once."""
+    """If the outer call fails, the handoff is reported once, or compensated once."""
     undone: list[object] = []
 
     async def undo(params: Deal, value: str, *, context: ToolContext) -> None:
@@ -326,7 +326,7 @@ async def test_a_handoff_that_succeeded_answers_as_a_whole() -> None:
 
 
 async def test_a_passing_failure_is_tried_again_act_by_act() -> None:
-    """`before` may be tried again until it succeeds, and only then is somebody asked."""
+    """`before` is retried until it succeeds, and only then is the person asked."""
     tries: list[int] = []
 
     async def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer]:
@@ -342,7 +342,7 @@ async def test_a_passing_failure_is_tried_again_act_by_act() -> None:
 
 
 async def test_nobody_is_asked_twice_because_something_changed_meanwhile() -> None:
-    """A staged call is run again when what it read has changed; a handoff is a conflict instead."""
+    """A staged call reruns when its reads have changed; a handoff is a conflict instead."""
     begun: list[int] = []
 
     async def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer]:
@@ -368,7 +368,7 @@ async def test_nobody_is_asked_twice_because_something_changed_meanwhile() -> No
 
 
 async def test_an_answer_that_does_not_fit_is_not_taken() -> None:
-    """A person is asked again; a client function that returns something else fails the call."""
+    """A person is asked again; a client function with a wrong result fails the call."""
     person = Person(answers={"pick_card": {"index": 2}}, wrong_first={"index": "the first"})
     rig = Rig([card_game()], environment=person)
     assert (await rig.call("pick_card")).value == "card 2"
@@ -390,7 +390,7 @@ async def test_an_answer_that_does_not_fit_is_not_taken() -> None:
 
 
 async def test_the_first_answer_is_the_answer() -> None:
-    """The same again is harmless, another one is refused, and `after` runs once."""
+    """A repeat is harmless, another answer is refused, and `after` runs once."""
     journal = MemoryJournal()
     settled: list[Pick] = []
 
@@ -416,7 +416,7 @@ async def test_the_first_answer_is_the_answer() -> None:
 
 @pytest.mark.parametrize("returned", ["a deck", Deck(["a"]), None])
 async def test_before_must_park(returned: Any) -> None:
-    """Anything else than Parked or a ToolResult fails the call, before anybody is asked."""
+    """Any result but Parked or a ToolResult fails the call before the person is asked."""
 
     async def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer]:
         return returned
@@ -426,7 +426,7 @@ async def test_before_must_park(returned: Any) -> None:
 
 
 async def test_the_client_gets_what_is_declared_public_and_no_more() -> None:
-    """What is shown is written down and read again by its type: nothing else can ride along."""
+    """The public part is serialised and parsed by its type, so nothing else can leak with it."""
 
     @dataclass(frozen=True)
     class Marked(Offer):
@@ -460,7 +460,7 @@ async def test_the_client_gets_what_is_declared_public_and_no_more() -> None:
 
 
 class Table(Environment):
-    """A person who answers only when told to, question by question."""
+    """A person who answers question by question, when told to."""
 
     run_mode: Any = "user"
 
@@ -485,7 +485,7 @@ class Table(Environment):
 
 
 async def test_several_wait_at_once_and_each_gets_its_own_answer() -> None:
-    """Two in parallel inside one client, a third inside `after`: answered out of order."""
+    """Two in parallel inside one client and a third inside `after`, answered out of order."""
 
     async def choose(offer: Offer, *, context: ToolContext) -> Pick:
         left, right = await gather(context.call("left"), context.call("right", cards=9))
@@ -535,7 +535,7 @@ async def test_when_the_outer_one_fails_the_inner_ones_are_undone() -> None:
 
 
 async def test_handoffs_nest_as_deep_as_calls() -> None:
-    """Only calls count, not their acts; past the limit it is a clear error."""
+    """Only calls count, not their acts; beyond the limit there is a clear error."""
 
     async def deeper(offer: Offer, *, context: ToolContext) -> Pick:
         result = await context.call("pick_card")
@@ -544,7 +544,7 @@ async def test_handoffs_nest_as_deep_as_calls() -> None:
     rig = Rig([card_game(client=deeper)], depth_limit=3)
     assert (await rig.call("pick_card")).success
     depths = [len(each.path) for each in rig.of(ToolInvoked) if each.status == "ok"]
-    assert max(depths) == 8  # four handoffs with an act each
+    assert max(depths) == 8  # four handoffs with one act each
     [refused] = [each for each in rig.of(ToolInvoked) if each.status == "error"]
     assert "limit" in refused.result.message
 
@@ -553,7 +553,7 @@ async def test_handoffs_nest_as_deep_as_calls() -> None:
 
 
 def nested(client: Any, **options: Any) -> list[Any]:
-    """A handoff whose client calls another, whose client is the one given."""
+    """A handoff whose client calls another, which has the given client."""
 
     async def call_inner(offer: Offer, *, context: ToolContext) -> Pick:
         (await context.call("inner")).unwrap()
@@ -563,7 +563,7 @@ def nested(client: Any, **options: Any) -> list[Any]:
 
 
 def test_a_cancel_reaches_every_level() -> None:
-    """Whoever waits at the bottom stops, and everything is rolled back."""
+    """The innermost wait stops, and everything is rolled back."""
 
     async def main() -> Rig:
         forever = Person(after=asyncio.Event())
@@ -583,7 +583,7 @@ def test_a_cancel_reaches_every_level() -> None:
 
 
 def test_the_deadline_reaches_every_level() -> None:
-    """A model that takes too long at the bottom ends the run, and nothing is left of any act."""
+    """A slow model at the bottom ends the run, and nothing of any act remains."""
 
     async def slow(offer: Offer, *, context: ToolContext) -> Pick:
         await asyncio.sleep(60)
@@ -605,7 +605,7 @@ def test_the_deadline_reaches_every_level() -> None:
 
 @pytest.mark.parametrize(("person", "client"), [(3600, 0), (0, 3600)])
 def test_time_a_person_takes_does_not_count_towards_the_timeout(person: int, client: int) -> None:
-    """Days may pass while somebody thinks; an act that works that long is stopped."""
+    """A person may take days to think; an act that works that long is stopped."""
 
     async def choose(offer: Offer, *, context: ToolContext) -> Pick:
         await asyncio.sleep(client)
@@ -626,7 +626,7 @@ def test_time_a_person_takes_does_not_count_towards_the_timeout(person: int, cli
 
 
 def test_cost_is_counted_through_every_level() -> None:
-    """Real usage of models at the bottom is in the response, and held against the root's budget."""
+    """The usage of models at the bottom is in the response, and counts against the root's budget."""
 
     async def ask(offer: Offer, *, context: ToolContext) -> Pick:
         assert context.prompt_model
@@ -736,7 +736,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 def test_what_is_wrong_with_a_definition_is_said_with_its_name(
     wrong: dict[str, Any], said: str, order: tuple[str, ...]
 ) -> None:
-    """At the act, or at the latest where the handoff is put to use; in whatever order acts are defined."""
+    """The error comes at the act, or at the latest when the handoff is used, in any order of definition."""
     given: dict[str, Any] = {"params": Deal, "before": deal, "after": settle, **wrong}
     acts = {name: given.pop(name, None) for name in order}
     name = given.pop("name", "pick_card")
@@ -755,7 +755,7 @@ def test_what_is_wrong_with_a_definition_is_said_with_its_name(
 
 
 def test_an_act_is_defined_once_and_before_it_is_used() -> None:
-    """A second one of a kind is refused, and so is one that comes too late."""
+    """A second act of a kind is refused, and so is one defined too late."""
     game = Handoff("pick_card", "Let the other side pick a card.", params=Deal)
     game.before(deal)
     with pytest.raises(ToolDefinitionError, match="two acts `before`"):
@@ -770,7 +770,7 @@ def test_an_act_is_defined_once_and_before_it_is_used() -> None:
 
 
 def test_a_handoff_without_params_and_with_plain_types() -> None:
-    """Params may be none at all, and every part may be a plain JSON value."""
+    """Params are optional, and every part may be a plain JSON value."""
     ask = Handoff("ask", "Ask for a word.", effect="pure")
 
     @ask.before
@@ -787,7 +787,7 @@ def test_a_handoff_without_params_and_with_plain_types() -> None:
 
 
 def test_acts_are_found_in_whatever_scope() -> None:
-    """Types that are local to a function are resolved as for any tool."""
+    """Types local to a function are resolved as for any tool."""
 
     @dataclass
     class Hidden:
@@ -813,7 +813,7 @@ def test_acts_are_found_in_whatever_scope() -> None:
 
 
 def test_a_rolled_back_handoff_says_so_once_for_each_act() -> None:
-    """Every act that had begun has its end and, where undone, its rollback."""
+    """Every act that had begun has its end and, if undone, its rollback."""
     session = Session()
     with RecordingSubscriber(session) as seen:
         gate = open_gate([card_game()], session=session, filesystem=MemoryFilesystem(), environment=Nobody())

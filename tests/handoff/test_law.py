@@ -28,9 +28,9 @@ class Node:
     calls_in: Place
     at_once: bool
     minds: bool
-    """Does it fail when an inner one does?"""
+    """Whether it fails when an inner handoff does."""
     asks: bool
-    """Is somebody asked, or does it have a client of its own?"""
+    """Whether a person answers, or its own client does."""
     inner: list[Node]
     name: str = ""
     begun: list[str] = field(default_factory=list[str])
@@ -62,13 +62,16 @@ nodes = st.recursive(
 
 
 def named(node: Node, name: str = "n") -> list[Node]:
-    """The nodes of a tree, each under its own name."""
+    """Give each node of a tree its own name."""
     node.name = name
     return [node, *(each for i, inner in enumerate(node.inner) for each in named(inner, f"{name}_{i}"))]
 
 
 async def act(node: Node, place: Place, context: ToolContext) -> str | None:
-    """What every act does: note that it ran, call the inner ones, fail. Returns why it fails, if it says so."""
+    """Record the act, call the inner handoffs, and fail if told to.
+
+    Returns the reason of a reported failure.
+    """
     node.begun.append(place)
     context.session.dispatch(Note(f"{node.name}-{place}"))
     if node.calls_in == place:
@@ -78,11 +81,11 @@ async def act(node: Node, place: Place, context: ToolContext) -> str | None:
         else:
             results = [await call() for call in calls]
         if node.minds and not all(each.success for each in results):
-            raise ValueError("an inner one failed")
+            raise ValueError("an inner handoff failed")
     if node.fails != place:
         return None
     if node.how == "raises" or place == "client":
-        raise ValueError("it was to fail")
+        raise ValueError("failed on purpose")
     return "it was to fail"
 
 
@@ -105,12 +108,12 @@ def handoff(node: Node) -> Handoff[Any, Any]:
 
 
 def expected(node: Node) -> tuple[bool, list[str]]:
-    """Does it succeed, and what is kept of it?"""
+    """Return whether it succeeds, and what is kept of it."""
     kept: list[str] = []
     places: tuple[Place, ...] = ("before", "client", "after")
     for place in places:
         if place == "client" and node.asks:
-            if node.fails == "client":  # whoever was asked says no
+            if node.fails == "client":  # the person declines
                 return False, []
             continue
         kept.append(f"{node.name}-{place}")
@@ -126,7 +129,7 @@ def expected(node: Node) -> tuple[bool, list[str]]:
 
 @given(nodes)
 def test_a_tree_of_handoffs_is_kept_whole_or_not_at_all(root: Node) -> None:
-    """Every act runs at most once, every start has its end, and what is kept is exactly what succeeded."""
+    """Every act runs at most once, every start has its end, and exactly the successful work is kept."""
     tree = named(root)
 
     async def main() -> None:

@@ -1,9 +1,9 @@
-"""The seven patterns of handoffs, each in every environment: what comes of it, or who is missing.
+"""The seven handoff patterns, each in every environment: the result, or the missing participant.
 
-PATTERNS are the examples and what is expected of each in ENVIRONMENTS; `REFUSED` stands where a pattern
-requires somebody who is not there, and then the call must say so. The person of `person` answers at once; the
-one of `terminal` sits at a pseudo-terminal, reads the questions there and types. `python
-tests/handoff/test_patterns.py` runs all of it and prints the table.
+PATTERNS has the examples with the expected outcome of each in ENVIRONMENTS. `REFUSED` means that a pattern
+requires somebody who is not there, and the call must say so. In `person` a person answers at once; in
+`terminal` a person at a pseudo-terminal reads the questions and types. `python
+tests/handoff/test_patterns.py` runs everything and prints the table.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def environment(pattern: Pattern, where: str) -> Any:
 
 
 def done(pattern: Pattern, where: str, begin: Callable[[Any], Operation[T]]) -> T:
-    """What comes of what is begun in an environment; at a terminal, with somebody who types."""
+    """Await the outcome in an environment; at a terminal, with a person who types."""
     if where != "terminal":
         return begin(environment(pattern, where)).wait()
     return asyncio.run(at_terminal(pattern, begin))
@@ -78,7 +78,7 @@ def plain(value: Any) -> Any:
 
 
 def run_cell(name: str, where: str) -> Any:
-    """What comes of a pattern in an environment: its value, or whom it said it needs."""
+    """Return the outcome of a pattern in an environment: its value, or the participant it lacks."""
     pattern, module = PATTERNS[name], example(name)
     tools = [getattr(module, each) for each in (pattern.handoff, *pattern.tools)]
     session = Session()
@@ -100,7 +100,7 @@ def run_cell(name: str, where: str) -> Any:
 
 
 async def run_mocked(name: str, where: str) -> tuple[Any, Any]:
-    """The `client` act alone, with a context whose answers are laid out; and what it did there."""
+    """Run the `client` act alone with prepared answers, and return the result and what it did."""
     pattern, module = PATTERNS[name], example(name)
     makers: dict[str, Callable[..., Any]] = {
         "mock user": lambda **given: user_context(pattern.answers, **given),
@@ -116,13 +116,15 @@ async def run_mocked(name: str, where: str) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize(("name", "where"), IN_A_RUN)
 def test_pattern_in_its_environments(name: str, where: str) -> None:
-    """All three acts, through the gate; where somebody is missing it says who, before anything is done."""
+    """All three acts go through the gate; if a participant is missing, the call names it before it does
+    anything.
+    """
     assert run_cell(name, where) == PATTERNS[name].expected[where]
 
 
 @pytest.mark.parametrize(("name", "where"), WITH_A_MOCK)
 async def test_pattern_with_a_mock_context(name: str, where: str) -> None:
-    """The middle act by itself, as a unit test calls it."""
+    """The middle act alone, as a unit test calls it."""
     pattern = PATTERNS[name]
     answer, did = await run_mocked(name, where)
     assert answer == pattern.expected[where]
@@ -134,7 +136,7 @@ async def test_pattern_with_a_mock_context(name: str, where: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, where in CELLS if where == "mock model"])
 def test_pattern_with_a_model_playing_the_middle_act(name: str) -> None:
-    """`run_as_agent` gives the client's answer on given data, and runs no other act."""
+    """`run_as_agent` returns the client's answer for the given data, and runs no other act."""
     pattern, module = PATTERNS[name], example(name)
     session, heard = Session(), list[object]()
     answer = run_as_agent(
@@ -156,7 +158,7 @@ def test_pattern_with_a_model_playing_the_middle_act(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "where"), IN_A_RUN)
 def test_a_model_is_told_of_a_pattern_only_where_it_can_run(name: str, where: str) -> None:
-    """In a prompt, a handoff that requires somebody is offered where they are."""
+    """A prompt offers a handoff only where its participants are available."""
     pattern, module = PATTERNS[name], example(name)
     tools = [getattr(module, each) for each in (pattern.handoff, *pattern.tools)]
     possible = not isinstance(pattern.expected[where], Refused)
@@ -168,7 +170,7 @@ def test_a_model_is_told_of_a_pattern_only_where_it_can_run(name: str, where: st
 
 
 def test_events_of_a_nested_act_reach_the_parent_as_they_happen() -> None:
-    """Before the act is over, under the act's own name."""
+    """They arrive before the act has ended, under the act's own name."""
     module = example("streaming")
     session = Session()
     with RecordingSubscriber(session) as seen:
@@ -177,17 +179,17 @@ def test_events_of_a_nested_act_reach_the_parent_as_they_happen() -> None:
     emitted = [index for index, event in enumerate(seen.events) if isinstance(event, Emitted)]
     over = [index for index, event in enumerate(seen.events) if isinstance(event, ToolInvoked)]
     assert len(emitted) == 3
-    assert over[0] < emitted[0] < emitted[-1] < over[1]  # after `before`, before `client` is over
+    assert over[0] < emitted[0] < emitted[-1] < over[1]  # after `before`, during `client`
 
 
 def test_every_example_is_in_the_table() -> None:
-    """There are seven, and none is left out."""
+    """There are seven, and all are covered."""
     assert sorted(path.stem for path in FOLDER.glob("*.py")) == sorted(PATTERNS)
     assert len(PATTERNS) == 7
 
 
 def print_table() -> None:
-    """Run every cell and print what came of it."""
+    """Run every cell and print its outcome."""
     print(f"| pattern | {' | '.join(ENVIRONMENTS)} |")
     print("| --- " * (len(ENVIRONMENTS) + 1) + "|")
     for name, pattern in PATTERNS.items():

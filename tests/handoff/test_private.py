@@ -1,4 +1,4 @@
-"""A planted marker in the private part of a handoff: `after` gets it, and nothing else ever shows it."""
+"""A marker planted in the private part of a handoff: `after` gets it, and it appears nowhere else."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
 
 
 class Watching(Person):
-    """A person who keeps all they are shown."""
+    """A person who records everything they are shown."""
 
     def __init__(self) -> None:
         super().__init__(approve=True, answers={"pick_card": {"index": 1}, "which": {"index": 1}})
@@ -66,7 +66,7 @@ async def with_wait_for(offer: Offer, *, context: ToolContext) -> Pick:
 
 
 async def with_approval(deck: Deck, pick: Pick, *, params: Deal, context: ToolContext) -> ToolResult[str]:
-    """An `after` that really holds the marker, and asks for approval while it does."""
+    """An `after` that holds the marker while it asks for approval."""
     assert MARKER in deck.cards[pick.index]
     approval = await context.request_approval("Turn the card?")
     return ToolResult.ok(f"turned: {approval.approved}")
@@ -160,7 +160,7 @@ def test_the_private_part_is_shown_nowhere(game: str, who: str, logged: io.Strin
 
 
 def test_the_marker_would_be_found() -> None:
-    """What `after` returns is shown, so a marker in it is found by the same search."""
+    """The result of `after` is shown, so the same search finds a marker in it."""
 
     async def telling(deck: Deck, pick: Pick, *, context: ToolContext) -> ToolResult[str]:
         return ToolResult.ok(deck.cards[pick.index])
@@ -176,12 +176,12 @@ def test_the_marker_would_be_found() -> None:
 
 
 def test_the_repr_of_what_is_parked_shows_the_public_part_only() -> None:
-    """Whoever prints or logs a `Parked` shows nothing."""
+    """Printing or logging a `Parked` does not reveal the private part."""
     assert repr(Parked(Deck([MARKER]), Offer(1))) == "Parked(public=Offer(backs=1))"
 
 
 def test_what_an_act_raised_is_told_by_its_type_and_place(logged: io.StringIO) -> None:
-    """The model learns that it failed, whoever debugs it where; the words stay inside."""
+    """The model learns the failure, a debugger its place; the text stays private."""
     session = Session()
     with RecordingSubscriber(session) as seen:
         Adapter(ScriptedModel([ToolCall("pick_card"), "Done."])).evaluate(
@@ -204,7 +204,7 @@ def test_what_an_act_raised_is_told_by_its_type_and_place(logged: io.StringIO) -
 
 
 def test_a_private_part_that_does_not_fit_is_named_by_place() -> None:
-    """It is found out while it is parked, not days later, and its words are not repeated."""
+    """The error comes when the handoff parks, not days later, and does not repeat the value."""
     gate = open_gate([card_game(before=parking_badly)])
     assert gate.invoke("pick_card").wait().message == (
         "pick_card.before failed: the private part it parked is not what it declares, Deck, at cards[1]."
@@ -212,12 +212,12 @@ def test_a_private_part_that_does_not_fit_is_named_by_place() -> None:
 
 
 def test_a_digest_gives_nothing_away() -> None:
-    """What covers the arguments of a question is keyed: it is no place to look for them."""
+    """The digest over a question's arguments is keyed, so it can't be used to guess them."""
     assert MARKER not in digest(b"key", MARKER)
 
 
 def test_a_handoff_whose_private_part_has_a_secret_keeps_it() -> None:
-    """`after` gets the very object `before` parked, secrets and all."""
+    """`after` gets the very object that `before` parked, secrets included."""
     from dataclasses import dataclass
 
     from pydantic import SecretStr

@@ -1,4 +1,4 @@
-"""Steps that settle once, and `context.once` through the gate."""
+"""`Journal.once` and `context.once` through the gate: steps that settle once."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -24,7 +24,7 @@ class Done:
 
 
 def counting(seconds: float = 0, fail: int = 0) -> tuple[list[int], Callable[[], Awaitable[int]]]:
-    """A function that counts its runs, takes a while, and fails the first so many times."""
+    """A function that counts its runs, takes a while, and fails the first few times."""
     runs: list[int] = []
 
     async def function() -> int:
@@ -42,7 +42,7 @@ def counting(seconds: float = 0, fail: int = 0) -> tuple[list[int], Callable[[],
 
 
 def test_a_step_that_succeeded_is_not_run_again():
-    """Its recorded value is returned, whatever function comes with the key; another key is another step."""
+    """The recorded value is returned, whatever function comes with the key; another key is another step."""
 
     async def main() -> list[int]:
         journal = MemoryJournal()
@@ -61,7 +61,7 @@ def test_a_step_that_succeeded_is_not_run_again():
 
 @pytest.mark.parametrize("value", [None, False, 0, ""])
 def test_a_value_that_is_nothing_is_a_value(value: Any):
-    """What matters is that it succeeded."""
+    """A step that returned None has succeeded."""
     runs: list[int] = []
 
     async def function() -> Any:
@@ -90,7 +90,7 @@ def test_two_at_once_are_one():
 
 
 def test_a_failure_lets_the_next_try():
-    """One that waited tries itself; only whoever ran it gets its error."""
+    """A waiting caller tries the step itself; only the caller that ran it gets its error."""
     runs, function = counting(seconds=5, fail=2)
 
     async def main() -> list[Any]:
@@ -107,7 +107,7 @@ def test_a_failure_lets_the_next_try():
 
 
 def test_a_cancelled_step_lets_the_next_try():
-    """Neither the one that waited nor a later one is cancelled with it."""
+    """Neither a waiting caller nor a later one is cancelled with it."""
     runs, function = counting(seconds=5)
 
     async def main() -> list[int]:
@@ -125,7 +125,7 @@ def test_a_cancelled_step_lets_the_next_try():
 
 
 def test_one_that_waits_can_be_cancelled_alone():
-    """The step goes on for whoever runs it."""
+    """The step continues for the caller that runs it."""
     runs, function = counting(seconds=5)
 
     async def main() -> int:
@@ -143,7 +143,7 @@ def test_one_that_waits_can_be_cancelled_alone():
 
 
 def test_a_step_inside_itself_is_refused_and_not_waited_for_forever():
-    """By name, with the mend; the outer one may be tried again, and another key inside is fine."""
+    """The error names the step and the fix; the outer step may be retried, and another key inside is fine."""
 
     async def main() -> None:
         journal = MemoryJournal()
@@ -170,7 +170,7 @@ def unit(run: str, call: str) -> CommitUnit:
 
 
 def test_what_was_committed_is_loaded_in_order_by_run():
-    """What is loaded does not change when more is committed."""
+    """A loaded list does not change when more is committed."""
 
     async def main() -> None:
         journal = MemoryJournal()
@@ -186,7 +186,7 @@ def test_what_was_committed_is_loaded_in_order_by_run():
 
 
 def test_a_call_is_recorded_when_it_commits_and_only_then():
-    """One unit for an outer call with all it did, none for one that failed."""
+    """One unit for an outer call with everything it did, none for a failed call."""
 
     @tool(effect="staged")
     async def inner(fail: bool, context: ToolContext) -> str:
@@ -223,7 +223,7 @@ def test_a_call_is_recorded_when_it_commits_and_only_then():
 
 
 class Bank:
-    """Something outside, where what is done stays done."""
+    """An outside system, where effects are permanent."""
 
     def __init__(self) -> None:
         self.paid: list[str] = []
@@ -303,7 +303,7 @@ def test_once_in_a_sync_handler():
 
 
 def test_once_is_keyed_by_the_call_and_the_key():
-    """Another key and another call are others; the same arguments are no reason to skip it."""
+    """Another key or another call is another step; equal arguments do not skip it."""
     bank = Bank()
 
     async def body(context: ToolContext) -> list[int]:
@@ -321,7 +321,7 @@ def test_once_is_keyed_by_the_call_and_the_key():
 
 
 def test_once_of_one_call_at_the_same_time_is_one():
-    """Two branches of a handler that want the same thing done."""
+    """Two branches of a handler want the same step."""
     bank = Bank()
 
     async def body(context: ToolContext) -> list[int]:
@@ -346,7 +346,7 @@ def test_once_that_failed_may_be_tried_again():
 
 @pytest.mark.parametrize("effect", ["pure", "read", "staged"])
 def test_once_is_refused_where_everything_can_be_undone(effect: Effect):
-    """By name, before anything is done, with the mend."""
+    """The error comes before anything is done, and says how to fix it."""
     bank = Bank()
 
     async def body(context: ToolContext) -> int:
@@ -361,7 +361,7 @@ def test_once_is_refused_where_everything_can_be_undone(effect: Effect):
 
 @pytest.mark.parametrize("how", ["raises", "says so", "times out"])
 def test_what_once_did_is_listed_when_the_call_fails(how: str):
-    """The model is told what could not be undone, and so is the record."""
+    """The model is told what could not be undone, and the record has it too."""
     bank = Bank()
 
     async def body(context: ToolContext) -> Any:
@@ -386,7 +386,7 @@ def test_what_once_did_is_listed_when_the_call_fails(how: str):
 
 
 def test_what_once_did_is_listed_once():
-    """Asking for a settled value again is no second payment."""
+    """Reading a settled value again is not a second payment."""
     bank = Bank()
 
     async def body(context: ToolContext) -> Any:
@@ -400,7 +400,7 @@ def test_what_once_did_is_listed_once():
 
 
 def test_what_once_did_in_an_earlier_attempt_is_listed_too():
-    """It was done, although the last attempt did not come to it."""
+    """The payment happened, although the last attempt did not reach it."""
     bank = Bank()
 
     async def body(context: ToolContext) -> Any:
@@ -415,7 +415,7 @@ def test_what_once_did_in_an_earlier_attempt_is_listed_too():
 
 
 def test_what_once_did_in_an_inner_call_is_listed_by_the_outer():
-    """And an inner call that failed has listed its own."""
+    """A failed inner call has listed its own."""
     bank = Bank()
 
     async def body(context: ToolContext) -> Any:
@@ -432,7 +432,7 @@ def test_what_once_did_in_an_inner_call_is_listed_by_the_outer():
 
 
 def test_once_of_two_runs_that_share_a_journal_are_two():
-    """A model's ids of calls repeat from run to run; what is settled in one run is not in another."""
+    """A model's call ids repeat from run to run; a step settled in one run is not settled in another."""
     bank = Bank()
 
     async def body(context: ToolContext) -> int:

@@ -1,4 +1,4 @@
-"""The laws that every journal keeps. A new implementation joins by adding itself to `STORES`."""
+"""The laws that every journal obeys. A new implementation joins by adding itself to `STORES`."""
 
 import asyncio
 import hashlib
@@ -44,7 +44,7 @@ class Hands:
 
 
 Open = Callable[[], Journal]
-"""Opens the same journal as another process would: each has an owner name of its own."""
+"""Opens the same journal as another process would: each opening has its own owner name."""
 
 STORES = ("memory", "sqlite")
 SHARED = ("sqlite",)
@@ -315,7 +315,7 @@ async def test_a_voided_unit_was_never_committed(journal: Journal):
 
 
 async def test_units_whose_files_nobody_applies_are_found_after_a_crash(processes: tuple[Journal, Journal]):
-    """Not those a live process is applying, those without files, or those that are applied."""
+    """Excluded are units that a live process is applying, those without files, and those already applied."""
     first, second = processes
     await first.calls.commit(unit("plain"))
     for call in ("1", "2"):
@@ -392,7 +392,7 @@ async def test_a_step_succeeds_once(journal: Journal):
 async def test_a_step_that_was_cut_short_is_settled_by_whoever_resumes(
     processes: tuple[Journal, Journal], clock: Hands
 ):
-    """Its outcome is unknown until then; a settled one comes back as plain data."""
+    """Its outcome is unknown until then; a settled step returns plain data."""
     first, second = processes
     await first.runs.begin(run())
     started = asyncio.Event()
@@ -421,7 +421,7 @@ async def test_a_step_that_was_cut_short_is_settled_by_whoever_resumes(
 
 
 async def test_the_first_answer_wins_and_a_repeat_is_harmless(journal: Journal):
-    """While the asker waits and after it has gone on; the answer survives being asked again."""
+    """This holds while the asker waits and afterwards; the answer survives being asked again."""
     question = ask()
     task = await asked(journal, question)
     journal.questions.answer(answer(question, 1))
@@ -471,7 +471,7 @@ async def test_an_expired_question_takes_no_answer(journal: Journal, clock: Hand
 
 
 async def test_a_withdrawn_question_is_over_for_everybody(journal: Journal):
-    """Withdrawn by its id or by a prefix; others stay, and it can be asked again."""
+    """It is withdrawn by its id or by a prefix; others stay, and it can be asked again."""
     ids = ("run.1?1", "run.1~2?1", "run.2?1", "run.10?1")
     tasks = {id: await asked(journal, ask(id)) for id in ids}
     await journal.questions.withdraw("run.2?1")
@@ -502,7 +502,7 @@ async def test_questions_are_listed_by_run_and_by_principal_oldest_first(journal
 
 
 async def test_the_question_of_a_parked_run_waits_for_it_and_ends_with_it(journal: Journal):
-    """The asker has gone; what was answered meanwhile is there when it asks again."""
+    """The asker has ended; an answer given meanwhile is found when it asks again."""
     await journal.runs.begin(run())
     questions = [ask("run?1"), ask("run?2")]
     for question in questions:

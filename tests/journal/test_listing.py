@@ -1,4 +1,4 @@
-"""What journals say of whose runs, sessions and questions there are, page by page."""
+"""Listing the runs, sessions and questions of a principal, page by page."""
 
 import asyncio
 import sqlite3
@@ -23,10 +23,10 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 RUNS = st.lists(
     st.tuples(
-        st.integers(0, 3),  # when it began: many at the same time
+        st.integers(0, 3),  # start time: many runs share it
         st.sampled_from(["ada", "bob", ""]),
         st.sampled_from(["s", "t", "u", "v"]),
-        st.integers(0, 3),  # when it changed
+        st.integers(0, 3),  # time of the last change number of open questions
         st.integers(0, 2),  # how many questions wait
     ),
     max_size=12,
@@ -51,7 +51,7 @@ def question(run_id: str, number: int, principal: str, at: int) -> Question:
 
 
 class Hands:
-    """A clock that stands where it is put."""
+    """A clock that stands still until it is set."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -66,7 +66,7 @@ class Hands:
 async def fill(
     journal: Journal, clock: Hands, runs: list[tuple[int, str, str, int, int]]
 ) -> list[asyncio.Future[Any]]:
-    """Runs and questions; what is returned waits for their answers."""
+    """Create runs and questions. Returns the tasks that wait for the answers."""
     asking: list[asyncio.Future[Any]] = []
     for number, (began, principal, session, changed, waiting) in enumerate(runs):
         record = RunRecord(
@@ -119,7 +119,7 @@ async def all_sessions(journal: Journal, principal: str, limit: int) -> list[Ses
 def test_pages_have_everything_once_and_both_journals_say_the_same(
     runs: list[tuple[int, str, str, int, int]], limit: int
 ):
-    """Whoever asks sees their own, the newest first, also where many began at one time."""
+    """Principals see only their own, newest first, even when many began at the same time."""
 
     async def look() -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -153,7 +153,7 @@ def test_pages_have_everything_once_and_both_journals_say_the_same(
 
 
 def check_sessions(rows: list[RunRow], found: list[SessionRow]) -> None:
-    """Each session of the rows once, as its runs say it is."""
+    """Check that each session appears once, with the state of its runs."""
     assert [each.mark for each in found] == sorted((each.mark for each in found), reverse=True)
     assert {each.session_id for each in found} == {row.record.session_id for row in rows}
     assert len(found) == len({each.session_id for each in found})
@@ -166,14 +166,14 @@ def check_sessions(rows: list[RunRow], found: list[SessionRow]) -> None:
 
 
 def connection_of(journal: SqliteJournal) -> sqlite3.Connection:
-    """The connection of a journal that writes inline."""
+    """Return the connection of a journal that writes inline."""
     connection = journal._database._connection  # pyright: ignore[reportPrivateUsage]
     assert connection is not None
     return connection
 
 
 async def test_somebodys_runs_sessions_and_questions_are_found_by_an_index(tmp_path: Path):
-    """Whatever others have in the same journal, nothing of theirs is looked through."""
+    """Other principals' rows in the same journal are not scanned."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None, inline=True)
     connection = connection_of(journal)
     queries: list[str] = []
@@ -197,7 +197,7 @@ async def test_somebodys_runs_sessions_and_questions_are_found_by_an_index(tmp_p
 
 
 async def test_a_page_of_sessions_costs_by_its_lines_what_it_costs_among_few(tmp_path: Path):
-    """A line of it is found by its session, not by going through all that somebody has ever run."""
+    """Each row is found by its session, without scanning all runs of the principal."""
 
     async def steps(many: int) -> int:
         journal = SqliteJournal(tmp_path / f"{many}.db", watch=None, inline=True)
@@ -247,13 +247,13 @@ def a_run(run_id: str = "r") -> RunRecord:
 
 
 async def test_a_run_there_is_not_can_not_be_stopped(either: Journal):
-    """Whoever mistyped an id hears of it."""
+    """A mistyped id raises an error."""
     with pytest.raises(RunUnknown, match="no such run"):
         await either.runs.stop("nothing")
 
 
 async def test_a_run_that_is_brought_in_is_nobodys(either: Journal):
-    """Whoever had it where it comes from does not have it here, and nobody has asked to cancel it."""
+    """Neither the owner nor a cancel request of the source applies here."""
     row = RunRow(record=a_run(), status="parked", owner="elsewhere", leased_until=1e12, stopping=True)
     await either.runs.add(RunCopy(row=row))
     taken = await either.runs.take("r")
@@ -261,7 +261,7 @@ async def test_a_run_that_is_brought_in_is_nobodys(either: Journal):
 
 
 async def test_of_a_run_that_is_forgotten_no_files_are_left_to_change(either: Journal):
-    """Nobody would know what they are for."""
+    """Without the run, nothing would say what they are for."""
     await either.runs.begin(a_run())
     await either.calls.commit(CommitUnit(run_id="r", call_id="c", files=[{"path": "a"}]))
     await either.runs.forget(["r"])

@@ -1,4 +1,4 @@
-"""`SqliteJournal`: what it records is there for whoever opens the file again."""
+"""`SqliteJournal`: its records are there when the file is opened again."""
 
 import asyncio
 import queue
@@ -29,7 +29,7 @@ Main = Callable[[SqliteJournal], Coroutine[Any, Any, Any]]
 
 
 class Opened:
-    """A journal's file, opened anew for each piece of work."""
+    """A journal file that is reopened for each piece of work."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,7 +78,7 @@ class Model(pydantic.BaseModel):
 
 
 class Overtaken(queue.SimpleQueue[Any]):
-    """Jobs that are on their way while somebody closes the journal."""
+    """Jobs that are queued while the journal is closed."""
 
     def __init__(self, close: Callable[[], None]) -> None:
         self.closer = threading.Thread(target=close, daemon=True)
@@ -90,12 +90,12 @@ class Overtaken(queue.SimpleQueue[Any]):
             self._closed.set()
             return
         self.closer.start()
-        self._closed.wait(0.05)  # the end must not come before what was let in
+        self._closed.wait(0.05)  # the close must not overtake accepted jobs
         super().put(item)
 
 
 def test_what_was_let_in_before_it_was_closed_is_done(tmp_path: Path):
-    """From whichever thread: nobody waits for ever for a thread that has ended."""
+    """From any thread: nobody waits for ever for a thread that has ended."""
     writer = Database(str(tmp_path / "journal.db"), clock=SYSTEM_CLOCK, new_id="id")
     waiting, writer._jobs = writer._jobs, Overtaken(writer.close)
     done: list[int] = []
@@ -103,7 +103,7 @@ def test_what_was_let_in_before_it_was_closed_is_done(tmp_path: Path):
     def work() -> None:
         done.append(writer.transact_now(lambda connection: 1))
 
-    waiting.put(_Job(lambda connection: None))  # its thread looks at the new queue from here on
+    waiting.put(_Job(lambda connection: None))  # from here on its thread uses the new queue
     asker = threading.Thread(target=work, daemon=True)
     asker.start()
     asker.join(10)
@@ -115,7 +115,7 @@ def test_what_was_let_in_before_it_was_closed_is_done(tmp_path: Path):
     [(None, None), (0, 0), ({"a": [1, "b"]}, {"a": [1, "b"]}), (Point(1), {"x": 1}), (Model(y=2), {"y": 2})],
 )
 def test_a_step_is_run_once_for_all_who_open_the_file(journal: Opened, value: Any, recorded: Any):
-    """Later its value comes from the record, as plain data; one that failed is run again."""
+    """Later its value comes from the record as plain data; a failed step runs again."""
     runs: list[str] = []
 
     async def failing() -> Any:
@@ -137,7 +137,7 @@ def test_a_step_is_run_once_for_all_who_open_the_file(journal: Opened, value: An
 
 
 def test_what_can_not_be_recorded_is_refused(journal: Opened):
-    """By name, and the step counts as not done."""
+    """The error names the value, and the step counts as not done."""
 
     async def nothing_plain() -> Any:
         return object()
@@ -155,7 +155,7 @@ def test_what_can_not_be_recorded_is_refused(journal: Opened):
 
 
 def test_units_come_back_in_order(journal: Opened):
-    """Those of a run, all of each; a void one never was."""
+    """A run's units come back complete; a void unit is skipped."""
     files = {"root": "/r", "steps": [{"do": "put", "path": "a"}]}
 
     async def write(journal: SqliteJournal) -> None:
@@ -182,7 +182,7 @@ def test_units_come_back_in_order(journal: Opened):
 
 
 def test_a_call_that_was_void_can_be_committed_again(journal: Opened):
-    """The same call may be tried anew, and only the later unit is turned."""
+    """The same call may be retried, and only the later unit changes status."""
 
     async def main(journal: SqliteJournal) -> Any:
         for _ in range(2):
@@ -196,7 +196,7 @@ def test_a_call_that_was_void_can_be_committed_again(journal: Opened):
 
 
 class Somebody(Environment):
-    """Whoever is there says this."""
+    """A person who always gives this answer."""
 
     run_mode = "user"
 
@@ -214,7 +214,7 @@ def asked(says: Answer | Exception, question: Question) -> Main:
 
 
 def test_an_answer_stands_for_all_who_open_the_file(journal: Opened):
-    """The same question again gets it, whoever is there now; to another one of that id it is no answer."""
+    """The same question again gets it, whoever is asked now; another question with that id does not."""
     assert journal(asked(answer(), question())) == answer()
     assert journal(asked(answer(value="other"), question())) == answer()
     assert journal(lambda journal: journal.questions.ask(question())) == answer()
@@ -224,14 +224,14 @@ def test_an_answer_stands_for_all_who_open_the_file(journal: Opened):
 
 
 def test_a_question_that_was_withdrawn_may_be_asked_again(journal: Opened):
-    """Only what somebody said stands."""
+    """Only a given answer stays."""
     assert journal(asked(QuestionCancelled("q"), question())).outcome == "cancelled"
     assert journal(asked(Declined("q", "no"), question())).outcome == "declined"
     assert journal(asked(answer(), question())).outcome == "declined"
 
 
 def test_an_answered_question_is_not_withdrawn(journal: Opened):
-    """Withdrawing the questions of a call takes back only those that nobody has answered."""
+    """Withdrawing a call's questions affects only unanswered ones."""
     given = journal(asked(answer(), question()))
 
     async def withdraw_and_ask(journal: SqliteJournal) -> Any:
@@ -243,7 +243,7 @@ def test_an_answered_question_is_not_withdrawn(journal: Opened):
 
 
 def test_it_is_the_same_journal_whenever_it_is_opened(journal: Opened, tmp_path: Path):
-    """Its id says so; another file is another journal. `power` waits for the disk, `process` does not."""
+    """Its id is stable, and differs between files. `power` waits for the disk, `process` does not."""
 
     async def about(journal: SqliteJournal) -> Any:
         rows = await journal._database.transact(
@@ -259,7 +259,7 @@ def test_it_is_the_same_journal_whenever_it_is_opened(journal: Opened, tmp_path:
 
 
 def test_commits_from_several_tasks_are_all_recorded(journal: Opened):
-    """One thread writes, in the order they came."""
+    """One thread writes them in order of arrival."""
 
     async def main(journal: SqliteJournal) -> Any:
         await asyncio.gather(*[journal.calls.commit(unit(str(number))) for number in range(100)])
@@ -269,7 +269,7 @@ def test_commits_from_several_tasks_are_all_recorded(journal: Opened):
 
 
 def test_a_transaction_that_fails_leaves_nothing(journal: Opened):
-    """All of it or nothing, and the journal can be used afterwards."""
+    """It is atomic, and the journal stays usable."""
 
     def half(connection: sqlite3.Connection) -> None:
         connection.execute("INSERT INTO steps VALUES ('half', '', x'')")
@@ -288,7 +288,9 @@ def test_a_transaction_that_fails_leaves_nothing(journal: Opened):
 
 
 def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
-    """By name, with the mend: another database, another schema, something else, a folder."""
+    """Another database, another schema, another file type or a folder: the error names it and says what to
+    do.
+    """
     other = sqlite3.connect(tmp_path / "other.db")
     other.execute("CREATE TABLE t (x)")
     other.close()
@@ -312,7 +314,7 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
 
 
 def test_a_closed_journal_says_so(tmp_path: Path):
-    """Closing twice is harmless; using it is not."""
+    """Closing twice is harmless; using a closed journal is an error."""
 
     async def main() -> None:
         journal = SqliteJournal(tmp_path / "journal.db")
@@ -325,7 +327,7 @@ def test_a_closed_journal_says_so(tmp_path: Path):
 
 
 def test_what_was_recorded_outlives_a_kill(tmp_path: Path):
-    """Everything a commit returned for is there after `kill -9`."""
+    """Everything a commit returned for survives `kill -9`."""
     script = textwrap.dedent("""
         import asyncio, os, signal, sys
         from handrail import SqliteJournal
@@ -343,7 +345,7 @@ def test_what_was_recorded_outlives_a_kill(tmp_path: Path):
 
 
 def test_the_runs_of_a_session_are_found_without_going_through_all_of_somebody_s(journal: Opened):
-    """What a thread costs does not grow with the threads of the same person."""
+    """The cost of a thread does not grow with the number of the person's threads."""
 
     async def explain(opened: SqliteJournal) -> list[str]:
         connection = opened._database._connection

@@ -1,4 +1,4 @@
-"""Budgets: reserved before a spend and settled after, so that nothing in parallel passes a bound."""
+"""Budgets: reserved before spending and settled after it, so that concurrent work stays within the limits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNITS = ("tokens", "money", "requests", "tool_calls")
 
 
 def test_eight_children_under_four_requests_get_four():
-    """Whatever runs beside what, a share given to eight children is never passed."""
+    """Eight concurrent children never exceed the share they were given."""
     root = BudgetTracker(Budget(requests=4))
     got: list[int] = []
 
@@ -52,7 +52,7 @@ def test_eight_children_under_four_requests_get_four():
 
 
 def test_eight_threads_under_four_requests_get_four():
-    """The same from threads, many times over."""
+    """The same from threads, many times."""
     for _ in range(50):
         root = BudgetTracker(Budget(requests=4))
         together = threading.Barrier(8)
@@ -79,7 +79,7 @@ def test_eight_threads_under_four_requests_get_four():
 
 
 def test_checking_and_setting_aside_are_one_step():
-    """A thread that reserves while another's amount is being checked waits, and finds nothing left."""
+    """A thread that reserves during another's check waits, and then finds nothing left."""
     tracker = BudgetTracker(Budget(money=1))
     got: list[Reservation] = []
 
@@ -90,7 +90,7 @@ def test_checking_and_setting_aside_are_one_step():
     thread = threading.Thread(target=other)
 
     class Slow(Decimal):
-        """An amount during whose comparison the other thread comes along."""
+        """An amount during whose comparison the other thread runs."""
 
         def __gt__(self, left: Any) -> bool:
             thread.start()
@@ -104,7 +104,7 @@ def test_checking_and_setting_aside_are_one_step():
 
 
 def test_a_spend_is_charged_to_every_run_above():
-    """A child's spending is its parent's too; the tightest bound is what is left."""
+    """A child's spending counts for its parent too; the tightest limit determines what is left."""
     root = BudgetTracker(Budget(tokens=100, money=1))
     child = root.share(Budget(tokens=30))
     child.share().reserve(tokens=10).settle(tokens=7)
@@ -120,7 +120,7 @@ def test_a_spend_is_charged_to_every_run_above():
 
 
 def test_whose_bound_it_was_is_said():
-    """A child's own share spent is not the run's budget spent."""
+    """Spending a child's own share is not spending the run's budget."""
     child = BudgetTracker(Budget(tokens=100)).share(Budget(tokens=5))
     with pytest.raises(BudgetExceededError, match="this run's share") as raised:
         child.reserve(tokens=6)
@@ -128,7 +128,7 @@ def test_whose_bound_it_was_is_said():
 
 
 def test_refused_means_nothing_was_set_aside():
-    """Of several units, one too many refuses all, in every run above."""
+    """If one of several units is exceeded, all are refused, at every level."""
     root = BudgetTracker(Budget(tokens=10, requests=1))
     child = root.share(Budget(tokens=100))
     with pytest.raises(BudgetExceededError):
@@ -168,7 +168,7 @@ def test_a_reservation_ends_once_from_many_threads():
 
 @pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError, KeyboardInterrupt])
 def test_what_raised_is_given_back(error: type[BaseException]):
-    """A block that fails spent nothing; one that settles has settled, also when it fails after."""
+    """A block that fails spends nothing; once settled, it stays settled even if it fails later."""
     tracker = BudgetTracker(Budget(tokens=10))
     with pytest.raises(error), tracker.reserve(tokens=10):
         raise error
@@ -184,7 +184,7 @@ def test_what_raised_is_given_back(error: type[BaseException]):
 
 
 def test_an_unknown_price_is_refused_under_a_money_limit_only():
-    """Unknown is not free: refused where money is bounded, here or above, and not counted elsewhere."""
+    """Unknown is not free: it is refused where money is limited, here or above, and not counted elsewhere."""
     for limited in (BudgetTracker(Budget(money=5)), BudgetTracker(Budget(money=5)).share(Budget(tokens=9))):
         with pytest.raises(
             BudgetExceededError, match="limited in money and an unknown amount would be spent"
@@ -200,7 +200,7 @@ def test_an_unknown_price_is_refused_under_a_money_limit_only():
 
 
 def test_what_was_really_spent_is_recorded_beyond_the_bound():
-    """A provider that used more than was reserved is charged as it was; then nothing more is let through."""
+    """If a provider used more than was reserved, the real usage is charged, and nothing more is allowed."""
     root = BudgetTracker(Budget(tokens=10))
     child = root.share(Budget(tokens=9))
     child.reserve(tokens=9).settle(tokens=12, requests=1)
@@ -213,7 +213,7 @@ def test_what_was_really_spent_is_recorded_beyond_the_bound():
 
 
 def test_cents_add_up():
-    """A hundred times ten cents are ten dollars, not nearly, also in a context of three digits."""
+    """A hundred times ten cents is exactly ten dollars, even in a decimal context of three digits."""
     tracker = BudgetTracker(Budget(money=10))
     with decimal.localcontext() as context:
         context.prec = 3
@@ -258,7 +258,7 @@ def test_cents_add_up():
     ],
 )
 def test_what_cannot_be_a_unit_or_an_amount_is_refused(wrong: Callable[[BudgetTracker], object], words: str):
-    """The unit or the amount is named, and nothing was set aside or spent by it."""
+    """The error names the unit or the amount, and nothing was reserved or spent."""
     tracker = BudgetTracker(Budget(tokens=5, money=5))
     with pytest.raises(DefinitionError, match=words):
         wrong(tracker)
@@ -267,7 +267,7 @@ def test_what_cannot_be_a_unit_or_an_amount_is_refused(wrong: Callable[[BudgetTr
 
 
 def test_without_bounds_everything_is_counted():
-    """No budget refuses nothing and still knows what was spent."""
+    """Without a budget nothing is refused, and spending is still counted."""
     tracker = BudgetTracker()
     tracker.reserve(tokens=10**12, money=1).settle(money=0.25)
     assert tracker.spent() == {"tokens": 10**12, "money": Decimal("0.25")}
@@ -288,7 +288,7 @@ def exact(amount: Any) -> Fraction:
 
 
 class Spending(RuleBasedStateMachine):
-    """Any order of reserving, settling and releasing in a tree of trackers, against exact fractions."""
+    """Random reserving, settling and releasing in a tree of trackers, compared with exact fractions."""
 
     trackers = Bundle("trackers")
     reservations = Bundle("reservations")
@@ -366,5 +366,5 @@ class Spending(RuleBasedStateMachine):
 
 
 def test_no_order_of_spending_passes_a_bound():
-    """What is let through is exactly what fits, and every sum is exact, in the whole tree."""
+    """Exactly what fits is allowed, and every sum is exact, in the whole tree."""
     run_state_machine_as_test(Spending)

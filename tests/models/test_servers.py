@@ -1,4 +1,4 @@
-"""The model servers of others: they start, answer on every wire, say what they saw, and end."""
+"""The model servers of others: they start, answer on every wire, record requests, and end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STARTS = {"aimock": aimock, "llmock": llmock, "embedded": embedded}
 def ask(
     server: Server, wire: str, text: str = "What is the capital of France?", **more: Any
 ) -> tuple[int, str]:
-    """Send one request as the wire wants it; return the status and the body as it came."""
+    """Send one request in the wire's format; return the status and the raw body."""
     message = {"role": "user", "content": text}
     body: dict[str, Any] = {"model": "smollm2", **more}
     if wire == CHAT:
@@ -84,7 +84,7 @@ def test_aimock_answers_by_its_fixtures(aimock_server: Aimock, wire: str):
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_llmock_plays_its_script(llmock_server: Llmock, wire: str):
-    """A 429 has the header retry-after only when asked for, then the reply comes, and there is a verdict."""
+    """A 429 has the header retry-after only when scripted; then the reply comes, and there is a verdict."""
     fail = {"type": "fail", "status": 429}
     llmock_server.script([fail, {"type": "reply", "text": "Paris."}])
     assert [ask(llmock_server, wire)[0] for _ in range(2)] == [429, 200]
@@ -99,7 +99,7 @@ def test_llmock_plays_its_script(llmock_server: Llmock, wire: str):
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_llmock_finds_fault_with_a_client_that_takes_a_part_for_the_whole(llmock_server: Llmock, wire: str):
-    """A truncated stream ends as if all were well; the client here, which believes it, is told so."""
+    """A truncated stream ends without an error; the verdict blames the client that accepts it."""
     llmock_server.script([{"type": "stream_fault", "kind": "truncate", "after_chunks": 2}])
     assert ask(llmock_server, wire, stream=True)[0] == 200
     assert [finding["code"] for finding in llmock_server.verdict()["findings"]] == [
@@ -118,7 +118,7 @@ def test_the_embedded_model_answers(embedded_server: Embedded, wire: str):
 
 @pytest.mark.parametrize("name", STARTS)
 def test_a_server_ends_with_its_block(name: str):
-    """Its process is gone when the block is left, also by an exception."""
+    """Its process has ended when the block is left, even by an exception."""
     start: AbstractContextManager[Server] = STARTS[name]()
     with contextlib.suppress(KeyboardInterrupt), start as server:
         assert is_running(server.pid)
@@ -128,7 +128,7 @@ def test_a_server_ends_with_its_block(name: str):
 
 @pytest.mark.parametrize("name", STARTS)
 def test_a_server_ends_with_the_process_that_started_it(name: str):
-    """Even killed, the tests leave no server behind: a connection to it ends."""
+    """Even if the tests are killed, no server stays behind: a connection to it fails."""
     code = f"from support import servers\nwith servers.{name}() as server:\n    print(server.url, flush=True)\n    input()"
     command = [sys.executable, "-c", code]
     environment = importing_support()
@@ -137,12 +137,12 @@ def test_a_server_ends_with_the_process_that_started_it(name: str):
         address = urlsplit(owner.stdout.readline().decode().strip())
         with socket.create_connection((address.hostname, address.port), timeout=120) as connection:
             owner.kill()
-            with contextlib.suppress(ConnectionResetError):  # which is an end too
+            with contextlib.suppress(ConnectionResetError):  # which also means that it ended
                 assert connection.recv(1) == b""
 
 
 def test_a_server_that_does_not_start_says_why():
-    """What the launcher wrote is in the error."""
+    """The launcher's output is in the error."""
     with (
         pytest.raises(ServerFailed, match="no such model"),
         running(sys.executable, "-c", "exit('no such model')"),
@@ -153,7 +153,7 @@ def test_a_server_that_does_not_start_says_why():
 
 
 def test_a_script_that_is_refused_is_an_error(aimock_server: Aimock, llmock_server: Llmock):
-    """A mistake in a script fails the test that makes it, and the server's reason is told."""
+    """A mistake in a script fails its test with the server's reason."""
     with pytest.raises(ServerFailed, match="Validation failed"):
         aimock_server.script([{"match": {}, "response": {"toolCalls": [{"name": "f", "arguments": "{"}]}}])
     with pytest.raises(ServerFailed, match="Unknown behaviour"):
@@ -161,6 +161,6 @@ def test_a_script_that_is_refused_is_an_error(aimock_server: Aimock, llmock_serv
 
 
 def test_every_case_has_a_server_for_every_wire():
-    """The contract can be run in full against servers of others."""
+    """The whole contract can run against servers of others."""
     for case, servers in CAN.items():
         assert set().union(*servers.values()) == set(WIRES), case

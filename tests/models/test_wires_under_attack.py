@@ -1,4 +1,4 @@
-"""What providers send that they should not, what is sent to them, and what of it is shown."""
+"""Malformed responses from providers, what is sent to them, and what is shown of both."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Standing(SystemClock):
-    """A clock on which it is always new year."""
+    """A clock that always shows new year."""
 
     def now(self) -> datetime:
         return NOW
@@ -78,7 +78,7 @@ def chat(raw: Raw, **options: Any) -> OpenAIModel:
 
 
 async def test_a_provider_that_counts_nothing_is_not_free() -> None:
-    """Without usage the bound that was reserved counts as spent, so a budget still ends a run."""
+    """Without usage, the reserved bound counts as spent, so a budget still ends a run."""
     async with raw_server(said("ok")) as raw:
         adapter = Adapter(chat(raw, price=Price(Decimal(1), Decimal(1))), max_tokens=100)
         budget = BudgetTracker(Budget(tokens=500))
@@ -90,7 +90,7 @@ async def test_a_provider_that_counts_nothing_is_not_free() -> None:
 
 
 async def test_without_usage_the_next_request_is_bounded_by_all_that_is_sent() -> None:
-    """What the provider has not counted is estimated again, also in the second turn."""
+    """Messages that the provider has not counted are estimated again, also in the second turn."""
     call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
     async with raw_server(said(None, tool_calls=[call]), said("ok")) as raw:
         budget = BudgetTracker(Budget(tokens=100_000))
@@ -99,7 +99,7 @@ async def test_without_usage_the_next_request_is_bounded_by_all_that_is_sent() -
 
 
 async def test_a_stream_that_breaks_off_is_not_free() -> None:
-    """What a broken answer has used nobody knows: the bound counts."""
+    """The usage of a broken answer is unknown, so the bound counts."""
     async with raw_server(streamed(delta(content="One two"), end=b"")) as raw:
         budget = BudgetTracker(Budget(tokens=5000))
         adapter = Adapter(chat(raw), retry=Retry(attempts=2, first_wait=0), max_tokens=100)
@@ -124,7 +124,7 @@ SAYS_IT = {"message": f"Incorrect API key provided: {KEY}."}
 
 
 def chain(error: BaseException | None) -> str:
-    """All that an error and those it came from say and hold."""
+    """Return all text in an error and its causes."""
     if error is None:
         return ""
     held = f"{error!s}{error!r}{error.args!r}{vars(error)!r}"
@@ -153,7 +153,7 @@ def chain(error: BaseException | None) -> str:
 async def test_a_provider_can_not_bring_the_key_out(
     wire: str, answer: bytes, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However it says the key back, no error shows it, nor the errors it came from."""
+    """However it echoes the key, neither the error nor its causes show it."""
     monkeypatch.setenv("PLANTED_KEY", KEY)
     async with raw_server(answer) as raw:
         model: Any = (
@@ -205,7 +205,7 @@ def piece(city: str, id: str, **more: Any) -> dict[str, Any]:
     ],
 )
 async def test_parallel_calls_are_told_apart(chunks: list[Any]) -> None:
-    """However a server numbers its calls, and whether or not it does, each call is one."""
+    """Whether and however a server numbers its calls, each call is separate."""
     async with raw_server(
         streamed(*chunks, delta("tool_calls")), streamed(delta(content="Rain."), delta("stop"))
     ) as raw:
@@ -236,7 +236,7 @@ async def test_content_in_parts(stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_refusal_is_one_streamed_or_not(stream: bool) -> None:
-    """What a model will not do ends as `refused`, however it was sent."""
+    """A refusal ends as `refused`, however it was sent."""
     answer = streamed(delta(refusal="No."), delta("stop")) if stream else said(None, refusal="No.")
     async with raw_server(answer) as raw:
         adapter = Adapter(chat(raw), retry=ONCE)
@@ -256,14 +256,14 @@ async def test_a_connection_is_used_again_after_a_stream() -> None:
 
 
 async def test_a_stream_that_stays_open_after_its_end_is_left() -> None:
-    """A server that never closes its stream holds nobody up."""
+    """A server that never closes its stream delays nobody."""
     answer = streamed(delta(content="ok"), delta("stop")).removesuffix(b"0\r\n\r\n")
     async with raw_server(answer) as raw, asyncio.timeout(10):
         assert (await Adapter(chat(raw)).stream(PLAIN, "hi").response).text == "ok"
 
 
 async def test_a_stream_may_begin_with_a_byte_order_mark() -> None:
-    """The mark is not part of the first line; nothing of the answer is lost with it."""
+    """The mark is not part of the first line, and nothing of the answer is lost."""
     answer = streamed(delta(content="ok"), delta("stop"))
     marked = answer.replace(b"\r\n\r\n", b"\r\n\r\n3\r\n\xef\xbb\xbf\r\n", 1)
     async with raw_server(marked) as raw:
@@ -307,7 +307,7 @@ async def test_a_stream_may_begin_with_a_byte_order_mark() -> None:
 async def test_a_tool_sees_what_is_left_of_the_providers_limits(
     headers: dict[str, str], limit: RateLimit | None
 ) -> None:
-    """As the provider said it, in whichever of the ways there are; nothing where it makes no sense."""
+    """In any of the providers' formats; absent where the values make no sense."""
     seen: list[RateLimit | None] = []
 
     @tool(effect="pure")
@@ -330,7 +330,7 @@ async def test_a_tool_sees_what_is_left_of_the_providers_limits(
 
 
 def test_loops_that_have_ended_are_let_go() -> None:
-    """Neither connections, nor deadlines, nor a throttle keep a loop that is over; but for the last one."""
+    """Connections, deadlines and throttles do not keep a closed loop alive, except the last one."""
     throttle, loops = Throttle(at_once=1), list[weakref.ref[Any]]()
 
     async def evaluate() -> None:
@@ -376,7 +376,7 @@ server.server_close()
 
 
 def test_a_script_ends_without_a_word_of_complaint() -> None:
-    """Connections are closed with the program, also where nobody looked after a loop."""
+    """Connections are closed with the program, even if their loop was not cleaned up."""
     ended = subprocess.run(
         [sys.executable, "-W", "always", "-c", SCRIPT],
         capture_output=True,
@@ -392,7 +392,7 @@ def test_a_script_ends_without_a_word_of_complaint() -> None:
 
 @pytest.mark.parametrize("thinks", [False, True])
 async def test_text_with_nothing_to_read_is_not_sent_back(thinks: bool) -> None:
-    """Models write empty lines before their calls; the API refuses a block that holds nothing else."""
+    """Models write empty lines before their calls, and the API refuses a blank block."""
     thoughts = [
         {"type": "thinking", "thinking": "hm", "signature": "s"},
         {"type": "redacted_thinking", "data": "z"},
@@ -431,21 +431,21 @@ class Dog:
 
 @dataclass(frozen=True)
 class Told:
-    """A pet, told apart by its kind."""
+    """A pet, distinguished by its kind."""
 
     pet: Annotated[Cat | Dog, Field(discriminator="kind")]
 
 
 @dataclass(frozen=True)
 class Untold:
-    """A pet, told apart by how it looks."""
+    """A pet, distinguished by its fields."""
 
     pet: Cat | Dog
 
 
 @dataclass(frozen=True)
 class Described:
-    """A pet with words of its own, which stand beside a reference."""
+    """A pet with its own description beside a reference."""
 
     pet: Annotated[Cat, Field(description="The one on the sofa.")]
 
@@ -464,7 +464,7 @@ class Several:
 async def test_strict_is_only_said_of_what_a_strict_mode_takes(
     wanted: type[Any], strict: bool, api: Literal["chat", "responses"]
 ) -> None:
-    """A strict mode refuses the request for one word it does not know; without it the answer is checked here."""
+    """A strict mode refuses the whole request for one unknown keyword; without it the answer is checked here."""
     async with raw_server(whole({"error": {"message": "no"}}, 400)) as raw:
         with pytest.raises(PromptEvaluationError):
             await Adapter(chat(raw, api=api)).evaluate(Prompt("p", "Go.", output=wanted), "hi")
@@ -474,7 +474,7 @@ async def test_strict_is_only_said_of_what_a_strict_mode_takes(
 
 
 class Table(ModuleType):
-    """A table of prices as `genai-prices` is one: a dollar a token, a quarter more to write the cache."""
+    """A price table like `genai-prices`: a dollar per token, a quarter more for cache writes."""
 
     @dataclass
     class Usage:
@@ -505,7 +505,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("table")
 async def test_what_is_written_to_a_cache_is_reserved_too() -> None:
-    """It costs more than plain input, and a bound is one."""
+    """Cache writes cost more than plain input, and the reservation must be an upper bound."""
     usage = {"input_tokens": 0, "cache_creation_input_tokens": 40, "output_tokens": 1}
     answer = whole({"content": [{"type": "text", "text": "ok"}], "stop_reason": "end_turn", "usage": usage})
     async with raw_server(answer) as raw:
@@ -526,7 +526,7 @@ async def test_what_is_written_to_a_cache_is_reserved_too() -> None:
     ],
 )
 async def test_usage_that_makes_no_sense_ends_no_run(usage: Any) -> None:
-    """The answer is there; what is counted wrongly is counted as far as it can be."""
+    """The answer is kept, and invalid usage is counted as far as possible."""
     async with raw_server(said("ok", usage)) as raw:
         budget = BudgetTracker(Budget(money=10_000, tokens=10_000))
         assert (await Adapter(chat(raw), max_tokens=9).evaluate(PLAIN, "hi", budget=budget)).text == "ok"
@@ -534,7 +534,7 @@ async def test_usage_that_makes_no_sense_ends_no_run(usage: Any) -> None:
 
 
 async def test_keys_as_they_are_found_in_environments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line break at the end, as files have it, does no harm; one in the middle is said by name."""
+    """A trailing line break, as files have it, is harmless; one in the middle is reported by name."""
     async with raw_server(said("ok")) as raw:
         adapter = Adapter(chat(raw, key_variable="PLANTED_KEY"), retry=ONCE)
         monkeypatch.setenv("PLANTED_KEY", f"{KEY}\n")
@@ -555,7 +555,7 @@ async def test_keys_as_they_are_found_in_environments(monkeypatch: pytest.Monkey
     ],
 )
 def test_addresses_and_headers_are_looked_at_when_a_model_is_made(options: Any, words: str) -> None:
-    """What can't be sent, or would be shown, is refused before any request, and not repeated."""
+    """An address that can't be sent, or would be shown, is refused before any request, and not repeated."""
     with pytest.raises(DefinitionError, match=words) as raised:
         OpenAIModel("m", **options)
     assert "hunter2" not in str(raised.value)
@@ -566,7 +566,7 @@ def test_addresses_and_headers_are_looked_at_when_a_model_is_made(options: Any, 
 async def test_arguments_go_back_as_an_object_whatever_they_were(
     arguments: str, api: Literal["chat", "responses"]
 ) -> None:
-    """llama.cpp and vLLM read the arguments of earlier calls, and refuse a conversation where they can't."""
+    """llama.cpp and vLLM parse the arguments of earlier calls, and refuse a conversation if they can't."""
     history = [
         UserMessage("u"),
         AssistantMessage("", (CallAsked("a", "weather", arguments),)),
@@ -590,7 +590,7 @@ class Score:
 
 
 async def test_bounds_are_checked_here_and_not_sent_to_anthropic() -> None:
-    """The API refuses a schema with bounds; an answer out of bounds is corrected by the model."""
+    """The API refuses a schema with bounds; the model corrects an answer out of bounds."""
 
     def answer(points: int) -> bytes:
         text = json.dumps({"points": points, "pattern": "x", "tags": []})

@@ -1,4 +1,4 @@
-"""The documentation is built as `make docs` builds it; every link in it leads somewhere and nothing comes from elsewhere."""
+"""The documentation, built as `make docs` builds it: every link works and nothing is loaded from other sites."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ import handrail
 from handrail import errors, events
 from support.documents import DOCS, ROOT
 
-pytestmark = pytest.mark.once  # what builds it is installed for one interpreter
+pytestmark = pytest.mark.once  # the builder is installed for one interpreter only
 
 LOADS = {"link": "href", "script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src"}
-"""The elements that make a browser fetch something, and where they name it."""
+"""The elements that make a browser fetch something, and the attribute with the address."""
 
 
 @dataclass
@@ -48,14 +48,14 @@ class Page(HTMLParser):
 
 
 def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    """Build it. Not with `-q`: a warning that is not logged is not counted, and strict mode passes."""
+    """Build the site. Without `-q`: strict mode does not count warnings that are not logged."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(site)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
 def broken(pages: dict[Path, Page], root: Path) -> list[str]:
-    """The links that lead to no page, no file or no anchor, and what is loaded and not there."""
+    """Return links without a page, file or anchor, and missing assets."""
     found: list[str] = []
     for page in pages.values():
         for link in [*page.links, *page.loads]:
@@ -73,7 +73,7 @@ def broken(pages: dict[Path, Page], root: Path) -> list[str]:
 
 
 def foreign(pages: dict[Path, Page]) -> list[str]:
-    """What a browser would fetch from another place than the site."""
+    """Return what a browser would fetch from other sites."""
     loads = [load for page in pages.values() for load in page.loads]
     sheets = {sheet for page in pages.values() for sheet in page.path.parent.rglob("*.css")}
     imported = [
@@ -84,10 +84,11 @@ def foreign(pages: dict[Path, Page]) -> list[str]:
     return [load for load in loads if urlsplit(load).netloc] + imported
 
 
-@pytest.mark.timeout(240)  # building it takes a quarter of a minute, and longer on a busy machine
+@pytest.mark.timeout(240)  # building takes 15 seconds, and longer on a busy machine
 def test_the_site_holds_together(tmp_path: Path):
-    """It is built without a warning; every link leads to a page, and an anchor on it; nothing is loaded from
-    elsewhere, so that it opens without a network; every error has its place in the reference.
+    """There are no warnings, every link and anchor exists, nothing is loaded from other sites, and every error
+    is in
+    the reference.
     """
     built = build(ROOT / "mkdocs.yml", tmp_path)
     assert built.returncode == 0, built.stderr
@@ -109,7 +110,7 @@ def test_the_site_holds_together(tmp_path: Path):
 
 
 def test_every_public_name_is_in_the_reference_once():
-    """What can be imported is explained, in one place."""
+    """Every importable name is explained, in one place."""
     named: list[str] = []
     for page in (DOCS / "reference").glob("*.md"):
         named += re.findall(r"^::: handrail\.(\w+)$", page.read_text(), re.MULTILINE)
@@ -126,14 +127,14 @@ def test_every_public_name_is_in_the_reference_once():
 
 @pytest.mark.parametrize("part", ["runs", "serve", "testing"])
 def test_every_name_of_a_public_part_is_in_the_reference(part: str):
-    """What `__all__` of these packages names is on their page."""
+    """Every name in `__all__` of these packages is on their page."""
     page = (DOCS / "reference" / f"{part}.md").read_text()
     names = importlib.import_module(f"handrail.{part}").__all__
     assert [name for name in names if not re.search(rf"\b{name}\b", page)] == []
 
 
 def test_a_broken_link_fails_the_build(tmp_path: Path):
-    """Strict mode sees a page and an anchor that are not there."""
+    """Strict mode reports a missing page and a missing anchor."""
     for link in ("nowhere.md", "index.md#nowhere"):
         docs = tmp_path / "docs"
         docs.mkdir(exist_ok=True)
@@ -170,7 +171,7 @@ def test_broken_links_and_foreign_loads_are_found(tmp_path: Path):
 
 
 def test_the_index_names_every_extra():
-    """Whoever installs one finds what it is for."""
+    """A user who installs an extra finds what it is for."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     told = re.findall(r"^\| `(\w+)` \|", (DOCS / "index.md").read_text(), re.MULTILINE)
     assert sorted(set(extras) - set(told)) == []

@@ -1,4 +1,4 @@
-"""Every example runs as it stands, in a process of its own, and shows what it says it shows."""
+"""Every example runs unchanged, in its own process, and prints what it promises."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from support import ROOT, warm_python
 from support.raw_server import raw_server, whole
 from support.terminals import window
 
-pytestmark = pytest.mark.timeout(900)  # processes, and a real model is at work in one of them
+pytestmark = pytest.mark.timeout(900)  # processes, and a real model in one of them
 
 FOLDER = ROOT / "examples"
 PARTS = {FOLDER / "support", FOLDER / "inbox"}
-"""What is run by another file: a folder of workers, and the inbox, which has its own tests."""
+"""Run by other tests: a folder of workers, and the inbox, which has its own tests."""
 EXAMPLES = sorted(path for path in FOLDER.rglob("*.py") if path.parent not in PARTS)
 
 ON_ONE_PYTHON = {FOLDER / "local_model.py"}
-"""Those that try what is not Python's: the embedded model takes its time."""
+"""Examples that do not depend on the Python version: the embedded model is slow."""
 
 SHOWN = {
     "hello.py": [
@@ -117,7 +117,7 @@ FORM = [
     ("note (text", ""),
     ("s send (Enter)", ""),
 ]
-"""What is asked at the terminal, and what is typed."""
+"""The questions at the terminal, and what is typed."""
 
 WITH_A_MODEL = {
     "code_fixer.py": [],
@@ -127,7 +127,7 @@ WITH_A_MODEL = {
     "form.py": ["--by", "model"],
     "approval_over_restart.py": ["ask", "here"],
 }
-"""Those that people would use, and how each is told to use a model."""
+"""Examples for people, and the arguments that choose a model for each."""
 
 
 def run(example: str | Path, *arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -135,7 +135,7 @@ def run(example: str | Path, *arguments: str, cwd: Path, **env: str) -> subproce
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-@pytest.mark.timeout(900)  # a real model is at work in one of them
+@pytest.mark.timeout(900)  # one of them runs a real model
 @pytest.mark.parametrize(
     "example",
     [
@@ -146,7 +146,7 @@ def run(example: str | Path, *arguments: str, cwd: Path, **env: str) -> subproce
     ],
 )
 def test_example_runs_and_shows_it(example: Path, tmp_path: Path) -> None:
-    """It ends by itself, without a complaint, and what it promises is on the screen."""
+    """It ends by itself without an error, and its output has what it promises."""
     ended = run(example, cwd=tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
     for piece in SHOWN[example.relative_to(FOLDER).as_posix()]:
@@ -156,7 +156,7 @@ def test_example_runs_and_shows_it(example: Path, tmp_path: Path) -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("example", WITH_A_MODEL)
 def test_an_example_uses_the_model_it_is_given(example: str, tmp_path: Path) -> None:
-    """One that there is not is named; a script is not taken in its place."""
+    """An unknown model is reported; the script is not used instead."""
     ended = run(example, *WITH_A_MODEL[example], "--model", "nosuch", cwd=tmp_path)
     assert ended.returncode == 1
     assert "'nosuch' is not the name of a model. Write provider:name" in ended.stderr
@@ -164,7 +164,7 @@ def test_an_example_uses_the_model_it_is_given(example: str, tmp_path: Path) -> 
 
 @pytest.mark.once
 async def test_a_model_over_http_fills_the_form_in(tmp_path: Path) -> None:
-    """With a provider's name, an example speaks to that provider."""
+    """With a provider's name, an example talks to that provider."""
     filled = {"place": "Rome", "day": "2026-05-01", "expenses": [{"what": "meal", "euros": 12.5}]}
     message = {"role": "assistant", "content": json.dumps(filled)}
     completion: dict[str, Any] = {"id": "1", "object": "chat.completion", "created": 1, "model": "any"}
@@ -181,7 +181,7 @@ async def test_a_model_over_http_fills_the_form_in(tmp_path: Path) -> None:
 
 @pytest.mark.once
 def test_somebody_fills_the_form_in_at_a_terminal(tmp_path: Path) -> None:
-    """The same tool; a value that does not fit is asked for again; what is over the limit is refused afterwards."""
+    """The same tool: an invalid value is asked for again, and an amount over the limit is refused later."""
     with window() as seen:
         seen.start([sys.executable, str(FOLDER / "form.py")], env=os.environ, cwd=tmp_path)
         for asked, typed in FORM:
@@ -196,7 +196,7 @@ def test_somebody_fills_the_form_in_at_a_terminal(tmp_path: Path) -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("example", ["code_fixer.py", "research.py", "cleanup.py"])
 def test_a_script_is_not_let_loose_on_a_folder_of_ones_own(example: str, tmp_path: Path) -> None:
-    """It would change files by heart."""
+    """A script would change files blindly."""
     ended = run(example, "--folder", str(tmp_path), cwd=tmp_path)
     assert ended.returncode == 2
     assert "Name a model: --model provider:name." in ended.stderr
@@ -204,7 +204,7 @@ def test_a_script_is_not_let_loose_on_a_folder_of_ones_own(example: str, tmp_pat
 
 @pytest.mark.once
 def test_the_fixer_is_not_done_when_its_command_could_not_run(tmp_path: Path) -> None:
-    """The model says that it is fixed, but the tests never ran."""
+    """The model claims success, but the tests never ran."""
     ended = run("code_fixer.py", "--test", "no-such-program", cwd=tmp_path)
     assert ended.returncode == 1
     assert "could not run: `no-such-program`" in ended.stdout
@@ -214,7 +214,7 @@ def test_the_fixer_is_not_done_when_its_command_could_not_run(tmp_path: Path) ->
 
 @pytest.mark.once
 def test_the_approval_waits_and_is_answered_once(tmp_path: Path) -> None:
-    """One act at a time, as days go by: before the answer nothing goes on, after it the page is there."""
+    """One step at a time, as days pass: nothing happens before the answer, and the page exists after it."""
     example = "approval_over_restart.py"
     assert "the run is parked" in run(example, "ask", "here", cwd=tmp_path).stdout
     early = run(example, "resume", "here", cwd=tmp_path)
@@ -227,7 +227,7 @@ def test_the_approval_waits_and_is_answered_once(tmp_path: Path) -> None:
 
 
 def test_every_example_is_in_both_tables() -> None:
-    """The one beside the examples and the one in the documentation name them all."""
+    """The table beside the examples and the one in the documentation list all of them."""
     for table in (FOLDER / "README.md", FOLDER.parent / "docs/examples.md"):
         text = table.read_text()
         assert [name for name in SHOWN if f"`{name}`" not in text] == []

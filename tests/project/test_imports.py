@@ -1,4 +1,4 @@
-"""What importing the names of hello world loads, and what it leaves for later.
+"""Which modules importing hello world's names loads, and which it defers.
 
 Counts modules, which are the same on every machine. `make bench` measures the time.
 """
@@ -10,14 +10,14 @@ HELLO = "from handrail import Agent, tool"
 MOST_MODULES = 80
 
 LATER = ("griffe", "opentelemetry", "aiohttp", "starlette", "typer", "rich", "jinja2", "yaml", "anyio")
-"""Loaded when first used, or belonging to an extra."""
+"""Loaded on first use, or part of an extra."""
 UNUSED = ("difflib", "sqlite3", "tomllib", "tempfile", "http", "email.message", "zipfile")
 """Parts of the standard library that hello world does not need and its floor does not load."""
 FLOOR = "import pydantic, asyncio; from pydantic import BaseModel, Field, TypeAdapter"
 
 
 def loaded_by(line: str) -> set[str]:
-    """The modules in `sys.modules` of a fresh interpreter after one line."""
+    """Return the modules in `sys.modules` of a fresh interpreter after one line."""
     code = f"import sys\n{line}\nprint(*sys.modules, sep='\\n')"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stderr == ""
@@ -29,7 +29,7 @@ def of_ours(modules: set[str]) -> list[str]:
 
 
 def test_hello_world_loads_few_modules():
-    """What defines an agent, and nothing of what runs one: that comes with the first run."""
+    """The modules that define an agent are loaded; those that run one come with the first run."""
     ours = of_ours(loaded_by(HELLO))
     assert len(ours) <= MOST_MODULES, ours
     packages = {name.split(".")[1] for name in ours if "." in name}
@@ -44,7 +44,7 @@ def test_hello_world_loads_nothing_that_can_wait():
 
 
 def test_the_package_itself_loads_nothing_else():
-    """`import handrail` is one module: names are loaded when they are used."""
+    """`import handrail` loads one module; names are loaded when they are used."""
     assert of_ours(loaded_by("import handrail")) == ["handrail"]
 
 
@@ -58,7 +58,7 @@ def test_a_gate_loads_no_shell_and_no_database():
 
 
 def test_the_packages_that_wait_are_named_as_they_are_imported():
-    """Guards the lists above: what the core depends on exists by these names."""
+    """Guards the lists above: the packages exist under these names."""
     loaded = loaded_by("import griffe, opentelemetry, difflib, sqlite3, tomllib")
     assert {"griffe", "opentelemetry", "difflib", "sqlite3", "tomllib"} <= loaded
 

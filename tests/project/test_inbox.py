@@ -1,4 +1,4 @@
-"""The inbox of examples/inbox: the job that `make run` runs, and its tools with a person there."""
+"""examples/inbox: the job that `make run` runs, and its tools with a person."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INBOX = ROOT / "examples" / "inbox"
 
 @pytest.fixture
 def inbox(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The example's modules, found as they find each other."""
+    """The example's modules, imported as they import each other."""
     monkeypatch.syspath_prepend(str(INBOX))
     for name in ("app", "rule", "report"):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -36,9 +36,9 @@ def inbox(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.once
-@pytest.mark.timeout(600)  # some 45 seconds of a real model at work, on a machine that may be busy
+@pytest.mark.timeout(600)  # about 45 seconds with a real model, on a possibly busy machine
 async def test_the_job_is_killed_resumed_and_ends_with_a_summary(tmp_path: Path) -> None:
-    """Three messages; killed after the first. What it says it did is in the folder and in the journal."""
+    """Three messages, killed after the first. The folder and the journal match the summary."""
     command = [sys.executable, INBOX, "--messages=3", "--kill-after=1"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=580)
     assert (run.returncode, run.stderr) == (0, "")
@@ -46,7 +46,7 @@ async def test_the_job_is_killed_resumed_and_ends_with_a_summary(tmp_path: Path)
     assert max(map(len, said.splitlines())) <= 100
     assert "\x1b" not in said  # colours are for a terminal
 
-    # Each message was sorted once, by the one process or the other.
+    # Each message was sorted once, by one process or the other.
     first, _, second = said.partition("kill -9")
     done = [re.findall(r" s  sorted  (\S+) is filed", part) for part in (first, second)]
     assert len(done[0]) == 1
@@ -61,7 +61,7 @@ async def test_the_job_is_killed_resumed_and_ends_with_a_summary(tmp_path: Path)
     assert asked
     assert int(recorded[1]) + int(asked[1]) == int(asked[2]) == tree.usage.requests
 
-    # What failed half-way has left nothing; what the rule approved is there, as its diff said.
+    # The failed change left nothing; the approved one matches its diff.
     files = {path.name: path.read_text() for path in (work / "files").rglob("*") if path.is_file()}
     assert sorted(files) == ["01-web-address.txt", "02-flight.txt", "03-cleaning.txt", "bills.csv"]
     assert files["bills.csv"] == "Clara Rossi,89 euros\n"
@@ -71,7 +71,7 @@ async def test_the_job_is_killed_resumed_and_ends_with_a_summary(tmp_path: Path)
     assert "approved by the example's rule: a bill of at most 500 euros" in said
     assert re.search(r"rolled back +book_bill failed: ValueError: '210 dollars' can't be booked", said)
 
-    # The tree has times and tokens, most of them out of the model's cache.
+    # The tree has times and tokens, most of them from the model's cache.
     assert re.search(r"├── ✓ sort_message +[\d.]+ s +\d+ in, [34]\d\d cached, \d+ out +0[123]-", said)
     assert re.search(r"✗ book_bill .*book_bill failed", said)
     assert re.search(r"\d of 3 as a person would", said)
@@ -80,7 +80,7 @@ async def test_the_job_is_killed_resumed_and_ends_with_a_summary(tmp_path: Path)
 
 @pytest.mark.once
 def test_a_job_that_can_not_be_killed_says_so(tmp_path: Path) -> None:
-    """Without messages it is over before anything can be killed: no summary that would be untrue."""
+    """Without messages it ends before it can be killed, and prints no false summary."""
     command = [sys.executable, INBOX, "--messages=0"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
     assert run.returncode == 1
@@ -88,11 +88,11 @@ def test_a_job_that_can_not_be_killed_says_so(tmp_path: Path) -> None:
     assert "not done again" not in run.stdout
 
 
-# --- the same tools with a person there ----------------------------------------------------------
+# --- the same tools with a person ------------------------------------------------------------------
 
 
 async def test_a_person_plays_the_act_that_the_model_plays(inbox: Any) -> None:
-    """The handoff is the same object; they see the message and nothing else, and it goes where they say."""
+    """The handoff is the same object; the person sees only the message, and decides where it goes."""
     files = MemoryFilesystem()
     files.write("inbox/1.txt", "See you in\n\nRome.")
     person = Person(answers={"slip": {"about": "Rome", "folder": "travel", "sender": "Anna"}})
@@ -108,7 +108,7 @@ async def test_a_person_plays_the_act_that_the_model_plays(inbox: Any) -> None:
 async def test_a_bill_that_fails_half_way_leaves_the_folder_as_it_was(
     inbox: Any, tmp_path: Path, sum: str
 ) -> None:
-    """It has written both files when it raises; byte for byte nothing of that is left."""
+    """Both files are written when it raises, and nothing of them remains."""
     folder = tmp_path / "files"
     folder.mkdir()
     (folder / "bill.txt").write_text("Please pay 210 dollars.\n")
@@ -128,7 +128,7 @@ async def test_a_bill_that_fails_half_way_leaves_the_folder_as_it_was(
 
 @given(st.integers(0, 10_000), st.sampled_from(["euros", "dollars"]))
 def test_the_rule_approves_small_bills_in_euros_and_nothing_else(amount: int, currency: str) -> None:
-    """Whatever the sum: what stands in the folder afterwards is what the rule allows."""
+    """Whatever the amount, the folder afterwards contains only what the rule allows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(INBOX))
         app, rule = import_module("app"), import_module("rule")

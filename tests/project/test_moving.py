@@ -1,7 +1,7 @@
-"""The other half of `docs/moving`: what the pages show of other libraries, run on these libraries.
+"""The other half of `docs/moving`: the pages' code for other libraries, run on these libraries.
 
-pydantic-ai is installed for the bridge. The others need environments of their own, which `make test-deep` makes
-(`scripts/peers`); without them the tests say so, and in a deep run they fail.
+pydantic-ai is installed for the bridge. The others need separate environments, which `make test-deep` creates
+(`scripts/peers`). Without them these tests are skipped with a reason, and fail in a deep run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from support.documents import DOCS, ROOT, chains, compare
 
-pytestmark = pytest.mark.once  # the libraries' code, on the interpreter their environments have
+pytestmark = pytest.mark.once  # the libraries' code, on the interpreter of their environments
 
 PAGES = sorted((DOCS / "moving").glob("*.md"))
 RUNNER = """
@@ -30,12 +30,12 @@ for code in json.load(sys.stdin):
     said.append(printed.getvalue())
 print(json.dumps(said))
 """
-# Neither may speak to anybody: both would send what they trace to a service.
+# Neither may use the network: both would send traces to a service.
 QUIET = {"LANGSMITH_TRACING": "false", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
 
 
 def python_with(library: str) -> str:
-    """The interpreter that has the library."""
+    """Return the interpreter that has the library."""
     if library == "pydantic_ai":
         return sys.executable
     python = ROOT / ".components/peers" / library / "bin/python"
@@ -46,7 +46,7 @@ def python_with(library: str) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
 def test_the_other_half_runs_on_the_other_library(page: Path, tmp_path: Path) -> None:
-    """Each block runs, in order, and prints what the page says it prints."""
+    """Each block runs, in order, and prints what the page shows."""
     (blocks,) = chains(page, page.stem)
     assert len(blocks) == 4
     assert [block.prints is not None for block in blocks] == [False, True, True, True]
@@ -67,14 +67,14 @@ def test_the_other_half_runs_on_the_other_library(page: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
 def test_our_half_stands_beside_it(page: Path) -> None:
-    """Three times the same thing here, with what it prints."""
+    """Three times the same task here, with its output."""
     (blocks,) = chains(page)
     assert [block.prints is not None for block in blocks] == [True, True, True]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
 def test_the_page_names_the_versions_it_was_run_on(page: Path) -> None:
-    """They are those that are installed."""
+    """They are the installed versions."""
     pins = ROOT / "requirements/peers" / f"{page.stem}.txt"
     installed = (pins if pins.exists() else ROOT / "constraints.txt").read_text()
     named = re.findall(r"([a-z-]+) (\d+\.\d+\.\d+)", page.read_text())

@@ -44,7 +44,7 @@ def test_the_package_keeps_to_its_layers():
 
 
 def test_layers_allow_what_is_downward_or_level(tmp_path: Path):
-    """Downward, level, own private, and the front's imports are all in order."""
+    """Downward, same-level, own private and front imports are all allowed."""
     files = {
         "__init__.py": "from handrail.cli import main\nfrom handrail.session._store import _Store\n",
         "cli.py": "from handrail import __version__\nfrom handrail.session import Session\n",
@@ -72,21 +72,21 @@ def test_layers_allow_what_is_downward_or_level(tmp_path: Path):
     ],
 )
 def test_layers_find_an_upward_import(tmp_path: Path, line: str):
-    """However it is spelt and wherever it stands, an upward import is found and its line named."""
+    """However it is written and wherever it is, an upward import is reported with its line."""
     number = line.count("\n") + 1
     [finding] = layers(tmp_path, {"tools.py": line})
     assert finding.startswith(f"tools.py:{number}: tools (layer 0) imports session (layer 1); ")
 
 
 def test_layers_find_an_upward_import_from_a_nested_package(tmp_path: Path):
-    """Relative imports are counted from where the file stands."""
+    """Relative imports are resolved from the file's package."""
     [finding] = layers(tmp_path, {"session/store/rows.py": "from ...dispatch import gate\n"})
     assert finding.startswith("session/store/rows.py:1: session (layer 1) imports dispatch (layer 2); ")
 
 
 @pytest.mark.parametrize("test", ["TYPE_CHECKING", "typing.TYPE_CHECKING"])
 def test_layers_exempt_imports_for_types_only(tmp_path: Path, test: str):
-    """Under TYPE_CHECKING an upward import is fine; in its else branch it is not."""
+    """Under TYPE_CHECKING an upward import is allowed; in its else branch it is not."""
     branch = "    from handrail.session import Session\n"
     assert layers(tmp_path, {"tools.py": f"if {test}:\n{branch}"}) == []
     [finding] = layers(tmp_path, {"tools.py": f"if {test}:\n    pass\nelse:\n{branch}"})
@@ -103,7 +103,7 @@ def test_layers_exempt_imports_for_types_only(tmp_path: Path, test: str):
     ],
 )
 def test_layers_find_private_imports(tmp_path: Path, line: str):
-    """What starts with an underscore stays in its package, also for types."""
+    """Names with a leading underscore stay in their package, even for types."""
     [finding] = layers(tmp_path, {"tools.py": line})
     assert "which is private to errors; import a public name of errors" in finding
 
@@ -111,7 +111,7 @@ def test_layers_find_private_imports(tmp_path: Path, line: str):
 @pytest.mark.parametrize("target", ["testing", "telemetry"])
 @pytest.mark.parametrize("owner", ["tools", "cli", "testing", "telemetry"])
 def test_layers_let_nothing_import_what_stands_beside(tmp_path: Path, owner: str, target: str):
-    """Not even the top layer imports testing or telemetry, nor they each other."""
+    """Not even the top layer imports testing or telemetry, nor do they import each other."""
     findings = layers(tmp_path, {f"{owner}.py": f"from handrail.{target} import thing\n"})
     if owner == target:
         assert findings == []
@@ -122,7 +122,7 @@ def test_layers_let_nothing_import_what_stands_beside(tmp_path: Path, owner: str
 
 @pytest.mark.parametrize("owner", ["testing", "telemetry"])
 def test_layers_keep_what_stands_beside_below_the_doors(tmp_path: Path, owner: str):
-    """testing and telemetry import anything but layer 5."""
+    """testing and telemetry may import anything but layer 5."""
     [finding] = layers(tmp_path, {f"{owner}.py": "from handrail.serve import page\n"})
     assert finding.startswith(f"{owner}.py:1: {owner} imports serve (layer 5); ")
 
@@ -164,14 +164,14 @@ def test_layers_find_imports_through_the_front(tmp_path: Path, line: str):
 )
 @pytest.mark.parametrize("file", ["tools.py", "__init__.py", "session/clock.py"])
 def test_layers_find_direct_time_and_chance(tmp_path: Path, file: str, text: str, found: str):
-    """The machine's clock and dice are found under any alias, with the mend."""
+    """The machine's clock and random source are found under any alias, with a hint."""
     [finding] = layers(tmp_path, {file: text})
     assert finding.startswith(f"{file}:{found}; ")
     assert "handrail.clock" in finding or "handrail.ids" in finding
 
 
 def test_layers_leave_other_uses_of_time_alone(tmp_path: Path):
-    """Types, conversions and names that merely look alike are no finding."""
+    """Types, conversions and similar names are not reported."""
     text = "import time\nfrom datetime import datetime\n\ndef f(now: datetime) -> str:\n    return time.strftime('%Y', now.timetuple())\n"
     look_alikes = "def g(datetime, time):\n    return datetime.now(), time.time()\n"
     for_types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from uuid import UUID\n"
@@ -186,7 +186,7 @@ def test_layers_report_a_file_that_does_not_parse(tmp_path: Path):
 
 
 def test_layers_refuse_a_missing_folder(tmp_path: Path):
-    """A wrong path does not pass for a clean package."""
+    """A wrong path does not pass as a clean package."""
     assert script("layers.py", tmp_path / "none").returncode == 2
 
 
@@ -207,12 +207,12 @@ def function(lines: int) -> str:
 
 
 def test_lengths_accept_a_file_and_function_at_the_note_marks(tmp_path: Path):
-    """400 lines and 60 lines pass in silence."""
+    """400 lines and 60 lines pass without a note."""
     assert lengths(tmp_path, function(60) + "\n" * 340) == ("", 0)
 
 
 def test_lengths_note_what_is_nearing_the_limit(tmp_path: Path):
-    """From the mark to the limit itself there is a note and no failure."""
+    """Between the mark and the limit there is a note and no failure."""
     output, status = lengths(tmp_path, function(80) + "\n" * 420)
     assert output.splitlines() == [
         "module.py:1: the file has 500 lines (note: over 400)",
@@ -238,15 +238,15 @@ def test_lengths_find_what_is_over_the_limit(tmp_path: Path, text: str, finding:
 
 
 def test_lengths_refuse_a_missing_folder(tmp_path: Path):
-    """A wrong path does not pass for short code."""
+    """A wrong path does not pass as short code."""
     assert script("lengths.py", tmp_path / "none").returncode == 2
 
 
-# A shim that a version manager leaves for a version that is not switched on.
+# A version manager's shim for a version that is not activated.
 BROKEN = "#!/bin/sh\necho 'command not found' >&2\nexit 127\n"
 GOOD = f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'
-# A Python that runs but has no ensurepip, as Debian ships it without its venv package.
-# It drops the first argument, -I, so that the ensurepip put in its way is seen.
+# A Python that runs but lacks ensurepip, as on Debian without its venv package. It drops the first argument,
+# -I, so that the planted ensurepip is imported.
 NO_VENV = f'#!/bin/sh\nshift\nPYTHONPATH="$HOME/lacking" exec "{sys.executable}" "$@"\n'
 OLD = "#!/bin/sh\nexit 1\n"
 
@@ -254,7 +254,7 @@ OLD = "#!/bin/sh\nexit 1\n"
 def find_python(
     home: Path, programs: dict[str, str], *arguments: str, modes: dict[str, int] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run find-python where PATH holds nothing but `programs`, named folder/program, in that order."""
+    """Run find-python with a PATH of only `programs`, named folder/program, in that order."""
     folders: list[str] = []
     for name, text in programs.items():
         file = home / name
@@ -269,13 +269,13 @@ def find_python(
 
 
 def test_find_python_passes_over_a_shim_that_fails(tmp_path: Path):
-    """The first one that runs wins over an earlier one that does not, and its real path is told."""
+    """The first one that runs wins over an earlier one that does not, and its real path is printed."""
     programs = {"a/python3.11": BROKEN, "b/python3.11": OLD, "c/python3.11": GOOD}
     assert find_python(tmp_path, programs).stdout == f"{BASE}\n"
 
 
 def test_find_python_passes_over_what_cannot_be_run(tmp_path: Path):
-    """A file without leave to run it, or a folder of that name, is not a Python."""
+    """A file that is not executable, or a folder of that name, is not a Python."""
     (tmp_path / "b" / "python3.11").mkdir(parents=True)
     programs = {"a/python3.11": GOOD, "b/python3.12": BROKEN, "c/python": GOOD}
     result = find_python(tmp_path, programs, modes={"a/python3.11": 0o644})
@@ -290,7 +290,7 @@ def test_find_python_handles_spaces_in_a_path(tmp_path: Path):
 
 
 def test_find_python_finds_versions_pyenv_keeps(tmp_path: Path):
-    """A version that pyenv has but did not switch on is found behind its failing shim."""
+    """A version that pyenv has but did not activate is found behind its failing shim."""
     kept = tmp_path / ".pyenv" / "versions" / "some" / "bin" / "python3"
     kept.parent.mkdir(parents=True)
     kept.write_text(GOOD)
@@ -299,7 +299,7 @@ def test_find_python_finds_versions_pyenv_keeps(tmp_path: Path):
 
 
 def test_find_python_names_the_mend_when_venv_is_lacking(tmp_path: Path):
-    """A Python without venv is refused, with the command that completes it."""
+    """A Python without venv is refused, with the command that installs it."""
     (tmp_path / "lacking").mkdir()
     (tmp_path / "lacking" / "ensurepip.py").write_text("raise ImportError")
     result = find_python(tmp_path, {"a/python3.11": NO_VENV})
@@ -308,14 +308,14 @@ def test_find_python_names_the_mend_when_venv_is_lacking(tmp_path: Path):
 
 
 def test_find_python_fails_when_there_is_none(tmp_path: Path):
-    """Nothing usable is an error that says so."""
+    """If none is usable, the error says so."""
     result = find_python(tmp_path, {"a/python3": BROKEN})
     assert (result.returncode, result.stdout) == (1, "")
     assert "No Python >= 3.11 runs here" in result.stderr
 
 
 def test_find_python_lists_all_and_names_the_missing(tmp_path: Path):
-    """--all has a line for each supported version, found or not."""
+    """--all prints a line for each supported version, found or not."""
     here = "{}.{}".format(*sys.version_info)
     result = find_python(tmp_path, {"a/python3.12": BROKEN, "b/python3": GOOD}, "--all")
     expected = [f"{v} {BASE if v == here else 'missing'}" for v in SUPPORTED]
@@ -324,7 +324,7 @@ def test_find_python_lists_all_and_names_the_missing(tmp_path: Path):
 
 
 def test_the_core_has_exactly_five_dependencies():
-    """A sixth is a decision, so it has to be made here too."""
+    """A sixth is a decision, so it must be made here too."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = sorted(re.split(r"[^\w-]", line)[0] for line in project["dependencies"])
     assert names == ["anyio", "griffelib", "msgspec", "opentelemetry-api", "pydantic"]
@@ -332,7 +332,7 @@ def test_the_core_has_exactly_five_dependencies():
 
 @pytest.mark.once
 def test_the_package_brings_the_page_with_its_libraries_and_their_licences(tmp_path: Path):
-    """Git ignores the libraries; whoever installs the package has them all the same."""
+    """Git ignores the libraries, but the installed package has them."""
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)]
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert made.returncode == 0, made.stderr

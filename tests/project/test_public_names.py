@@ -1,4 +1,4 @@
-"""The public surface of the package is pinned: a name comes or goes only on purpose."""
+"""The public surface of the package is pinned: a name is added or removed only on purpose."""
 
 import re
 import tomllib
@@ -14,7 +14,7 @@ UPDATE = r""".venv/bin/python -c "import handrail; print(*sorted(handrail.__all_
 
 
 def test_public_names_are_the_pinned_ones():
-    """`handrail.__all__` holds what tests/project/public_names.txt lists, no more and no less."""
+    """`handrail.__all__` equals the list in tests/project/public_names.txt."""
     pinned = PINNED.read_text().split()
     new = sorted(set(handrail.__all__) - set(pinned))
     gone = sorted(set(pinned) - set(handrail.__all__))
@@ -27,19 +27,19 @@ def test_public_names_are_the_pinned_ones():
 
 
 def test_public_names_can_be_got():
-    """Every name in `__all__` really is there, the lazily imported ones too."""
+    """Every name in `__all__` exists, including the lazily imported ones."""
     missing = [name for name in handrail.__all__ if not hasattr(handrail, name)]
     assert missing == []
 
 
 def test_one_page_lists_the_public_names():
-    """The page of the docs has every name once, and no other."""
+    """The docs page has every name once, and no other."""
     page = (Path(__file__).parents[2] / "docs/reference/public.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("|")]
     assert sorted(re.findall(r"`(\w+)`", "\n".join(rows))) == sorted(handrail.__all__)
 
 
 def test_the_version_is_said_once():
-    """What the package says of itself is what it is published as."""
+    """The package's version is the published one."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert handrail.__version__ == project["project"]["version"]

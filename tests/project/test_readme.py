@@ -1,4 +1,4 @@
-"""Every Python example in the README and the docs runs and prints what it says (`documents.py` says how)."""
+"""Every Python example in the README and the docs runs and prints what it shows (see `documents.py`)."""
 
 import re
 import sys
@@ -11,7 +11,10 @@ from support.documents import ROOT, BadDocument, Block, chains, documents, extra
 
 
 def examples() -> list[object]:
-    """Return the groups of the README and the docs, named by file and line; the embedded model is in one venv only."""
+    """Return the groups of the README and the docs, named by file and line.
+
+    The embedded model is in one venv only.
+    """
     return [
         pytest.param(
             document,
@@ -26,12 +29,12 @@ def examples() -> list[object]:
 
 @pytest.mark.parametrize(("document", "blocks"), examples())
 def test_example_runs(document: Path, blocks: list[Block], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """What the documentation shows is true."""
+    """The code in the documentation works."""
     run(document, blocks, tmp_path, monkeypatch)
 
 
 def test_hello_world_is_ten_lines_on_either_model():
-    """The two differ in the line that makes the model, and in its name among the imports."""
+    """They differ in the line that makes the model, and in its import."""
     scripted, local = [block.code.splitlines() for block in extract(ROOT / "README.md")[:2]]
     assert [len([line for line in code if line]) for code in (scripted, local)] == [8, 8]
     assert len(scripted) == len(local) == 10
@@ -42,7 +45,7 @@ def test_hello_world_is_ten_lines_on_either_model():
 
 @pytest.mark.once
 def test_hello_world_on_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Its call is made, through the gate, and its answer is text: structure, not prose."""
+    """It makes its call through the gate, and answers with text. Only the structure is checked."""
     from handrail.adapter import evaluation as module
     from handrail.events import ModelResponded, ToolInvoked
 
@@ -106,7 +109,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_extract_finds_the_python_blocks(tmp_path: Path):
-    """Blocks come with their line, mark and expected output; other fences are left out."""
+    """Blocks have their line, mark and expected output; other fences are ignored."""
     first, second, third = extract(written(tmp_path, DOCUMENT))
     assert (first.line, first.continues, first.prints) == (4, False, None)
     assert second == Block(15, "print(Point(x=1).x)\n", continues=True, prints="1\n")
@@ -116,7 +119,7 @@ def test_extract_finds_the_python_blocks(tmp_path: Path):
 
 
 def test_run_accepts_a_true_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Continued blocks share names, others do not, and nothing remains behind."""
+    """Continued blocks share names, others do not, and nothing is left behind."""
     before = sys.modules["__main__"]
     document = written(tmp_path, DOCUMENT)
     groups = chains(document)
@@ -152,20 +155,20 @@ def failure(folder: Path, text: str, patch: pytest.MonkeyPatch) -> str:
 def test_run_names_the_line_that_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, line: int, error: str
 ):
-    """A failing example is named by file and line, with what it raised."""
+    """The error has the file, the line and the exception."""
     message = failure(tmp_path, f"Words.\n\n```python\n{code}```\n", monkeypatch)
     assert message.startswith(f"{tmp_path}/document.md:{line}: the example raised {error}")
 
 
 def test_run_keeps_blocks_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A block that is not marked does not see the names of the one before."""
+    """An unmarked block does not see the names of the previous one."""
     message = failure(tmp_path, "```python\nx = 1\n```\n\n```python\nprint(x)\n```\n", monkeypatch)
     assert message.startswith(f"{tmp_path}/document.md:6: the example raised NameError")
 
 
 @pytest.mark.parametrize("said", ["1\n2\n", "1", "1 \n", ""])
 def test_run_compares_what_is_printed_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str):
-    """More, less or other output than the document shows is a failure."""
+    """Any difference from the output in the document is a failure."""
     said = said and said.rstrip("\n") + "\n"
     code = "print(1)\n" if said != "1\n" else "print(1, end='')\n"
     text = f"```python\n{code}```\n\n<!-- prints -->\n```text\n{said}```\n"
@@ -177,17 +180,17 @@ def test_run_compares_what_is_printed_exactly(tmp_path: Path, monkeypatch: pytes
     ("text", "complaint"),
     [
         ("```python\nx = 1\n", "document.md:1: this fence is never closed"),
-        ("<!-- prints -->\n\n```text\n```\n", "document.md:2: a text fence has to follow"),
-        ("<!-- prints -->\n```python\n```\n", "document.md:2: a text fence has to follow"),
-        ("<!-- continues -->\n\n```python\n```\n", "document.md:2: a python fence has to follow"),
+        ("<!-- prints -->\n\n```text\n```\n", "document.md:2: a text fence must follow"),
+        ("<!-- prints -->\n```python\n```\n", "document.md:2: a text fence must follow"),
+        ("<!-- continues -->\n\n```python\n```\n", "document.md:2: a python fence must follow"),
         ("<!-- continues -->\n```python\n```\n", "document.md:2: there is no python block before"),
-        ("<!-- runs on x -->\n\n```python\n```\n", "document.md:2: a python fence has to follow"),
-        ("<!-- anew -->\n```python\n```\n", "document.md:2: <!-- anew --> says what holds here anyway"),
+        ("<!-- runs on x -->\n\n```python\n```\n", "document.md:2: a python fence must follow"),
+        ("<!-- anew -->\n```python\n```\n", "document.md:2: <!-- anew --> has no effect here"),
         ("<!-- prints -->\n```text\n```\n", "document.md:2: there is no python block before"),
     ],
 )
 def test_extract_refuses_marks_that_do_nothing(tmp_path: Path, text: str, complaint: str):
-    """A mark out of place is an error, or an example would go unchecked in silence."""
+    """A misplaced mark is an error; otherwise an example would silently go unchecked."""
     with pytest.raises(BadDocument, match=re.escape(complaint)):
         extract(written(tmp_path, text))
 
@@ -224,7 +227,7 @@ assert "x" not in globals()
 
 
 def test_a_page_is_one_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Its blocks share their names until one begins anew; what runs elsewhere is left to whoever has that."""
+    """Its blocks share names until one starts again; blocks for other libraries are skipped."""
     document = written(tmp_path, STORY)
     monkeypatch.setattr("support.documents.DOCS", tmp_path)
     groups = chains(document)

@@ -1,7 +1,7 @@
-"""Types are API: what a checker infers, and what it refuses, is pinned under pyright strict.
+"""Types are API: pyright strict's inferences and errors are pinned.
 
-Each file of tests/project/types says what it expects: inferences by `assert_type`, errors by a comment on
-their line, `# expect-error: rule, rule`. What is reported must be exactly that.
+Each file in tests/project/types declares its expectations: inferences with `assert_type`, errors with a
+comment on their line, `# expect-error: rule, rule`. Pyright must report exactly those.
 """
 
 import importlib.util
@@ -17,7 +17,9 @@ import pytest
 
 from support import ROOT
 
-pytestmark = pytest.mark.once  # processes, kills and programs of others: what they try is not Python's
+pytestmark = (
+    pytest.mark.once
+)  # separate processes, kills and foreign programs do not depend on the Python version
 FOLDER = Path(__file__).with_name("types")
 FILES = sorted(file.name for file in FOLDER.glob("*.py"))
 EXPECTED = re.compile(r"#\s*expect-error:\s*(.+?)\s*$")
@@ -34,13 +36,13 @@ Found = set[tuple[int, str]]
 
 
 def checker() -> str:
-    """The Python that has pyright: this one, or else that of the checks."""
+    """Return the Python that has pyright: this one, or else that of the checks."""
     return sys.executable if importlib.util.find_spec("pyright") else str(ROOT / ".venv/bin/python")
 
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
-    """What pyright says of every file, from one run, as this interpreter's version would see it."""
+    """Return pyright's report on every file, from one run, for this interpreter's version."""
     folder = tmp_path_factory.mktemp("types")
     for name in FILES:
         shutil.copy(FOLDER / name, folder / name)
@@ -74,7 +76,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
 
 
 def expected(text: str) -> Found:
-    """The errors a file says it has."""
+    """Return the errors a file declares."""
     return {
         (number, rule)
         for number, line in enumerate(text.splitlines(), 1)
@@ -85,7 +87,7 @@ def expected(text: str) -> Found:
 
 @pytest.mark.parametrize("name", FILES)
 def test_pyright_says_exactly_what_the_file_expects(name: str, reported: dict[str, Found]):
-    """Every inference holds, every expected error is reported by its rule, and there is no other."""
+    """Every inference holds, every expected error is reported with its rule, and there is no other."""
     wanted, got = expected((FOLDER / name).read_text()), reported[name]
     differences = [f"{name}:{line}: {rule} is not expected" for line, rule in sorted(got - wanted)]
     differences += [f"{name}:{line}: {rule} is not reported" for line, rule in sorted(wanted - got)]
@@ -93,7 +95,7 @@ def test_pyright_says_exactly_what_the_file_expects(name: str, reported: dict[st
 
 
 def test_a_wrong_expectation_is_noticed(reported: dict[str, Found]):
-    """A false `assert_type`, an error nobody expects, and an expected one that does not come: all differ."""
+    """A false `assert_type`, an unexpected error and a missing one are all detected."""
     wanted, got = expected(WRONG), reported["wrong.py"]
     assert got - wanted == {(3, "reportAssertTypeFailure"), (4, "reportAssignmentType")}
     assert wanted - got == {(5, "reportAssignmentType")}
@@ -101,7 +103,7 @@ def test_a_wrong_expectation_is_noticed(reported: dict[str, Found]):
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_of_expectations_has_both_kinds(name: str):
-    """No file is empty of what it is there for."""
+    """Every file has at least one expectation of each kind."""
     text = (FOLDER / name).read_text()
     assert text.count("assert_type(") >= 10
     assert len(expected(text)) >= 5

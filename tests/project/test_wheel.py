@@ -1,4 +1,4 @@
-"""What scripts/wheel.py finds in a wheel. The build itself, and the environments, are tried by scripts/wheel."""
+"""scripts/wheel.py: what it reports about a wheel. scripts/wheel tests the build and the environments."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ VENDOR = "handrail/serve/page/vendor"
 
 
 def wheel(folder: Path, *, without: str = "", adding: str = "") -> Path:
-    """A wheel of the package as it lies here, less what matches `without`."""
+    """Build a wheel of the package in this checkout, without the files that match `without`."""
     made = folder / "handrail-0-py3-none-any.whl"
     with zipfile.ZipFile(made, "w") as opened:
         for path in PACKAGE.rglob("*"):
@@ -36,7 +36,7 @@ def look(made: Path) -> tuple[int, list[str]]:
 
 
 def test_the_package_as_it_lies_here_is_whole(tmp_path: Path):
-    """Its page has its libraries: scripts/venv has run scripts/page."""
+    """The page has its libraries, since scripts/venv has run scripts/page."""
     assert look(wheel(tmp_path)) == (0, [])
 
 
@@ -45,7 +45,7 @@ def test_the_package_as_it_lies_here_is_whole(tmp_path: Path):
     ["handrail/py.typed", "handrail/workers/worker.schema.json", "handrail/cli/starter/tools.py.txt"],
 )
 def test_a_file_that_was_left_out_is_found(tmp_path: Path, name: str):
-    """The package has it, so the wheel has to."""
+    """A file of the package must be in the wheel."""
     assert look(wheel(tmp_path, without=re.escape(name))) == (
         1,
         [f"{name} is missing: the package has it, the wheel does not"],
@@ -54,12 +54,12 @@ def test_a_file_that_was_left_out_is_found(tmp_path: Path, name: str):
 
 @pytest.mark.parametrize("name", ["tests/rig.py", "handrail/notes.txt", "scripts/wheel.py"])
 def test_what_does_not_belong_in_it_is_found(tmp_path: Path, name: str):
-    """Nothing else of the repo is published."""
+    """Nothing else of the repository is published."""
     assert look(wheel(tmp_path, adding=name)) == (1, [f"{name} is too much: the package has no such file"])
 
 
 def test_a_page_without_its_libraries_is_refused_with_the_mend(tmp_path: Path):
-    """Also by what the page itself imports, and not only by comparing folders."""
+    """They are found by the page's own imports too, not only by comparing folders."""
     status, findings = look(wheel(tmp_path, without=re.escape(VENDOR)))
     assert status == 1
     mend = ": run scripts/page, then build again"

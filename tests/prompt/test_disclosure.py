@@ -1,4 +1,4 @@
-"""Sections shown as summaries, and what opening them shows: the side of the prompt."""
+"""Summaries of sections, and what opening them shows: the prompt's side."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ POLICY = RateLimitPolicy(5, 60)
 
 
 def guidance(**changed: Any) -> Prompt[None]:
-    """A section in full, one closed, and another closed inside that."""
+    """One section in full, one closed, and another closed inside that."""
     ranking = MarkdownSection(
         "Ranking", "rank", "Rank by $name.", tools=[rank], summary="How to rank.", visibility="summary"
     )
@@ -84,7 +84,7 @@ def test_a_summary_hides_body_children_and_tools_and_says_how_to_open_it():
 
 
 def test_opening_gives_the_section_in_full_and_the_tools_that_came_with_it():
-    """Its children are shown by their own visibility, so one of them stays closed."""
+    """Its children follow their own visibility, so one of them stays closed."""
     opening = CLOSED.open(["guidance.search"])
     assert opening.text == (
         "### Search\n\nSearch for cats.\n\n"
@@ -100,14 +100,14 @@ def test_opening_gives_the_section_in_full_and_the_tools_that_came_with_it():
 
 
 def test_opening_never_changes_what_was_rendered():
-    """The earlier rendering is what was sent, and stays so."""
+    """The earlier rendering was sent, and does not change."""
     before = (CLOSED.text, CLOSED.tools, CLOSED.closed, CLOSED.opened)
     CLOSED.open(["guidance.search"]).rendered.open(["guidance.search.rank"])
     assert (CLOSED.text, CLOSED.tools, CLOSED.closed, CLOSED.opened) == before
 
 
 def test_a_section_in_a_closed_one_opens_both():
-    """The text begins with the outer one, since neither was shown in full."""
+    """The text begins with the outer section, since neither was shown in full."""
     opening = CLOSED.open(["guidance.search.rank"])
     assert opening.text.startswith("### Search\n\nSearch for cats.\n")
     assert "#### Ranking\n\nRank by cats.\n\n#### Style\n\nBe kind." in opening.text
@@ -117,13 +117,13 @@ def test_a_section_in_a_closed_one_opens_both():
 
 
 def test_a_section_in_full_inside_a_closed_one_opens_that():
-    """It is hidden too, and asked for by its path it is shown."""
+    """The inner section is hidden too, and opening its path shows it."""
     opening = CLOSED.open(["guidance.search.style"])
     assert opening.rendered == CLOSED.open(["guidance.search"]).rendered
 
 
 def test_several_are_opened_at_once_in_the_order_of_the_tree():
-    """Each is said once, whatever the order and however often it is named."""
+    """Each is shown once, in any order and however often it is named."""
     sections = [MarkdownSection(key, key, f"Body {key}", summary="S", visibility="summary") for key in "abc"]
     rendered = Prompt("p", sections).render()
     opening = rendered.open(["c", "a", "c"])
@@ -132,14 +132,14 @@ def test_several_are_opened_at_once_in_the_order_of_the_tree():
 
 
 def test_policies_hold_before_their_section_is_open():
-    """So that they hear of what happens until then; opening brings no other."""
+    """They see what happens before that; opening adds no others."""
     wanted = (ScopedPolicy(POLICY, frozenset({"search", "rank"})),)
     opening = CLOSED.open(["guidance.search"])
     assert CLOSED.policies == opening.rendered.policies == wanted
 
 
 def test_the_deadline_and_the_values_stay_those_of_the_rendering():
-    """Opening asks nobody again: params and conditions are as they were."""
+    """Opening does not evaluate params and conditions again."""
     answers: list[Visibility] = ["full", "summary"]
     section = MarkdownSection[Topic]("A", "a", "$name", summary="S", visibility=answers.pop)
     deadline = Deadline.after(60)
@@ -174,7 +174,7 @@ OPEN = CLOSED.open(["guidance.search.rank"]).rendered
     ids=["unknown", "open", "several", "none", "opened-before", "empty"],
 )
 def test_what_can_not_be_opened_is_said_for_the_model(rendered: Any, paths: list[str], message: str):
-    """All problems at once, and what it can open instead; nothing is opened."""
+    """All problems are listed together with what can be opened; nothing is opened."""
     with pytest.raises(ToolValidationError) as caught:
         rendered.open(paths)
     assert str(caught.value) == message
@@ -182,7 +182,7 @@ def test_what_can_not_be_opened_is_said_for_the_model(rendered: Any, paths: list
 
 
 def test_a_disabled_section_can_not_be_opened():
-    """For the model it is not there."""
+    """To the model it does not exist."""
     sections = [
         MarkdownSection("A", "a", "", summary="S", visibility="summary"),
         MarkdownSection("B", "b", "", summary="S", visibility="summary", enabled=False),
@@ -193,7 +193,7 @@ def test_a_disabled_section_can_not_be_opened():
 
 @given(trees, st.data())
 def test_opening_and_rendering_opened_are_the_same(tree: list[Drawn], data: st.DataObject):
-    """However a model goes about it, text, tools and what is left closed are those of `render(opened=...)`."""
+    """In any order of opening, the text, tools and closed sections equal those of `render(opened=...)`."""
     prompt = made(tree)
     rendered = prompt.render()
     for _ in range(3):
@@ -215,7 +215,7 @@ def test_opening_and_rendering_opened_are_the_same(tree: list[Drawn], data: st.D
 
 @given(trees)
 def test_what_opening_shows_is_what_was_hidden(tree: list[Drawn]):
-    """The text of an opening has every body that is newly in the prompt, once, and none that was there."""
+    """The opened text has every newly visible body once, and none that was visible before."""
     rendered = made(tree).render()
     for closed in rendered.closed:
         opening = rendered.open([closed.path])
@@ -227,7 +227,7 @@ def test_what_opening_shows_is_what_was_hidden(tree: list[Drawn]):
 
 @given(trees)
 def test_the_call_that_a_summary_names_opens_it(tree: list[Drawn]):
-    """The arguments in the text, sent as they stand, open exactly that section and what is around it."""
+    """The arguments in the text open exactly that section and its parents."""
     rendered = made(tree).render()
     calls = re.findall(rf"^Call {OPENER} with (.*) to see it in full\.$", rendered.text, re.MULTILINE)
     assert [json.loads(call)["sections"] for call in calls] == [[closed.path] for closed in rendered.closed]

@@ -1,4 +1,4 @@
-"""Overrides: tuned words from files, applied only to what they were written for."""
+"""Overrides: tuned texts from files, applied only to the originals they were written for."""
 
 import dataclasses
 import logging
@@ -45,7 +45,7 @@ SUMMARY = "How to plan for $city."
 
 
 def trip(folder: Path | None, body: str = BODY, **changed: Any) -> Prompt[None]:
-    """A prompt with one of everything that can be overridden, and one of what can't."""
+    """A prompt with one of everything that can be overridden, and one that can't."""
     inner = MarkdownSection[Trip](
         "Plan", "plan", body, tools=[weather, pay], summary=SUMMARY, visibility="summary"
     )
@@ -83,7 +83,7 @@ def opened(prompt: Prompt[None]) -> str:
 
 
 def test_each_kind_of_words_is_replaced(tmp_path: Path):
-    """A body, a summary, a description and examples, where each hash is that of the original."""
+    """A body, a summary, a description and examples, each with the hash of its original."""
     write(
         tmp_path,
         body_override("In $city: $days days!")
@@ -109,7 +109,7 @@ def test_each_kind_of_words_is_replaced(tmp_path: Path):
 
 
 def test_the_tool_with_other_words_is_made_once(tmp_path: Path):
-    """Every rendering has the same one, and it still parses as before."""
+    """Every rendering has the same tool, which parses as before."""
     write(
         tmp_path, f'tools.weather.description = {{replaces = "{digest("Tell the weather.")}", text = "Wet?"}}'
     )
@@ -121,7 +121,7 @@ def test_the_tool_with_other_words_is_made_once(tmp_path: Path):
 
 
 def test_a_tool_whose_annotations_are_local_can_be_reworded(tmp_path: Path):
-    """Its handler is not read again, so nothing that only its own place knows is missing."""
+    """Its handler is not inspected again, so annotations local to it are not needed."""
 
     def local() -> Tool[Any, Any]:
         @dataclass
@@ -141,7 +141,7 @@ def test_a_tool_whose_annotations_are_local_can_be_reworded(tmp_path: Path):
 
 
 def test_the_text_of_a_plain_prompt_can_be_tuned(tmp_path: Path):
-    """Its one section is called `instructions`; the tools of a prompt are tuned like a section's."""
+    """Its only section is called `instructions`; a prompt's tools are tuned like a section's."""
     (tmp_path / "p.toml").write_text(
         f'sections.instructions.body = {{replaces = "{digest("Text.")}", text = "Better text."}}\n'
         f'tools.weather.description = {{replaces = "{digest("Tell the weather.")}", text = "Wet?"}}\n'
@@ -152,7 +152,7 @@ def test_the_text_of_a_plain_prompt_can_be_tuned(tmp_path: Path):
 
 
 def test_without_a_file_nothing_changes(tmp_path: Path):
-    """Neither a file nor the folder has to be there."""
+    """Neither the file nor the folder has to exist."""
     prompt = trip(tmp_path / "nowhere")
     assert opened(prompt) == opened(trip(None))
     assert (prompt.overrides is not None and prompt.overrides.check(prompt)) == ()
@@ -163,7 +163,7 @@ def test_without_a_file_nothing_changes(tmp_path: Path):
 
 
 def test_a_stale_override_is_left_out_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """The text in the code stands, a warning says so once, and the hint has the new hash."""
+    """The text in the code is used, one warning says so, and the hint has the new hash."""
     write(tmp_path, body_override("Old tuning of $city $days.", digest("Some older text.")))
     with caplog.at_level(logging.WARNING, "handrail.prompt"):
         prompt = trip(tmp_path)
@@ -179,7 +179,7 @@ def test_a_stale_override_is_left_out_and_reported(tmp_path: Path, caplog: pytes
 
 
 def test_the_mend_of_a_stale_override_makes_it_apply(tmp_path: Path):
-    """What the report says to write is what is wanted."""
+    """The text from the report is accepted."""
     file = write(tmp_path, body_override("Tuned: $city $days.", "0" * 16))
     [report] = stale_overrides(trip(tmp_path))
     new = report.hint.split('"')[1]
@@ -236,7 +236,7 @@ def test_the_mend_of_a_stale_override_makes_it_apply(tmp_path: Path):
 def test_what_can_not_be_applied_is_said(
     text: str, report: OverrideReport, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """With its state and a hint; the prompt is as it is in the code."""
+    """It is reported with its state and a hint; the prompt keeps the text in the code."""
     write(tmp_path, text)
     prompt = trip(tmp_path)
     assert Overrides(tmp_path).check(prompt) == (report,)
@@ -246,7 +246,7 @@ def test_what_can_not_be_applied_is_said(
 
 
 def test_an_override_for_one_of_two_tools_of_a_name_reaches_that_one(tmp_path: Path):
-    """The hash says which it was written for."""
+    """The hash determines which tool it was written for."""
 
     def handler(params: None, *, context: ToolContext) -> ToolResult[None]:
         return ToolResult.ok(None)
@@ -336,7 +336,7 @@ PLAN = f'[sections."task.plan".body]\n{REPLACES}\n'
     ],
 )
 def test_a_wrong_file_is_refused_where_its_prompt_is_defined(text: str, message: str, tmp_path: Path):
-    """By the file's path, with what is wrong in it and the hint."""
+    """The error has the file's path, the problem and a hint."""
     file = write(tmp_path, text)
     with pytest.raises(PromptDefinitionError) as caught:
         trip(tmp_path)
@@ -345,7 +345,7 @@ def test_a_wrong_file_is_refused_where_its_prompt_is_defined(text: str, message:
 
 
 def test_an_override_can_not_take_a_field_out_of_the_prompt(tmp_path: Path):
-    """What is given as params would silently be said nowhere."""
+    """Otherwise a value given in params would silently appear nowhere."""
     file = write(tmp_path, body_override("Plan something in $city."))
     with pytest.raises(PromptDefinitionError) as caught:
         trip(tmp_path)
@@ -356,14 +356,14 @@ def test_an_override_can_not_take_a_field_out_of_the_prompt(tmp_path: Path):
 
 
 def test_a_stale_override_is_not_held_to_today_s_fields(tmp_path: Path):
-    """It is left out whatever it says, so that the code can go on changing."""
+    """It is ignored whatever it contains, so that the code can keep changing."""
     write(tmp_path, body_override("For $nobody.", "0" * 16))
     assert opened(trip(tmp_path)) == opened(trip(None))
 
 
 @pytest.mark.parametrize("content", [b"\xff", None], ids=["not-utf-8", "a-folder"])
 def test_a_file_that_can_not_be_read_is_named(content: bytes | None, tmp_path: Path):
-    """Not taken for one that is not there."""
+    """It is not treated as missing."""
     file = tmp_path / "trip.toml"
     if content is None:
         file.mkdir()
@@ -379,7 +379,7 @@ def test_a_file_that_can_not_be_read_is_named(content: bytes | None, tmp_path: P
 
 
 def test_a_starter_changes_nothing_until_it_is_edited(tmp_path: Path):
-    """It holds everything that can be overridden, and all of it applies as it stands."""
+    """It contains everything that can be overridden, and all of it applies."""
     folder = tmp_path / "new" / "prompts"
     file = Overrides(folder).write_starter(trip(None))
     assert file == folder / "trip.toml"
@@ -398,7 +398,7 @@ def test_a_starter_changes_nothing_until_it_is_edited(tmp_path: Path):
 
 
 def test_a_starter_is_a_file_for_people(tmp_path: Path):
-    """It explains itself, and shows long texts and JSON as they are."""
+    """It explains itself, and keeps long texts and JSON readable."""
     body = 'Plan $days days.\n\n- go to "$city"\n- look at C:\\trip'
     file = Overrides(tmp_path).write_starter(trip(None, body))
     text = file.read_text()
@@ -415,7 +415,7 @@ def test_a_starter_is_a_file_for_people(tmp_path: Path):
 
 
 def test_a_starter_is_never_written_over_a_file(tmp_path: Path):
-    """Somebody's tuning is in it."""
+    """The existing file may hold somebody's tuning."""
     file = write(tmp_path, "# mine\n")
     with pytest.raises(FileInTheWay, match="there are overrides already; move the file away to start again"):
         Overrides(tmp_path).write_starter(trip(None))
@@ -427,19 +427,19 @@ texts = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("\"'\
 
 @given(texts)
 def test_a_text_survives_being_written_as_toml(text: str):
-    """Whatever its characters are: quotes, line ends, backslashes, control characters."""
+    """This holds for all characters: quotes, line ends, backslashes, control characters."""
     assert tomllib.loads(f"a = {toml_string(text)}\n") == {"a": text}
 
 
 @given(texts, texts)
 def test_a_key_survives_being_written_as_toml(first: str, second: str):
-    """A path with dots is one key, and nothing in it ends the table's head."""
+    """A path with dots is one key, and no character in it ends the table header."""
     assert tomllib.loads(f"[{toml_key('tools', first, second)}]\n") == {"tools": {first: {second: {}}}}
 
 
 @given(texts.map(lambda text: text.replace("$", "$$")), texts.map(lambda text: text.replace("$", "$$")))
 def test_a_starter_round_trips(tmp_path_factory: pytest.TempPathFactory, body: str, summary: str):
-    """Read again, a starter has the words of the code, character for character."""
+    """A starter that is read back has exactly the texts of the code."""
     folder = tmp_path_factory.mktemp("starter")
     section = MarkdownSection("A", "a", body, summary=f"x{summary}", visibility="summary", tools=[weather])
     file = Overrides(folder).write_starter(Prompt("p", [section]))
@@ -454,7 +454,7 @@ def test_a_starter_round_trips(tmp_path_factory: pytest.TempPathFactory, body: s
 
 
 def test_overrides_are_values():
-    """Equal by their folder, which may be a text or a path."""
+    """They compare by their folder, which may be a string or a path."""
     assert Overrides("prompts") == Overrides(Path("prompts"))
     assert len({Overrides("prompts"), Overrides("prompts"), Overrides("other")}) == 2
     assert Overrides("prompts") not in (Overrides("other"), "prompts", Path("prompts"))
@@ -463,7 +463,7 @@ def test_overrides_are_values():
 
 
 def test_a_copied_prompt_takes_its_overrides_along(tmp_path: Path):
-    """And `dataclasses.replace` can give others."""
+    """`dataclasses.replace` can set others."""
     write(tmp_path, body_override("Tuned: $city $days."))
     assert "Tuned: Rome 2." in opened(dataclasses.replace(trip(tmp_path), tools=[]))
     assert "Tuned" not in opened(dataclasses.replace(trip(tmp_path), overrides=None))

@@ -1,4 +1,4 @@
-"""Prompts and sections as values, and what is refused where they are defined."""
+"""Prompts and sections as values, and which definitions are refused."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ from handrail import (
 from handrail.errors import DefinitionError, PromptDefinitionError, PromptValidationError
 from handrail.guard import DeadlineFeedback, FilesThere
 
-# Much here is called wrongly on purpose. Those calls go by names of which pyright knows nothing.
+# Many calls here are wrong on purpose, so they go through names that pyright can't check.
 any_prompt: Any = Prompt
 any_section: Any = MarkdownSection
 
@@ -83,12 +83,12 @@ OPENER = Tool("open_sections", "Mine.", handler)
 
 
 def section(**changed: Any) -> Any:
-    """A section that is right but for what is changed."""
+    """A valid section with some arguments replaced."""
     return any_section(**{"title": "Search", "key": "search", "template": "Text.", **changed})
 
 
 def prompt(*sections: Any, **changed: Any) -> Any:
-    """A prompt that is right but for what is changed."""
+    """A valid prompt with some arguments replaced."""
     return any_prompt(**{"name": "guide", "sections": sections or "Text.", **changed})
 
 
@@ -380,7 +380,7 @@ PROMPTS: Rows = {
     ("define", "message"), [*SECTIONS.values(), *PROMPTS.values()], ids=[*SECTIONS, *PROMPTS]
 )
 def test_a_wrong_definition_is_refused(define: Callable[[], object], message: str):
-    """Where it is made, by the place, what is wrong, and the hint."""
+    """The error names the place, the problem and a hint."""
     with pytest.raises(PromptDefinitionError) as caught:
         define()
     error = caught.value
@@ -393,7 +393,7 @@ def test_a_wrong_definition_is_refused(define: Callable[[], object], message: st
 
 @pytest.mark.parametrize("rows", [SECTIONS, PROMPTS], ids=["sections", "prompts"])
 def test_what_the_rows_change_is_right_without_the_change(rows: Rows):
-    """Guards the table: the section and the prompt that its rows start from are fine."""
+    """Guards the table: the section and the prompt that its rows start from are valid."""
     assert rows
     assert prompt(section()).render().text == "## Search\n\nText."
     assert prompt().render().text == "Text."
@@ -401,7 +401,7 @@ def test_what_the_rows_change_is_right_without_the_change(rows: Rows):
 
 
 def test_a_wrong_keyword_is_a_type_error():
-    """As for any function."""
+    """As with any function."""
     with pytest.raises(TypeError, match="sectionz"):
         any_prompt("guide", "Text.", sectionz=[])
     with pytest.raises(TypeError, match="tool"):
@@ -456,13 +456,13 @@ class Deep:
     ],
 )
 def test_a_field_that_a_condition_reads_is_used(condition: Any):
-    """By its code; one that does anything else with its params may read them all."""
+    """The condition's code shows which fields it reads; if it uses its params in any other way, all count."""
     Prompt("p", [MarkdownSection[Wide]("A", "a", "$city", enabled=condition)])
     Prompt("p", [MarkdownSection[Wide]("A", "a", "$city", summary="S", visibility=condition)])
 
 
 def test_tools_of_one_name_may_exclude_each_other():
-    """Whether they do is seen at rendering; where one is disabled for good, there is nothing to see."""
+    """Whether both are enabled is known at rendering; if one is disabled for good, there is nothing to check."""
     first = MarkdownSection("A", "a", "", tools=[weather], enabled=lambda: False)
     second = MarkdownSection("B", "b", "", tools=[weather], enabled=False)
     third = MarkdownSection("C", "c", "", tools=[weather])
@@ -479,7 +479,7 @@ def test_the_opener_s_name_is_free_where_nothing_is_closed():
 
 
 def test_params_may_be_generic():
-    """A dataclass with its argument is a type of its own."""
+    """A parametrised dataclass is a type of its own."""
     one, other = MarkdownSection[Page[int]], MarkdownSection[Page[str]]
     assert one is not other
     rendered = Prompt("p", [one("A", "a", "$item")]).render(Page(3))
@@ -491,7 +491,7 @@ def test_params_may_be_generic():
 
 
 def test_the_class_that_knows_its_params_is_one():
-    """`MarkdownSection[Params]` is the same class each time, a section, and says what it is."""
+    """`MarkdownSection[Params]` is the same class each time, a section, and has a telling repr."""
     known: Any = any_section[Params]
     assert known is MarkdownSection[Params]
     assert known is not MarkdownSection[Other]
@@ -524,14 +524,14 @@ def test_a_section_of_ones_own_can_be_generic():
 
 
 def test_a_section_is_abstract():
-    """`Section` is what all kinds have in common; one of a kind is made."""
+    """`Section` is the common interface; only its kinds can be made."""
     abstract: Any = Section
     with pytest.raises(TypeError, match="abstract"):
         abstract("A", "a", "Text")
 
 
 def test_sections_are_values():
-    """Equal by what they say, unchangeable, and copied with a change."""
+    """They compare by content, are immutable, and can be copied with a change."""
     first, second = MarkdownSection[Params]("A", "a", "$city"), MarkdownSection[Params]("A", "a", "$city")
     assert first == second
     assert first != MarkdownSection[Other]("A", "a", "$city")
@@ -543,7 +543,7 @@ def test_sections_are_values():
 
 
 def test_prompts_are_values():
-    """Equal by what they say, with a hash, unchangeable, and copied with a change."""
+    """They compare by content, are hashable and immutable, and can be copied with a change."""
     first, second = Prompt("p", "Text.", tools=[weather]), Prompt("p", "Text.", tools=(weather,))
     assert first == second
     assert hash(first) == hash(second)
@@ -557,7 +557,7 @@ def test_prompts_are_values():
 
 
 def test_a_prompt_keeps_what_it_is_given():
-    """Lists become tuples; what upper layers read is there as it was given."""
+    """Lists become tuples; everything that upper layers read is kept as given."""
     policy, checker, provider = RateLimitPolicy(5, 60), FilesThere("a"), DeadlineFeedback()
     binding = Binding(Params, lambda resources: Params("Rome"))
     made = Prompt(
@@ -576,7 +576,7 @@ def test_a_prompt_keeps_what_it_is_given():
 
 
 def test_a_prompt_can_be_subscripted():
-    """`Prompt[Model](...)` says what it is, twice."""
+    """`Prompt[Model](...)` works beside `output=`."""
     assert Prompt[Model]("p", "Text.", output=Model) == Prompt("p", "Text.", output=Model)
 
 
@@ -597,7 +597,7 @@ def test_the_output_may_be_a_local_class():
 
 
 def test_a_duplicate_says_which_tool_and_where():
-    """As data, beside the words."""
+    """The error carries both as data, besides its message."""
     with pytest.raises(PromptValidationError) as caught:
         prompt(section(tools=[weather]), tools=[weather])
     assert (caught.value.tool, caught.value.places) == ("weather", ("the prompt itself", "section 'search'"))

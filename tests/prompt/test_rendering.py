@@ -1,4 +1,4 @@
-"""Rendering: what a model is shown of a prompt, and what it depends on."""
+"""Rendering: what a model is shown of a prompt, and what that depends on."""
 
 import enum
 import operator
@@ -91,7 +91,7 @@ TRIP = Prompt("trip", sections_of_a_trip())
 
 
 def test_the_text_is_markdown_in_the_order_of_the_tree():
-    """Headings by depth, bodies with their placeholders filled, examples under the section of their tool."""
+    """Headings by depth, bodies with filled placeholders, examples under their tool's section."""
     assert TRIP.render(Trip("Rome", 3)).text == (
         "## Task\n\nPlan 3 days in Romes.\n\n    indented $5\n\n"
         "Examples:\n\n"
@@ -102,7 +102,7 @@ def test_the_text_is_markdown_in_the_order_of_the_tree():
 
 
 def test_a_prompt_given_as_a_text_has_no_heading():
-    """The short way in: one section whose text is the whole text; examples of its tools follow."""
+    """The short form: one section whose text is the whole text; its tools' examples follow."""
     prompt = Prompt("guide", "Answer briefly.", tools=[trains])
     assert prompt.render().text == "Answer briefly."
     assert [section.key for section in prompt.sections] == ["instructions"]
@@ -119,7 +119,7 @@ def test_headings_stop_at_the_sixth_level():
 
 
 def test_a_section_can_be_of_another_kind():
-    """A subclass of `Section` says how its heading looks."""
+    """A subclass of `Section` decides how its heading looks."""
 
     @dataclass(frozen=True)
     class Tagged(Section[T]):
@@ -133,7 +133,7 @@ def test_a_section_can_be_of_another_kind():
 
 
 def test_examples_are_written_as_the_model_would_send_them():
-    """An instance as input is written by its type's rules, no input as {}."""
+    """An instance as input is written by its type's rules, and no input as {}."""
 
     @dataclass
     class Query:
@@ -157,7 +157,7 @@ pieces = st.lists(st.tuples(names, st.sampled_from(["bare", "braced"]), st.text(
 
 @given(st.text(), pieces, st.dictionaries(names, st.text(), min_size=4))
 def test_values_are_put_in_as_they_are(start: str, rest: list[tuple[str, str, str]], values: dict[str, str]):
-    """Text keeps its characters, `$$` is a dollar, and a value full of dollars is not looked into."""
+    """Text keeps its characters, `$$` is a dollar, and dollars in a value are not expanded."""
     template, wanted = "x" + start.replace("$", "$$"), "x" + start
     for name, form, after in rest:
         # A letter right after a bare name would belong to it.
@@ -174,7 +174,7 @@ def test_values_are_put_in_as_they_are(start: str, rest: list[tuple[str, str, st
     [(3, "3"), (None, "None"), (["$x"], "['$x']"), (enum.Enum("Colour", "RED").RED, "Colour.RED")],
 )
 def test_values_are_made_text_by_str(value: Any, shown: str):
-    """Whatever it is, `str()` says how it reads."""
+    """Any value is converted by `str()`."""
 
     @dataclass
     class Any1:
@@ -188,7 +188,7 @@ def test_values_are_made_text_by_str(value: Any, shown: str):
 
 
 def test_params_can_be_a_mapping():
-    """It is checked like the arguments of a tool, and conditions get an instance."""
+    """It is validated like a tool's arguments, and conditions get an instance."""
     assert TRIP.render({"city": "Rome", "careful": True}).text == TRIP.render(Trip("Rome", 2, True)).text
 
 
@@ -232,7 +232,7 @@ def test_params_can_be_a_pydantic_model():
     ids=["missing", "text", "other-type", "mapping", "none-wanted"],
 )
 def test_wrong_params_are_refused(prompt: Prompt[None], params: Any, message: str):
-    """By the prompt's name, with what is wrong and what to give."""
+    """The error has the prompt's name, the problem and what to give."""
     with pytest.raises(PromptRenderError) as caught:
         prompt.render(params)
     assert str(caught.value) == message
@@ -241,7 +241,7 @@ def test_wrong_params_are_refused(prompt: Prompt[None], params: Any, message: st
 
 
 def test_a_params_type_that_no_schema_describes_takes_instances():
-    """A mapping can't be checked then, and that is what is said."""
+    """A mapping can't be validated then, and the error says so."""
 
     @dataclass
     class Opaque:
@@ -327,7 +327,7 @@ def failing(params: Any) -> bool:
     ids=["no-session", "raises", "text", "one", "misspelt", "list"],
 )
 def test_a_condition_that_fails_is_named(changed: dict[str, Any], message: str):
-    """The prompt, the section, what went wrong; the function's own error is the cause."""
+    """The error has the prompt, the section and the problem, with the function's error as its cause."""
     inner = MarkdownSection[Trip]("B", "b", "$city $days $careful", **changed)
     prompt = Prompt("p", [MarkdownSection("A", "a", "", children=[inner])])
     with pytest.raises(PromptRenderError) as caught:
@@ -337,7 +337,7 @@ def test_a_condition_that_fails_is_named(changed: dict[str, Any], message: str):
 
 
 def test_a_condition_below_a_disabled_section_is_not_asked():
-    """What is disabled takes its subtree with it, functions and all."""
+    """A disabled section disables its whole subtree, including conditions."""
     inner = MarkdownSection[Trip]("B", "b", "$city $days $careful", enabled=failing)
     prompt = Prompt(
         "p", [MarkdownSection("A", "a", "", children=[inner], enabled=False), MarkdownSection("C", "c", "")]
@@ -347,7 +347,7 @@ def test_a_condition_below_a_disabled_section_is_not_asked():
 
 @given(trees)
 def test_a_disabled_subtree_never_appears(tree: list[Drawn]):
-    """No text, tool or summary of it, neither at first nor when everything is opened."""
+    """None of its text, tools or summaries appears, neither at first nor when everything is opened."""
     prompt, alive = made(tree), enabled(tree)
     everything = prompt.render(opened=list(alive))
     assert everything.closed == ()
@@ -363,7 +363,7 @@ def test_a_disabled_subtree_never_appears(tree: list[Drawn]):
 
 @given(trees)
 def test_rendering_is_deterministic_and_shows_what_it_must(tree: list[Drawn]):
-    """Two prompts of one shape, and one prompt twice, give the same; and exactly what is enabled and open."""
+    """Equal prompts, and one prompt twice, render the same; exactly what is enabled and open is shown."""
     first, second = made(tree), made(tree)
     rendered = first.render()
     assert (rendered.text, rendered.closed) == (second.render().text, second.render().closed)
@@ -382,7 +382,7 @@ def test_rendering_is_deterministic_and_shows_what_it_must(tree: list[Drawn]):
 
 
 def test_tools_come_in_the_order_of_declaration():
-    """The prompt's first, then down the tree; only those of enabled sections."""
+    """The prompt's own first, then down the tree; only those of enabled sections."""
     prompt = Prompt("trip", sections_of_a_trip(), tools=[UNCALLABLE])
     careful = prompt.render(Trip("Rome", careful=True))
     assert [tool.name for tool in careful.tools] == ["weather", "trains", "hotels"]
@@ -390,7 +390,7 @@ def test_tools_come_in_the_order_of_declaration():
 
 
 def test_a_tool_without_a_handler_is_declared_but_not_offered():
-    """Neither it nor its examples are shown, and its name is taken all the same."""
+    """Neither the tool nor its examples are shown, but its name is taken."""
     rendered = Prompt("p", "Text.", tools=[UNCALLABLE]).render()
     assert (rendered.tools, rendered.text) == ((), "Text.")
     with pytest.raises(PromptValidationError):
@@ -398,7 +398,7 @@ def test_a_tool_without_a_handler_is_declared_but_not_offered():
 
 
 def test_two_tools_of_one_name_are_refused_where_both_are_enabled():
-    """At rendering where that depends on it, naming both places; one at a time is fine."""
+    """At rendering, if it depends on that, the error names both places; one at a time is fine."""
 
     def one(name: str, condition: Any) -> Section[Any]:
         return MarkdownSection[Trip](name, name, "$city $days $careful", tools=[weather], enabled=condition)
@@ -431,7 +431,7 @@ def test_two_tools_of_one_name_are_refused_though_one_is_not_shown_yet():
 
 
 def test_a_policy_decides_on_the_tools_of_its_section_and_those_below():
-    """The prompt's decide on every tool."""
+    """The prompt's own policies decide on every tool."""
     every, outer, inner = (RateLimitPolicy(5, 60, name=name) for name in ("every", "outer", "inner"))
     below = MarkdownSection("B", "b", "", tools=[trains], policies=[inner])
     prompt = Prompt(
@@ -450,7 +450,7 @@ def test_a_policy_decides_on_the_tools_of_its_section_and_those_below():
 
 
 def test_a_policy_declared_twice_is_one_policy():
-    """The same one in two sections decides on the tools of both; on the prompt too, on all."""
+    """In two sections it decides on the tools of both; on the prompt too, on all."""
     shared = RateLimitPolicy(5, 60)
     sections = [
         MarkdownSection("A", "a", "", tools=[weather], policies=[shared]),
@@ -463,7 +463,7 @@ def test_a_policy_declared_twice_is_one_policy():
 
 
 def test_two_policies_of_one_name_are_refused():
-    """Their state in the session is kept by name."""
+    """Their state in the session is stored by name."""
     sections = [
         MarkdownSection("A", "a", "", policies=[RateLimitPolicy(5, 60)]),
         MarkdownSection[Trip](
@@ -478,7 +478,7 @@ def test_two_policies_of_one_name_are_refused():
 
 
 def test_a_disabled_section_takes_its_policies_with_it():
-    """Those of the sections below it, too."""
+    """This includes those of its subsections."""
     policy = SequentialDependencyPolicy({"trains": {"weather"}})
     inner = MarkdownSection("B", "b", "", policies=[policy])
     prompt = Prompt("p", [MarkdownSection("A", "a", "", children=[inner], enabled=False)])
@@ -489,7 +489,7 @@ def test_a_disabled_section_takes_its_policies_with_it():
 
 
 def test_a_prompt_that_depends_on_nothing_is_rendered_once():
-    """The second time it is the same object; a deadline is put beside it."""
+    """The second rendering is the same object; a deadline is attached to it."""
     prompt = Prompt("p", [MarkdownSection("A", "a", "Text", summary="S", visibility="summary")])
     assert prompt.render() is prompt.render()
     assert prompt.render(session=Session()) is prompt.render()
@@ -502,7 +502,7 @@ def test_a_prompt_that_depends_on_nothing_is_rendered_once():
 
 
 def test_a_prompt_that_depends_on_something_is_rendered_anew():
-    """Also on a function that asks for nothing."""
+    """A condition function without parameters counts as a dependency too."""
     words = ["one"]
 
     @dataclass
@@ -516,7 +516,7 @@ def test_a_prompt_that_depends_on_something_is_rendered_anew():
 
 
 def test_not_every_set_of_opened_sections_is_kept():
-    """What is kept of one prompt is bounded, however a model opens its sections."""
+    """The cache of one prompt is bounded, however a model opens its sections."""
     count = 8
     sections = [MarkdownSection("A", f"s{i}", "", summary="S", visibility="summary") for i in range(count)]
     prompt = Prompt("p", sections)
@@ -537,7 +537,7 @@ def test_a_section_that_is_not_there_can_not_be_opened():
 
 
 def test_structured_output_has_a_schema():
-    """Of the declared type, made once."""
+    """The schema is that of the declared type, and is made once."""
     prompt = Prompt("p", "Text.", output=Stay)
     schema = prompt.render().output_schema
     assert schema is not None
@@ -546,7 +546,7 @@ def test_structured_output_has_a_schema():
 
 
 def test_prompts_are_what_contexts_show():
-    """Both satisfy the protocols under which a tool meets them."""
+    """Both satisfy the protocols that tools use."""
     prompt: PromptView = TRIP
     rendered: RenderedPromptView = TRIP.render(Trip("Rome"))
     assert prompt.name == "trip"

@@ -1,4 +1,4 @@
-"""The effect table's column *run again after a crash*, a test a cell, with processes that are really killed."""
+"""The effect table's column *rerun after a crash*, one test per cell, with processes that are really killed."""
 
 import asyncio
 import json
@@ -13,13 +13,13 @@ import pytest
 from handrail import SqliteJournal
 from support import SUPPORT
 
-pytestmark = pytest.mark.once  # processes and terminals, at a cost: what they try is not Python's
+pytestmark = pytest.mark.once  # processes and terminals are slow, and do not depend on the Python version
 
 APP = SUPPORT / "crash_app.py"
 
 
 class Program:
-    """The program under test: each start of it is a process of its own."""
+    """The program under test. Each start is a new process."""
 
     def __init__(self) -> None:
         self._server = subprocess.Popen(
@@ -45,7 +45,7 @@ def program() -> Iterator[Program]:
 
 
 def crashed_and_resumed(program: Program, folder: Path, tool: str) -> tuple[list[str], str, int]:
-    """What happened in the world, what the model was told, and how often somebody was asked."""
+    """Return the effects on the world, what the model was told, and how often a person was asked."""
     assert program.start(folder, tool, "crash")["code"] == 137
     resumed = program.start(folder, tool, "resume")
     assert resumed["code"] == 0
@@ -54,7 +54,7 @@ def crashed_and_resumed(program: Program, folder: Path, tool: str) -> tuple[list
 
 @pytest.mark.parametrize("tool", ["pure", "read", "staged"])
 def test_what_is_all_inside_the_transaction_is_run_again(program: Program, tmp_path: Path, tool: str):
-    """And the model is not asked again for what it had said."""
+    """The model is not asked again for its recorded answer."""
     world, told, _ = crashed_and_resumed(program, tmp_path, tool)
     assert world == ["asked", f"begin {tool}", f"begin {tool}", f"end {tool}", "asked"]
     assert told == f"it says: {tool} done"
@@ -62,7 +62,7 @@ def test_what_is_all_inside_the_transaction_is_run_again(program: Program, tmp_p
 
 
 def test_what_is_idempotent_is_run_again_with_the_same_key(program: Program, tmp_path: Path):
-    """So that whoever takes the key does it once."""
+    """A service that honours the key does the work once."""
     world, told, _ = crashed_and_resumed(program, tmp_path, "idempotent")
     begun = [line for line in world if line.startswith("begin")]
     assert len(begun) == 2
@@ -82,7 +82,7 @@ def test_what_is_idempotent_is_run_again_with_the_same_key(program: Program, tmp
 def test_what_is_compensable_is_probed_else_compensated(
     program: Program, tmp_path: Path, tool: str, after: list[str], told: str
 ):
-    """Found to have happened it stays; found not to have, it runs; not known, it is undone."""
+    """Confirmed by the probe, it stays; ruled out, it runs; if the probe can't tell, it is compensated."""
     world, text, _ = crashed_and_resumed(program, tmp_path, tool)
     assert [line.split()[0] for line in world] == ["asked", "begin", *after, "asked"]
     assert told in text
@@ -162,7 +162,7 @@ def test_what_is_irreversible_is_not_run_again(program: Program, tmp_path: Path)
 
 
 def test_a_settled_once_is_not_repeated(program: Program, tmp_path: Path):
-    """Not where the handler is entered again, and not where it is not."""
+    """Neither when the handler is entered again, nor when it is not."""
     world, told, _ = crashed_and_resumed(program, tmp_path, "once_again")
     assert world == ["asked", "paid", "asked"]
     assert told == "it says: done"
@@ -184,7 +184,7 @@ def test_a_settled_once_is_not_repeated(program: Program, tmp_path: Path):
 def test_a_once_that_was_cut_is_probed_or_asked_about(
     program: Program, tmp_path: Path, tool: str, questions: int, told: str
 ):
-    """It was paid before the process ended, so it is not paid again, whoever says so."""
+    """It was paid before the process died, so it is not paid again, whichever way that is found out."""
     world, text, asked = crashed_and_resumed(program, tmp_path, tool)
     assert world == ["asked", "paid", "asked"]
     assert asked == questions

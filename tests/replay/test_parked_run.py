@@ -1,4 +1,4 @@
-"""Runs that come to rest: who is told, what may be parked then, and what is cut by force."""
+"""Runs at rest: who is notified, when they may be parked, and what a forced park interrupts."""
 
 import asyncio
 import tempfile
@@ -48,7 +48,7 @@ class Pick(BaseModel):
 
 
 class Going:
-    """A run that goes, and what is heard of it."""
+    """A run in progress, and its events."""
 
     def __init__(self, tools: Any, *script: Any, journal: Journal | None = None, **options: Any) -> None:
         self.there = Resting()
@@ -70,7 +70,7 @@ class Going:
         return asyncio.ensure_future(self.adapter.resume("run", self.prompt, bus=self._bus()))
 
     async def answer(self, value: Any = None) -> None:
-        """Answer the question that has waited longest."""
+        """Answer the oldest open question."""
         self.journal.questions.answer(answer_to((await self.journal.questions.open("run"))[0], value))
 
     def ends(self) -> list[object]:
@@ -86,18 +86,18 @@ async def ask(context: ToolContext) -> int:
 
 @tool
 async def phone(context: ToolContext) -> int:
-    """Ask somebody in a way that can't be gone through again."""
+    """Ask somebody, in a call that can't be replayed."""
     assert context.wait_for is not None
     return (await context.wait_for("pick", {}, Pick)).number
 
 
 async def test_a_run_at_rest_is_told_and_goes_on_in_memory():
-    """Nobody parks it: the answer reaches the handler that waits, which is entered once."""
+    """If nothing parks the run, the answer reaches the waiting handler, which runs once."""
     going = Going([ask], [ToolCall("ask"), ToolCall("ask")], "done")
     run = going.begin()
     await going.there.until_rest()
     await going.answer()
-    await going.there.until_rest()  # one of two was answered, its call is over, and all rests again
+    await going.there.until_rest()  # one of two was answered, its call has ended, and the run rests again
     assert len(await going.journal.questions.open("run")) == 1
     await going.answer()
     assert (await run).text == "done"
@@ -123,7 +123,7 @@ async def test_it_is_told_again_where_a_handler_asks_again():
 
 
 async def test_it_does_not_rest_while_anything_is_at_work():
-    """A call beside the one that waits, the handler around it, a model in a run nested beside it."""
+    """A run does not rest while a concurrent call, an outer handler or a nested run's model is active."""
     go = asyncio.Event()
     at_work = asyncio.Event()
 
@@ -147,7 +147,7 @@ async def test_it_does_not_rest_while_anything_is_at_work():
 
 
 async def test_a_model_asked_beside_a_question_is_at_work():
-    """Two runs are nested in one call: in one somebody is asked, in the other the model."""
+    """Two runs nested in one call: one waits for a person, the other for a model."""
     go, asked = asyncio.Event(), asyncio.Event()
 
     class Slow(ScriptedModel):
@@ -212,7 +212,9 @@ async def test_a_thread_that_waits_rests_too():
 
 
 async def test_parked_at_rest_it_says_nothing_that_looks_like_an_end():
-    """Nested, parallel, and an approval: whoever listens hears of ends only once there are some."""
+    """With nested runs, parallel calls and an approval, listeners receive ends only when something really
+    ended.
+    """
 
     @tool
     async def send() -> str:
@@ -271,7 +273,7 @@ async def test_an_environment_that_raises_at_rest_has_its_run_parked(caplog: pyt
 
 
 async def test_by_force_what_is_at_work_is_cut_and_follows_its_effect():
-    """What can run again does, what can't is not known, and what was done stays done."""
+    """An interrupted call is rerun if its effect allows it, else its outcome is unknown; finished work stays."""
     ran: list[str] = []
     at_work = asyncio.Event()
     hold = True
@@ -377,7 +379,7 @@ async def test_a_handler_that_swallows_it_asks_nobody_and_commits_nothing():
 
 
 async def test_by_force_nothing_is_undone():
-    """What an inner call did to the world stands, and the call around it goes on from there."""
+    """The effects of an inner call stay, and the outer call continues from there."""
     at_work = asyncio.Event()
     world: list[str] = []
 
@@ -412,7 +414,7 @@ async def test_by_force_nothing_is_undone():
 
 
 class Moments:
-    """Counts the moments of a run, wherever its tools and its model come by, and parks at one of them."""
+    """Counts the points that a run's tools and model pass, and parks the run at one of them."""
 
     def __init__(self, at: int) -> None:
         self.at = at
@@ -430,7 +432,7 @@ class Moments:
 @settings(max_examples=40, deadline=None)
 @given(at=st.integers(1, 60), again=st.integers(1, 40))
 def test_parked_by_force_at_any_two_moments_it_comes_to_the_same(at: int, again: int):
-    """Nothing recorded is done twice, nothing that may be repeated is lost, and no call ends twice."""
+    """Recorded work is not repeated, repeatable work is not lost, and no call ends twice."""
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(_park_by_force_twice(Path(folder), at, again))
 
@@ -506,7 +508,7 @@ async def _park_by_force_twice(folder: Path, at: int, again: int) -> None:
     assert [each.text for each in results[:3]] == ["marked", "inner", "marked"]
     assert results[3].text == "sent" or "it is not known" in results[3].text
     assert results[4].text == "marked"
-    assert len(sent) <= 1  # cut between its mark and its handler, it is not known either
+    assert len(sent) <= 1  # interrupted between its mark and its handler, its outcome is unknown as well
     assert sent or results[3].text != "sent"
     notes = [each.text for each in response.session[Note].all()]
     assert len(notes) == len(set(notes)) == 5
@@ -517,7 +519,7 @@ async def _park_by_force_twice(folder: Path, at: int, again: int) -> None:
 
 
 async def test_a_session_at_rest_is_asked_once(tmp_path: Path):
-    """A question that stays open in a parked run is asked under the same id when the run is resumed."""
+    """A question that stays open in a parked run keeps its id when the run is resumed."""
     going = Going([ask], ToolCall("ask"), "done", journal=SqliteJournal(tmp_path / "runs.db", watch=None))
     run = going.begin()
     (await going.there.until_rest()).park()

@@ -1,4 +1,4 @@
-"""Files, commands and previews, joined: what a second reader found who was told to break them."""
+"""Attacks on files, commands and previews together that once succeeded. Each one stays fixed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def command(script: str, context: ToolContext) -> str:
 
 
 def previewed(files: Any, script: str) -> tuple[Any, str]:
-    """What came of a script that was approved, and what the person was shown."""
+    """Return the result of an approved script, and what the person was shown."""
     shown: list[str] = []
 
     def approve(question: Question) -> bool:
@@ -83,7 +83,9 @@ def previewed(files: Any, script: str) -> tuple[Any, str]:
 
 @pytest.mark.parametrize("how", ["written", "deleted", "committed into", "committed late"])
 def test_what_was_shown_is_not_changed_by_who_still_holds_the_files(files: Any, how: str) -> None:
-    """A thread or task that outlived its handler writes while the person looks: it is refused, and they get what they saw."""
+    """A thread or task that outlived its handler can't write during the review, so the person gets what they
+    saw.
+    """
     held: list[Any] = []
     refused: list[str] = []
 
@@ -123,7 +125,7 @@ def test_what_was_shown_is_not_changed_by_who_still_holds_the_files(files: Any, 
 
 
 def test_what_was_shown_is_not_changed_by_a_command_nobody_waited_for(root: Path) -> None:
-    """No command can be begun on what is being looked at, and bytes that one changed are not committed."""
+    """No command can start on files under review, and bytes that one changed are not committed."""
     held: list[Any] = []
 
     @tool(effect="staged", capabilities={"fs.write"})
@@ -162,13 +164,13 @@ def test_what_was_shown_is_not_changed_by_a_command_nobody_waited_for(root: Path
     ],
 )
 def test_a_command_may_rename_a_file(root: Path, script: str, nested: bool) -> None:
-    """A file that a command moved was made from one that lay below, and is no conflict with anybody."""
+    """The moved file came from a lower layer, and conflicts with nobody."""
     (root / "d").mkdir()
     files = DirectoryFilesystem(root)
 
     @tool(effect="staged")
     async def around(context: ToolContext) -> str:
-        """Call it from inside another call."""
+        """Call the tool from inside another call."""
         context.filesystem.write("other.txt", "other\n")
         result = await context.call("command", script=script)
         assert result.success, result.message
@@ -184,7 +186,7 @@ def test_a_command_may_rename_a_file(root: Path, script: str, nested: bool) -> N
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_file_deleted_under_a_command_that_changes_it_is_a_conflict(root: Path, nested: bool) -> None:
-    """What somebody deleted while a command wrote it does not come back by itself."""
+    """A file deleted while a command wrote it does not reappear."""
     files = DirectoryFilesystem(root)
     outer = files.fork("outer")
     fork = outer.fork("inner") if nested else files.fork("inner")
@@ -200,11 +202,11 @@ def test_a_file_deleted_under_a_command_that_changes_it_is_a_conflict(root: Path
 
 
 def test_many_commands_of_one_call_stay_readable(root: Path) -> None:
-    """Their layers are made one when there are many; what they wrote is still theirs to read, show and commit."""
+    """Many layers are merged; the files they wrote can still be read, shown and committed."""
 
     @tool(effect="staged", capabilities={"many"})
     async def many(context: ToolContext) -> str:
-        """Run one command after the other, each in a call of its own."""
+        """Run commands one after another, each in its own call."""
         for number in range(20):
             result = await context.call(
                 "command", script=f"echo {number} > f{number}; echo {number} >> a.txt"
@@ -236,7 +238,7 @@ def test_many_commands_of_one_call_stay_readable(root: Path) -> None:
 
 @pytest.fixture
 def many(root: Path, monkeypatch: pytest.MonkeyPatch) -> DirectoryFilesystem:
-    """So many files that ripgrep is asked, and one."""
+    """Enough files for ripgrep to be used."""
     program = Path(sys.executable).parent / "rg"
     assert program.exists(), "ripgrep is missing: run scripts/venv"
     monkeypatch.setattr(ripgrep, "_ripgrep", lambda: str(program))
@@ -246,7 +248,7 @@ def many(root: Path, monkeypatch: pytest.MonkeyPatch) -> DirectoryFilesystem:
 
 
 def test_a_file_that_was_moved_is_searched_and_not_what_lay_there(many: DirectoryFilesystem) -> None:
-    """ripgrep knows only the folder itself: of what a call moved it looked into what was there before."""
+    """ripgrep sees only the folder itself, where a moved file's path still has the old content."""
     fork = many.fork("mover")
     fork.delete("0.txt")
     fork.move("a.txt", "0.txt")
@@ -258,14 +260,14 @@ def test_a_file_that_was_moved_is_searched_and_not_what_lay_there(many: Director
 def test_what_can_not_be_asked_of_ripgrep_is_found_without_it(
     many: DirectoryFilesystem, pattern: str
 ) -> None:
-    """A pattern that fits into no command line is no reason to fail."""
+    """A pattern too long for a command line does not fail the search."""
     assert many.grep(pattern) == ()
 
 
 def test_a_ripgrep_that_is_gone_is_done_without(
     many: DirectoryFilesystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be uninstalled while we run."""
+    """It may be uninstalled while the program runs."""
     monkeypatch.setattr(ripgrep, "_ripgrep", lambda: "/nowhere/rg")
     assert [match.path for match in many.grep("one")] == ["a.txt"]
 
@@ -274,7 +276,7 @@ def test_a_ripgrep_that_is_gone_is_done_without(
 
 
 def test_a_name_can_not_pass_for_a_line_of_the_diff(root: Path) -> None:
-    """A command may call a file what it likes; the person who is asked sees one name, in quotes."""
+    """A command may use any file name; the person sees one name, in quotes."""
     script = "touch 'x\n+harmless' 'b\tc' \"$(printf 'd\\033[2J')\""
     result, shown = previewed(DirectoryFilesystem(root), script)
     assert result.success
@@ -288,7 +290,7 @@ def test_a_name_can_not_pass_for_a_line_of_the_diff(root: Path) -> None:
 
 
 def test_what_moves_the_cursor_is_written_out(files: Any) -> None:
-    """Content can't hide what was changed from whoever reads the diff on a terminal."""
+    """Content can't hide a change from a person who reads the diff on a terminal."""
     fork = files.fork("call")
     fork.write("a.txt", "one\r\nrm -rf /\r+ls\n\x1b[8mhidden\u202etxt\n")
     assert fork.diff().splitlines()[3:] == [
@@ -302,7 +304,7 @@ def test_what_moves_the_cursor_is_written_out(files: Any) -> None:
 
 
 def test_the_mode_of_a_folder_is_shown_although_something_in_it_changed_too(root: Path) -> None:
-    """A folder that is opened to everybody is no detail, whatever else was done in it."""
+    """Opening a folder to everybody is shown, whatever else changed in it."""
     (root / "d").mkdir(mode=0o755)
     script = "chmod 777 d; echo 1 > d/f; mkdir -m 1777 n; echo 1 > n/f; mkdir usual; touch usual/f"
     result, shown = previewed(DirectoryFilesystem(root), script)
@@ -313,7 +315,7 @@ def test_the_mode_of_a_folder_is_shown_although_something_in_it_changed_too(root
 
 
 def test_what_can_not_be_shown_is_named(root: Path) -> None:
-    """A pipe that goes is no reason for a call to fail that would not fail without a preview."""
+    """The removal of a pipe does not fail a call that would succeed without a preview."""
     os.mkfifo(root / "pipe")
     result, shown = previewed(DirectoryFilesystem(root), "rm pipe")
     assert result.success, result.message
@@ -323,7 +325,7 @@ def test_what_can_not_be_shown_is_named(root: Path) -> None:
 
 
 class Counter:
-    """Something that can be forked, and knows nothing of diffs."""
+    """A forkable resource that can't describe its changes."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -355,7 +357,7 @@ class Noted:
 
 
 def test_a_resource_or_state_without_words_is_named_in_the_preview() -> None:
-    """Nobody is told "it changed nothing" about a change; and an event that is no JSON is no wrong argument."""
+    """The preview never claims that nothing changed; an event that is not JSON is not a wrong argument."""
     counter, shown = Counter(), list[str]()
 
     @tool(effect="staged", capabilities={"count"})
@@ -385,7 +387,7 @@ def test_a_resource_or_state_without_words_is_named_in_the_preview() -> None:
 
 
 def told(files: Any, *calls: ToolCall, sections: Any = None) -> list[tuple[bool, str]]:
-    """Make these calls one after the other in one run; what the model was told about each."""
+    """Make these calls in order in one run, and return what the model was told about each."""
     session = Session()
     prompt = Prompt("p", sections or [FileTools()])
     Adapter(ScriptedModel([*calls, "Done."])).evaluate(prompt, "go", session=session, filesystem=files).wait()
@@ -393,7 +395,7 @@ def told(files: Any, *calls: ToolCall, sections: Any = None) -> list[tuple[bool,
 
 
 def test_a_link_that_leads_out_is_refused_in_words_and_can_be_deleted(root: Path) -> None:
-    """The policy does not fall over it: writing through it is refused by name, and it itself may go."""
+    """The policy does not break on it: writing through it is refused by name, and the link can be deleted."""
     (root / "out").symlink_to("/etc/hostname")
     (written, deleted) = told(
         DirectoryFilesystem(root),
@@ -406,7 +408,7 @@ def test_a_link_that_leads_out_is_refused_in_words_and_can_be_deleted(root: Path
 
 
 def test_a_line_has_one_number(root: Path) -> None:
-    """The line that a search names is the one that is shown for its number, also after a form feed."""
+    """The line number that a search reports shows the same line when read, even after a form feed."""
     (root / "old.c").write_text("one\n\x0ctwo\x85\u2028\nthree\r\nfour\rfive\n")
     found, shown = told(
         DirectoryFilesystem(root),
@@ -421,7 +423,7 @@ def test_a_line_has_one_number(root: Path) -> None:
 
 
 def test_a_command_that_has_to_pass_can_not_be_in_conflict(root: Path) -> None:
-    """Nothing of what it writes is kept, so whoever edits the same file meanwhile does not end the run unchecked."""
+    """Nothing it writes is kept, so an edit of the same file meanwhile does not end the run unchecked."""
 
     def edited(command: tuple[str, ...], layers: Any) -> int:
         (layers.upper / "a.txt").write_text("written by the command\n")

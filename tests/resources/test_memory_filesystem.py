@@ -1,4 +1,4 @@
-"""Files in memory and in a real folder: the verbs, and what they say when they refuse."""
+"""Filesystem verbs and their errors, in memory and on a real folder."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -23,7 +23,7 @@ from support.filesystems import Files, NewFiles, commit, tree
 
 
 class SteppingClock:
-    """A second later at every look."""
+    """A clock that advances one second per reading."""
 
     def __init__(self) -> None:
         self._seconds = count(1)
@@ -37,7 +37,7 @@ class SteppingClock:
 
 @pytest.fixture(params=["root", "fork", "fork of a fork"])
 def files(request: pytest.FixtureRequest, new_files: NewFiles) -> Files:
-    """The same small tree, in memory and on a disk, seen directly and through forks."""
+    """The same small tree, in memory and on disk, accessed directly and through forks."""
     root = new_files({"readme.md": "hello\n", "src/main.py": "x = 1\ny = x\n", "src/data.bin": b"\xff\0"})
     if request.param == "root":
         return root
@@ -61,7 +61,7 @@ def test_it_satisfies_the_protocols():
 
 
 def test_text_and_bytes_come_back(files: Files):
-    """Text is kept as UTF-8, bytes as they are, and folders are made for both."""
+    """Text is stored as UTF-8, bytes unchanged, and parent folders are created."""
     files.write("new/deep/a.txt", "grüße\r\n")
     files.write("new/b.bin", b"\0\xff")
     assert files.read("new/deep/a.txt") == "grüße\r\n"
@@ -71,7 +71,7 @@ def test_text_and_bytes_come_back(files: Files):
 
 
 def test_every_spelling_of_a_path_is_one_file(files: Files):
-    """`./a`, `a//b` and `a/./b` are the path without them."""
+    """`./a`, `a//b` and `a/./b` mean the path without them."""
     for spelling in ("./src/main.py", "src//main.py", "src/./main.py", ".//src/.//main.py"):
         assert files.read(spelling) == "x = 1\ny = x\n"
     files.write("./src//./main.py", "z")
@@ -80,14 +80,14 @@ def test_every_spelling_of_a_path_is_one_file(files: Files):
 
 
 def test_append_makes_and_extends(files: Files):
-    """Appending to nothing writes; to a file, adds at its end."""
+    """Appending to a missing file creates it; to a file, adds at its end."""
     files.append("log", "a")
     files.append("log", b"b")
     assert files.read("log") == "ab"
 
 
 def test_edit_replaces_what_is_unique_or_everything(files: Files):
-    """One occurrence is replaced; several only when all are meant."""
+    """A unique occurrence is replaced; several only if all are requested."""
     assert files.edit("readme.md", "hello", "bye") == 1
     assert files.read("readme.md") == "bye\n"
     assert files.edit("src/main.py", "x", "zz", all=True) == 2
@@ -98,7 +98,7 @@ def test_list_and_stat_say_what_is_there():
     """Sorted, with sizes and the clock's time; the root is '.'."""
     files = MemoryFilesystem({"b": "12", "a/c": ""}, clock=SteppingClock())
     first = datetime(2030, 1, 1, tzinfo=UTC).timestamp()
-    # The clock is asked once for each file and for each folder that had to be made.
+    # The clock is read once for each file and for each new folder.
     assert files.list() == (FileInfo("a", True, 0, first + 2), FileInfo("b", False, 2, first + 1))
     assert files.stat("a/c") == FileInfo("a/c", False, 0, first + 3)
     assert files.stat(".") == FileInfo(".", True, 0, 0.0)
@@ -112,7 +112,7 @@ def test_list_and_stat_say_what_is_there():
 
 
 def test_folders_stay_until_they_are_deleted(files: Files):
-    """An empty folder is a folder, whether it was made so or became so."""
+    """An empty folder stays, whether it was created empty or became so."""
     files.mkdir("one/two")
     files.mkdir("one/two")
     files.delete("src/main.py")
@@ -125,7 +125,7 @@ def test_folders_stay_until_they_are_deleted(files: Files):
 
 
 def test_a_folder_moves_with_everything_in_it(files: Files):
-    """The subtree is at its new path, folders to it are made, nothing stays behind."""
+    """The subtree is at its new path with its parent folders, and nothing stays behind."""
     files.mkdir("src/empty/er")
     files.move("src", "lib/py/src")
     assert files.read("lib/py/src/main.py") == "x = 1\ny = x\n"
@@ -168,7 +168,7 @@ def test_glob(new_files: NewFiles, pattern: str, found: list[str]):
 
 
 def test_grep_finds_lines(new_files: NewFiles):
-    """Numbered from one, without line ends, cut when long; what is not text is passed over."""
+    """Numbered from one, without line ends, cut if long; files that are not text are skipped."""
     long = "x" * 600
     files = new_files(
         {"b": "no\r\nfox\r\n", "a/z": f"fox\n\nfox {long}", "bin": b"fox\0", "latin": b"fox\xff"}
@@ -310,7 +310,7 @@ BAD: dict[str, tuple[Callable[[Files], Any], type[HandrailError], str]] = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_wrong_call_is_told_what_to_do(files: Files, case: str):
-    """Each refusal has its type and its words, names the path, and changes nothing."""
+    """Each error has its type and message, names the path, and changes nothing."""
     call, kind, words = BAD[case]
     before = [info.path for info in files.list("src")]
     with pytest.raises(kind) as caught:
@@ -323,7 +323,7 @@ def test_a_wrong_call_is_told_what_to_do(files: Files, case: str):
 
 
 def test_a_suggestion_is_not_searched_among_very_many_names(new_files: NewFiles):
-    """A folder of thousands costs nothing extra; a name that differs in case is still found."""
+    """A folder with thousands of names costs nothing extra; a name in another case is still found."""
     files = new_files({f"file{number}": "" for number in range(3000)})
     with pytest.raises(FileMissing, match=r"List '\.'"):
         files.read("fiel7")
@@ -332,7 +332,7 @@ def test_a_suggestion_is_not_searched_among_very_many_names(new_files: NewFiles)
 
 
 def test_limits():
-    """Size of a file, number of files and folders, bytes in all; what is deleted makes room."""
+    """File size, number of files and folders, total bytes; deleting makes room."""
     limits = FileLimits(max_file_size=4, max_files=3, max_total_size=6)
     for files in (MemoryFilesystem(limits=limits), MemoryFilesystem(limits=limits).fork("call")):
         with pytest.raises(FileLimitReached, match="would be 5 bytes and the limit for a file is 4"):
@@ -354,7 +354,7 @@ def test_limits():
 
 
 def test_a_commit_that_deletes_makes_room():
-    """A tree deleted in a fork is no longer counted once that is committed."""
+    """A tree deleted in a fork no longer counts once that is committed."""
     root = MemoryFilesystem({"d/e/f": "1", "d/g": "1"}, limits=FileLimits(max_files=4, max_total_size=2))
     fork = root.fork("call")
     fork.delete("d", recursive=True)
@@ -364,7 +364,7 @@ def test_a_commit_that_deletes_makes_room():
 
 
 def test_two_forks_that_are_too_much_together_conflict():
-    """Each has room by itself; the later can't commit, and the root stays within its limits."""
+    """Each fits by itself; the later can't commit, and the root stays within its limits."""
     root = MemoryFilesystem(limits=FileLimits(max_files=1))
     one, two = root.fork("one"), root.fork("two")
     one.write("a", "")

@@ -1,4 +1,4 @@
-"""Forks of files, in memory and in a real folder: what they see, what they may commit, and forks of forks."""
+"""Forks of files, in memory and on a real folder: what they see, what they may commit, and nested forks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ from support.filesystems import Files, NewFiles, commit, outcome, tree
 
 
 def test_a_fork_is_apart_until_it_is_applied(new_files: NewFiles):
-    """Neither sees the other's work before; the root has all of it after."""
+    """Before, neither sees the other's work; afterwards the root has all of it."""
     root = new_files({"a": "1", "d/x": "1", "d/y": "1"})
     fork, other = root.fork("call"), root.fork("other")
     fork.write("a", "2")
@@ -36,7 +36,7 @@ def test_a_fork_is_apart_until_it_is_applied(new_files: NewFiles):
 
 
 def test_a_dropped_fork_leaves_nothing(new_files: NewFiles):
-    """Dropping twice, before and after, is harmless."""
+    """Dropping it twice, before or after, is harmless."""
     root = new_files({"a": "1"})
     fork = root.fork("call")
     fork.write("b", "2")
@@ -75,7 +75,7 @@ READS: dict[str, tuple[Callable[[Files], Any], Callable[[Files], Any], tuple[str
 @pytest.mark.parametrize("case", READS)
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_read_is_repeatable_and_tracked(new_files: NewFiles, case: str, nested: bool):
-    """What was seen is seen again, and is stale once somebody else has changed it."""
+    """A repeated read gives the same content, and the fork is stale once the file has changed."""
     read, change, places = READS[case]
     root = new_files({"d/a": "1", "d/e/b": "1"})
     parent = root.fork("parent") if nested else root
@@ -92,7 +92,7 @@ def test_a_read_is_repeatable_and_tracked(new_files: NewFiles, case: str, nested
 
 
 def test_a_glob_does_not_depend_on_what_is_in_the_files():
-    """Only the names were looked at, and of a plain name not even its neighbours."""
+    """Only names were read, and for a plain name not even its siblings."""
     root = MemoryFilesystem({"d/a": "1"})
     fork = root.fork("call")
     assert fork.glob("d/*") == ("d/a",)
@@ -116,7 +116,7 @@ def test_a_blind_write_is_no_read(new_files: NewFiles):
 
 
 def test_a_refusal_reveals_and_so_is_a_read(new_files: NewFiles):
-    """A call that found something in its way depends on that."""
+    """A call that found an obstacle depends on it."""
     root = new_files({"a": "1", "d/x": ""})
     fork = root.fork("call")
     for path in ("a/b", "d"):
@@ -131,7 +131,7 @@ def test_a_refusal_reveals_and_so_is_a_read(new_files: NewFiles):
 
 
 def test_what_a_listing_left_out_stays_out(new_files: NewFiles):
-    """A folder that was seen without a name does not have it later, at any depth."""
+    """A folder that was listed without a name does not show it later, at any depth."""
     root = new_files({"d/a": "1", "e/x/y": ""})
     fork = root.fork("call")
     fork.list("d")
@@ -143,7 +143,7 @@ def test_what_a_listing_left_out_stays_out(new_files: NewFiles):
 
 
 def test_what_was_written_stays_where_it_was_written(new_files: NewFiles):
-    """The folders of a written file are there for the fork that wrote it, also if somebody deletes them."""
+    """The parent folders of a written file exist for its fork, even if another call deletes them."""
     root = new_files({"d/e/x": "1"})
     fork = root.fork("call")
     fork.write("z", "")
@@ -159,7 +159,7 @@ def test_what_was_written_stays_where_it_was_written(new_files: NewFiles):
 
 
 def test_what_was_read_stays_where_it_was_read(new_files: NewFiles):
-    """The folders of a file that was seen are there for the fork that saw it, too."""
+    """The parent folders of a file that was read exist for its fork, too."""
     root = new_files({"d/e/x": "1", "d/y": "1"})
     fork = root.fork("call")
     fork.read("d/e/x")
@@ -168,7 +168,7 @@ def test_what_was_read_stays_where_it_was_read(new_files: NewFiles):
 
 
 def test_a_folder_that_was_to_be_made_and_was_there_is_relied_on(new_files: NewFiles):
-    """Making it again changes nothing, so if it goes the fork has to hear of it."""
+    """Creating it again changes nothing, so its removal must make the fork stale."""
     root = new_files({"d/x": "1"})
     fork = root.fork("call")
     fork.mkdir("d")
@@ -178,7 +178,7 @@ def test_a_folder_that_was_to_be_made_and_was_there_is_relied_on(new_files: NewF
 
 
 def test_what_is_in_a_folder_that_was_not_there_is_not_there(new_files: NewFiles):
-    """Neither for the fork that saw that, nor in a folder of that name which a fork of it makes."""
+    """Neither for the fork that found it missing, nor in a folder of that name that an inner fork makes."""
     root = new_files({"a/x/y": ""})
     outer = root.fork("outer")
     assert not outer.exists("b")
@@ -220,7 +220,7 @@ WRITES: dict[str, tuple[Callable[[Files], Any], Callable[[Files], Any], tuple[st
 @pytest.mark.parametrize("case", WRITES)
 @pytest.mark.parametrize("nested", [False, True])
 def test_the_later_of_two_that_wrote_one_path_conflicts(new_files: NewFiles, case: str, nested: bool):
-    """It is told which path, nothing of it is applied, and the earlier one's work stands."""
+    """The error names the path, nothing of it is applied, and the earlier work stays."""
     one, two, places = WRITES[case]
     root = new_files({"d/a": "1", "b": "1"})
     parent = root.fork("parent") if nested else root
@@ -261,7 +261,7 @@ BESIDE: dict[str, tuple[Callable[[Files], Any], Callable[[Files], Any], dict[str
 @pytest.mark.parametrize("case", BESIDE)
 @pytest.mark.parametrize("nested", [False, True])
 def test_others_commit_beside_each_other(new_files: NewFiles, case: str, nested: bool):
-    """What does not touch the same path is merged; folders made twice are one."""
+    """Changes to different paths are merged; a folder made twice is one."""
     one, two, expected = BESIDE[case]
     root = new_files({"d/a": "1"})
     parent = root.fork("parent") if nested else root
@@ -275,7 +275,7 @@ def test_others_commit_beside_each_other(new_files: NewFiles, case: str, nested:
 
 
 def test_a_path_is_taken_from_prepare_on(new_files: NewFiles):
-    """Whoever prepares second conflicts even if the first is not applied yet; a direct write too."""
+    """The second to prepare conflicts even if the first is not applied yet; so does a direct write."""
     root = new_files({"d/a": "1"})
     first, same, inside, around, beside = (
         root.fork(name) for name in ("first", "same", "inside", "around", "beside")
@@ -299,7 +299,7 @@ def test_a_path_is_taken_from_prepare_on(new_files: NewFiles):
 
 
 def test_changes_for_a_diff(new_files: NewFiles):
-    """Each changed file with its bytes before and after; what came and went in the fork is not among them."""
+    """Each changed file with its bytes before and after; files made and removed in the fork are not included."""
     root = new_files({"a": "1", "b": "1", "c/d": "1", "e": "1"})
     fork = root.fork("call")
     fork.write("a", "2")
@@ -316,7 +316,7 @@ def test_changes_for_a_diff(new_files: NewFiles):
 
 
 def test_a_fork_that_may_not_write_does_not(new_files: NewFiles):
-    """Every change is refused by name, also in a fork of it; reading works."""
+    """Every change is refused by name, even in an inner fork; reading works."""
     root = new_files({"a": "1", "d/x": ""})
     reader = root.fork("peek", writable=False)
     calls: list[Callable[[Files], Any]] = [
@@ -342,7 +342,7 @@ def test_a_fork_that_may_not_write_does_not(new_files: NewFiles):
 
 
 def test_forks_nest_several_levels(new_files: NewFiles):
-    """Each commits into the one it was forked from, and only the outermost reaches the root."""
+    """Each commits into its parent, and only the outermost reaches the root."""
     root = new_files({"a": "0"})
     forks = [root.fork("1")]
     for level in ("2", "3", "4"):
@@ -359,7 +359,7 @@ def test_forks_nest_several_levels(new_files: NewFiles):
 
 
 def test_what_an_inner_fork_read_was_read_by_the_outer_one_also_if_it_was_dropped(new_files: NewFiles):
-    """The outer call may have acted on what a failed inner one saw."""
+    """The outer call may have acted on what a failed inner one read."""
     root = new_files({"a": "1", "b": "1", "d/x": "1"})
     outer = root.fork("outer")
     dropped, committed = outer.fork("dropped"), outer.fork("committed")
@@ -389,7 +389,7 @@ def test_what_an_inner_fork_read_of_the_outer_ones_work_is_no_read_below(new_fil
 
 
 def test_inner_reads_that_disagree_make_the_outer_fork_stale(new_files: NewFiles):
-    """Two children saw two versions: whatever the root has now, one of them is out of date."""
+    """Two children read two versions, so one of them is outdated whatever the root has now."""
     root = new_files({"a": "1", "d/x": ""})
     outer = root.fork("outer")
     one, two = outer.fork("one"), outer.fork("two")
@@ -406,7 +406,7 @@ def test_inner_reads_that_disagree_make_the_outer_fork_stale(new_files: NewFiles
 
 
 def test_a_file_made_and_deleted_inside_a_nested_fork_counts_as_written(new_files: NewFiles):
-    """Somebody else made it meanwhile: one after the other it would be gone, so it is a conflict."""
+    """If another call made it meanwhile, a serial order would delete it, so it is a conflict."""
     files = new_files()
     outer, other = files.fork("outer"), files.fork("other")
     inner = outer.fork("inner")

@@ -1,4 +1,4 @@
-"""The end of a fork: threads that outlive it, what it costs, and any interleaving of many."""
+"""The end of a fork: threads that outlive it, its cost, and any interleaving of many."""
 
 import sys
 import threading
@@ -23,7 +23,7 @@ from support.steps import steps_of
 
 @pytest.mark.parametrize("end", ["prepare", "apply", "drop", "conflict", "parent"])
 def test_nothing_works_after_the_end(end: str):
-    """Every verb raises `ContextExpired` with the name of the call, and nothing lands."""
+    """Every verb raises `ContextExpired` with the call's name, and nothing is written."""
     root = MemoryFilesystem({"a": "1", "x": "1"})
     outer = root.fork("ended")
     fork = outer.fork("inner") if end == "parent" else outer
@@ -62,7 +62,7 @@ def test_nothing_works_after_the_end(end: str):
 
 @pytest.mark.parametrize("end", [MemoryFork.prepare, MemoryFork.drop])
 def test_an_inner_fork_can_not_be_applied_into_one_that_is_over(end: Callable[[MemoryFork], None]):
-    """Prepared in time and applied too late, it lands nowhere, and says nothing: applying can't fail."""
+    """Prepared in time and applied too late, it has no effect and raises nothing: applying can't fail."""
     root = MemoryFilesystem({"a": "1"})
     outer = root.fork("outer")
     outer.write("b", "outer")
@@ -78,7 +78,7 @@ def test_an_inner_fork_can_not_be_applied_into_one_that_is_over(end: Callable[[M
 
 @pytest.fixture
 def eager_threads():
-    """Threads take turns as often as they can."""
+    """Make threads switch as often as possible."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -98,13 +98,15 @@ def hammer(fork: MemoryFork, mine: int, busy: threading.Barrier, ends: list[Base
     except BaseException as error:
         ends.append(error)
         if not isinstance(error, ContextExpired):
-            busy.abort()  # so that nobody waits for it
+            busy.abort()  # so that nothing waits for it
 
 
 @pytest.mark.usefixtures("eager_threads")
 @pytest.mark.parametrize("end", ["commit", "drop"])
 def test_a_thread_that_outlives_its_call_writes_nowhere(end: str):
-    """Threads use a fork while it ends: exactly what was there at its end lands, and they are told."""
+    """Threads use a fork while it ends: exactly its contents at the end are kept, and later writes are
+    refused.
+    """
     for _ in range(15):
         root = MemoryFilesystem({"d/start": "1"})
         fork = root.fork("call")
@@ -130,7 +132,7 @@ def test_a_thread_that_outlives_its_call_writes_nowhere(end: str):
 
 @pytest.mark.usefixtures("eager_threads")
 def test_no_update_is_lost_between_threads():
-    """Forks in four threads count up one file: every commit counts, a conflict is tried again."""
+    """Forks in four threads increment one file: every commit counts, and conflicts are retried."""
     root = MemoryFilesystem({"n": "0"})
 
     def count_up() -> None:
@@ -153,7 +155,7 @@ def test_no_update_is_lost_between_threads():
 
 
 def test_a_fork_and_a_commit_take_the_same_steps_at_any_size():
-    """Ten files or ten thousand: the same number of calls, and nothing is copied."""
+    """With ten files or ten thousand, the number of function calls is the same, and nothing is copied."""
 
     def steps(files: int) -> int:
         root = MemoryFilesystem({f"d{number % 7}/f{number}": "" for number in range(files)})

@@ -1,4 +1,4 @@
-"""Resources: three scopes, who makes a thing, who closes it, and when."""
+"""Resources: three scopes, who creates a resource, who closes it, and when."""
 
 import asyncio
 import gc
@@ -24,7 +24,7 @@ from handrail.testing import RecordingSubscriber, run_virtual
 
 
 class Thing:
-    """Something that says when it is made and closed."""
+    """A resource that records when it is made and closed."""
 
     log: list[str]
 
@@ -57,7 +57,7 @@ Body = Callable[[ToolContext], Awaitable[Any]]
 
 
 class Scene:
-    """A gate with these bindings and one tool, which does what it is told to."""
+    """A gate with these bindings and one scripted tool."""
 
     def __init__(self, *bindings: Binding[Any], **options: Any) -> None:
         self.body: Body | None = None
@@ -108,7 +108,7 @@ def numbered(log: list[str], prefix: str = "") -> Callable[[Any], Thing]:
     ],
 )
 def test_three_scopes(scope: Any, got: Any, log: list[str]):
-    """One for the run, one for each call, or a new one every time; closed with the run or the call."""
+    """One per run, one per call, or a new one every time; closed with the run or the call."""
     found: list[str] = []
 
     async def main() -> list[Any]:
@@ -125,7 +125,7 @@ def test_three_scopes(scope: Any, got: Any, log: list[str]):
 
 
 def test_calls_at_once_share_what_is_the_runs_and_nothing_else():
-    """Each has its own of the call's scope."""
+    """Each call has its own resource of the call's scope."""
     log: list[str] = []
 
     async def body(context: ToolContext) -> tuple[str, str]:
@@ -144,7 +144,7 @@ def test_calls_at_once_share_what_is_the_runs_and_nothing_else():
 
 
 def test_a_given_thing_is_never_closed():
-    """It belongs to whoever gave it."""
+    """It belongs to the caller who gave it."""
     log: list[str] = []
 
     async def main() -> None:
@@ -171,7 +171,7 @@ def test_another_name_for_a_thing_does_not_close_it():
 
 
 def test_threads_make_one_of_the_runs_scope():
-    """Sync handlers that ask at the same moment get the same thing."""
+    """Sync handlers that ask at the same moment get the same resource."""
     log: list[str] = []
     together = threading.Barrier(4, timeout=5)
 
@@ -193,7 +193,7 @@ def test_threads_make_one_of_the_runs_scope():
 
 
 def chain(log: list[str]) -> list[Binding[Any]]:
-    """A needs B needs C, of every kind of provider."""
+    """A needs B needs C, with every kind of provider."""
 
     def make_b(resources: Any) -> Iterator[Thing]:
         thing = Thing("b", log, resources.get(C))
@@ -214,7 +214,7 @@ CHAIN = ["+c", "+b", "+a", "-a async", "-b generator", "-c"]
 
 @pytest.mark.parametrize("how", ["ok", "raises", "says no", "times out", "cancels itself", "retried"])
 def test_what_a_call_made_is_closed_in_reverse_however_it_ends(how: str):
-    """Sync, async and generators, each after what needs it."""
+    """Sync, async and generators, each after its dependents."""
     log: list[str] = []
 
     async def body(context: ToolContext) -> Any:
@@ -263,7 +263,7 @@ def test_what_a_call_made_is_closed_when_the_run_is_cancelled():
 
 
 def test_closed_before_the_call_is_said_to_be_over():
-    """Whoever hears of the end finds nothing open."""
+    """A listener that sees the call's end finds nothing open."""
     log: list[str] = []
 
     async def main() -> None:
@@ -305,7 +305,7 @@ def raising_generator(log: list[str]) -> Callable[[Any], Iterator[Thing]]:
 
 @pytest.mark.parametrize("kind", ["sync", "cancelled", "endless", "generator"])
 def test_one_that_fails_to_close_keeps_no_other_open(kind: str, caplog: pytest.LogCaptureFixture):
-    """The call's result stands, and the failure is in the log."""
+    """The call's result stays, and the failure is logged."""
     log: list[str] = []
     wrong: dict[str, Any] = {
         "sync": lambda _: Stubborn("b", log),
@@ -330,7 +330,7 @@ def test_one_that_fails_to_close_keeps_no_other_open(kind: str, caplog: pytest.L
 
 
 def test_failures_to_close_the_runs_are_raised_together():
-    """After everything is closed, each named."""
+    """They are raised after everything is closed, each with its name."""
     log: list[str] = []
 
     async def main() -> None:
@@ -350,7 +350,7 @@ def test_failures_to_close_the_runs_are_raised_together():
 
 
 def test_closing_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    """One that takes too long is left behind, by name; its own timeout is not taken for ours."""
+    """One that takes too long is abandoned and named; its own timeout is not confused with ours."""
 
     class Slow:
         async def aclose(self) -> None:
@@ -429,7 +429,7 @@ def needs(protocol: Any) -> Callable[[Any], Any]:
 
 @pytest.mark.parametrize("scope", ["run", "call", "fresh"])
 def test_circles_are_named_with_their_path(scope: Any):
-    """Only what is in the circle, from where it begins; nothing half-made stays."""
+    """The path has only the members of the circle, from its start; nothing half-made stays."""
 
     async def main() -> list[str]:
         scene = Scene(Binding(A, needs(B), scope), Binding(B, needs(C), scope), Binding(C, needs(B), scope))
@@ -450,7 +450,7 @@ def test_a_thing_that_needs_itself():
 
 @pytest.mark.parametrize("by_way_of", [False, True])
 def test_what_lives_for_a_call_can_not_be_held_by_the_run(by_way_of: bool):
-    """Also not by way of one that is made fresh."""
+    """This holds even through a fresh resource in between."""
 
     async def main() -> str:
         bindings = [
@@ -466,7 +466,7 @@ def test_what_lives_for_a_call_can_not_be_held_by_the_run(by_way_of: bool):
 
 
 def test_a_fork_can_not_be_held_by_the_run():
-    """It is the call's; held for the run it would be dead in the next call."""
+    """It belongs to the call; kept by the run it would have expired in the next call."""
 
     async def main() -> list[str]:
         files = MemoryFilesystem({"a": "1"})
@@ -489,7 +489,7 @@ def test_a_fork_can_not_be_held_by_the_run():
 
 
 def test_a_fresh_thing_of_the_runs_is_closed_with_the_run():
-    """It lives as long as whoever asked for it."""
+    """It lives as long as its requester."""
     log: list[str] = []
 
     async def main() -> None:
@@ -503,7 +503,7 @@ def test_a_fresh_thing_of_the_runs_is_closed_with_the_run():
 
 
 def test_a_provider_that_raises_leaves_nothing_behind_and_is_tried_again():
-    """What it needed is there, and closed in the end."""
+    """Its dependencies exist, and are closed in the end."""
     log: list[str] = []
     tries: list[int] = []
 
@@ -555,7 +555,7 @@ def opening(*protocols: Any) -> Body:
 
 @pytest.mark.parametrize("kind", ["function", "generator", "lambda", "lambda of a generator"])
 def test_an_async_binding_is_opened_and_not_gotten(kind: str):
-    """`get` says what to write; once it is there `get` gives it too; it is closed like any other."""
+    """`get` says what to write; once opened, `get` returns it too; it is closed like any other."""
     log: list[str] = []
 
     async def main() -> None:
@@ -571,7 +571,7 @@ def test_an_async_binding_is_opened_and_not_gotten(kind: str):
 
 
 def test_open_is_for_every_binding():
-    """Ready, plain and given ones; from a sync handler it is waited for."""
+    """Ready, plain and given ones; a sync handler waits for it."""
     log: list[str] = []
 
     @tool
@@ -590,7 +590,7 @@ def test_open_is_for_every_binding():
 
 @pytest.mark.parametrize("scope", ["run", "call"])
 def test_opened_by_several_at_once_it_is_made_once(scope: Any):
-    """They wait for the first, in one call and across calls."""
+    """Later ones wait for the first, in one call and across calls."""
     log: list[str] = []
 
     async def body(context: ToolContext) -> bool:
@@ -609,7 +609,7 @@ def test_opened_by_several_at_once_it_is_made_once(scope: Any):
 
 
 def test_two_different_ones_opened_at_once_are_no_circle():
-    """Making one while another is being made is not needing it."""
+    """Making one while another is being made does not mean depending on it."""
     log: list[str] = []
 
     async def body(context: ToolContext) -> list[str]:
@@ -630,7 +630,7 @@ def test_two_different_ones_opened_at_once_are_no_circle():
 
 
 def test_the_next_tries_when_the_first_could_not_open_it():
-    """Because it failed, or because its call was cancelled."""
+    """After a failure, or after its call was cancelled."""
     log: list[str] = []
     tries: list[int] = []
 
@@ -656,7 +656,7 @@ def test_the_next_tries_when_the_first_could_not_open_it():
 
 
 def test_async_providers_may_need_async_ones():
-    """They open them; circles and scopes are found there too."""
+    """They open them; circles and scope errors are found there too."""
     log: list[str] = []
 
     def opens(protocol: Any, name: str) -> Any:
@@ -731,7 +731,7 @@ async def two_async(resources: Any) -> AsyncIterator[Any]:
     [(none, "nothing"), (none_async, "nothing"), (two, "twice"), (two_async, "twice")],
 )
 def test_a_generator_yields_once(provide: Any, how_often: str, caplog: pytest.LogCaptureFixture):
-    """Else it says so: when it is asked for, or when it is closed."""
+    """Otherwise an error says so when it is requested or closed."""
 
     async def main() -> str:
         return (await Scene(Binding(A, provide, "call")).call(opening(A))).message
@@ -746,7 +746,7 @@ def test_a_generator_yields_once(provide: Any, how_often: str, caplog: pytest.Lo
 
 
 def test_a_forkable_of_the_run_is_the_calls_fork():
-    """The same object within a call, committed with it, and dropped with it."""
+    """The same object within a call, committed or dropped with it."""
     files = MemoryFilesystem()
 
     async def body(context: ToolContext) -> bool:
@@ -771,7 +771,7 @@ def test_a_forkable_of_the_run_is_the_calls_fork():
 
 @pytest.mark.parametrize("scope", ["call", "fresh"])
 def test_a_forkable_of_the_call_is_its_own(scope: Any):
-    """Nobody else has it, so it needs no fork: it is the same on every `get`."""
+    """No other call has it, so it needs no fork: `get` always returns the same object."""
 
     async def body(context: ToolContext) -> list[str]:
         first = context.resources.get(Filesystem)
@@ -786,7 +786,7 @@ def test_a_forkable_of_the_call_is_its_own(scope: Any):
 
 @pytest.mark.parametrize("budget", [None, Budget(tool_calls=5)])
 def test_the_budget_is_one_object(budget: Any):
-    """By its class, by its protocol, opened, in a provider, and as the context's member."""
+    """By class, by protocol, opened, in a provider, and as the context's member."""
 
     async def body(context: ToolContext) -> bool:
         resources = context.resources
@@ -829,7 +829,7 @@ def test_what_a_policy_made_for_the_call_is_closed_with_it():
 
 
 def test_a_dead_context_gives_no_resources():
-    """Neither `get`, nor `open`, nor a provider that kept what it was given for the call."""
+    """Neither `get`, nor `open`, nor a provider that kept the call's resources."""
     kept: list[Any] = []
 
     def keeps(resources: Any) -> Thing:
@@ -852,7 +852,7 @@ def test_a_dead_context_gives_no_resources():
 
 
 def test_resources_of_the_run_may_ask_later():
-    """A run's provider may keep what it was given, and ask for more of the run's when it needs it."""
+    """A run's provider may keep its resources object, and request more of the run's later."""
     log: list[str] = []
 
     async def later(context: ToolContext) -> str:
@@ -867,7 +867,7 @@ def test_resources_of_the_run_may_ask_later():
 
 
 def test_resource_errors_are_ours_and_carry_the_resource():
-    """A LookupError to whoever expects one."""
+    """They are also `LookupError`s."""
     with pytest.raises(ResourceError) as caught:
         Binding(A, numbered([]), "always")  # pyright: ignore[reportArgumentType]  # wrong on purpose
     assert isinstance(caught.value, LookupError)
@@ -875,9 +875,9 @@ def test_resource_errors_are_ours_and_carry_the_resource():
 
 
 async def test_a_call_that_asked_for_resources_is_freed_when_it_is_over():
-    """Without the collector: its view of them points back to it, and what it held would pile up."""
+    """No garbage collection is needed although its view of resources points back to it."""
     scene = Scene(given(Thing, Thing("shared", [])), Binding(A, numbered([]), "call"))
-    others = _attempts()  # those of other tests, which something may still hold
+    others = _attempts()  # those of other tests, which may still be referenced
     gc.disable()
     try:
         for _ in range(3):

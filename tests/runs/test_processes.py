@@ -1,4 +1,6 @@
-"""A journal's file between versions and processes: other versions are refused, and each run has one owner."""
+"""One journal file used by several versions and processes: other versions are refused, and each run has one
+owner.
+"""
 
 import sqlite3
 import subprocess
@@ -48,7 +50,7 @@ def test_a_journal_of_an_older_version_is_refused(tmp_path: Path):
 
 
 def test_a_journal_of_a_newer_version_is_refused(tmp_path: Path):
-    """With words, and it is left as it is."""
+    """The error says so, and the file stays unchanged."""
     path = tmp_path / "runs.db"
     SqliteJournal(path).close()
     with sqlite3.connect(path) as connection:
@@ -84,7 +86,7 @@ asyncio.run(main())
 
 
 async def test_one_process_has_a_run_and_a_dead_one_has_none(tmp_path: Path):
-    """While it lives the other is told who; killed, its run can be taken at once, its lease not waited for."""
+    """While the owner lives, the other process is told who it is; once killed, its run can be taken at once."""
     holder = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(HOLDER), str(TESTS), str(tmp_path)],
         stdout=subprocess.PIPE, text=True,

@@ -1,4 +1,4 @@
-"""Replaying a run against the code of today: the first thing that differs, by what it is."""
+"""Replaying a run against today's code: the first difference, by kind."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,12 +38,12 @@ async def replayed(recorder: Recorder, prompt: Prompt[Any], **options: Any) -> D
 
 
 async def test_the_same_code_does_the_same(recorder: Recorder):
-    """Nothing differs, nothing is sent again, nothing is left behind."""
+    """Nothing differs, nothing is sent again, and nothing is left behind."""
     sent: list[str] = []
 
     @tool(name="send")
     async def send(text: str) -> str:
-        """Send something away, for good."""
+        """Send something away, irreversibly."""
         sent.append(text)
         return f"sent {text}"
 
@@ -58,7 +58,7 @@ async def test_the_same_code_does_the_same(recorder: Recorder):
 
 
 async def test_a_changed_prompt_is_found_first(recorder: Recorder):
-    """With the lines that differ."""
+    """The report has the lines that differ."""
     await recorder.run("r", *SCRIPT)
     found = await replayed(recorder, Prompt("work", "Do what is asked, politely.", tools=TOOLS))
     assert (found.what, found.step, found.where) == ("prompt", 0, "work")
@@ -67,7 +67,7 @@ async def test_a_changed_prompt_is_found_first(recorder: Recorder):
 
 
 async def test_other_tools_are_found(recorder: Recorder):
-    """One that is gone, one with another schema."""
+    """A missing tool, and one with another schema."""
     await recorder.run("r", *SCRIPT)
     found = await replayed(recorder, Prompt("work", "Do what is asked.", tools=TOOLS[1:]))
     assert (found.what, found.step) == ("tools", 0)
@@ -101,7 +101,7 @@ async def test_a_changed_tool_is_found_by_its_result(recorder: Recorder):
 
 
 async def test_a_tool_that_fails_now_is_found(recorder: Recorder):
-    """What it says is what is now."""
+    """The difference shows the new error."""
     await recorder.run("r", *SCRIPT)
 
     @tool(name="count", effect="staged")
@@ -116,7 +116,7 @@ async def test_a_tool_that_fails_now_is_found(recorder: Recorder):
 
 
 async def test_arguments_that_are_taken_otherwise_are_found(recorder: Recorder):
-    """Also where the schema that is shown is the same: a validator in the code."""
+    """Even if the visible schema is the same, a validator in the code may differ."""
     await recorder.run("r", *SCRIPT)
     from typing import Annotated
 
@@ -127,7 +127,7 @@ async def test_arguments_that_are_taken_otherwise_are_found(recorder: Recorder):
 
     @tool(name="send")
     async def changed(text: Annotated[str, AfterValidator(refuse)]) -> str:
-        """Send something away, for good."""
+        """Send something away, irreversibly."""
         return text
 
     found = await replayed(recorder, Prompt("work", "Do what is asked.", tools=[*TOOLS[:-1], changed]))
@@ -154,7 +154,7 @@ class Denies:
 
 @pytest.mark.parametrize("kind", ["deny", "ask"])
 async def test_a_changed_policy_is_found(recorder: Recorder, kind: str):
-    """Also for a call that is not run again; and the other way round."""
+    """Also for a call that is not rerun, and in the other direction."""
     await recorder.run("r", *SCRIPT)
     strict = Prompt("work", "Do what is asked.", tools=TOOLS, policies=[Denies("send", kind=kind)])
     found = await replayed(recorder, strict)
@@ -171,7 +171,7 @@ async def test_a_changed_policy_is_found(recorder: Recorder, kind: str):
 
 
 async def test_files_are_read_as_they_were_or_not_at_all(recorder: Recorder):
-    """In the folder itself, what was changed since is taken from the record; in files like those it began with, all runs."""
+    """In the original folder, changed files are taken from the record; in equal files, all calls run."""
     (recorder.folder / "a").write_text("first")
     (recorder.folder / "b").write_text("steady")
     script = [
@@ -202,7 +202,7 @@ async def test_files_are_read_as_they_were_or_not_at_all(recorder: Recorder):
 
 
 async def test_an_answer_that_does_not_fit_any_more_is_found(recorder: Recorder):
-    """The type of the output has changed."""
+    """The output type has changed."""
 
     @dataclass
     class Old:
@@ -221,7 +221,7 @@ async def test_an_answer_that_does_not_fit_any_more_is_found(recorder: Recorder)
 
 
 async def test_sections_that_were_opened_are_open(recorder: Recorder):
-    """Their tools are called after that."""
+    """Their tools are called afterwards."""
     from handrail.prompt import OPENER
 
     def made(key: str) -> Prompt[Any]:
@@ -237,7 +237,7 @@ async def test_sections_that_were_opened_are_open(recorder: Recorder):
 
 
 async def test_a_run_that_is_not_over_is_replayed_as_far_as_it_is(recorder: Recorder):
-    """Calls that asked somebody are not run again."""
+    """Calls that asked a person are not rerun."""
     with pytest.raises(RunParked):
         await recorder.run("r", call("note", text="x"), call("choose"), "end")
     tally = Tally()

@@ -1,4 +1,4 @@
-"""Undoing a recorded call: files and state as if it had not been, refused where something was built on it."""
+"""Undoing a recorded call: files and state as if it had never run, refused if something depends on it."""
 
 import asyncio
 import tempfile
@@ -54,7 +54,7 @@ def state_of(recorder: Recorder, session: Session) -> Any:
 
 
 async def carry_out(base: Path, script: list[Any], split: int, target: int | None) -> Any:
-    """Run the calls in two runs of one session; undo one. What there is then, or what was refused."""
+    """Run the calls in two runs of one session, undo one, and return the state or the refusal."""
     recorder = Recorder(base)
     session = Session(id="s")
     try:
@@ -76,7 +76,7 @@ async def carry_out(base: Path, script: list[Any], split: int, target: int | Non
 
 
 def overlap(written: str, touched: str) -> bool:
-    """By hand: the same slice; the same path, a folder around it or in it; a listing of the folder it is in."""
+    """An independent rule: the same slice; the same path, a parent or a child; a listing of its folder."""
     if written.startswith("slice ") or touched.startswith("slice "):
         return written == touched
     one, other = written.removeprefix("file "), touched.removeprefix("file ")
@@ -89,7 +89,7 @@ def overlap(written: str, touched: str) -> bool:
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_undo_is_refused_exactly_where_something_was_built_on_it(data: st.DataObject):
-    """Else files and state are what the same calls without it leave."""
+    """Otherwise files and state equal those left by the same calls without it."""
     script = data.draw(st.lists(operations, min_size=1, max_size=6))
     split = data.draw(st.integers(0, len(script)))
     target = data.draw(st.integers(0, len(script) - 1))
@@ -112,7 +112,7 @@ def test_undo_is_refused_exactly_where_something_was_built_on_it(data: st.DataOb
 
 
 async def test_the_places_in_the_way_are_named(recorder: Recorder):
-    """Those of other sessions too, where they are paths of the same folder; not slices, which are a session's own."""
+    """Paths of other sessions in the same folder are included; slices belong to one session."""
     await recorder.run("r", [call("note", text="x"), call("write", path="a", text="x")], "end")
     await recorder.run("other", [call("notes"), call("read", path="a")], "end")
     noted, written = await recorder.ids("r")
@@ -139,14 +139,14 @@ async def test_later_calls_that_were_undone_are_not_in_the_way(recorder: Recorde
 
 
 async def test_the_model_is_told_in_its_next_turn(recorder: Recorder):
-    """Once, in the next run of the session, before it is asked; also when that run is gone through again."""
+    """Once, in the next run of the session, before its first request; also when that run is replayed."""
     session = Session(id="s")
     await recorder.run("one", call("note", text="x"), "end", session=session)
     (noted,) = await recorder.ids("one")
     await undo(recorder.journal, "one", noted)
     with pytest.raises(RunParked):
         await recorder.run("two", call("choose"), "end", session=session)
-    assert session[Noted].all() == ()  # it forgot the call when it was evaluated
+    assert session[Noted].all() == ()  # the call was forgotten when it was evaluated
     (question,) = await recorder.journal.questions.open("two")
     recorder.answer(question, {"n": 1})
     response = await recorder.adapter("end").resume("two", PROMPT)
@@ -162,7 +162,7 @@ async def test_the_model_is_told_in_its_next_turn(recorder: Recorder):
 
 
 async def test_a_parked_run_goes_on_without_the_call(recorder: Recorder):
-    """It is not run again, its state is gone, and the model hears of it before its next answer."""
+    """It is not rerun, its state is removed, and the model is told before its next answer."""
     with pytest.raises(RunParked):
         await recorder.run("r", call("note", text="x"), call("choose"), "end")
     (noted,) = await recorder.ids("r")
@@ -177,7 +177,7 @@ async def test_a_parked_run_goes_on_without_the_call(recorder: Recorder):
 
 
 async def test_what_can_not_be_undone_is_said(recorder: Recorder):
-    """A call that failed, one that is not there, one without its files, one whose files are another run's."""
+    """A failed call, an unknown one, one without its files, one whose files belong to another run."""
     await recorder.run(
         "r", [call("read", path="none"), call("write", path="a", text="x"), call("send", text="y")], "end"
     )
@@ -195,12 +195,12 @@ async def test_what_can_not_be_undone_is_said(recorder: Recorder):
     await fork(recorder.journal, "r", 1, "f")
     with pytest.raises(UndoRefused, match="undo it there"):
         await undo(recorder.journal, "f", written, recorder.files)
-    await undo(recorder.journal, "r", written, recorder.files)  # the fork's copy is not in its way
+    await undo(recorder.journal, "r", written, recorder.files)  # the fork's copy does not block it
     assert (await undo(recorder.journal, "r", sent)).paths == ()
 
 
 async def test_a_person_s_edit_is_kept(recorder: Recorder):
-    """Somebody changed the file since: refused, and the record says the call stands."""
+    """A person changed the file since: the undo is refused, and the record keeps the call."""
     await recorder.run("r", call("write", path="a", text="x"), "end")
     (written,) = await recorder.ids("r")
     (recorder.folder / "a").write_text("mine")
@@ -211,7 +211,7 @@ async def test_a_person_s_edit_is_kept(recorder: Recorder):
 
 
 async def test_an_undo_that_was_cut_is_finished_by_the_next(recorder: Recorder):
-    """The process ended after the files were put back and before that was recorded."""
+    """The process died after the files were restored and before that was recorded."""
     await recorder.run("r", [call("write", path="a", text="x")], "end")
     (written,) = await recorder.ids("r")
     note = recorder.journal.calls.note
@@ -231,7 +231,7 @@ async def test_an_undo_that_was_cut_is_finished_by_the_next(recorder: Recorder):
 
 
 async def test_a_session_at_work_is_left_alone(recorder: Recorder):
-    """A run that is going on holds what would be changed."""
+    """A run in progress uses what would be changed."""
     began, go = asyncio.Event(), asyncio.Event()
 
     @tool(effect="pure")

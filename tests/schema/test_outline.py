@@ -1,4 +1,4 @@
-"""What is plainly wrong with plain data is found from its schema; what fits is never refused."""
+"""Validation of plain data by its schema alone: clear mistakes are found, and valid data is never refused."""
 
 import json
 from typing import Any, Literal

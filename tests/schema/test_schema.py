@@ -1,4 +1,4 @@
-"""What a type tells a model, what it takes in, and the words it refuses with."""
+"""What a type tells a model, what it accepts, and the messages it refuses with."""
 
 import enum
 import json
@@ -189,8 +189,8 @@ FINITE = "must be a finite number; NaN and infinities are not allowed"
 TEST_UUID = "12345678-1234-5678-1234-567812345678"
 
 
-# Each row: the annotation; what of its JSON Schema must be so; JSON that is taken, with the value it
-# gives; JSON that is refused, with all the words.
+# Each row: the annotation; the required part of its JSON Schema; accepted JSON with its value; refused JSON
+# with the whole message.
 Row = tuple[Any, dict[str, Any], str, object, str, str]
 ROWS: dict[str, Row] = {
     "str": (str, {"type": "string"}, '"a"', "a", "1", "must be text, got the number 1"),
@@ -685,7 +685,7 @@ ROWS: dict[str, Row] = {
 
 
 def refused(schema: Schema[Any], data: str | bytes) -> ToolValidationError:
-    """The error that this input is refused with."""
+    """Return the error for this input."""
     with pytest.raises(ToolValidationError) as caught:
         schema.parse(data)
     error = caught.value
@@ -700,7 +700,7 @@ def test_the_table_is_as_long_as_promised():
 
 @pytest.mark.parametrize("name", ROWS)
 def test_schema_says(name: str):
-    """The JSON Schema holds what the row says of it."""
+    """The JSON Schema contains what the row says."""
     annotation, expected, *_ = ROWS[name]
     found = Schema[Any](annotation).json_schema
     assert {key: found.get(key) for key in expected} == expected
@@ -708,7 +708,7 @@ def test_schema_says(name: str):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_parse_accepts(name: str):
-    """The accepted JSON gives exactly the Python value, of exactly that type, from text and from bytes."""
+    """The accepted JSON gives exactly that value, of exactly that type, from text and from bytes."""
     annotation, _, data, value, _, _ = ROWS[name]
     schema = Schema[Any](annotation)
     for parsed in (schema.parse(data), schema.parse(data.encode())):
@@ -718,14 +718,14 @@ def test_parse_accepts(name: str):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_parse_refuses(name: str):
-    """The refused JSON is refused with exactly these words."""
+    """The refused JSON gives exactly this message."""
     annotation, _, _, _, data, words = ROWS[name]
     assert str(refused(Schema(annotation), data)) == words
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_dump_gives_what_parse_takes(name: str):
-    """What was parsed and dumped parses to the same again, where nothing is masked or computed."""
+    """A parsed and dumped value parses to the same again, if nothing is masked or computed."""
     annotation, _, data, value, _, _ = ROWS[name]
     if annotation in (SecretStr, Scaled):
         return  # a secret is masked, and an InitVar is not kept
@@ -734,7 +734,7 @@ def test_dump_gives_what_parse_takes(name: str):
 
 
 def objects(schema: Any) -> Iterator[dict[str, Any]]:
-    """Every object with properties in a JSON Schema."""
+    """Return every object with properties in a JSON Schema."""
     if isinstance(schema, dict):
         if "properties" in schema and isinstance(schema["properties"], dict):
             yield schema
@@ -747,14 +747,14 @@ def objects(schema: Any) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_every_object_is_closed(name: str):
-    """Each object with properties says that it has no others, and no title is shown."""
+    """Each object with properties allows no others, and no title is shown."""
     schema = Schema[Any](ROWS[name][0]).json_schema
     assert [found for found in objects(schema) if found.get("additionalProperties") is not False] == []
     assert '"title"' not in json.dumps(schema)
 
 
 def test_the_walk_finds_objects_at_depth():
-    """The walk that the test above relies on sees nested and recursive definitions."""
+    """The walk used by the test above sees nested and recursive definitions."""
     assert len(list(objects(Schema(Line).json_schema))) == 2
     assert len(list(objects(Schema(list[Cat | Dog | Point]).json_schema))) == 3
 
@@ -790,7 +790,7 @@ TOO_LARGE = "is too large for a number"
     ids=str,
 )
 def test_no_infinity_comes_in(annotation: Any, form: str, where: str, written: str):
-    """NaN and what is infinite as a float are refused wherever a float can be, said once."""
+    """NaN and floats that overflow are refused wherever a float is allowed, with one message."""
     assert str(refused(Schema(annotation), form.format(written))) == f"{where}{FINITE}"
     assert str(refused(Schema(annotation), form.format(written).encode())) == f"{where}{FINITE}"
 
@@ -809,34 +809,34 @@ def test_no_infinity_comes_in(annotation: Any, form: str, where: str, written: s
 def test_a_whole_number_past_every_float_is_refused_as_a_float(
     annotation: Any, form: str, where: str, sign: str
 ):
-    """Four hundred digits would become an infinity, so they are refused."""
+    """Four hundred digits would become infinity, so they are refused."""
     assert str(refused(Schema(annotation), form.format(sign + LARGE))) == f"{where}{TOO_LARGE}"
 
 
 @pytest.mark.parametrize("annotation", [int, Any, int | float, float | int])
 def test_a_large_whole_number_stays_one(annotation: Any):
-    """Where a whole number can be, four hundred digits are one."""
+    """Where an integer is allowed, four hundred digits are valid."""
     assert Schema[Any](annotation).parse(LARGE) == int(LARGE)
 
 
 def test_the_word_infinity_in_text_is_fine():
-    """Only numbers are looked at: text may say NaN."""
+    """Only numbers are checked: text may contain NaN."""
     assert Schema(dict[str, Any]).parse('{"a": "NaN Infinity 1e999"}') == {"a": "NaN Infinity 1e999"}
 
 
 def test_numbers_near_the_end_are_fine():
-    """The largest float comes in as it is."""
+    """The largest float is accepted unchanged."""
     assert Schema(float).parse("1.7976931348623157e308") == 1.7976931348623157e308
     assert Schema(float).parse("1e-999") == 0.0
 
 
 def test_a_whole_number_written_as_an_infinity_is_told_what_to_be():
-    """For an int field the type is the problem, said once."""
+    """For an int field the type is the problem, reported once."""
     assert str(refused(Schema(Point), '{"x": 1e999}')) == "x: must be a whole number, got the number inf"
 
 
 def test_a_default_that_json_cannot_say_is_not_shown():
-    """An infinite default works and is left out of the JSON Schema, which must stay JSON."""
+    """An infinite default works and is omitted from the JSON Schema, which must stay JSON."""
 
     @dataclass
     class Limits:
@@ -898,14 +898,14 @@ class Holder:
     ],
 )
 def test_an_unknown_key_is_refused_in_every_container(sent: str, where: str):
-    """At each depth and in each kind of container there is one problem, and it names the place."""
+    """At each depth and in each kind of container there is one problem, which names the place."""
     [problem] = refused(Schema(Holder), sent).problems
     assert problem.where == where
     assert problem.what.startswith("unknown; remove it. Known here: ")
 
 
 def test_a_model_that_allows_extras_is_closed_too():
-    """`extra="allow"` on the user's class changes nothing about what a model may send."""
+    """`extra="allow"` on the user's class does not widen what a model may send."""
     schema = Schema(Open)
     assert schema.json_schema["additionalProperties"] is False
     assert str(refused(schema, '{"b":1}')) == "b: unknown; remove it. Known here: a"
@@ -913,7 +913,7 @@ def test_a_model_that_allows_extras_is_closed_too():
 
 
 def test_an_unknown_key_that_is_no_plain_word_is_quoted():
-    """A dot or a blank in a key can't be taken for a path."""
+    """A dot or a space in a key can't be mistaken for a path."""
     assert refused(Schema(Point), '{"x":1,"a.b":1}').problems[0].where == '["a.b"]'
     assert refused(Schema(Point), '{"x":1,"":1}').problems[0].where == '[""]'
 
@@ -936,7 +936,7 @@ def test_the_context_is_no_argument():
 
 
 def test_all_problems_of_one_input_are_reported_at_once():
-    """Missing, unknown, wrong, too small and not finite: all in one error, each in its place."""
+    """Missing, unknown, wrong, too small and not finite: all in one error, each at its place."""
 
     @dataclass
     class Order:
@@ -956,7 +956,7 @@ def test_all_problems_of_one_input_are_reported_at_once():
 
 
 def test_the_same_problem_is_said_once():
-    """Two forms of a union with the same complaint under the same name give it once."""
+    """Two forms of a union with the same problem under the same name report it once."""
     error = refused(Schema(Box[Box[int] | Box[str]]), '{"item":{"item":1,"odd":1}}')
     said = list(map(str, error.problems))
     assert len(said) == len(set(said))
@@ -984,7 +984,7 @@ def test_the_same_problem_is_said_once():
     ids=range(14),
 )
 def test_what_is_no_json_object_is_refused(data: str | bytes, words: str):
-    """Broken JSON says where it breaks; other JSON says what was wanted."""
+    """Broken JSON is reported with its position; other JSON with what was expected."""
     assert str(refused(Schema(Point), data)) == words
 
 
@@ -995,13 +995,13 @@ def test_long_text_is_shown_in_part():
 
 
 def test_names_of_forms_that_mean_nothing_are_left_out():
-    """The labels that pydantic makes up for wrapped forms are not shown to a model."""
+    """Labels that pydantic invents for wrapped forms are not shown to a model."""
     text = str(refused(Schema(Box[SecretStr | int]), '{"item":1.5}'))
     assert text == "item: must be text; item (as int): must be a whole number"
 
 
 def test_what_a_type_raises_itself_is_a_refusal():
-    """An exception of any kind from a user's class becomes words, not a crash."""
+    """Any exception from a user's class becomes a message, not a crash."""
 
     @dataclass
     class Positive:
@@ -1053,7 +1053,7 @@ class Login(BaseModel):
     ],
 )
 def test_a_secret_is_never_echoed(sent: str, words: str):
-    """What was sent for a secret is in no error, nor in its problems, nor in its traceback's chain."""
+    """The value of a secret is in no error, none of its problems, and no chained traceback."""
     error = refused(Schema(Login), sent)
     assert str(error) == words
     told = repr((error, error.problems, error.__cause__, error.__context__))
@@ -1062,7 +1062,7 @@ def test_a_secret_is_never_echoed(sent: str, words: str):
 
 
 def test_a_secret_default_is_not_advertised():
-    """Neither the secret nor its mask is shown as a default, and no warning comes of it."""
+    """Neither the secret nor its mask is shown as a default, and there is no warning."""
 
     class Keys(BaseModel):
         key: SecretStr = SecretStr("hunter2")
@@ -1096,7 +1096,7 @@ def test_a_secret_is_masked_when_dumped():
     ids=str,
 )
 def test_a_type_that_cannot_be_described_is_refused(annotation: Any, words: str):
-    """The type is named as its author wrote it, and what to use instead is said."""
+    """The error names the type as its author wrote it, and suggests another."""
     with pytest.raises(DefinitionError) as caught:
         Schema(annotation)
     assert str(caught.value).startswith(words)
@@ -1112,7 +1112,7 @@ def test_schema_of_makes_one_schema_for_a_type():
 
 
 def test_parse_value_goes_through_json():
-    """A Python value is held to the same rules as a model's JSON."""
+    """A Python value obeys the same rules as a model's JSON."""
     assert Schema(Line).parse_value({"start": Point(1), "end": {"x": 2}}) == Line(Point(1), Point(2))
     with pytest.raises(ToolValidationError, match=r"^x: must be a whole number"):
         Schema(Point).parse_value({"x": "1"})
@@ -1126,13 +1126,13 @@ def test_parse_value_goes_through_json():
     "value", [Letter("a"), Sender.model_validate({"from": "a"}), Counted("abc"), Box(Letter("a"))], ids=repr
 )
 def test_parse_value_takes_an_instance_back(value: Any):
-    """Aliases and fields that can't be sent do not stand in the way."""
+    """Aliases and fields that can't be sent are no obstacle."""
     annotation = Box[Letter] if isinstance(value, Box) else type(value)
     assert Schema[Any](annotation).parse_value(value) == value
 
 
 def test_parse_value_checks_an_instance():
-    """A dataclass does not check its own fields, so an instance of the right class can be wrong."""
+    """A dataclass does not validate its own fields, so an instance of the right class can be wrong."""
     wrong: Any = "q"
     with pytest.raises(ToolValidationError, match=r'^x: must be a whole number, got the text "q"$'):
         Schema(Point).parse_value(Point(wrong))
@@ -1210,7 +1210,7 @@ BRANCH = Schema(Branch)
 @settings(deadline=None)
 @given(branches)
 def test_law_dump_then_parse_is_the_value(value: Branch):
-    """What is dumped parses to an equal value, nested and recursive."""
+    """A dumped value parses to an equal value, nested and recursive."""
     assert BRANCH.parse(BRANCH.dump(value)) == value
 
 
@@ -1219,7 +1219,7 @@ FIELDS = ({"leaf", "leaves"}, {"text", "number"})
 
 
 def places(value: Any, location: Location = ()) -> Iterator[tuple[Location, dict[str, Any]]]:
-    """Every JSON object that stands for a dataclass, and where it is."""
+    """Yield every JSON object that stands for a dataclass, with its place."""
     if isinstance(value, dict):
         if any(names <= set(value) for names in FIELDS):
             yield location, value
@@ -1231,7 +1231,7 @@ def places(value: Any, location: Location = ()) -> Iterator[tuple[Location, dict
 
 
 def written(location: Location) -> str:
-    """The place as the errors write it."""
+    """Return the place as errors write it."""
     text = ""
     for part in location:
         if isinstance(part, str) and part and all(char.isalnum() or char in "_-" for char in part):
@@ -1244,7 +1244,7 @@ def written(location: Location) -> str:
 @settings(deadline=None)
 @given(branches, st.data())
 def test_law_an_unknown_key_is_refused_where_it_is(value: Branch, data: st.DataObject):
-    """One unknown key in any object of a valid input: one problem, and it names that place."""
+    """One unknown key in any object of a valid input gives one problem, which names that place."""
     sent = json.loads(BRANCH.dump(value))
     location, found = data.draw(st.sampled_from(list(places(sent))))
     found["unknown_key"] = 1

@@ -1,4 +1,4 @@
-"""Calls that were given a secret, when their process ends: they are not run again, by nobody and from no record."""
+"""Calls with a secret whose process dies: they are never rerun, from any record."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from support.planted_secrets import MARK, Cut, Key, login_with
     ],
 )
 async def test_a_call_with_a_secret_is_not_run_again(effect: Any, told: str) -> None:
-    """Whatever its effect; nor is it probed or compensated, which would take the secret as well."""
+    """Whatever its effect; it is neither probed nor compensated, since that would need the secret too."""
     reached = asyncio.Event()
 
     did: list[Any] = []
@@ -63,7 +63,7 @@ async def test_a_call_with_a_secret_is_not_run_again(effect: Any, told: str) -> 
 
 
 async def test_a_call_that_had_no_secret_is_run_again() -> None:
-    """The tool takes one, and this call left it out."""
+    """The tool takes a secret, but this call left it out."""
     reached, got = asyncio.Event(), list[Any]()
 
     @tool(effect="read")
@@ -82,12 +82,14 @@ async def test_a_call_that_had_no_secret_is_run_again() -> None:
 
 
 async def test_an_approval_of_a_call_with_a_secret_keeps_its_run_in_memory() -> None:
-    """Cut all the same, the question goes, nothing was run, and the model is told to give the secret again."""
+    """If its process dies, the question is withdrawn, nothing has run, and the model is told to give the
+    secret again.
+    """
     login, waiting = login_with("irreversible"), list[int]()
 
     @tool(effect="read")
     async def peek() -> str:
-        """Look at what waits for an answer while the run goes on."""
+        """Look at the open questions while the run continues."""
         waiting.append(len(await run.journal.questions.open("run")))
         return "seen"
 
@@ -112,7 +114,7 @@ async def test_an_approval_of_a_call_with_a_secret_keeps_its_run_in_memory() -> 
 
 
 async def test_a_parked_handoff_with_a_secret_is_not_gone_on_with() -> None:
-    """`before` had the secret, and `after` would have to have it too."""
+    """`before` had the secret, and `after` would need it too."""
     acts: list[str] = []
     pick: Any = Handoff("pick", "Let somebody pick.", params=Key)
 
@@ -135,7 +137,7 @@ async def test_a_parked_handoff_with_a_secret_is_not_gone_on_with() -> None:
 
 
 async def test_a_finished_call_with_a_secret_is_taken_from_the_record() -> None:
-    """Also one of a nested run, whose calls are told by their arguments."""
+    """This includes a call of a nested run, whose calls are matched by their arguments."""
     login = login_with("read")
     inner = Prompt("inner", "Log in.", tools=[login.tool])
 
@@ -156,7 +158,7 @@ async def test_a_finished_call_with_a_secret_is_taken_from_the_record() -> None:
 
 
 async def test_what_can_only_be_undone_with_a_secret_is_named_after_a_crash() -> None:
-    """An inner call that is over is compensated with its params, which the record does not have."""
+    """A finished inner call is compensated with its params, which the record does not have."""
     undone: list[Any] = []
 
     async def take_back(params: Any, value: Any, *, context: ToolContext) -> None:
@@ -189,7 +191,7 @@ async def test_what_can_only_be_undone_with_a_secret_is_named_after_a_crash() ->
 
 
 async def test_a_fork_and_a_replay_run_nothing_with_a_mask() -> None:
-    """A fork that runs the call anew has it refused; a replay takes its result from the record."""
+    """A fork that would rerun the call is refused; a replay takes its result from the record."""
     login = login_with("read")
     journal = MemoryJournal()
     prompt = Prompt("p", "Do.", tools=[login.tool])

@@ -1,4 +1,4 @@
-"""Secrets that a person answers with: whoever asked hears them, and nothing else ever has them."""
+"""Secrets in a person's answers: only the asker receives them, and they are stored nowhere."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ from support.served_threads import give, over, plan, served, settle
 
 @st.composite
 def answers(draw: st.DrawFn) -> tuple[Any, Any]:
-    """A type that can have secrets in it, and an answer of that type as plain JSON."""
+    """A type that may contain secrets, and an answer of that type as plain JSON."""
     drawn: Drawn = draw(WIDER.filter(lambda each: Schema(each.kind).secret))
     return drawn.kind, json.loads(json.dumps(draw(drawn.values)))
 
 
 def asking(kind: Any, got: list[Any], effect: Any = "read") -> Tool[Any, Any]:
-    """A tool that asks for a value of this kind."""
+    """A tool that asks for a value of this type."""
 
     async def handler(params: None, *, context: ToolContext) -> ToolResult[str]:
         assert context.wait_for is not None
@@ -84,7 +84,7 @@ def asking(kind: Any, got: list[Any], effect: Any = "read") -> Tool[Any, Any]:
 
 
 def handing_over(kind: Any, got: list[Any]) -> Tool[Any, Any]:
-    """A handoff whose answer is a value of this kind."""
+    """A handoff whose answer is a value of this type."""
     made: Any = Handoff("login", "Let somebody log in.", params=None, answer=kind, effect="idempotent")
 
     @made.before
@@ -100,7 +100,7 @@ def handing_over(kind: Any, got: list[Any]) -> Tool[Any, Any]:
 
 
 async def _run_and_look(login: Tool[Any, Any], value: Any, folder: Path) -> dict[str, Any]:
-    """Run it, streamed and recorded, with somebody who answers, and gather all that can be seen of it anywhere."""
+    """Run it, streamed and recorded, with a person who answers, and return everything visible of it."""
     journal = SqliteJournal(folder / "runs.db")
     model = ScriptedModel([ToolCall("login"), "done"])
     adapter = Adapter(model, journal=journal, environment=Person(answers={"login": value}))
@@ -196,7 +196,7 @@ class _Taking:
         self.heard.cancel()
 
     def give(self, value: Any, **more: Any) -> str:
-        """ "" where it was taken, or why it was not."""
+        """Return "" if the answer was accepted, else the reason."""
         try:
             self.journal.questions.answer(Answer(question_id="q", digest="d", by="ann", value=value, **more))
         except AnswerRefused as refused:
@@ -207,7 +207,7 @@ class _Taking:
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(answers(), st.data(), st.booleans())
 def test_the_first_answer_counts_by_its_seal(drawn: tuple[Any, Any], data: st.DataObject, file: bool) -> None:
-    """The same again is harmless, and another is refused, although both are masked to the same."""
+    """A repeat is harmless and another answer is refused, although both have the same mask."""
     kind, value = drawn
     other = json.loads(json.dumps(data.draw(_others(kind, value))))
 
@@ -225,7 +225,9 @@ def test_the_first_answer_counts_by_its_seal(drawn: tuple[Any, Any], data: st.Da
         if not isinstance(journal, MemoryJournal):
             journal.close()
             assert MARK.encode() not in recorded_in(Path(folder))
-            again = SqliteJournal(Path(folder) / "runs.db")  # the seal is the journal's, not the process's
+            again = SqliteJournal(
+                Path(folder) / "runs.db"
+            )  # the seal belongs to the journal, not to the process
             taking.journal = again
             assert taking.give(value) == ""
             assert (taking.give(other) == "") == (other == value)
@@ -236,7 +238,7 @@ def test_the_first_answer_counts_by_its_seal(drawn: tuple[Any, Any], data: st.Da
 
 
 def _others(kind: Any, value: Any) -> st.SearchStrategy[Any]:
-    """Something of the same shape with another secret in it, or the same."""
+    """A value of the same shape with another secret in it, or the same."""
 
     def changed(each: Any) -> Any:
         if isinstance(each, str):
@@ -249,7 +251,7 @@ def _others(kind: Any, value: Any) -> st.SearchStrategy[Any]:
 
 
 async def test_a_mask_is_no_answer() -> None:
-    """Somebody who sends back what they were shown is told so; and what does not fit is not said back."""
+    """A person who sends back the mask is told so, and an invalid answer is not quoted."""
     async with _Taking(MemoryJournal(), Key) as taking:
         assert "is masked" in taking.give({"key": MASK})
         for wrong in ({"key": {"x": MARK}}, {"key": [MARK]}, MARK):
@@ -261,7 +263,7 @@ async def test_a_mask_is_no_answer() -> None:
 
 
 async def test_a_seal_is_keyed() -> None:
-    """Two journals seal the same answer each in its own way: a digest of a password alone can be guessed."""
+    """Two journals seal the same answer differently, since an unkeyed digest of a password can be guessed."""
     seals: list[str] = []
     for journal in (MemoryJournal(), MemoryJournal()):
         async with _Taking(journal, Key) as taking:
@@ -273,12 +275,12 @@ async def test_a_seal_is_keyed() -> None:
     assert seals[0] != seals[1]
 
 
-# --- somebody who answers elsewhere ---------------------------------------------------------------
+# --- answers from elsewhere -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kept", ["memory", "file"])
 async def test_an_answer_that_nobody_hears_is_refused_and_asked_for_again(kept: str, tmp_path: Path) -> None:
-    """A parked run waits for it: nothing could keep the secret until it goes on."""
+    """A parked run waits for the answer, but nothing may store the secret until it resumes."""
     got: list[Any] = []
     journal: Any = MemoryJournal() if kept == "memory" else SqliteJournal(tmp_path / "runs.db")
     prompt = Prompt("p", "Do.", tools=[asking(Key, got)])
@@ -321,7 +323,7 @@ def _told(model: ScriptedModel) -> str:
 
 
 async def test_a_call_with_a_secret_does_not_wait_until_later() -> None:
-    """Its run can't be left to the record, so it would wait for somebody who is not there: the model is told."""
+    """Its run can't be parked, so it would wait for an absent person; the model is told."""
     login, journal = login_with("irreversible"), MemoryJournal()
     model = ScriptedModel([ToolCall("login", login.arguments), "done"])
     adapter = Adapter(model, journal=journal, environment=LaterEnvironment())
@@ -356,7 +358,7 @@ async def test_what_is_nested_in_a_call_with_a_secret_does_not_wait_until_later(
 
 
 async def _answered(run: Cut, value: Any, reached: asyncio.Event, *, asks_more: bool = False) -> None:
-    """Begin the run, answer what it asks, and cut it once it has come to `reached`, or asks more after that."""
+    """Start the run, answer its questions, and interrupt it once it has reached `reached`, or asks more."""
     going = asyncio.ensure_future(run.adapter.evaluate(run.prompt, "go", run_id="run"))
     await run.there.until_rest()
     (question,) = await run.journal.questions.open("run")
@@ -381,7 +383,7 @@ async def _answered(run: Cut, value: Any, reached: asyncio.Event, *, asks_more: 
     ],
 )
 async def test_a_call_that_was_answered_with_a_secret_is_not_run_again(effect: Any, told: str) -> None:
-    """It has heard it, and nobody knows what it did with it; a mask it never hears."""
+    """It has received the secret, so its outcome is unknown; it never receives a mask."""
     reached, got = asyncio.Event(), list[Any]()
 
     @tool(effect=effect)
@@ -403,7 +405,7 @@ async def test_a_call_that_was_answered_with_a_secret_is_not_run_again(effect: A
 
 
 async def test_a_call_that_was_answered_without_one_is_run_again() -> None:
-    """The type could have had a secret, and this answer has none: it is in the record."""
+    """The type may contain a secret, but this answer has none, so it is in the record."""
     reached, got = asyncio.Event(), list[Any]()
 
     class Login(BaseModel):
@@ -434,7 +436,7 @@ async def test_a_call_that_was_answered_without_one_is_run_again() -> None:
 
 
 async def test_a_secret_that_was_taken_and_not_heard_is_asked_for_again(tmp_path: Path) -> None:
-    """The process ended in between: the answer is recorded, and nothing was marked."""
+    """The process died in between: the answer is recorded, and nothing was marked."""
     got: list[Any] = []
     prompt = Prompt("p", "Do.", tools=[asking(Key, got)])
     journal = _Ending(tmp_path / "runs.db")
@@ -454,7 +456,7 @@ async def test_a_secret_that_was_taken_and_not_heard_is_asked_for_again(tmp_path
 
 
 class _Ending(SqliteJournal):
-    """Fails like a process that ends, before it notes that a call has begun."""
+    """Fails like a dying process, before it records that a call has begun."""
 
     ends = True
 
@@ -524,7 +526,7 @@ class _Signing:
 
 
 async def _gone_on_with(run: Cut, value: Any) -> str:
-    """Go on with the run, answer what it asks again, and give what the model is told."""
+    """Resume the run, answer its repeated questions, and return what the model is told."""
     going = asyncio.ensure_future(run.told())
     resting = asyncio.ensure_future(run.there.until_rest())
     await asyncio.wait({going, resting}, return_when=asyncio.FIRST_COMPLETED)
@@ -537,7 +539,7 @@ async def _gone_on_with(run: Cut, value: Any) -> str:
 @pytest.mark.parametrize("own_client", [False, True])
 @pytest.mark.parametrize("effect", ["staged", "idempotent", "irreversible"])
 async def test_a_handoff_whose_after_had_begun_with_a_secret(effect: Any, own_client: bool) -> None:
-    """Where all of it can be undone it is asked again; elsewhere its outcome is unknown, and nobody is asked."""
+    """If all of it can be rolled back, it asks again; otherwise its outcome is unknown, and nobody is asked."""
     signing = _Signing(effect, own_client=own_client)
     run = Cut([signing.tool], ToolCall("sign"))
     await _answered(run, {"key": MARK}, signing.reached)
@@ -557,7 +559,7 @@ async def test_a_handoff_whose_after_had_begun_with_a_secret(effect: Any, own_cl
 
 @pytest.mark.parametrize("effect", ["staged", "idempotent", "irreversible"])
 async def test_a_handoff_whose_after_had_not_begun_asks_again(effect: Any) -> None:
-    """What `before` came to is in the record, and the question stands again."""
+    """The result of `before` is in the record, and the question is open again."""
     signing = _Signing(effect, own_client=True, stops_after=False)
     run = Cut([signing.tool], ToolCall("sign"))
     await _answered(run, {"key": MARK}, signing.reached)
@@ -581,7 +583,7 @@ SAID = Annotated[str, Field(json_schema_extra={"writeOnly": True})]
 
 
 async def test_an_answer_that_only_the_schema_calls_secret_is_masked_too() -> None:
-    """To Python it is a text like any other, in the events of a handoff's acts too."""
+    """To Python it is ordinary text, even in the events of a handoff's acts."""
     got: list[Any] = []
     login, journal, session = handing_over(SAID, got), MemoryJournal(), Session(id="s")
     heard: list[object] = []
@@ -602,7 +604,7 @@ async def test_an_answer_that_only_the_schema_calls_secret_is_masked_too() -> No
 
 @pytest.mark.parametrize("how", ["live", "parked", "restarted"])
 async def test_somebody_answers_a_server_with_a_secret(how: str, tmp_path: Path) -> None:
-    """Also to a run that was parked, or whose server was stopped: it is brought back to hear it."""
+    """A parked run, or one whose server was stopped, is resumed to receive it."""
     got: list[Any] = []
     async with served(tmp_path, tools=[asking(Key, got)], park_after=0.0 if how == "parked" else None) as app:
         thread = app.thread()
@@ -634,7 +636,7 @@ async def test_somebody_answers_a_server_with_a_secret(how: str, tmp_path: Path)
 
 
 async def test_an_answer_to_a_run_that_another_process_has_is_refused(tmp_path: Path) -> None:
-    """It can be given there: a secret does not go through the journal."""
+    """It can be given there: a secret does not pass through the journal."""
     got: list[Any] = []
     async with served(tmp_path, tools=[asking(Key, got)]) as app:
         thread = app.thread()
@@ -655,7 +657,7 @@ async def test_an_answer_to_a_run_that_another_process_has_is_refused(tmp_path: 
 
 
 async def test_the_command_line_refuses_before_a_secret_is_typed(tmp_path: Path) -> None:
-    """`runs answer` is never the process that asked."""
+    """`runs answer` is never the asking process."""
     journal = SqliteJournal(tmp_path / "runs.db")
     adapter = Adapter(
         ScriptedModel([ToolCall("login"), "done"]), journal=journal, environment=LaterEnvironment()

@@ -1,4 +1,4 @@
-"""Secrets that a model writes as arguments: the handler gets them, and nothing else ever has them."""
+"""Secrets in a model's arguments: only the handler receives them, and they are stored nowhere."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def logins(draw: st.DrawFn, types: st.SearchStrategy[Drawn] = TYPES, secret: boo
 
 @given(logins(WIDER))
 def test_what_is_masked_has_no_secret_and_all_the_rest(login: Login) -> None:
-    """Whatever is around it; what was masked stays as it is, and is refused as an argument."""
+    """Everything else is unchanged; masking again changes nothing, and a mask is refused as an argument."""
     text = json.dumps(login.arguments, ensure_ascii=False)
     assert revealed(login.tool.parse(text)) == login.arguments
     masked = login.tool.mask(text) if login.tool.secret else text
@@ -117,7 +117,7 @@ def test_what_is_masked_has_no_secret_and_all_the_rest(login: Login) -> None:
 
 
 def _put_back(masked: Any, real: Any) -> Any:
-    """What was masked, with the secrets where the masks are."""
+    """Return the masked value with the secrets in place of the masks."""
     if masked == MASK and isinstance(real, str) and MARK in real:
         return real
     if isinstance(masked, dict):
@@ -129,7 +129,7 @@ def _put_back(masked: Any, real: Any) -> Any:
 
 @given(logins(WIDER, secret=True), st.data())
 def test_what_does_not_fit_is_withheld_and_not_quoted(login: Login, data: st.DataObject) -> None:
-    """A secret may be anywhere in it then: under a wrong name, in a wrong shape, in half of a JSON text."""
+    """A secret may be anywhere in it: under a wrong name, in a wrong shape, in half of a JSON text."""
     wrong = dict(login.arguments)
     name = data.draw(st.sampled_from(sorted(wrong)))
     how = data.draw(st.sampled_from(["renamed", "bare", "listed", "boxed", "cut", "missing"]))
@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_withheld_and_not_quoted(login: Login, data: st.Dat
     assert MARK not in login.tool.mask(text)
     if refused:
         assert login.tool.mask(text) == WITHHELD
-    if name == sorted(login.arguments)[-1]:  # the last field is a secret, whatever else was drawn
+    if name == sorted(login.arguments)[-1]:  # the last field is always a secret
         assert MARK not in refused
 
 
@@ -159,7 +159,7 @@ def _refusal(login: Tool[Any, Any], text: str) -> str:
 
 @pytest.mark.parametrize("kind", [list[SecretStr], dict[str, SecretStr], Key, list[Key], tuple[int, Key]])
 def test_a_secret_in_the_place_of_what_is_around_it_is_not_quoted(kind: Any) -> None:
-    """The model is told what was expected, and what it sent is not said back into results and records."""
+    """The model is told what was expected; its value is not repeated in results and records."""
 
     params = create_model("Params", keys=(kind, ...), name=(int, 0))
     login: Tool[Any, Any] = Tool("login", "Log in.", params=params)
@@ -170,7 +170,7 @@ def test_a_secret_in_the_place_of_what_is_around_it_is_not_quoted(kind: Any) -> 
 
 
 def test_a_tool_without_secrets_keeps_its_quick_way() -> None:
-    """What is secret is found out when a tool is defined, and costs the others nothing."""
+    """Secret fields are found when a tool is defined, and cost other tools nothing."""
 
     @tool
     async def plain(text: str) -> str:
@@ -189,7 +189,7 @@ def test_a_tool_without_secrets_keeps_its_quick_way() -> None:
 
 
 async def test_a_secret_is_handed_on_as_it_is() -> None:
-    """From one tool to another, also under a policy: the inner one gets no asterisks."""
+    """From one tool to another, even under a policy: the inner tool gets no asterisks."""
     got: list[str] = []
 
     @tool(effect="read")
@@ -210,12 +210,12 @@ async def test_a_secret_is_handed_on_as_it_is() -> None:
 
 
 async def test_a_mask_is_refused_by_name() -> None:
-    """A model that copies one from what it was shown is told to give the secret itself."""
+    """A model that copies a mask is told to give the secret itself."""
 
     @tool(effect="read")
     async def login(user: str, key: SecretStr) -> str:
         """Log in."""
-        raise AssertionError("nobody logs in with a mask")
+        raise AssertionError("a mask must not reach the handler")
 
     rig = Rig([login])
     result = await rig.gate.invoke("login", json.dumps({"user": "ann", "key": MASK}))
@@ -225,7 +225,7 @@ async def test_a_mask_is_refused_by_name() -> None:
 
 
 def test_a_model_that_plays_a_client_gets_params_as_they_are() -> None:
-    """`run_as_agent` writes params out and parses them again."""
+    """`run_as_agent` serialises params and parses them again."""
     got: list[str] = []
     pick: Any = Handoff("pick", "Let somebody pick.", params=Key)
 
@@ -251,14 +251,14 @@ def test_a_model_that_plays_a_client_gets_params_as_they_are() -> None:
 
 @tool(effect="read")
 async def look(context: ToolContext) -> str:
-    """Look at the request that led here, and show all of it."""
+    """Return the whole request that led to this call."""
     request = context.request
     assert request is not None
     return str(request.body)
 
 
 async def _run_and_look(login: Login, script: list[Any], folder: Path) -> dict[str, Any]:
-    """Run it, streamed and recorded, and gather all that can be seen of it anywhere."""
+    """Run it, streamed and recorded, and return everything visible of it."""
     journal = SqliteJournal(folder / "runs.db")
     adapter = Adapter(ScriptedModel(script), journal=journal)
     prompt = Prompt("p", "Do.", tools=[login.tool, look])
@@ -294,7 +294,9 @@ async def _run_and_look(login: Login, script: list[Any], folder: Path) -> dict[s
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(logins(secret=True), st.sampled_from(["fits", "wrong", "unknown"]))
 def test_nothing_but_the_handler_has_a_secret(login: Login, how: str) -> None:
-    """Events, deltas, the session, the journal, exports, trees, lines and logs of a run; another tool's request."""
+    """Events, deltas, the session, the journal, exports, trees, lines and logs of a run; another tool's
+    request.
+    """
     name = "logn" if how == "unknown" else "login"
     given = {**login.arguments, "pasword": MARK} if how == "wrong" else login.arguments
     with tempfile.TemporaryDirectory() as folder:
@@ -350,7 +352,7 @@ async def _serve_and_look(login: Login, folder: Path) -> dict[str, Any]:
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(logins(secret=True))
 def test_nobody_who_watches_a_thread_sees_a_secret(login: Login) -> None:
-    """What is streamed to a client, whenever it joins, what it is given at once, and after a restart."""
+    """Neither in streamed events, at any time of joining, nor in a snapshot, nor after a restart."""
     with tempfile.TemporaryDirectory() as folder:
         found = asyncio.run(_serve_and_look(login, Path(folder)))
     for where, value in found.items():
@@ -361,7 +363,7 @@ def test_nobody_who_watches_a_thread_sees_a_secret(login: Login) -> None:
 
 
 async def test_what_is_not_secret_is_seen_as_it_is_written() -> None:
-    """Beside a tool that takes secrets; one whose name is the beginning of that tool's may still become it."""
+    """Beside a tool that takes secrets, another tool whose name is a prefix of its name is not affected."""
 
     @tool(effect="read")
     async def log(text: str) -> str:
@@ -399,7 +401,7 @@ async def test_what_is_not_secret_is_seen_as_it_is_written() -> None:
 
 
 async def test_the_provider_goes_on_with_what_it_said_until_the_process_ends() -> None:
-    """In memory the conversation is the model's own; what is loaded from a record is masked."""
+    """In memory the conversation is the model's own; loaded from a record, it is masked."""
     login, model = login_with("read"), ScriptedModel([ToolCall("login", {"key": MARK}), "in", "again"])
     journal = MemoryJournal()
     prompt = Prompt("p", "Do.", tools=[login.tool])
@@ -416,7 +418,7 @@ async def test_the_provider_goes_on_with_what_it_said_until_the_process_ends() -
 
 
 async def test_what_a_provider_wants_back_is_masked_too() -> None:
-    """Signed thoughts come with the calls they led to: as text on one wire, as an object on another."""
+    """Signed thoughts come with their calls, as text on one wire and as an object on another."""
 
     class Thinking(ScriptedModel):
         async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
@@ -478,7 +480,7 @@ async def test_a_history_is_masked_by_tools_that_are_not_shown_yet_and_by_the_an
 
 
 async def test_an_answer_with_a_secret_is_given_by_a_call() -> None:
-    """Also where a provider could be held to a schema: what is in a text can't be masked."""
+    """Even if the provider could constrain output to a schema, since secrets in text can't be masked."""
     journal = MemoryJournal()
     model = ScriptedModel([ToolCall("final_answer", {"key": MARK})])
     prompt: Any = Prompt("p", "Do.", output=Key)
@@ -490,7 +492,7 @@ async def test_an_answer_with_a_secret_is_given_by_a_call() -> None:
 
 
 async def test_a_later_run_of_other_tools_shows_none_of_what_was_masked_before() -> None:
-    """The conversation in memory is the model's own: who looks at the request sees what may be seen of it."""
+    """The conversation in memory is the model's own, but the request that tools see is masked."""
     login, session = login_with("read"), Session(id="s")
     script = [ToolCall("login", {"key": MARK}), "in", ToolCall("look"), "done"]
     adapter = Adapter(ScriptedModel(script))
@@ -500,7 +502,7 @@ async def test_a_later_run_of_other_tools_shows_none_of_what_was_masked_before()
 
 
 async def test_a_call_of_no_tool_without_arguments_has_nothing_to_withhold() -> None:
-    """Else all that is empty in a request, or in what a provider wants back, would be taken for it."""
+    """Otherwise every empty value in a request or a provider's data would be masked."""
     login, session = login_with("read"), Session(id="s")
     script = [[ToolCall("gone", ""), ToolCall("away", "{}")], ToolCall("look"), "done"]
     prompt = Prompt("p", "Do.", tools=[login.tool, look])

@@ -1,4 +1,4 @@
-"""The sections that are ready to use: files and commands, as a model meets them."""
+"""The ready-made sections for files and commands, as a model uses them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(files: Any, *calls: ToolCall, sections: Any = None, **options: Any) -> list[tuple[bool, str]]:
-    """Make these calls one after the other in one run; what the model was told about each."""
+    """Make these calls in order in one run, and return what the model was told about each."""
     session = Session()
     model = ScriptedModel([*calls, "Done."])
     prompt = Prompt("p", sections or [FileTools()], **options)
@@ -60,7 +60,7 @@ def files(request: pytest.FixtureRequest, folder: Path) -> Any:
 
 
 def test_a_file_is_read_in_pages(files: Any) -> None:
-    """Long files come with line numbers, a page at a time, and say how to go on."""
+    """Long files have line numbers and come in pages, with a hint how to continue."""
     (_, first), (_, last), (_, past) = run(
         files,
         ToolCall("read_file", {"path": "notes.txt"}),
@@ -74,7 +74,7 @@ def test_a_file_is_read_in_pages(files: Any) -> None:
 
 
 def test_a_file_is_edited_after_it_was_read(files: Any) -> None:
-    """Unread it is refused, read it is changed; text that is not there, or there twice, is explained."""
+    """An unread file is refused, a read one changed; missing or ambiguous text is explained."""
     edit = {"path": "src/main.py", "old": "print('one')", "new": "print('three')"}
     told = run(
         files,
@@ -95,7 +95,7 @@ def test_a_file_is_edited_after_it_was_read(files: Any) -> None:
 
 
 def test_files_are_written_moved_deleted_listed_and_found(files: Any) -> None:
-    """Each tool does what it says, in words a model can go on with."""
+    """Each tool works, and its result tells the model how to continue."""
     told = run(
         files,
         ToolCall("write_file", {"path": "docs/new.md", "text": "# New\n"}),
@@ -156,7 +156,7 @@ def test_files_are_written_moved_deleted_listed_and_found(files: Any) -> None:
     ],
 )
 def test_a_pattern_that_could_take_for_ever_is_refused(pattern: str, refused: bool) -> None:
-    """A model can't hold up the process with a pattern; ordinary ones are searched for."""
+    """A model can't block the process with a pattern; ordinary ones are searched for."""
     files = MemoryFilesystem()
     files.write("a.txt", "a" * 40 + "!\n")
     ((ok, said),) = run(files, ToolCall("search_files", {"pattern": pattern}))
@@ -165,7 +165,7 @@ def test_a_pattern_that_could_take_for_ever_is_refused(pattern: str, refused: bo
 
 
 def test_only_reading() -> None:
-    """Without `writes` there is nothing that changes a file, and no policy about it."""
+    """Without `writes` no tool changes a file, and there is no policy about it."""
     section = FileTools(writes=False)
     assert {tool.effect for tool in section.tools} == {"read"}
     assert section.policies == ()
@@ -188,7 +188,7 @@ SHELL = Shell(
 
 
 def snapshot(root: Path) -> dict[str, Any]:
-    """Everything that is in a folder: bytes, modes, inodes and times."""
+    """Return everything in a folder: bytes, modes, inodes and times."""
     found: dict[str, Any] = {}
     for path in sorted([root, *root.rglob("*")]):
         status = path.lstat()
@@ -198,7 +198,7 @@ def snapshot(root: Path) -> dict[str, Any]:
 
 
 def test_a_command_sees_and_makes_the_calls_own_changes(folder: Path) -> None:
-    """What earlier calls wrote is there for a command, and what it writes is there for later calls."""
+    """A command sees what earlier calls wrote, and later calls see what it writes."""
     told = run(
         DirectoryFilesystem(folder),
         ToolCall("write_file", {"path": "a.txt", "text": "hello"}),
@@ -214,7 +214,7 @@ def test_a_command_sees_and_makes_the_calls_own_changes(folder: Path) -> None:
 
 @pytest.mark.parametrize("how", ["make", "rm", "git"])
 def test_a_command_that_fails_half_way_leaves_the_folder_as_it_was(folder: Path, how: str) -> None:
-    """Written, then failed; deleted, then failed; committed, then failed: byte-identical, `.git` included."""
+    """After a write, a delete or a commit that then fails, it is byte-identical, `.git` included."""
     (folder / "Makefile").write_text(
         "all:\n\techo x > made.txt\n\trm notes.txt\n\tfalse\ncommit:\n\tgit commit -qam x\n\tfalse\n"
     )
@@ -239,7 +239,7 @@ def test_a_command_that_fails_half_way_leaves_the_folder_as_it_was(folder: Path,
 
 
 def test_what_may_not_run_is_refused_in_words(folder: Path) -> None:
-    """A command no rule allows is refused with those that are; nothing is run."""
+    """A command that no rule allows is refused with the allowed ones; nothing runs."""
     ((ok, said),) = run(
         DirectoryFilesystem(folder),
         ToolCall("run_command", {"command": ["curl", "x"]}),
@@ -251,7 +251,7 @@ def test_what_may_not_run_is_refused_in_words(folder: Path) -> None:
 
 
 def test_commands_need_a_real_folder() -> None:
-    """On files in memory a command can't run, and it says what to give."""
+    """Commands can't run on files in memory, and the error says what to give instead."""
     ((ok, said),) = run(
         MemoryFilesystem(), ToolCall("run_command", {"command": ["cat", "a"]}), sections=[ShellTools(SHELL)]
     )
@@ -260,7 +260,7 @@ def test_commands_need_a_real_folder() -> None:
 
 
 def test_the_section_says_what_may_run() -> None:
-    """The model is told which commands there are."""
+    """The model is told which commands are allowed."""
     text = Prompt("p", [ShellTools(SHELL)]).render().text
     assert "- `git commit …`" in text
     assert ShellTools(SHELL).tools[0].effect == "staged"
@@ -271,7 +271,7 @@ def test_the_section_says_what_may_run() -> None:
 
 
 def test_a_run_is_held_until_a_command_passes(folder: Path) -> None:
-    """The model is told how the command failed, mends it, and ends; the check itself changes nothing."""
+    """The model is told how the command failed, fixes it, and ends; the check itself changes nothing."""
     (folder / "Makefile").write_text("test:\n\ttouch tested.txt\n\tcat fixed.txt\n")
     model = ScriptedModel(
         ["Done.", ToolCall("write_file", {"path": "fixed.txt", "text": "yes\n"}), "Now it is."]

@@ -1,6 +1,6 @@
-"""The attack table: what strangers, other principals and broken clients send, and what they get for it.
+"""The attack table: requests of strangers, other principals and broken clients, and the responses.
 
-After every attack the server still serves. `python tests/serve/test_attacks.py` prints the table.
+After every attack the server still works. `python tests/serve/test_attacks.py` prints the table.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 
 from support.serving import TOKEN, Client, Limits, Said, answer, serving, source
 
-pytestmark = pytest.mark.once  # sockets, processes and limits: what they try is not Python's
+pytestmark = pytest.mark.once  # sockets, processes and limits do not depend on the Python version
 
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 SAY = {"text": "hello"}
@@ -26,14 +26,14 @@ SAY = {"text": "hello"}
 
 @dataclass(frozen=True)
 class Attack:
-    """One row: what is done, to a server of which options, and what comes of it."""
+    """One row: the attack, the server's options, and the response."""
 
     name: str
     do: Callable[[Client], Awaitable[str]]
     options: dict[str, Any]
     files: bool
     alone: bool
-    """It shows by itself that the server still serves."""
+    """The row itself shows that the server still works."""
 
     def __str__(self) -> str:
         return self.name
@@ -45,7 +45,7 @@ ATTACKS: list[Attack] = []
 def attack(
     name: str, *, files: bool = False, alone: bool = False, **options: Any
 ) -> Callable[[Callable[[Client], Any]], None]:
-    """Add a row. What the function returns is what was answered, for the table."""
+    """Add a row. The function returns the response, for the table."""
 
     def add(do: Callable[[Client], Any]) -> None:
         ATTACKS.append(Attack(name, do, options, files, alone))
@@ -61,7 +61,7 @@ def refused(said: Said, status: int, kind: str) -> str:
 
 
 def malformed(said: Said) -> str:
-    """uvicorn refuses what it can't parse before the app is called, in its own words."""
+    """uvicorn refuses unparsable requests with its own message before the app is called."""
     assert (said.status, said.body) == (400, b"Invalid HTTP request received."), said
     return "400, by uvicorn"
 
@@ -74,7 +74,7 @@ def by(who: str) -> dict[str, str]:
     return {"x-who": who}
 
 
-# Strangers.
+# --- strangers ---
 
 
 @attack("a page of another origin posts")
@@ -187,7 +187,8 @@ async def _(client: Client) -> str:
         )
     said = await client.ask("GET", "/about", headers={"Authorization": f"Bearer {TOKEN[:-2]}zz"})
     assert int(said.headers["retry-after"]) >= 1
-    # The right one has to wait as well, else every guess would be answered; who has signed in does not.
+    # The correct token has to wait as well, else every guess would get an answer; signed-in users do not
+    # wait.
     refused(await client.ask("POST", "/login", {"token": TOKEN}), 429, "TooManyWrongTokens")
     await client.serves(cookie)
     return refused(said, 429, "TooManyWrongTokens")
@@ -220,7 +221,7 @@ async def _(client: Client) -> str:
     return "401 TokenMissing"
 
 
-# Other principals.
+# --- other principals ---
 
 
 @attack(
@@ -254,7 +255,7 @@ async def _(client: Client) -> str:
     refused(answered, 409, "AnswerRefused")
     undone = await client.ask("POST", f"/threads/mine/calls/{call}/undo", {}, by("eve"))
     refused(undone, 409, "UndoRefused")
-    await client.say("mine", "hello", by("eve"))  # a thread of this name of her own
+    await client.say("mine", "hello", by("eve"))  # her own thread of this name
     hers = await client.idle("mine", by("eve"))
     assert hers["runs"][0]["id"] != run
     assert len(hers["messages"]) == 2
@@ -272,7 +273,7 @@ async def _(client: Client) -> str:
 
 
 def hook_with_defects(request: Any) -> Any:
-    """Raises for who says nothing, and gives back whatever else is asked for."""
+    """Raises if it is given nothing, and otherwise returns what was asked for."""
     return {"nobody": None, "number": 7, "line": "a\nb", "long": "x" * 300}.get(
         request.headers["x-who"], "zoe"
     )
@@ -286,7 +287,7 @@ async def _(client: Client) -> str:
     return "500 ServerError, " + refused(await client.ask("GET", "/about"), 401, "NotSignedIn")
 
 
-# Too much.
+# --- too much ---
 
 
 @attack("a body too large, declared", limits=Limits(body_bytes=1000))
@@ -365,7 +366,7 @@ async def _(client: Client) -> str:
     assert all(b"\r\nretry-after: 5\r\n" in head for head in full)
     assert (await client.ask("GET", "/health")).json["status"] == "ok"
     refused(await client.ask("GET", "/about"), 503, "TooManyConnections")
-    await client.app.threads.thread("local", "a").say("again")  # those that are served go on
+    await client.app.threads.thread("local", "a").say("again")  # those being served continue
     for at in served:
         async with asyncio.timeout(5):
             await opened[at][0].readuntil(b"You said")
@@ -407,7 +408,7 @@ async def _(client: Client) -> str:
             stream = await stack.enter_async_context(client.stream("GET", "/threads/a/events?follow=1"))
             assert stream.status == 200
         said = await client.ask("GET", "/threads/a/events?follow=1")
-    for _ in range(100):  # their places are free at once when they go
+    for _ in range(100):  # their places are free as soon as they leave
         if not client.app.streams.count:
             break
         await asyncio.sleep(0.02)
@@ -428,7 +429,7 @@ async def _(client: Client) -> str:
     return refused(said, 429, "TooManyRuns")
 
 
-# Bytes that are not what they seem.
+# --- malformed bytes ---
 
 
 @attack("ids with line ends, slashes, dots and rubbish")
@@ -490,7 +491,7 @@ async def _(client: Client) -> str:
     assert (await client.asked("a"))["id"] == asked["id"]
     assert (await client.ask("POST", path, good)).status == 200
     await client.idle("a")
-    assert (await client.ask("POST", path, good)).status == 200  # the same again is harmless
+    assert (await client.ask("POST", path, good)).status == 200  # a repeat is harmless
     over = await client.ask("POST", path, {**good, "value": {"seats": 3, "name": "Eve"}})
     return "422 BodyUnfit, 422 AnswerRefused, " + refused(over, 409, "AnswerRefused")
 
@@ -657,7 +658,7 @@ async def _(client: Client) -> str:
 
 @attack("a broken chunk while the answer is being sent", limits=Limits(body_bytes=1000))
 async def _(client: Client) -> str:
-    """uvicorn would send a 400 in the middle of the answer, which fails: the connection is closed instead."""
+    """uvicorn would send a 400 in the middle of the response, which fails, so the connection is closed."""
     reader, writer = await client.connect()
     writer.write(
         client.head("POST", "/threads/a/messages", {"Content-Length": "-", "Transfer-Encoding": "chunked"})

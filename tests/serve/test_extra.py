@@ -1,4 +1,4 @@
-"""Serving without its extra: whichever part is missing, the error names the extra and not a module."""
+"""Serving without its extra: whichever package is missing, the error names the extra and not a module."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ ASKED = "from handrail.cli import main\nsys.argv = ['handrail', 'serve', 'desk.p
 
 
 def without(name: str, code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run code where a package can't be imported, nor found."""
+    """Run code in which a package can be neither imported nor found."""
     hidden = (
         "import sys, importlib.util as util\nfind = util.find_spec\n"
         f"util.find_spec = lambda name, *more: None if name == {name!r} else find(name, *more)\n"
@@ -31,7 +31,7 @@ def without(name: str, code: str, folder: Path) -> subprocess.CompletedProcess[s
 
 @pytest.mark.parametrize("name", ["starlette", "ag_ui"])
 def test_an_app_can_not_be_made_without_it(tmp_path: Path, name: str):
-    """Many have one of the two from elsewhere, and only the other is missing."""
+    """Many users have one of the two for other reasons, and lack only the other."""
     ended = without(name, MADE, tmp_path)
     assert ended.returncode == 0, ended.stderr
     said = f"serving needs {name}, which is not installed. Install it with: pip install 'handrail[serve]'\n"
@@ -40,7 +40,7 @@ def test_an_app_can_not_be_made_without_it(tmp_path: Path, name: str):
 
 @pytest.mark.parametrize("name", ["starlette", "uvicorn", "ag_ui"])
 def test_the_command_says_so_too(tmp_path: Path, name: str):
-    """Before it looks at the app."""
+    """The command reports it before it loads the app."""
     ended = without(name, ASKED, tmp_path)
     assert ended.returncode == 2, ended.stderr
     assert f"serving needs {name}, which is not installed." in ended.stderr

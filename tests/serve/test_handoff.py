@@ -1,4 +1,4 @@
-"""One handoff, the same object: answered in the page, at a terminal, and by a model."""
+"""One handoff object, answered in the page, at a terminal, and by a model."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ PATTERN = PATTERNS["flexible"]
 SAID = plan([[PATTERN.handoff, dict(PATTERN.arguments)]])
 
 Page = Callable[[str, str, dict[str, Any]], Awaitable[str]]
-"""Somebody in front of the page: given its address, what to say, and what to fill into the form, it says so,
-answers, and returns what the model said last."""
+"""A person at the page: given its address, a message and the form's values, sends them and returns the model's
+last text.
+"""
 
 
 async def in_the_page(address: str, said: str, filled: dict[str, Any]) -> str:
-    """By the requests that the page makes; a browser can take this one's place."""
+    """Makes the page's requests directly; a browser can replace it."""
     async with aiohttp.ClientSession(address) as page:
         await post(page, "/threads/t/messages", {"text": said})
         while not (shown := await get(page, "/threads/t"))["questions"]:
@@ -47,7 +48,7 @@ async def in_the_page(address: str, said: str, filled: dict[str, Any]) -> str:
 
 
 async def in_a_browser(address: str, said: str, filled: dict[str, Any]) -> str:
-    """As a person does: types into the page, fills its form in, and reads the answer."""
+    """Types into the page, fills in its form, and reads the answer, as a person does."""
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=arguments())
         page = await browser.new_page()
@@ -59,7 +60,7 @@ async def in_a_browser(address: str, said: str, filled: dict[str, Any]) -> str:
         await page.get_by_role("button", name="Send", exact=True).last.click()
         await page.get_by_placeholder(
             "Write a message"
-        ).wait_for()  # it is over, and something else may be said
+        ).wait_for()  # the run is over, and another message is accepted
         said_last = await page.get_by_role("log").locator(".assistant").last.inner_text()
         await browser.close()
         return said_last
@@ -77,7 +78,7 @@ async def post(page: aiohttp.ClientSession, path: str, body: Any) -> None:
 
 @asynccontextmanager
 async def running(app: Any) -> AsyncGenerator[str]:
-    """The server on a port of its own; its address."""
+    """Start the server on its own port, and yield its address."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
@@ -93,7 +94,7 @@ async def running(app: Any) -> AsyncGenerator[str]:
 
 
 def charged(request: ModelRequest) -> Any:
-    """A model that calls the handoff, and then says what it came to."""
+    """A model that calls the handoff, and then reports its result."""
     last = request.messages[-1]
     if isinstance(last, ToolMessage):
         return last.results[0].text

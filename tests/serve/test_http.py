@@ -1,4 +1,4 @@
-"""The server's addresses, through real connections: what each gives, what each answer carries, how it stops."""
+"""The server's routes over real connections: bodies, headers, and how it stops."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from handrail.serve.requests import parse_json
 from handrail.serve.server import address_of, listen
 from support.serving import TOKEN, Client, said_by, serving, source
 
-pytestmark = pytest.mark.once  # sockets, processes and limits: what they try is not Python's
+pytestmark = pytest.mark.once  # sockets, processes and limits do not depend on the Python version
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
 
-# What each address gives.
+# --- bodies ---
 
 
 async def test_a_thread_is_begun_followed_listed_and_forgotten(tmp_path: Path):
@@ -157,7 +157,7 @@ async def test_an_agent_s_errors_are_json_before_the_stream_and_events_in_it(tmp
         assert (events[0]["type"], events[-1]["type"]) == ("RUN_STARTED", "RUN_FINISHED")
 
 
-# What every answer carries.
+# --- headers of every response ---
 
 
 async def test_every_answer_carries_the_headers_that_guard_the_page(tmp_path: Path):
@@ -253,7 +253,7 @@ async def test_static_files_have_types_and_tags(tmp_path: Path):
             pages.asset(Asked(), name)  # type: ignore[arg-type]
 
 
-# Health and metrics.
+# --- health and metrics ---
 
 
 async def test_metrics_count_and_name_nobody(tmp_path: Path):
@@ -302,11 +302,11 @@ async def test_a_server_that_stops_says_so_parks_and_ends_its_streams(tmp_path: 
         assert (await client.idle("a"))["status"] == "idle"
 
 
-# Readers.
+# --- readers ---
 
 
 async def test_a_reader_that_stalls_holds_nobody_up_and_is_let_go(tmp_path: Path):
-    """It gets what fits into its buffers; its run and everybody else's go on; then it is let go of."""
+    """It gets what fits into its buffers; its run and all others continue; then it is dropped."""
     async with serving(tmp_path, limits=Limits(write_seconds=0.5)) as client:
         await client.say("a", "hello")
         await client.idle("a")
@@ -346,7 +346,7 @@ async def test_a_reader_that_goes_is_noticed_at_once_and_is_no_cancel(tmp_path: 
 
 
 async def test_many_runs_stream_at_once(tmp_path: Path):
-    """The load of `bench/serving.py`, reduced: all of them complete."""
+    """The load of `bench/serving.py`, reduced: all runs complete."""
     limits = Limits(streams=200, runs_per_principal=200, burst=1000)
     async with serving(tmp_path, limits=limits) as client:
 
@@ -361,7 +361,7 @@ async def test_many_runs_stream_at_once(tmp_path: Path):
 
 
 async def test_viewers_that_only_look_wake_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """While nothing happens, sixty of them turn the event loop fewer times than one each (bench/serving.py has the cost)."""
+    """While nothing happens, sixty viewers cause fewer turns of the event loop than one each."""
     async with serving(tmp_path) as client, contextlib.AsyncExitStack() as stack:
         await client.say("a", "hello")
         await client.idle("a")
@@ -378,7 +378,7 @@ async def test_viewers_that_only_look_wake_nobody(tmp_path: Path, monkeypatch: p
         assert len(turns) < 60
 
 
-# The parts.
+# --- options of the app ---
 
 
 def test_a_rate_gives_so_many_and_fills_again():
@@ -465,7 +465,7 @@ async def test_other_addresses_want_a_token(tmp_path: Path):
             assert address_of(listening).startswith("http://127.0.0.1:")
 
 
-# The command.
+# --- the command ---
 
 APP = '''"""A desk that says hello."""
 from handrail import Adapter, Prompt, ScriptedModel
@@ -488,7 +488,7 @@ def command(folder: Path, *given: str, **env: str) -> subprocess.Popen[str]:
 
 @contextlib.contextmanager
 def started(folder: Path, *given: str, **env: str) -> Generator[tuple[subprocess.Popen[str], str]]:
-    """The command, and the line it printed."""
+    """Start the command, and return the line it printed."""
     process = command(folder, *given, "--port", "0", **env)
     assert process.stdout is not None
     assert process.stderr is not None

@@ -1,4 +1,4 @@
-"""Results that are too large to be looked at: no reader is sent away by one, and all of it can be had."""
+"""Results too large to display: no reader is dropped because of one, and the whole result is available."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from support.serving import serving
 
 @tool(effect="read")
 async def dump(pages: int) -> str:
-    """Give as many pages of a million characters."""
+    """Return this many pages of a million characters."""
     return "é" * 1_000_000 * pages
 
 
 def told(asked: list[int]) -> PromptSource:
-    """An app whose model dumps so much in its calls, all at once, and then says how much it was told."""
+    """An app whose model makes such calls all at once, and then reports the size it was told."""
 
     def play(request: ModelRequest) -> Any:
         last = request.messages[-1]

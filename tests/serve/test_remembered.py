@@ -1,4 +1,4 @@
-"""What was decided for a session, from one server to the next: killed, parked, or revoked by the command line."""
+"""Remembered decisions from one server to the next: killed, parked, or revoked by the command line."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ ALWAYS = {"approved": True, "remember": "scope"}
 
 @contextmanager
 def started(folder: Path, *given: str) -> Generator[Client]:
-    """`handrail serve`, until it is killed."""
+    """Run `handrail serve` until it is killed."""
     program = [sys.executable, "-m", "handrail", "serve", "desk.py", "--port", "0", "--journal", "runs.db"]
     process = subprocess.Popen(
         [*program, *given], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -79,7 +79,7 @@ def started(folder: Path, *given: str) -> Generator[Client]:
 
 
 async def answered(client: Client, thread: str, said: str, value: Any) -> str:
-    """Say something, answer the one question about it, and give what came of it."""
+    """Send a message, answer its only question, and return the result."""
     await client.say(thread, said)
     asked = await client.asked(thread)
     given = {"question_id": asked["id"], "digest": asked["digest"], "value": value}
@@ -88,7 +88,7 @@ async def answered(client: Client, thread: str, said: str, value: Any) -> str:
 
 
 async def unasked(client: Client, thread: str, said: str = "") -> str:
-    """Say something that nobody is asked about, and give what came of it."""
+    """Send a message that asks nobody, and return the result."""
     if said:
         await client.say(thread, said)
     return (await client.idle(thread))["messages"][-1]["content"]
@@ -100,7 +100,7 @@ async def listed(client: Client, thread: str) -> list[tuple[str, bool]]:
 
 
 def test_decisions_outlive_a_server_that_was_killed(tmp_path: Path) -> None:
-    """The no is a no under --approve all, the yes is not asked for again, and both are taken back by whichever way."""
+    """The denial holds under --approve all, the approval is not asked for again, and both can be revoked."""
     (tmp_path / "desk.py").write_text(APP)
     both = [("pay (any arguments)", False), ("send (any arguments)", True)]
 
@@ -137,7 +137,7 @@ def test_decisions_outlive_a_server_that_was_killed(tmp_path: Path) -> None:
         async def revoke() -> None:
             assert await unasked(client, "a", SEND) == "sent to ann"
             assert await answered(client, "deep", '[["delegate", {}]]', ALWAYS) == "sent to ann"
-            for thread in ("a", "deep"):  # of which the second was asked by an agent inside a call
+            for thread in ("a", "deep"):  # an agent inside a call asked the second
                 [kept] = (await client.ask("GET", f"/threads/{thread}/approvals")).json["approvals"]
                 at = f"/threads/{thread}/approvals/{quote(kept['id'], safe='')}"
                 assert (await client.ask("DELETE", at)).status == 200
@@ -150,7 +150,7 @@ def test_decisions_outlive_a_server_that_was_killed(tmp_path: Path) -> None:
 
 
 async def test_a_thread_that_was_parked_and_is_opened_anew_remembers(tmp_path: Path) -> None:
-    """Whatever the server holds in memory can be dropped: what was decided is as before, also while nobody has a run."""
+    """After the server's memory is dropped the decisions still hold, even while nobody has a run."""
     async with served(tmp_path, park_after=0.0, most_kept=0) as app:
         thread = app.thread()
         await thread.say(plan([["send", {"text": "a"}]], "ok"))

@@ -1,4 +1,4 @@
-"""From one server to the next on the same journal: stopped, killed, or answered by somebody else meanwhile."""
+"""From one server to the next on the same journal: stopped, killed, or with answers from elsewhere meanwhile."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WRITE = ["write", {"path": "a.txt", "text": "a"}]
 
 
 def answered_elsewhere(app: App, question: Any, value: Any) -> None:
-    """Another program takes an answer."""
+    """Answer from another program."""
     journal = SqliteJournal(app.base / "runs.db")
     journal.questions.answer(by(question, question.principal, value))
     journal.close()
@@ -56,7 +56,7 @@ async def test_a_run_at_rest_is_parked_and_its_question_stands(tmp_path: Path) -
     async with served(tmp_path) as app:
         run_id = await app.thread().say(plan([WRITE], [["choose", {}]], "ok"))
         await settle(app.thread())
-        await app.restart(grace=30)  # which is not waited for
+        await app.restart(grace=30)  # the shutdown does not wait for it
         assert (await app.journal.runs.get(run_id)).status == "parked"
         assert (app.threads.running(), app.threads.parked) == ([], 1)
         thread = app.thread()
@@ -133,11 +133,11 @@ async def test_a_run_cut_with_a_question_open_goes_on_and_the_question_stands(tm
 
 
 async def test_what_an_irreversible_call_asked_closes_as_unknown(tmp_path: Path) -> None:
-    """It can't be entered again: the server cuts it at once, and the model is told."""
+    """It can't be rerun, so the server interrupts it at once, and the model is told."""
 
     @tool
     async def pay(context: ToolContext) -> str:
-        """Pay, once somebody has said how much."""
+        """Pay, after asking how much."""
         assert context.wait_for
         return f"paid {(await context.wait_for('amount', {}, Pick)).n}"
 
@@ -163,7 +163,7 @@ async def test_what_an_irreversible_call_asked_closes_as_unknown(tmp_path: Path)
 
 
 async def test_runs_of_other_apps_are_left_alone(tmp_path: Path) -> None:
-    """Another prompt, another app of the same prompt, and runs that are no thread's."""
+    """Another prompt, another app with the same prompt, and runs without a thread."""
     held = Held()
     async with served(tmp_path, tools=[held.tool], app_name="support.recorded:PROMPT") as app:
         run_id = await app.thread().say(plan([["hold", {}]], "ok"))
@@ -220,7 +220,7 @@ async def test_files_are_finished_before_runs_go_on(tmp_path: Path, monkeypatch:
 async def test_a_run_that_can_not_go_on_is_named_and_can_be_cancelled(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The tool is gone from the app: the thread says so, and somebody ends the run."""
+    """The app no longer has the tool: the thread says so, and the run can be ended."""
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         run_id = await app.thread().say(plan([["hold", {}]], "ok"))
@@ -246,7 +246,7 @@ async def test_a_run_that_can_not_go_on_is_named_and_can_be_cancelled(
 
 
 async def test_a_clients_own_tools_are_made_again_from_the_record(tmp_path: Path) -> None:
-    """The run goes on without the client that brought them, under the schema that the model was shown."""
+    """The run continues without the client, with the schema that the model was shown."""
     schema = {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]}
     async with served(tmp_path) as app:
         await app.thread().say(
@@ -281,7 +281,7 @@ async def test_an_answer_from_elsewhere_wakes_a_run_in_memory(tmp_path: Path) ->
 
 
 async def test_an_answer_from_elsewhere_in_the_moment_of_parking(tmp_path: Path) -> None:
-    """It is recorded and nobody is told: the run is gone on with."""
+    """The answer is recorded without a notification, and the run is still resumed."""
     async with served(tmp_path) as app:
         thread = app.thread()
         await thread.say(plan([["choose", {}]], "ok"))
@@ -299,7 +299,7 @@ async def test_an_answer_from_elsewhere_in_the_moment_of_parking(tmp_path: Path)
 
 
 async def test_an_answer_from_elsewhere_brings_a_parked_run_back(tmp_path: Path) -> None:
-    """The command line takes the answer; the server's next look finds it."""
+    """The command line records the answer, and the server finds it when it next polls."""
     async with served(tmp_path, park_after=0.0) as app:
         thread = app.thread()
         run_id = await thread.say(plan([["choose", {}], ["choose", {}]], "ok"))
@@ -365,7 +365,7 @@ async def test_a_question_that_expires_while_its_run_is_parked(tmp_path: Path) -
 
     @tool(effect="staged")
     async def hurry(context: ToolContext) -> str:
-        """Ask, and do not wait for ever."""
+        """Ask, with a timeout."""
         assert context.wait_for
         return f"got {(await context.wait_for('pick', {}, Pick, timeout=3600)).n}"
 
@@ -388,7 +388,7 @@ async def test_a_question_that_expires_while_its_run_is_parked(tmp_path: Path) -
 
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_run_says_how_long_it_waited_for_whom(tmp_path: Path, restarted: bool) -> None:
-    """A call that was entered again is one call still: it lasted from before its question to after its answer."""
+    """A rerun call is still one call: it lasted from before its question to after its answer."""
     async with served(tmp_path) as app:
         run_id = await app.thread().say(plan([["choose", {}]], "ok"))
         await settle(app.thread())
@@ -420,7 +420,7 @@ async def test_a_run_says_how_long_it_waited_for_whom(tmp_path: Path, restarted:
 
 
 def killed(folder: Path, said: str) -> str:
-    """Run a server in a process of its own until its run works or waits, and kill that."""
+    """Run a server in its own process until its run works or waits, then kill it."""
     program = [sys.executable, str(SUPPORT / "serve_app.py"), str(folder), said]
     process = subprocess.Popen(program, env=importing_support(), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -437,7 +437,7 @@ async def test_killed_while_a_question_is_open(tmp_path: Path) -> None:
     assert await asyncio.to_thread(killed, tmp_path, plan([WRITE], [["choose", {}]], "ok")) == "asked"
     async with served(tmp_path, tools=[Held().tool]) as app:
         thread = app.thread()
-        await settle(thread)  # its process did not park it: it is gone on with, and rests
+        await settle(thread)  # its process did not park it, so it is resumed and comes to rest
         [question] = await thread.questions()
         await give(thread, question, {"n": 6})
         await over(thread)

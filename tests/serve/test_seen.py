@@ -1,4 +1,4 @@
-"""What there is to see of threads: in memory, from the record alone, and while they change."""
+"""Snapshots of threads: from memory, from the record alone, and while they change."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ UNTIMED = {"last_event_id"}
 
 
 async def snapshot(app: App, thread: Thread) -> dict[str, Any]:
-    """What somebody sees; all but where in the feed that is."""
+    """Return a snapshot without its position in the feed."""
     shown = await snapshots.thread_snapshot(app.journal, thread)
     return json.loads(json.dumps({key: value for key, value in shown.items() if key not in UNTIMED}))
 
 
 def drop(app: App) -> None:
-    """Let nothing of any thread be in memory."""
+    """Drop everything about threads from memory."""
     app.threads = app.make()
 
 
 def unstarted(shown: dict[str, Any]) -> dict[str, Any]:
-    """Without when open calls began, which is not recorded, and how the run is called that waits."""
+    """Remove what the record lacks: the start of open calls, and the id of a waiting run."""
     calls = {id: {**facts, "began_at": None} for id, facts in shown["calls"].items()}
     return {**shown, "calls": calls, "runs": [{**run, "status": ""} for run in shown["runs"]]}
 
@@ -60,7 +60,7 @@ ENDS = st.sampled_from(["answer", "cancel", "undo"])
 def test_a_thread_that_was_dropped_is_the_same_when_it_is_made_again(
     tmp_path_factory: pytest.TempPathFactory, runs: list[tuple[Any, str]], leave_open: bool
 ) -> None:
-    """Whatever was said, called, answered, cancelled and undone: messages, slices, facts and questions agree."""
+    """After any messages, calls, answers, cancels and undos, messages, slices, facts and questions agree."""
 
     async def main() -> None:
         async with served(tmp_path_factory.mktemp("dropped")) as app:
@@ -135,7 +135,7 @@ async def test_a_parked_thread_shows_what_was_said_and_what_waits(tmp_path: Path
 
 
 async def test_what_is_seen_and_what_follows_make_one_whole(tmp_path: Path) -> None:
-    """Somebody joins after every single event: snapshot and later events always add up to the same."""
+    """A viewer that joins after any event gets the same whole from the snapshot and later events."""
     async with served(tmp_path, model_type=SlowModel) as app:
         thread = app.thread()
         joined: list[dict[str, Any]] = []
@@ -168,7 +168,7 @@ async def test_what_is_seen_and_what_follows_make_one_whole(tmp_path: Path) -> N
 
 
 def whole(shown: dict[str, Any], later: list[dict[str, Any]]) -> tuple[dict[str, str], dict[str, Any]]:
-    """A page's view: the snapshot, and what came after."""
+    """A page's view: the snapshot, and the events after it."""
     texts = {m["id"]: m["content"] for m in shown["messages"] if m["role"] == "assistant"}
     calls = dict(shown["calls"])
     for event in later:
@@ -218,7 +218,7 @@ async def test_whoever_joins_is_told_what_is_open(tmp_path: Path) -> None:
 
 
 async def test_what_a_client_said_elsewhere_survives(tmp_path: Path) -> None:
-    """History that was given with the first message is there after a second run, a restart and a resume."""
+    """History given with the first message is there after a second run, a restart and a resume."""
     async with served(tmp_path, park_after=0.0) as app:
         history = [UserMessage("earlier"), AssistantMessage("indeed", ())]
         thread = app.thread()
@@ -245,7 +245,7 @@ async def test_nested_agents_are_shown_with_what_they_cost(tmp_path: Path) -> No
 
     @tool(effect="staged")
     async def ask_helper(context: ToolContext) -> str:
-        """Ask somebody who knows."""
+        """Ask an expert."""
         assert context.adapter
         return (await context.adapter.evaluate(inner, message=plan("of course"))).text
 
@@ -261,7 +261,7 @@ async def test_nested_agents_are_shown_with_what_they_cost(tmp_path: Path) -> No
 
 
 async def test_a_cost_that_is_not_known_is_not_shown_as_nothing(tmp_path: Path) -> None:
-    """A model without a price: neither the thread nor its run says that it was free."""
+    """With a model without a price, neither the thread nor its run claims to be free."""
     async with served(tmp_path) as app:
         thread = app.thread()
         await thread.say(plan("hello"))
@@ -280,7 +280,7 @@ async def test_files_and_undo_are_shown(tmp_path: Path) -> None:
         assert (change["paths"], change["undone"], change["undoable"]) == (["a.txt"], False, True)
         await snapshots.thread_snapshot(
             app.journal, thread
-        )  # what is kept of it must not hide that it is undone
+        )  # the cached entry must not hide that it is undone
         await thread.undo(change["call_id"])
         [change] = await snapshots.file_changes(app.journal, thread)
         assert (change["undone"], change["undoable"]) == (True, False)
@@ -289,7 +289,7 @@ async def test_files_and_undo_are_shown(tmp_path: Path) -> None:
 
 
 async def test_a_thread_of_many_runs_stays_usable(tmp_path: Path) -> None:
-    """What is shown of runs that are over is kept: the second look reads no run again."""
+    """The entries of finished runs are cached: the second snapshot reads no run again."""
     async with served(tmp_path) as app:
         thread = app.thread()
         for number in range(20):
@@ -305,7 +305,7 @@ async def test_a_thread_of_many_runs_stays_usable(tmp_path: Path) -> None:
 
 
 async def test_an_agent_two_levels_down_stands_under_its_own_call(tmp_path: Path) -> None:
-    """While its call waits, and from the record alone: each under the call it runs in, and done when it is."""
+    """While its call waits, and from the record alone, each agent is under its call, and done when it is."""
 
     @tool(effect="read")
     async def ask_reader(context: ToolContext) -> str:

@@ -1,4 +1,4 @@
-"""A server that stops while somebody looks: at once, with every stream whole, and nothing to read in its log."""
+"""A server that stops while clients are connected: at once, with complete streams and a clean log."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def _until_served(client: Client) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_another_server_stops_though_somebody_looks(tmp_path: Path, number: signal.Signals):
-    """It waits for its connections without an end, and tells the app only after them."""
+    """That server waits for its connections without a limit, and notifies the app only afterwards."""
     (tmp_path / "desk.py").write_text(APP)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -68,7 +68,7 @@ async def test_another_server_stops_though_somebody_looks(tmp_path: Path, number
         async with client.stream("GET", "/threads/a/events?follow=1") as stream:
             process.send_signal(number)
             async with asyncio.timeout(15):
-                await stream.all()  # to its end, as the wire has it
+                await stream.all()  # complete, as the wire requires
         _, log = await asyncio.to_thread(process.communicate, timeout=300)
     finally:
         process.kill()
@@ -78,7 +78,7 @@ async def test_another_server_stops_though_somebody_looks(tmp_path: Path, number
 
 
 async def test_a_server_that_cancels_a_stream_ends_it(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """One that was not signalled, so that nobody could hear of it, gives its streams a second, then cancels them."""
+    """Without a signal it gives its streams a second, then cancels them."""
     journal = SqliteJournal(tmp_path / "runs.db")
     app = asgi(source(), journal=journal)
     config = uvicorn.Config(
@@ -118,7 +118,7 @@ async def test_a_reader_that_takes_nothing_does_not_hold_the_end_up(
             if sent == client.app.metrics.value(EVENTS_SENT):
                 break
         else:
-            raise AssertionError("it takes everything")
+            raise AssertionError("the server accepts everything")
     assert errors(caplog) == []
     raw.close()
 

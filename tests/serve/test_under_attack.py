@@ -1,4 +1,4 @@
-"""What tools, models and people do to a server that it must bear: all at once, too much, and what is no text."""
+"""Stress on a server from tools, models and people: races, overload, and invalid text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from support.serving import Client, play, serving
 
 @dataclass(frozen=True)
 class Level:
-    """State with a number that JSON has not."""
+    """State with a number that JSON can't represent."""
 
     at: float
 
@@ -56,11 +56,11 @@ def asked_by_a_client(thread: str, leg: str, text: str) -> dict[str, Any]:
 
 
 async def first_id(client: Client, thread: str) -> str:
-    """The id of the first event of a thread."""
+    """Return the id of the first event of a thread."""
     return (await client.idle(thread))["last_event_id"].rpartition("-")[0] + "-1"
 
 
-# All at once.
+# --- races ---
 
 
 async def test_cancelled_in_the_moment_of_parking(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ async def test_cancelled_in_the_moment_of_parking(tmp_path: Path) -> None:
 
 
 async def test_cancelled_in_the_moment_of_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What calls did to files is still being looked up: the end is told all the same."""
+    """File changes of calls are still being collected, and the end is reported anyway."""
     async with served(tmp_path) as app:
         thread, may_look, load = app.thread(), asyncio.Event(), app.journal.calls.load
 
@@ -107,7 +107,7 @@ async def test_cancelled_in_the_moment_of_the_end(tmp_path: Path, monkeypatch: p
 
 
 async def test_answered_in_the_moment_of_parking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the question is looked up, the run is parked: the answer's leg is of the run that goes on."""
+    """While the question is looked up, the run is parked: the answer's leg belongs to the resumed run."""
     async with served(tmp_path, park_after=None) as app:
         thread = app.thread()
         await thread.say(plan([["choose", {}]]))
@@ -173,12 +173,12 @@ async def test_nothing_of_a_forgotten_thread_is_told_again(tmp_path: Path) -> No
             await anext(events)
             assert (await client.ask("DELETE", "/threads/a")).status == 200
             async with asyncio.timeout(5):
-                assert [event async for _, event in events]  # and it ends
+                assert [event async for _, event in events]  # and the run ends
         again = await client.ask("GET", "/threads/a/events?follow=1", headers=headers)
         assert again.kind == "ThreadUnknown"
 
 
-# Too much.
+# --- overload ---
 
 
 async def test_who_looks_while_a_tool_floods_sees_the_thread(tmp_path: Path) -> None:
@@ -208,7 +208,9 @@ async def test_who_looks_while_a_tool_floods_sees_the_thread(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("leg", "ends"), [("mine", ["RUN_STARTED", "RUN_ERROR"]), ("", ["RUN_STARTED"])])
 async def test_a_reader_of_a_leg_that_takes_too_long_is_told_so(leg: str, ends: list[str]) -> None:
-    """A client of AG-UI does not come again by itself, and must not take this for the end; our page does."""
+    """An AG-UI client does not reconnect by itself, so this must not look like the end; our page does
+    reconnect.
+    """
     feed = Feed("boot", most_items=10)
     feed.append([Event({"type": "RUN_STARTED", "runId": "mine"})])
     reading = follow(feed, 0, leg=leg)
@@ -220,13 +222,13 @@ async def test_a_reader_of_a_leg_that_takes_too_long_is_told_so(leg: str, ends: 
     assert [each["code"] for each in events if each["type"] == "RUN_ERROR"] == ["FellBehind"][: len(ends) - 1]
 
 
-# What is no text, and no number.
+# --- invalid text and numbers ---
 
 
 async def test_numbers_that_are_none_are_shown_as_nothing(tmp_path: Path) -> None:
     @tool(effect="staged")
     async def measure(context: ToolContext) -> str:
-        """Measure without end, and ask about it."""
+        """Report measurements endlessly, and ask about them."""
         assert context.wait_for
         context.session.dispatch(Level(float("inf")))
         return await context.wait_for("level", {"at": float("nan")}, str)
@@ -241,7 +243,7 @@ async def test_numbers_that_are_none_are_shown_as_nothing(tmp_path: Path) -> Non
 
 
 class Playing:
-    """A model that gives one answer after the other, or fails with it."""
+    """A model that gives its answers in order, or fails with one."""
 
     name = "played"
     traits = Traits()
@@ -257,7 +259,7 @@ class Playing:
 async def test_a_failure_told_in_half_characters_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("handrail.serve"), "disabled", True)  # a report can't carry them
+    monkeypatch.setattr(logging.getLogger("handrail.serve"), "disabled", True)  # a report can't contain them
     async with serving(tmp_path, source_of(model=Playing(OSError("no file \udcff"), "better"))) as client:
         await client.say("a", "hello")
         assert (await client.idle("a"))["status"] == "failed"

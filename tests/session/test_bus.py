@@ -1,4 +1,4 @@
-"""The event bus: who hears what, and that nobody who listens can harm the others or the run."""
+"""The event bus: who receives which events, and that no subscriber can harm the others or the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from handrail.session import Dispatcher, Session
 
 
 class Base(ABC):  # noqa: B024  # an abstract class is one more kind of base to subscribe to
-    """A base of events."""
+    """A base class of events."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Two(One):
 
 @dataclass(frozen=True)
 class Other:
-    """An event of no base."""
+    """An unrelated event."""
 
 
 class HasNumber(Protocol):
-    """Nothing can be asked whether it is one of these."""
+    """A protocol without runtime checks."""
 
     number: int
 
@@ -82,7 +82,7 @@ def test_a_subscriber_hears_its_type_and_what_is_below(kind: type, wanted: list[
 
 
 def test_subscribers_are_told_in_the_order_they_came():
-    """Also when one asked for a base and another for the class."""
+    """This holds even if one subscribed to a base and another to the class."""
     bus, order = Dispatcher(), list[int]()
     for number, kind in enumerate((object, Two, Base, One)):
         bus.subscribe(kind, lambda event, n=number: order.append(n))
@@ -94,7 +94,7 @@ def test_subscribers_are_told_in_the_order_they_came():
     "error", [ValueError("no"), RecursionError(), asyncio.CancelledError(), AssertionError()]
 )
 def test_a_subscriber_that_raises_harms_nobody(error: BaseException, caplog: pytest.LogCaptureFixture):
-    """It is logged with its traceback; the others hear the event and the publisher goes on."""
+    """The error is logged with its traceback; the others receive the event and the publisher continues."""
     bus, heard = Dispatcher(), list[object]()
 
     def bad(event: object) -> None:
@@ -128,7 +128,7 @@ def test_what_should_end_the_program_ends_it():
 
 
 def test_whoever_comes_or_goes_meanwhile_is_heard_from_the_next_event_on():
-    """Subscribing and unsubscribing inside a listener disturbs nobody."""
+    """Subscribing and unsubscribing inside a listener does not disturb the current event."""
     bus, heard = Dispatcher(), list[str]()
     stop: list[Callable[[], None]] = []
 
@@ -149,7 +149,7 @@ def test_whoever_comes_or_goes_meanwhile_is_heard_from_the_next_event_on():
 
 
 def test_what_a_session_records_reaches_whoever_is_subscribed_then():
-    """Whoever comes or goes between two facts is minded, and so is a bus with ways of its own."""
+    """Changes between two facts take effect, and so does a bus with its own `publish`."""
 
     class Louder(Dispatcher):
         def publish(self, event: object, /) -> None:
@@ -168,7 +168,7 @@ def test_what_a_session_records_reaches_whoever_is_subscribed_then():
 
 
 def test_the_same_listener_twice_is_two_subscriptions():
-    """Ending one twice does not end the other; also of a method, which is a new object each time."""
+    """Ending one twice does not end the other; this holds for methods too, which are new objects each time."""
     bus, member = Dispatcher(), Member()
     end = bus.subscribe(One, member.hear)
     bus.subscribe(One, member.hear)
@@ -182,7 +182,7 @@ def test_the_same_listener_twice_is_two_subscriptions():
 
 
 def test_nobody_is_left_after_everyone_went():
-    """Then it is not worth making an event."""
+    """Then no event needs to be made."""
     bus = Dispatcher()
     end = bus.subscribe(Base, print)
     assert bus.listens_for(Two)
@@ -194,7 +194,7 @@ def test_nobody_is_left_after_everyone_went():
     "event", ["text", b"", 1, 1.5, True, None, {}, [], (), set[int](), One, Base, object, print]
 )
 def test_plain_values_are_refused(event: object):
-    """With words that say what to do, whether or not somebody listens to everything."""
+    """The error says what to do, whether or not anybody subscribes to everything."""
     bus, heard = Dispatcher(), list[object]()
     for _ in range(2):
         with pytest.raises(EventRefused, match=r"Make (it a frozen dataclass|an instance)") as raised:
@@ -216,7 +216,7 @@ def test_plain_values_are_refused(event: object):
     ],
 )
 def test_wrong_subscriptions_are_refused_at_once(kind: Any, listener: Any, words: str):
-    """Not when the first event comes, which would be in somebody else's run."""
+    """They would otherwise fail at the first event, in somebody else's run."""
     bus = Dispatcher()
     with pytest.raises(EventRefused, match=words):
         bus.subscribe(kind, listener)
@@ -224,7 +224,7 @@ def test_wrong_subscriptions_are_refused_at_once(kind: Any, listener: Any, words
 
 
 def test_events_from_many_threads_each_reach_everyone_once():
-    """While subscribers come and go, those that stay hear every event exactly once."""
+    """While others subscribe and unsubscribe, the remaining ones receive every event exactly once."""
     bus, heard = Dispatcher(), list[One]()
     bus.subscribe(One, heard.append)
 
@@ -243,7 +243,7 @@ def test_events_from_many_threads_each_reach_everyone_once():
 
 
 def test_an_event_reaches_whoever_subscribed_before_it():
-    """A subscription made while other threads publish is never missed for want of a fresh lookup."""
+    """A subscription made while other threads publish is never missed because of a stale cache."""
     bus, going = Dispatcher(), True
 
     def publish() -> None:
@@ -266,7 +266,7 @@ def test_an_event_reaches_whoever_subscribed_before_it():
 
 @given(st.lists(st.tuples(st.sampled_from([object, Base, One, Two, Other]), st.booleans()), max_size=12))
 def test_any_mixture_of_subscriptions_is_told_what_it_asked_for(wishes: list[tuple[type, bool]]):
-    """Against the plain question: is the event one of these, and is the subscription still on?"""
+    """Compared with a plain rule: the event is an instance of the type, and the subscription is active."""
     bus = Dispatcher()
     heard: list[list[object]] = [[] for _ in wishes]
     ends = [bus.subscribe(kind, heard[n].append) for n, (kind, _) in enumerate(wishes)]

@@ -1,4 +1,4 @@
-"""Forks of a session: what they read, how they commit and conflict, and when their events are heard."""
+"""Forks of a session: what they read, how they commit and conflict, and when their events are published."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.session_model import Fold, Folded, Heard, Note, Put, contents, new_
 
 
 def test_a_fork_sees_its_own_and_the_past():
-    """A fork reads what was there when it was made and what it did, and nobody else sees that."""
+    """A fork reads the state at its start and its own changes, which are invisible to others."""
     session = new_session()
     session.dispatch(Note(1))
     fork = session.fork()
@@ -24,7 +24,7 @@ def test_a_fork_sees_its_own_and_the_past():
 
 
 def test_committing_replays_onto_newer_state():
-    """Events of a fork come after what was committed before it, in the order of the commits."""
+    """A fork's events follow what was committed before it, in commit order."""
     session = new_session()
     one, two = session.fork(), session.fork()
     for number in (1, 2):
@@ -36,7 +36,7 @@ def test_committing_replays_onto_newer_state():
 
 
 def test_an_unchanged_base_takes_the_fork_as_it_is():
-    """Where nothing else happened nothing is reduced again: the very state becomes the session's."""
+    """If nothing else happened, nothing is reduced again: the fork's state becomes the session's."""
     session = new_session()
     ran: list[int] = []
     session.register(Note, on=Fold, reducer=lambda slice_, event: (ran.append(1), slice_.append(event))[1])
@@ -49,7 +49,7 @@ def test_an_unchanged_base_takes_the_fork_as_it_is():
 
 
 def test_a_slice_nobody_else_touched_is_taken_as_it_is():
-    """Only the slices that others changed are reduced anew; what others did elsewhere stays."""
+    """Only slices that others changed are reduced again; others' changes elsewhere stay."""
     session = new_session()
     ran: list[int] = []
     session.register(Note, on=Fold, reducer=lambda slice_, event: (ran.append(1), slice_.append(event))[1])
@@ -64,7 +64,7 @@ def test_a_slice_nobody_else_touched_is_taken_as_it_is():
 
 
 def test_what_was_read_and_changed_meanwhile_is_a_conflict():
-    """The slice is named, nothing is applied, and a slice that was only written to is no conflict."""
+    """The slice is named, nothing is applied, and a slice that was only written is no conflict."""
     session = new_session()
     reader, writer = session.fork("reader"), session.fork("writer")
     assert len(reader[Note]) == 0
@@ -83,7 +83,7 @@ def test_what_was_read_and_changed_meanwhile_is_a_conflict():
 
 
 def test_a_snapshot_brings_state_back_and_leaves_logs():
-    """State is as it was; what was logged since is kept."""
+    """State is restored; logs since then are kept."""
     session = new_session()
     session.dispatch(Note(1))
     session.dispatch(Heard(1))
@@ -97,7 +97,7 @@ def test_a_snapshot_brings_state_back_and_leaves_logs():
 
 
 def test_a_snapshot_of_another_session_is_refused():
-    """The words name both sessions; nothing is restored."""
+    """The error names both sessions; nothing is restored."""
     session = Session(id="mine")
     session.dispatch(Note(1))
     with pytest.raises(SessionError, match=r"'mine'.*'theirs'"):
@@ -108,7 +108,7 @@ def test_a_snapshot_of_another_session_is_refused():
 
 
 def test_restoring_what_was_read_is_no_conflict():
-    """A slice that was changed and brought back is the slice that was read."""
+    """A slice that was changed and restored equals the slice that was read."""
     session = new_session()
     session.dispatch(Note(1))
     before, fork = session.snapshot(), session.fork()
@@ -121,7 +121,7 @@ def test_restoring_what_was_read_is_no_conflict():
 
 @pytest.mark.parametrize("end", ["commit", "drop"])
 def test_reads_of_an_inner_fork_count_for_the_outer(end: str):
-    """Whether the inner call was kept or not, the outer one may have acted on what it read."""
+    """Whether the inner call was kept or not, the outer one may have acted on its reads."""
     session = new_session()
     outer = session.fork()
     inner = outer.fork()
@@ -132,7 +132,7 @@ def test_reads_of_an_inner_fork_count_for_the_outer(end: str):
 
 
 def test_a_child_session_lives_long_and_commits_into_its_parent():
-    """It reads its parent as it was, is forked and committed into many times, and commits as one."""
+    """It reads its parent's state at its start, accepts many commits, and commits as one."""
     session, heard = new_session(), list[Any]()
     session.dispatcher.subscribe(object, heard.append)
     session.dispatch(Note(0))
@@ -179,7 +179,7 @@ def test_a_reducer_that_refuses_the_newer_state_fails_the_commit():
 
 
 def test_a_fork_ends_once():
-    """A second commit, an apply without prepare or after a drop, and any use after the end are refused."""
+    """A second commit, an apply without prepare or after a drop, and any later use are refused."""
     session, heard = new_session(), list[Any]()
     session.dispatcher.subscribe(object, heard.append)
     done, dropped, never = session.fork("done"), session.fork("dropped"), session.fork("never")
@@ -203,7 +203,7 @@ def test_a_fork_ends_once():
 
 
 def test_nothing_commits_into_a_fork_that_is_over():
-    """An inner fork that outlived the outer one commits into nothing, prepared or not."""
+    """An inner fork that outlived the outer one can't commit, prepared or not."""
     session, heard = new_session(), list[Any]()
     session.dispatcher.subscribe(object, heard.append)
     outer = session.fork("outer")
@@ -222,7 +222,7 @@ def test_nothing_commits_into_a_fork_that_is_over():
 
 
 def test_what_changes_between_prepare_and_apply_is_kept():
-    """A dispatch past the gate at that moment is neither lost nor overwritten."""
+    """A dispatch outside the gate at that moment is neither lost nor overwritten."""
     session = new_session()
     fork = session.fork()
     fork.dispatch(Fold(1))
@@ -235,7 +235,7 @@ def test_what_changes_between_prepare_and_apply_is_kept():
 
 
 def test_a_thread_that_outlived_its_fork_is_refused():
-    """However a thread's dispatches and a commit fall, all of them are in the session or refused."""
+    """In any order, each of a thread's dispatches is either in the session or refused."""
     for _ in range(30):
         session = new_session()
         fork = session.fork()
@@ -264,7 +264,7 @@ def test_a_thread_that_outlived_its_fork_is_refused():
 
 
 def test_state_is_heard_once_at_the_outermost_commit_and_logs_at_once():
-    """Nothing of a dropped fork is heard but its logs; nothing is heard twice."""
+    """A dropped fork publishes only its logs, and nothing is published twice."""
     session, heard = new_session(), list[Any]()
     session.dispatcher.subscribe(object, heard.append)
     outer = session.fork()
@@ -286,7 +286,7 @@ def test_state_is_heard_once_at_the_outermost_commit_and_logs_at_once():
 
 
 def test_a_subscriber_may_dispatch():
-    """An event is published after it was applied and with no lock held, so a listener can answer it."""
+    """An event is published after it was applied and without a lock, so a listener can react to it."""
     session = new_session()
     session.dispatcher.subscribe(Note, lambda note: session.dispatch(Put(note.number, len(session[Note]))))
     fork = session.fork()

@@ -1,4 +1,4 @@
-"""`Items` and `Table` against a list and a dict, from any fork, and what adding to them costs."""
+"""`Items` and `Table` compared with a list and a dict, from any fork, and the cost of adding."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def appended(items: Items[int], more: Iterable[int]) -> Items[int]:
 
 
 class Key:
-    """A key whose hash is chosen, so that keys collide in part or altogether."""
+    """A key with a chosen hash, so that keys collide partly or completely."""
 
     def __init__(self, name: int, code: int) -> None:
         self.name = name
@@ -64,7 +64,7 @@ rows = st.builds(Row, keys, st.integers())
 
 @pytest.mark.parametrize("size", EDGES)
 def test_items_made_at_once_are_those_added_one_by_one(size: int):
-    """At every edge of the trie both ways of making the items hold the same, in the same order."""
+    """At every edge of the trie both constructions give the same items in the same order."""
     at_once, one_by_one = Items(range(size)), appended(Items(), range(size))
     assert at_once.all() == one_by_one.all() == tuple(range(size))
     assert at_once == one_by_one
@@ -73,7 +73,7 @@ def test_items_made_at_once_are_those_added_one_by_one(size: int):
 
 @given(sizes, st.integers(0, 70))
 def test_items_are_a_list(size: int, more: int):
-    """Items of any size and what is added to them read like a list."""
+    """Items of any size, extended or not, read like a list."""
     model = list(range(size + more))
     items = appended(Items(range(size)), range(size, size + more))
     assert list(items) == model
@@ -86,7 +86,7 @@ def test_items_are_a_list(size: int, more: int):
 
 @given(st.lists(st.tuples(st.integers(0, 1_000_000), st.integers(0, 70)), max_size=25), sizes)
 def test_forks_of_items_from_any_point_leave_each_other_alone(steps: list[tuple[int, int]], size: int):
-    """Whichever version is added to, every version made before still holds what it held."""
+    """Whichever version is extended, every earlier version keeps its items."""
     versions = [(Items(range(size)), list(range(size)))]
     for number, (pick, count) in enumerate(steps):
         items, model = versions[pick % len(versions)]
@@ -98,7 +98,7 @@ def test_forks_of_items_from_any_point_leave_each_other_alone(steps: list[tuple[
 
 
 def test_items_across_three_levels_grow_from_one_base():
-    """A hundred siblings, each adding across the edge of the third level, are each right."""
+    """A hundred siblings that each cross the edge of the third level are all correct."""
     base = Items(range(32**3 - 1))
     for sibling in range(100):
         grown = appended(base, [sibling] * 34)
@@ -109,7 +109,7 @@ def test_items_across_three_levels_grow_from_one_base():
 
 @given(st.lists(st.integers(0, 2), max_size=40), st.lists(st.integers(0, 2), max_size=40))
 def test_items_are_equal_when_their_items_are(one: list[int], other: list[int]):
-    """Equality is that of the lists, and with anything else there is none."""
+    """Equality is that of lists; other types are never equal."""
     assert (Items(one) == Items(other)) == (one == other)
     assert Items(one) != one
     assert Items(one) == appended(Items(), one)
@@ -118,13 +118,13 @@ def test_items_are_equal_when_their_items_are(one: list[int], other: list[int]):
 
 
 def test_items_have_no_keys():
-    """Asking by key says how a slice gets one."""
+    """The error for a lookup by key says how a slice gets one."""
     with pytest.raises(DefinitionError, match=r"@kept\(key="):
         Items([1]).get(1)
 
 
 def test_replacing_takes_other_items():
-    """The items are those given, in their order, also when they are taken from the old ones."""
+    """The given items replace the old ones, in order, even if taken from them."""
     items = Items(range(100))
     assert items.replace(item for item in items if item > 97) == Items([98, 99])
     assert len(items) == 100
@@ -132,7 +132,7 @@ def test_replacing_takes_other_items():
 
 @given(st.lists(rows, max_size=120))
 def test_a_table_is_a_dict(added: list[Row]):
-    """The newest item of a key is found, in the order the keys were first seen, whatever the hashes."""
+    """The newest item of a key is found, in the order of first insertion, whatever the hashes."""
     table: Table[Row] = Table(row_key)
     model: dict[Any, Row] = {}
     for row in added:
@@ -151,7 +151,7 @@ def test_a_table_is_a_dict(added: list[Row]):
 
 @given(st.lists(st.tuples(st.integers(0, 1_000_000), st.lists(rows, max_size=12)), max_size=25))
 def test_forks_of_a_table_from_any_point_leave_each_other_alone(steps: list[tuple[int, list[Row]]]):
-    """Whichever version is added to, every version made before still holds what it held."""
+    """Whichever version is extended, every earlier version keeps its items."""
     empty: Table[Row] = Table(row_key)
     versions: list[tuple[Table[Row], dict[Any, Row]]] = [(empty, {})]
     for pick, added in steps:
@@ -165,7 +165,7 @@ def test_forks_of_a_table_from_any_point_leave_each_other_alone(steps: list[tupl
 
 
 def test_a_large_table_finds_every_key():
-    """Ten thousand keys, each put twice, are each found with the second item, in the first order."""
+    """Ten thousand keys, each put twice, are found with the second item, in the first order."""
     table: Table[Row] = Table(row_key)
     for turn in range(2):
         for number in range(10_000):
@@ -185,7 +185,7 @@ def test_tables_are_equal_when_their_items_are():
 
 
 def fresh(new: Any, old: Any) -> int:
-    """How many tuples of the one are not the very tuples of the other, at the same place."""
+    """Count the tuples of one that are not identical to the other's at the same place."""
     if new is old or not isinstance(new, tuple):
         return 0
     olds = old if isinstance(old, tuple) else ()
@@ -194,13 +194,13 @@ def fresh(new: Any, old: Any) -> int:
 
 
 def made(grown: Items[Any], base: Items[Any]) -> int:
-    """The tuples that had to be made to get from the one to the other."""
+    """Count the tuples that had to be created to get from one to the other."""
     return fresh(grown._full, base._full) + fresh(grown._tail, base._tail)
 
 
 @pytest.mark.parametrize("size", [10, 1_000_000, 1_000_031, 32**3, 32**4 - 1])
 def test_adding_makes_a_handful_of_nodes_however_many_items_there_are(size: int):
-    """One more item means a new tail, or a new path from the root: never more than ten tuples."""
+    """Adding one item makes a new tail or a new path from the root: at most ten tuples."""
     base = Items(range(size))
     for step in range(40):
         grown = base.append(step)
@@ -210,7 +210,7 @@ def test_adding_makes_a_handful_of_nodes_however_many_items_there_are(size: int)
 
 
 def test_a_hundred_siblings_share_their_base():
-    """A hundred forks adding to one base of a million make as few nodes each as the first."""
+    """A hundred forks of one base of a million make as few nodes each as the first."""
     base = Items(range(1_000_000))
     siblings = [base.append(number) for number in range(100)]
     assert all(made(sibling, base) <= 10 for sibling in siblings)
@@ -237,7 +237,7 @@ def test_adding_to_a_table_makes_a_handful_of_nodes():
 
 
 def test_adding_to_a_million_takes_the_steps_of_adding_to_ten():
-    """Thirty-two additions, a whole block, do about as much whatever is there: a level of the tree more."""
+    """Thirty-two additions, a whole block, take about the same steps at any size: one tree level more."""
 
     def steps(base: Items[int]) -> int:
         return steps_of(lambda: appended(base, range(32)))

@@ -1,4 +1,4 @@
-"""The law of sessions: any interleaving of forks equals replaying what was committed, in that order."""
+"""The law of sessions: any interleaving of forks equals replaying the commits in order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.session_model import SLICES, Fold, Heard, Note, Put, contents, new_
 
 @dataclass(eq=False)
 class Branch:
-    """The model of a fork: what it started from, what it did, what it read."""
+    """The model of a fork: its start, its actions and its reads."""
 
     fork: Any
     parent: Any
@@ -133,5 +133,5 @@ class Interleavings(RuleBasedStateMachine):
 
 
 def test_any_interleaving_of_forks_equals_replaying_the_commits():
-    """Forks, nested ones, dispatches, reads, commits and drops in any order, against plain lists."""
+    """Forks, nested forks, dispatches, reads, commits and drops in any order, compared with plain lists."""
     run_state_machine_as_test(Interleavings)

@@ -1,4 +1,4 @@
-"""Sessions as JSON: everything comes back as it was, or is refused with words that name it."""
+"""Sessions as JSON: everything is restored, or refused with an error that names it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Model(BaseModel):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A msgspec struct with keys that JSON has no form for."""
+    """A msgspec struct with keys that JSON can't represent."""
 
     by_number: dict[int, datetime]
     raw: bytes
@@ -87,7 +87,7 @@ class Denied:
 
 
 class Login(BaseModel):
-    """Something with a secret in it."""
+    """A value with a secret in it."""
 
     model_config = ConfigDict(frozen=True)
     user: str
@@ -129,7 +129,7 @@ def changed(**change: Any) -> bytes:
 
 
 def test_everything_comes_back_as_it_was():
-    """Dataclasses, pydantic models and structs, in order, with the session's own words."""
+    """Dataclasses, pydantic models and structs, in order, with the session's own metadata."""
     session = filled(EVENTS)
     again = load(save(session), types=TYPES)
     for kind in TYPES:
@@ -160,7 +160,7 @@ def test_everything_comes_back_as_it_was():
     )
 )
 def test_any_session_comes_back_as_it_was(events: list[Any]):
-    """Whatever was dispatched, and what is dispatched after loading goes on from there."""
+    """After loading, further dispatches continue from there."""
     session = filled(events)
     again = load(save(session), types=TYPES)
     for session_ in (session, again):
@@ -171,7 +171,7 @@ def test_any_session_comes_back_as_it_was(events: list[Any]):
 
 
 def test_kinds_are_kept():
-    """A keyed slice is keyed again, a log is a log: not undone by a snapshot, not part of a fork."""
+    """A keyed slice stays keyed, and a log stays a log: not undone by a snapshot, not part of a fork."""
     again = load(save(filled(EVENTS)), types=TYPES)
     assert again[Todo].get(1) == Todo(1, True)
     again.restore(Session(id="s1").snapshot())
@@ -184,7 +184,7 @@ def test_kinds_are_kept():
 
 
 def test_a_log_with_reducers_is_kept():
-    """A log that is reduced comes back and is reduced further."""
+    """A log with reducers is restored and reduced further."""
     rules = {
         Denied: SliceRules("log", reducers={Todo: lambda slice_, event: slice_.append(Denied(str(event.id)))})
     }
@@ -201,7 +201,7 @@ def test_a_log_with_reducers_is_kept():
     ],
 )
 def test_rules_that_were_given_must_be_given_again(rules: SliceRules, words: str):
-    """A slice does not turn into another kind because `slices` was forgotten."""
+    """A slice does not change its kind because `slices` was forgotten."""
     session = filled([Plan("a"), Plan("a")], slices={Plan: rules})
     with pytest.raises(SessionError, match=rf"{words}.*slices="):
         load(save(session), types=[Plan])
@@ -210,7 +210,7 @@ def test_rules_that_were_given_must_be_given_again(rules: SliceRules, words: str
 
 
 def test_our_own_facts_need_not_be_named():
-    """What the gate and the policies keep is known, with params and results as plain data."""
+    """The gate's and policies' events are known, with params and results as plain data."""
     session = Session(id="s1")
     facts = [
         ToolStarted("1", "tool", ("outer", "tool"), 0.25, RUN),
@@ -240,7 +240,7 @@ def test_our_own_facts_need_not_be_named():
 
 
 def test_secrets_are_not_in_the_text():
-    """Wherever a pydantic secret is, asterisks are saved; with a journal such an event is refused."""
+    """Every pydantic secret is saved as asterisks; with a journal such an event is refused."""
     login = Login(user="ann", password=SecretStr("hunter2"))
 
     @dataclass(frozen=True)
@@ -265,7 +265,7 @@ def test_secrets_are_not_in_the_text():
 
 
 def test_unknown_types_are_refused_by_name():
-    """All of them at once, and nothing of the session is made."""
+    """All of them are listed at once, and no session is made."""
     with pytest.raises(
         SessionError, match=r"'s1': it holds \S+Denied, \S+Record, which are not known"
     ) as raised:
@@ -274,7 +274,7 @@ def test_unknown_types_are_refused_by_name():
 
 
 def test_a_name_in_the_text_never_imports_or_finds_anything_else():
-    """Only slices' own types are found by name, and only in what of Handrail is loaded."""
+    """Names in the text only match slices' own types, and only in loaded modules of Handrail."""
     slices = json.loads(save(filled([Plan("a")])))["slices"]
     (contents,) = slices.values()
     for name in ("os.system", "handrail.session.session.Session.fork", "handrail.errors.nothing", "sys", ""):
@@ -306,14 +306,14 @@ def test_a_name_in_the_text_never_imports_or_finds_anything_else():
     ],
 )
 def test_damaged_text_is_refused(data: bytes, words: str):
-    """With words that say where, never with somebody else's error."""
+    """The error says where, and is always a `SessionError`."""
     with pytest.raises(SessionError, match=words):
         load(data, types=[Plan, Record])
 
 
 @given(st.data())
 def test_no_damage_makes_another_error(data: st.DataObject):
-    """However the bytes are cut and changed, it loads or it is a `SessionError`."""
+    """However the bytes are cut and changed, the text loads or raises `SessionError`."""
     text = bytearray(save(filled(EVENTS)))
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(text) - 1))
@@ -324,7 +324,7 @@ def test_no_damage_makes_another_error(data: st.DataObject):
 
 @pytest.mark.parametrize("kind", [Plan, Record, Model])
 def test_a_type_that_changed_since_is_named(kind: type):
-    """The item that does not fit is refused, with what is wrong with it."""
+    """The item that no longer fits is refused, with the problem."""
     saved = json.loads(save(filled(EVENTS)))
     saved["slices"][f"{kind.__module__}.{kind.__qualname__}"]["items"] = [{"surprise": 1}]
     with pytest.raises(SessionError, match=rf"{kind.__name__} does not fit its type.*changed since"):
@@ -360,7 +360,7 @@ class Bare:
     ],
 )
 def test_what_cannot_be_saved_is_named(fill: Callable[[Session], None], words: str):
-    """Saving says which type stands in the way; half a session is never written."""
+    """The error names the type in the way; half a session is never written."""
     session = Session(id="s1")
     fill(session)
     with pytest.raises(SessionError, match=words):
@@ -370,7 +370,7 @@ def test_what_cannot_be_saved_is_named(fill: Callable[[Session], None], words: s
 
 
 def test_what_can_be_saved_passes_the_check():
-    """Every event that round-trips is let through, and one that does not is refused."""
+    """Every event that round-trips is accepted, and any other is refused."""
     for event in EVENTS:
         check_serialisable(event)
     for wrong in (Bare(), Plan("x", raw=b"\xff"), local_type("a")(Todo(1)), local_type("a")((1, 2))):
@@ -379,7 +379,7 @@ def test_what_can_be_saved_passes_the_check():
 
 
 def test_a_type_that_cannot_be_loaded_is_refused():
-    """A type with no schema is named, not answered with pydantic's own error."""
+    """A type without a schema is named in our error, not in pydantic's."""
     data = save(filled([Plan("a")])).replace(f"{__name__}.Plan".encode(), f"{__name__}.Bare".encode())
     with pytest.raises(SessionError, match="Bare does not fit"):
         load(data, types=[Bare])

@@ -1,4 +1,4 @@
-"""Sessions: slices and their kinds, reducers, all or none, snapshots, threads, what is published."""
+"""Sessions: slices and their kinds, reducers, atomic dispatches, snapshots, threads, and published events."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Denied:
 
 @dataclass(frozen=True)
 class Add:
-    """An event other slices reduce."""
+    """An event that other slices reduce."""
 
     amount: int
 
 
 @dataclass(frozen=True)
 class Spare:
-    """State that nothing else is about."""
+    """State unrelated to everything else."""
 
 
 def summed(total: Any, event: Add) -> Any:
@@ -78,7 +78,7 @@ def broken(_slice: Any, event: Any) -> Any:
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> None:
-    """Run `work` in so many threads at once, and raise what any of them raised."""
+    """Run `work` in this many threads at once, and raise the first error of any."""
     failed: list[BaseException] = []
     together = threading.Barrier(count)
 
@@ -99,7 +99,7 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
 
 
 def test_an_event_without_rules_is_added_to_its_own_slice():
-    """A slice reads latest, all, where and its length; another type's is empty."""
+    """A slice has latest, all, where and its length; another type's slice is empty."""
     session = Session()
     assert session[Note].latest() is None
     for text in "abc":
@@ -112,7 +112,7 @@ def test_an_event_without_rules_is_added_to_its_own_slice():
 
 
 def test_a_keyed_slice_keeps_the_newest_of_each_key():
-    """An item takes the place of the one with its key."""
+    """An item replaces the one with the same key."""
     session = Session()
     for todo in (Todo(1), Todo(2), Todo(1, True)):
         session.dispatch(todo)
@@ -122,7 +122,7 @@ def test_a_keyed_slice_keeps_the_newest_of_each_key():
 
 
 def test_what_was_read_does_not_change():
-    """A slice is what it was when it was selected, be it state or a log, empty or not."""
+    """A selected slice does not change later, whether state or log, empty or not."""
     session = Session()
     before = [session[Note], session[Denied], session[ToolStarted]]
     session.dispatch(Note("a"))
@@ -139,7 +139,7 @@ def test_what_was_read_does_not_change():
 
 
 def test_a_slice_is_selected_by_its_class():
-    """Anything else is refused, naming it."""
+    """Anything else is refused by name."""
     session = Session(id="s1")
     with pytest.raises(SessionError, match=r"'s1'.*'Note' is not a type.*session\[Plan\]"):
         session["Note"]  # pyright: ignore[reportArgumentType]
@@ -150,7 +150,7 @@ def test_a_slice_is_selected_by_its_class():
 
 
 def test_identity_and_config_are_read_only():
-    """Nobody who holds a session can make it another's."""
+    """Nobody with access to a session can change its owner."""
     session = Session(id="a", principal="ann", config={"x": 1})
     for name in ("id", "principal", "config", "dispatcher"):
         with pytest.raises(AttributeError):
@@ -164,7 +164,7 @@ def test_identity_and_config_are_read_only():
 
 
 def test_reducers_from_the_mark_the_session_and_register_all_run():
-    """One event goes into each slice that has a reducer for it, and not into its own besides."""
+    """One event goes into each slice with a reducer for it, and then not into its own."""
     session = Session(
         slices={
             Note: SliceRules(reducers={Add: lambda slice_, event: slice_.append(Note(str(event.amount)))})
@@ -180,7 +180,7 @@ def test_reducers_from_the_mark_the_session_and_register_all_run():
 
 
 def test_registering_takes_effect_for_events_seen_before():
-    """A reducer registered later gets the next event, also of a type that was dispatched already."""
+    """A reducer registered later gets the next event, even of a type already dispatched."""
     session = Session()
     session.dispatch(Note("a"))
     session.register(Todo, on=Note, reducer=lambda slice_, event: slice_.append(Todo(1)))
@@ -190,7 +190,7 @@ def test_registering_takes_effect_for_events_seen_before():
 
 
 def test_a_log_keeps_its_own_events_whoever_else_reduces_them():
-    """A state slice fed by a log's events does not take them away from the log."""
+    """A state slice fed by a log's events does not remove them from the log."""
     session = Session()
     session.register(Note, on=Denied, reducer=lambda slice_, event: slice_.append(Note(event.tool)))
     session.dispatch(Denied("rm"))
@@ -199,7 +199,7 @@ def test_a_log_keeps_its_own_events_whoever_else_reduces_them():
 
 
 def test_a_log_with_a_reducer_keeps_what_it_held():
-    """A reducer registered on a log that has items already works on those."""
+    """A reducer registered on a log with items works on these."""
     session = Session()
     session.dispatch(Denied("a"))
     session.register(Denied, on=Note, reducer=lambda slice_, event: slice_.replace([Denied(event.text)]))
@@ -210,7 +210,7 @@ def test_a_log_with_a_reducer_keeps_what_it_held():
 
 
 def test_facts_can_be_reduced_and_are_logged_in_any_case():
-    """A slice may count our facts; a reducer that raises is logged and costs neither fact nor run."""
+    """A slice may count facts; a reducer that raises is logged, and neither the fact nor the run is lost."""
     session, heard = Session(), list[object]()
     session.dispatcher.subscribe(ToolStarted, heard.append)
     session.record(started(1))
@@ -224,7 +224,7 @@ def test_facts_can_be_reduced_and_are_logged_in_any_case():
 
 
 def test_a_keyed_log_of_facts_is_recorded():
-    """The rules given for a fact of ours hold for what the gate records, not only for dispatches."""
+    """Rules given for one of Handrail's facts apply to the gate's records, not only to dispatches."""
     session = Session(slices={ToolStarted: SliceRules("log", key=lambda fact: fact.call_id)})
     for number in (1, 2, 1):
         session.record(started(number))
@@ -234,7 +234,7 @@ def test_a_keyed_log_of_facts_is_recorded():
 
 @pytest.mark.parametrize("into", [Todo, Denied])
 def test_a_reducer_that_raises_undoes_the_whole_dispatch(into: type):
-    """No slice and no log keeps anything of an event one reducer refused, and nothing is published."""
+    """No slice or log keeps anything of an event that one reducer refused, and nothing is published."""
     session, heard = Session(), list[object]()
     session.register(Total, on=Add, reducer=lambda slice_, event: slice_.append(Total(event.amount)))
     session.register(Denied, on=Add, reducer=lambda slice_, event: slice_.append(Denied("added")))
@@ -253,7 +253,7 @@ def test_a_reducer_that_raises_undoes_the_whole_dispatch(into: type):
 
 @pytest.mark.parametrize("nonsense", [None, [Todo(1)], (), Items([Todo(1)]), Note("a")])
 def test_a_reducer_that_returns_something_else_is_told_so(nonsense: object):
-    """Only the slice itself, changed, can be the slice: a keyed one stays keyed."""
+    """Only a changed version of the slice itself is accepted: a keyed one stays keyed."""
     session = Session()
     session.register(Todo, on=Add, reducer=lambda slice_, event: nonsense)
     with pytest.raises(ReducerError, match=f"returned a {type(nonsense).__name__}, not the slice"):
@@ -265,7 +265,7 @@ def test_a_reducer_that_returns_something_else_is_told_so(nonsense: object):
 @pytest.mark.parametrize("target", [Note, Denied])
 @pytest.mark.parametrize("act", ["dispatch", "fork", "restore"])
 def test_a_reducer_that_dispatches_is_refused(act: str, target: type):
-    """Reducers are pure: one that dispatches or restores undoes its event, and the session goes on."""
+    """Reducers are pure: one that dispatches or restores undoes its event, and the session stays usable."""
     session = Session()
     acts: dict[str, Callable[[], None]] = {
         "dispatch": lambda: session.dispatch(Spare()),
@@ -286,7 +286,7 @@ def test_a_reducer_that_dispatches_is_refused(act: str, target: type):
 
 
 def test_a_key_that_raises_undoes_the_dispatch():
-    """The key function is part of the reducing: its error surfaces the same way."""
+    """The key function is part of reducing: its error is raised in the same way."""
     session = Session(slices={Note: SliceRules(key=lambda note: note.missing)})
     with pytest.raises(ReducerError, match="AttributeError on a Note"):
         session.dispatch(Note("a"))
@@ -309,13 +309,13 @@ def test_a_key_that_raises_undoes_the_dispatch():
     ],
 )
 def test_wrong_rules_are_refused_where_they_are_given(wrong: Callable[[], object], words: str):
-    """The words name what was wrong and what belongs there."""
+    """The error names what was wrong and what is expected."""
     with pytest.raises((DefinitionError, SessionError), match=words):
         wrong()
 
 
 def test_a_mark_below_a_decorator_that_makes_another_class_is_found():
-    """`@dataclass(slots=True)` above `@kept` would leave the reducer with a class nobody has."""
+    """`@dataclass(slots=True)` above `@kept` would leave the reducer with a class that no longer exists."""
 
     class Found:
         pass
@@ -331,7 +331,7 @@ def test_a_mark_below_a_decorator_that_makes_another_class_is_found():
 
 @pytest.mark.parametrize("event", ["text", 3, None, {"a": 1}, [Note("a")], Note, Session, broken, object()])
 def test_plain_values_and_classes_are_not_events(event: object):
-    """What nobody could ask for by type is refused everywhere, and changes nothing."""
+    """A value that nobody could select by type is refused, and changes nothing."""
     session = Session()
     for take in (session.dispatch, session.fork().dispatch, session.dispatcher.publish, session.record):
         with pytest.raises(EventRefused, match=r"Make"):
@@ -341,7 +341,7 @@ def test_plain_values_and_classes_are_not_events(event: object):
 
 
 def test_what_cannot_be_saved_is_refused_at_its_first_dispatch():
-    """With a journal on, an event that JSON can't carry is stopped before any slice has it."""
+    """With a journal, an event that JSON can't represent is refused before any slice has it."""
 
     @dataclass(frozen=True)
     class Holds:
@@ -359,7 +359,7 @@ def test_what_cannot_be_saved_is_refused_at_its_first_dispatch():
 
 
 def test_ten_thousand_dispatches_from_eight_threads_lose_nothing():
-    """Every dispatch is in the slices, in the log and in the sum; each was published once."""
+    """Every dispatch is in the slices, the log and the sum; each was published once."""
     session, heard = Session(), list[object]()
     session.dispatcher.subscribe(Add, heard.append)
     session.register(Denied, on=Add, reducer=lambda slice_, event: slice_.append(Denied("")))
@@ -376,7 +376,7 @@ def test_ten_thousand_dispatches_from_eight_threads_lose_nothing():
 
 
 def test_ten_thousand_dispatches_from_tasks_lose_nothing():
-    """Tasks that give way between their dispatches, some through forks, add up."""
+    """Tasks that yield between their dispatches, some through forks, lose nothing."""
     session = Session()
 
     async def work() -> None:
@@ -396,7 +396,7 @@ def test_ten_thousand_dispatches_from_tasks_lose_nothing():
 
 @pytest.mark.parametrize("kind", ["dataclass", "struct", "model"])
 def test_what_can_be_changed_afterwards_is_not_kept(kind: str):
-    """A rollback could not undo it: every fork shares what is kept."""
+    """A rollback could not undo a change to it, since every fork shares the stored object."""
 
     @dataclass
     class Loose:

@@ -1,4 +1,4 @@
-"""What tests share: models, servers, tools and programs to try things with, and where the repository is."""
+"""Shared test support: models, servers, tools, programs, and the path of the repository."""
 
 import os
 from pathlib import Path
@@ -9,6 +9,6 @@ ROOT = TESTS.parent
 
 
 def importing_support() -> dict[str, str]:
-    """The environment of a Python process that imports this package, as the tests do."""
+    """Return environment variables with which a Python process can import this package, as the tests do."""
     path = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}

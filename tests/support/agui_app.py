@@ -1,4 +1,4 @@
-"""The app that the AG-UI clients are tried with, in a process of its own where it is to be killed.
+"""The app that the AG-UI clients are tested with. It runs in its own process when a test kills it.
 
 python agui_app.py FOLDER PORT
 """
@@ -37,7 +37,7 @@ PLANS: Mapping[str, Sequence[Scripted]] = {
 
 
 class FlakyModel(PlayedModel):
-    """The same model, whose connection is lost once in the middle of an answer."""
+    """The same model, which loses its connection once in the middle of an answer."""
 
     lost = False
 
@@ -52,7 +52,7 @@ class FlakyModel(PlayedModel):
 
 
 def source_of(folder: Path) -> PromptSource:
-    """The app of the tests of the page, with more plays, and a model that fails now and then."""
+    """Return the app of the page's tests, with more plays and a model that sometimes fails."""
     source_in(folder)
     adapter = Adapter(
         FlakyModel(PLANS), filesystem=DirectoryFilesystem(folder / "work"), retry=Retry(first_wait=0.0)

@@ -1,7 +1,8 @@
-"""A checker of AG-UI streams, stricter than the protocol's own clients are.
+"""A checker of AG-UI streams, stricter than the protocol's own clients.
 
-They accept a stream without an end, results of calls nobody made, and changes of activities nobody showed.
-`Checker` does not. It also holds every event to the models of the protocol's package, without unknown fields.
+Those clients accept a stream without an end, results of unknown calls, and changes of activities that were
+never shown. `Checker` does not. It also validates every event with the protocol's models, without unknown
+fields.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ _EVENTS: TypeAdapter[Any] = TypeAdapter(Event)
 
 
 class Wrong(AssertionError):
-    """A stream that is against the grammar."""
+    """The stream breaks the grammar."""
 
 
 class Checker:
-    """Reads the legs of one thread, as one client that is connected to all of them."""
+    """Checks the legs of one thread, as one client connected to all of them would see them."""
 
     def __init__(self, older: bool = False) -> None:
         self.older = older
@@ -29,13 +30,13 @@ class Checker:
         self.outcomes: list[str] = []
         self.texts: dict[str, str] = {}
         self.calls: dict[str, str] = {}
-        """Every call that was told, and its arguments."""
+        """Every call in the stream, with its arguments."""
         self.names: dict[str, str] = {}
         self.results: dict[str, str] = {}
         self.state: Any = None
         self.custom: list[tuple[str, Any]] = []
         self.started: list[str] = []
-        """The calls in the order they were started."""
+        """The calls in the order they started."""
         self._open: dict[str, dict[str, str | None]] = {}
         self._owners: dict[tuple[str, str], str | None] = {}
         self._activities: set[str] = set()
@@ -53,26 +54,26 @@ class Checker:
             raise Wrong(f"an older client was sent {event}")
         if kind == "CUSTOM":
             self.custom.append((event["name"], event["value"]))
-            return  # our own page takes these between legs too
+            return  # our own page accepts these between legs too
         if kind == "RUN_STARTED":
             return self._begin(event)
         if self.leg is None:
             raise Wrong(f"{kind} outside a leg")
         if tag is not None and not kind.startswith("SUBAGENT") and tag not in self._subagents:
-            raise Wrong(f"{kind} of the nested run {tag}, which is not open")
+            raise Wrong(f"{kind} belongs to the nested run {tag}, which is not open")
         handler = getattr(self, f"_{kind.lower()}", None)
         if handler is None:
-            raise Wrong(f"{kind} is not expected of us")
+            raise Wrong(f"{kind} is an event Handrail never sends")
         handler(event, tag)
 
-    # Legs.
+    # --- legs ---
 
     def _begin(self, event: dict[str, Any]) -> None:
         if self.leg is not None:
             raise Wrong("RUN_STARTED in a leg")
         self.leg = event["runId"]
         if self.leg in self.legs:
-            raise Wrong(f"the leg {self.leg} is told twice")
+            raise Wrong(f"the leg {self.leg} starts twice")
         self.legs.append(event["runId"])
         self._activities.clear()
         self._closed.clear()
@@ -80,7 +81,7 @@ class Checker:
 
     def _run_finished(self, event: dict[str, Any], tag: str | None) -> None:
         if event["runId"] != self.leg:
-            raise Wrong(f"{event['runId']} ends in {self.leg}")
+            raise Wrong(f"{event['runId']} ends inside {self.leg}")
         if left := {kind: list(ids) for kind, ids in self._open.items() if ids}:
             raise Wrong(f"left open: {left}")
         if self._subagents:
@@ -89,7 +90,7 @@ class Checker:
         for interrupt in outcome.get("interrupts", ()):
             call = interrupt.get("toolCallId")
             if call is not None and (call not in self.calls or call in self.results):
-                raise Wrong(f"a question about {call}, which is not under way")
+                raise Wrong(f"a question about {call}, which is not in progress")
             if call is not None and self._owners["call", call] != interrupt.get("subagentRunId"):
                 raise Wrong(f"a question about {call} of another run")
         pending = outcome.get("pendingToolCallIds", ())
@@ -101,7 +102,7 @@ class Checker:
     def _run_error(self, event: dict[str, Any], tag: str | None) -> None:
         self._run_finished({"runId": self.leg, "outcome": {"type": "error"}}, tag)
 
-    # What has a start and an end.
+    # --- events with a start and an end ---
 
     def _start(self, kind: str, id: str, tag: str | None) -> None:
         ids = self._open.setdefault(kind, {})
@@ -121,7 +122,7 @@ class Checker:
 
     def _text_message_start(self, event: dict[str, Any], tag: str | None) -> None:
         if event["messageId"] in self.texts:
-            raise Wrong(f"the message {event['messageId']} is told twice")
+            raise Wrong(f"the message {event['messageId']} starts twice")
         self._start("message", event["messageId"], tag)
         self.texts[event["messageId"]] = ""
 
@@ -148,12 +149,12 @@ class Checker:
     def _reasoning_end(self, event: dict[str, Any], tag: str | None) -> None:
         self._end("span", event["messageId"], tag)
 
-    # Calls.
+    # --- calls ---
 
     def _tool_call_start(self, event: dict[str, Any], tag: str | None) -> None:
         call = event["toolCallId"]
         if call in self.calls:
-            raise Wrong(f"the call {call} is told twice")
+            raise Wrong(f"the call {call} starts twice")
         self._start("call", call, tag)
         self.calls[call] = ""
         self.started.append(call)
@@ -169,7 +170,7 @@ class Checker:
     def _tool_call_result(self, event: dict[str, Any], tag: str | None) -> None:
         call = event["toolCallId"]
         if call not in self.calls:
-            raise Wrong(f"a result of {call}, which nobody made")
+            raise Wrong(f"a result of the unknown call {call}")
         if call in self.results:
             raise Wrong(f"two results of {call}")
         if call in self._open.get("call", {}):
@@ -178,33 +179,33 @@ class Checker:
             raise Wrong(f"the result of {call} belongs to another run")
         self.results[call] = event["content"]
 
-    # What is shown beside them.
+    # --- activities and state ---
 
     def _activity_snapshot(self, event: dict[str, Any], tag: str | None) -> None:
         self._activities.add(event["messageId"])
 
     def _activity_delta(self, event: dict[str, Any], tag: str | None) -> None:
         if event["messageId"] not in self._activities:
-            raise Wrong("a change of an activity that was not shown in this leg")
+            raise Wrong("a change of an activity that this leg has not shown")
 
     def _state_snapshot(self, event: dict[str, Any], tag: str | None) -> None:
         self.state = event["snapshot"]
 
     def _state_delta(self, event: dict[str, Any], tag: str | None) -> None:
         if self.state is None:
-            raise Wrong("a change of a state that was not shown in this leg")
+            raise Wrong("a change of a state that this leg has not shown")
         self.state = patched(self.state, event["delta"])
 
     def _messages_snapshot(self, event: dict[str, Any], tag: str | None) -> None:
-        """All messages anew: what is not among them was never said."""
+        """Check a snapshot of all messages. It replaces everything before it."""
         messages = event["messages"]
         ids = [message["id"] for message in messages]
         if len(set(ids)) != len(ids):
-            raise Wrong("a message is there twice")
+            raise Wrong("the snapshot has a message twice")
         calls = {call["id"]: call for message in messages for call in message.get("toolCalls", ())}
         results = {message["toolCallId"] for message in messages if message["role"] == "tool"}
         if results - calls.keys():
-            raise Wrong(f"results of calls nobody made: {results - calls.keys()}")
+            raise Wrong(f"results of unknown calls: {results - calls.keys()}")
         self.texts = {id: text for id, text in self.texts.items() if id in ids}
         self.results = {each["toolCallId"]: each["content"] for each in messages if each["role"] == "tool"}
         for id, call in calls.items():
@@ -219,21 +220,21 @@ class Checker:
                 self._owners["call", call["id"]] = tag
         for kind, known in (("message", ids), ("call", calls)):
             if lost := [id for id in self._open.get(kind, {}) if id not in known]:
-                raise Wrong(f"{lost} is open and not among the messages")
+                raise Wrong(f"{lost} is open and missing from the snapshot")
 
-    # Nested runs.
+    # --- nested runs ---
 
     def _subagent_started(self, event: dict[str, Any], tag: str | None) -> None:
         run, outer = event["subagentRunId"], event.get("parentSubagentRunId")
         if run in self._subagents or run in self._closed:
-            raise Wrong(f"the nested run {run} is started twice")
+            raise Wrong(f"the nested run {run} starts twice")
         if outer is not None and outer not in self._subagents:
-            raise Wrong(f"the nested run {run} is in {outer}, which is not open")
+            raise Wrong(f"the nested run {run} starts inside {outer}, which is not open")
         call = event.get("parentToolCallId")
         if call is None or call not in self.calls or call in self.results:
-            raise Wrong(f"the nested run {run} is in the call {call}, which is not under way")
+            raise Wrong(f"the nested run {run} starts inside the call {call}, which is not in progress")
         if self._owners["call", call] != outer:
-            raise Wrong(f"the nested run {run} is in a call of another run")
+            raise Wrong(f"the nested run {run} starts inside a call of another run")
         self._subagents[run] = outer
 
     def _subagent_finished(self, event: dict[str, Any], tag: str | None) -> None:
@@ -250,12 +251,12 @@ class Checker:
     _subagent_error = _subagent_finished
 
     def named(self, name: str) -> Iterator[Any]:
-        """The values of our own events of this name."""
+        """Return the values of Handrail's own events of this name."""
         return (value for found, value in self.custom if found == name)
 
 
 def _check_shape(event: dict[str, Any]) -> None:
-    """By the models of the protocol, with no field they do not know."""
+    """Validate an event with the protocol's models, and refuse unknown fields."""
     parsed: BaseModel = _EVENTS.validate_python(event)
     unknown = list(_unknown(parsed))
     if unknown:
@@ -272,7 +273,7 @@ def _unknown(model: BaseModel) -> Iterator[str]:
 
 
 def patched(state: Any, operations: list[dict[str, Any]]) -> Any:
-    """What a JSON Patch makes of a state of the form `{name: [items]}`."""
+    """Apply a JSON Patch to a state of the form `{name: [items]}`."""
     state = {name: list(items) for name, items in state.items()}
     for operation in operations:
         _, name, *last = operation["path"].split("/")
@@ -284,5 +285,5 @@ def patched(state: Any, operations: list[dict[str, Any]]) -> Any:
         elif operation["op"] == "add" or name in state:
             state[name] = list(operation["value"])
         else:
-            raise Wrong(f"{operation} changes what is not there")
+            raise Wrong(f"{operation} changes a missing item")
     return state

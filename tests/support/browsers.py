@@ -11,29 +11,33 @@ from playwright.sync_api import Browser, Playwright, expect, sync_playwright
 
 CHROMIUM = Path("/usr/bin/chromium")
 PATIENCE = 120_000
-"""Milliseconds after which what should be on a page is missing: many, since machines are slow at times."""
+"""Milliseconds to wait for an element before it counts as missing. Generous, since machines can be slow."""
 
 expect.set_options(timeout=PATIENCE)
 
 
 def arguments() -> list[str]:
-    """As root it has no sandbox: chromium refuses one there."""
+    """Return chromium's arguments.
+
+    As root it gets `--no-sandbox`, since it refuses to start with a sandbox.
+    """
     return ["--no-sandbox"] if os.geteuid() == 0 else []
 
 
 def launched(playwright: Playwright) -> Browser:
-    """The browser."""
+    """Launch the browser."""
     if not CHROMIUM.exists():
-        raise AssertionError(f"the tests of the page need {CHROMIUM}: scripts/components installs it")
+        raise AssertionError(f"the page's tests need {CHROMIUM}. Run scripts/components to install it.")
     return playwright.chromium.launch(executable_path=CHROMIUM, args=arguments())
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One browser for all tests of a module; each test opens a context of its own in it.
+    """One browser for all tests of a module; each test opens its own context.
 
-    Playwright's loop runs in the thread of the tests as long as it is open. Past the end of the module it would be
-    in the way of every test that runs a loop of its own, and of the next module's browser.
+    While the browser is open, playwright's loop runs in the test thread. Closing it with the module keeps it
+    out of
+    the way of tests that run their own loop, and of the next module's browser.
     """
     with sync_playwright() as playwright:
         found = launched(playwright)

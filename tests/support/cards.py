@@ -1,4 +1,4 @@
-"""A handoff to try things with: somebody picks one of the cards they are dealt, face down."""
+"""A handoff for tests: a person picks one of the cards dealt to them, face down."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from support.rig import leave_traces
 
 @dataclass(frozen=True)
 class Deal:
-    """What the model asks for."""
+    """The model's request."""
 
     cards: int = 3
 
 
 @dataclass(frozen=True)
 class Deck:
-    """What is kept back."""
+    """The private part: the deck."""
 
     cards: list[str]
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What is shown."""
+    """The public part: the cards offered."""
 
     backs: int
 
 
 @dataclass(frozen=True)
 class Pick:
-    """What is answered."""
+    """The person's answer."""
 
     index: int
 
@@ -46,7 +46,7 @@ def card_game(
     secret: str = "ace",
     **options: Any,
 ) -> Handoff[Deal, Pick]:
-    """A handoff that leaves traces in `before` and `after`; each act can be another function."""
+    """A handoff whose `before` and `after` leave traces. Each act can be replaced."""
     options.setdefault("effect", "staged")
     game = Handoff(
         name,

@@ -1,8 +1,8 @@
-"""A program that is killed at a moment of the test's choosing, and started again.
+"""A program that a test kills at a chosen moment, and starts again.
 
-Run as a script it reads a line for each start (a folder, a tool, a mode), forks a child for it, and
-answers with a line of JSON. One tool of each effect notes in `world` in the folder what it does to the
-world. In the mode `crash` the child ends, as by `kill -9`, where the tool is in the middle of its work.
+Run as a script, it reads a line for each start (a folder, a tool, a mode), forks a child for it, and answers
+with a line of JSON. There is one tool of each effect, which notes its effects on the outside world in the
+file `world` in the folder. In the mode `crash` the child dies in the middle of the tool, as by `kill -9`.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from handrail.testing import Person
 
 
 class Start:
-    """What this process was started for."""
+    """How this process was started."""
 
     folder = Path()
     tool = ""
@@ -35,7 +35,7 @@ class Start:
 
 
 def world(what: str) -> None:
-    """Something happens that no rollback takes back."""
+    """Record an effect on the outside world, which no rollback undoes."""
     fd = os.open(Start.folder / "world", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(fd, f"{what}\n".encode())
     os.close(fd)
@@ -102,19 +102,19 @@ def probing(found: bool | None) -> Any:
 
 @tool(effect="compensable", compensate=take_back, probe=probing(True))
 async def compensable_done() -> str:
-    """Book something that can be looked up, and is there."""
+    """Book something. The probe finds the booking."""
     return work("compensable_done")
 
 
 @tool(effect="compensable", compensate=take_back, probe=probing(False))
 async def compensable_not_done() -> str:
-    """Book something that can be looked up, and is not there."""
+    """Book something. The probe finds no booking."""
     return work("compensable_not_done")
 
 
 @tool(effect="compensable", compensate=take_back, probe=probing(None))
 async def compensable_unknown() -> str:
-    """Book something that can be looked up, in vain."""
+    """Book something. The probe can't tell."""
     return work("compensable_unknown")
 
 
@@ -169,7 +169,7 @@ async def irreversible() -> str:
 
 @tool
 async def once_settled(context: ToolContext) -> str:
-    """Pay once, then be cut."""
+    """Pay once, then crash."""
     await context.once("pay", lambda: world("paid"))
     cut()
     return "done"
@@ -177,7 +177,7 @@ async def once_settled(context: ToolContext) -> str:
 
 @tool(effect="idempotent")
 async def once_again(context: ToolContext) -> str:
-    """Pay once, then be cut; it may be entered again."""
+    """Pay once, then crash; the handler may be run again."""
     await context.once("pay", lambda: world("paid"))
     cut()
     return "done"
@@ -190,21 +190,21 @@ def _pay_and_be_cut() -> None:
 
 @tool(effect="idempotent")
 async def once_cut(context: ToolContext) -> str:
-    """Be cut while paying."""
+    """Crash while paying."""
     await context.once("pay", _pay_and_be_cut)
     return "done"
 
 
 @tool(effect="idempotent")
 async def once_probed(context: ToolContext) -> str:
-    """Be cut while paying, and look afterwards."""
+    """Crash while paying, and probe afterwards."""
     await context.once("pay", _pay_and_be_cut, probe=lambda: "paid" in (Start.folder / "world").read_text())
     return "done"
 
 
 @tool(effect="idempotent")
 async def once_failing(context: ToolContext) -> str:
-    """Be cut while paying, and ask nobody."""
+    """Crash while paying; an unknown outcome is an error."""
     await context.once("pay", _pay_and_be_cut, on_unknown="fail")
     return "done"
 
@@ -220,7 +220,7 @@ TOOLS = {
 
 
 def answer(request: Any) -> Any:
-    """The model: call the tool, then say what came of it."""
+    """The model: call the tool, then report its result."""
     world("asked")
     last = request.messages[-1]
     return f"it says: {last.text}" if hasattr(last, "results") else ToolCall(Start.tool)
@@ -247,7 +247,7 @@ async def main() -> dict[str, Any]:
 
 
 def serve() -> None:
-    """A child for every line, so that the imports are paid for once."""
+    """Fork a child for every line, so that the imports are paid for once."""
     for line in sys.stdin:
         folder, Start.tool, Start.mode = json.loads(line)
         Start.folder = Path(folder)

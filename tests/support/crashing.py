@@ -1,7 +1,7 @@
-"""A process that is killed in the middle of a commit, at any point that is asked for.
+"""A process that is killed in the middle of a commit, at any requested point.
 
-Run as a script it reads one JSON line for each attempt, forks a child that does it and is killed, and
-answers with a line of its own. So hundreds of kills cost hundreds of forks, not of imports.
+Run as a script, it reads one JSON line for each attempt, forks a child that makes the attempt and is killed,
+and answers with a line of its own. So hundreds of kills cost hundreds of forks, not hundreds of imports.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FILES = {
 
 
 def snapshot(folder: Path) -> dict[str, Any]:
-    """Every path with what it is: a file with its bytes and mode, a link with its target, a folder."""
+    """Return every path with its state: a file's bytes and mode, a link's target, or a folder."""
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -52,7 +52,7 @@ def snapshot(folder: Path) -> dict[str, Any]:
 
 
 def change(files: Any, seed: int) -> None:
-    """What the call does: every kind of change, in an order and a selection that the seed decides."""
+    """Make every kind of change, in an order and selection given by the seed."""
     deeds = [
         lambda: files.append("tool.sh", "echo after\n"),
         lambda: files.write("new/deep/b.txt", "b after\n"),
@@ -70,7 +70,7 @@ def change(files: Any, seed: int) -> None:
 
 
 class Points:
-    """Counts the moments of a commit, and ends the process at one of them."""
+    """Counts the points of a commit, and ends the process at one of them."""
 
     def __init__(self, at: int) -> None:
         self._at = at
@@ -87,7 +87,7 @@ class Points:
 
 
 class KillingDisk(Disk):
-    """A disk before and after each of whose changes the process can end."""
+    """A disk on which the process can die before and after each change."""
 
     def __init__(self, points: Points, edit_before: str = "") -> None:
         self._points = points
@@ -109,7 +109,7 @@ class KillingDisk(Disk):
         return between
 
     def _before(self, name: str, args: tuple[Any, ...]) -> None:
-        """Somebody edits a file in the very last moment."""
+        """Edit a file at the last moment, as another program might."""
         if self._edit_before and name in ("exchange", "place") and args[3] == Path(self._edit_before).name:
             path, self._edit_before = self._edit_before, ""
             Path(path).write_text("edited by somebody\n")
@@ -122,14 +122,14 @@ class KillingDisk(Disk):
 
 
 class CutDisk(KillingDisk):
-    """A disk that, when the power goes, has lost what was not synced, or the newest part of that."""
+    """A disk that loses, at a power cut, everything not synced, or only the newest part of it."""
 
     def __init__(self, points: Points, edit_before: str = "") -> None:
         super().__init__(points, edit_before)
         self._bytes: dict[int, None] = {}
         """Files whose content was never synced."""
         self._names: list[tuple[str, Any, set[int]]] = []
-        """Changes of names, oldest first: what, how to take it back, and the folders not synced since."""
+        """Name changes, oldest first: the change, how to undo it, and the folders not synced since."""
 
     def _after(self, name: str, args: tuple[Any, ...]) -> None:
         if name in ("write", "copy", "symlink", "folder", "link"):
@@ -151,7 +151,7 @@ class CutDisk(KillingDisk):
 
     def _lose(self) -> None:
         unsynced = [each for each in self._names if each[2]]
-        # A disk may have got round to some of it, in the order it came in; sometimes to nothing.
+        # A disk may have written some changes already, in order; sometimes none.
         kept = max(0, random.Random(self._points.passed).randint(-len(unsynced), len(unsynced)))
         for what, how, _ in reversed(unsynced[kept:]):
             if what == "made":
@@ -169,19 +169,19 @@ class CutDisk(KillingDisk):
         try:
             path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
         except OSError:
-            return  # it was given another name by a change that did reach the disk
+            return  # a change that did reach the disk renamed it
 
 
 def killing_journal(
     path: Path, points: Points, lose: Any = None, durability: Any = "process"
 ) -> SqliteJournal:
-    """A journal before and after each of whose transactions the process can end."""
+    """A journal in which the process can die before and after each transaction."""
     last_words = () if lose is None else (lose,)
     return SqliteJournal(path, durability=durability, moments=lambda *_: points.reach(*last_words))
 
 
 async def commit_once(base: Path, seed: int, points: Points, edited: str, durability: Any) -> str:
-    """One call through the gate, on the folder and the journal under `base`."""
+    """Make one call through the gate, on the folder and the journal under `base`."""
     disk = (CutDisk if durability == "power" else KillingDisk)(
         points, str(base / "root" / edited) if edited else ""
     )
@@ -197,7 +197,7 @@ async def commit_once(base: Path, seed: int, points: Points, edited: str, durabi
 
     def new_id() -> str:
         number = next(numbers)
-        return RUN if number == 1 else f"id{number}"  # the first names the session
+        return RUN if number == 1 else f"id{number}"  # the first line names the session
 
     gate = open_gate([work], filesystem=files, journal=journal, new_id=new_id)
     result = await gate.invoke("work")
@@ -208,7 +208,7 @@ async def commit_once(base: Path, seed: int, points: Points, edited: str, durabi
 
 
 async def recover_once(base: Path, points: Points) -> str:
-    """A recovery, which can be killed too."""
+    """Recover. The recovery can be killed too."""
     files = DirectoryFilesystem(base / "root", disk=KillingDisk(points))
     journal = killing_journal(base / "journal.db", points)
     await files.recover(journal)

@@ -1,12 +1,13 @@
-"""Python examples in Markdown, found and run as a reader would run them.
+"""Finds the Python examples in Markdown and runs them as a reader would.
 
-In the README each block is run in a namespace and a folder of its own; a page of `docs/` is one story, whose
-blocks share both. Lines directly before a fence steer it:
+In the README each block runs in its own namespace and folder; a page of `docs/` is one story, whose blocks
+share both. A line directly before a fence changes this:
 
-`<!-- continues -->` before a python fence of the README: goes on where the previous python block ended;
-`<!-- anew -->` before a python fence of a page: begins anew, without what was before;
-`<!-- runs on NAME -->` before a python fence: it is another library's, and run where that is installed;
-`<!-- prints -->` before a text fence: exactly this is printed by the python block before it.
+`<!-- continues -->` before a python fence of the README: continue the previous python block;
+`<!-- anew -->` before a python fence of a page: start again with an empty namespace and folder;
+`<!-- runs on NAME -->` before a python fence: the code needs another library, and runs where that is
+installed;
+`<!-- prints -->` before a text fence: the python block before it prints exactly this.
 """
 
 import contextlib
@@ -30,22 +31,22 @@ ELSEWHERE = re.compile(r"<!-- runs on (?P<library>\w+) -->")
 
 @dataclass
 class Block:
-    """A python block; `line` is where its first line of code stands in the document."""
+    """A python block; `line` is the line of its first line of code in the document."""
 
     line: int
     code: str
     continues: bool
     prints: str | None = None
     library: str | None = None
-    """Where it runs, if not here."""
+    """The library it needs, if it does not run here."""
 
 
 class BadDocument(ValueError):
-    """The document's fences or marks do not fit together."""
+    """The document's fences and marks do not fit together."""
 
 
 def is_story(document: Path) -> bool:
-    """Do the blocks of this document share one namespace?"""
+    """Return whether the blocks of this document share one namespace."""
     return document.is_relative_to(DOCS)
 
 
@@ -63,11 +64,11 @@ def extract(document: Path, story: bool | None = None) -> list[Block]:
         here = f"{document}:{position + 1}"
         position += 1
         if (mark in (CONTINUES, ANEW) or elsewhere) and language != "python":
-            raise BadDocument(f"{here}: a python fence has to follow {mark} directly")
+            raise BadDocument(f"{here}: a python fence must follow {mark} directly")
         if mark == (CONTINUES if story else ANEW):
-            raise BadDocument(f"{here}: {mark} says what holds here anyway; take it out")
+            raise BadDocument(f"{here}: {mark} has no effect here; remove it")
         if mark == PRINTS and language != "text":
-            raise BadDocument(f"{here}: a text fence has to follow {PRINTS} directly")
+            raise BadDocument(f"{here}: a text fence must follow {PRINTS} directly")
         if not opening:
             continue
         line = position + 1
@@ -90,7 +91,7 @@ def extract(document: Path, story: bool | None = None) -> list[Block]:
 
 
 def chains(document: Path, library: str | None = None) -> list[list[Block]]:
-    """Return the blocks that run here, or on another library, grouped: each group is run in one namespace."""
+    """Group the blocks that run here, or on another library. Each group runs in one namespace."""
     groups: list[list[Block]] = []
     for block in extract(document):
         if block.library != library:
@@ -103,14 +104,14 @@ def chains(document: Path, library: str | None = None) -> list[list[Block]]:
 
 
 def run(document: Path, blocks: list[Block], folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Run the blocks one after another as a reader would: as `__main__`, in `folder`."""
+    """Run the blocks in order as a reader would: as `__main__`, in `folder`."""
     patch.chdir(folder)
     module = ModuleType("__main__")
     patch.setitem(sys.modules, "__main__", module)
     for block in blocks:
         printed = io.StringIO()
         try:
-            # The empty lines in front make the lines of the traceback those of the document.
+            # Leading empty lines give the traceback the document's line numbers.
             code = compile("\n" * (block.line - 1) + block.code, str(document), "exec", dont_inherit=True)
             with contextlib.redirect_stdout(printed):
                 exec(code, module.__dict__)
@@ -122,7 +123,7 @@ def run(document: Path, blocks: list[Block], folder: Path, patch: pytest.MonkeyP
 
 
 def compare(document: Path, block: Block, printed: str) -> None:
-    """Fail if the document says that a block prints something else."""
+    """Fail if a block does not print what the document says."""
     if block.prints is not None and printed != block.prints:
         pytest.fail(
             f"{document}:{block.line}: the example printed\n\n{printed}\n"
@@ -132,7 +133,7 @@ def compare(document: Path, block: Block, printed: str) -> None:
 
 
 def failing_line(error: BaseException, document: Path) -> int | None:
-    """Return the innermost line of the document that the error went through."""
+    """Return the innermost line of the document in the error's traceback."""
     if isinstance(error, SyntaxError) and error.filename == str(document):
         return error.lineno
     frames = traceback.extract_tb(error.__traceback__)
@@ -140,5 +141,5 @@ def failing_line(error: BaseException, document: Path) -> int | None:
 
 
 def documents() -> list[Path]:
-    """The README and every page."""
+    """Return the README and every page."""
     return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]

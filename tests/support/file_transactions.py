@@ -1,4 +1,4 @@
-"""Random transactions on files, and a plain dictionary they are compared with."""
+"""Random transactions on files, and the plain dictionary they are compared with."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ GLOBS: Mapping[str, Callable[[str, str | None], bool]] = {
 
 
 def parents(path: str) -> list[str]:
-    """The folders a path lies in, outermost first."""
+    """Return the folders that contain a path, outermost first."""
     names = path.split("/")
     return ["/".join(names[:n]) for n in range(1, len(names))]
 
 
 def below(files: Plain, path: str) -> list[str]:
-    """What lies in a folder at any depth."""
+    """Return everything in a folder, at any depth."""
     return [other for other in files if other.startswith(f"{path}/")]
 
 
 def make_way(files: Plain, folders: list[str]) -> None:
-    """Make folders, or refuse."""
+    """Create the parent folders, or refuse."""
     if any(files.get(folder) is not None for folder in folders):
         raise FileInTheWay("", "")
     files.update({folder: None for folder in folders if folder not in files})
 
 
 def plainly(files: Plain, verb: str, *args: str) -> object:
-    """What a verb does to, and says of, files that are a plain dict."""
+    """Apply a verb to files that are a plain dict, and return its result."""
     path = args[0]
     if verb == "glob":
         return tuple(sorted(f"{p}/" if t is None else p for p, t in files.items() if GLOBS[path](p, t)))
@@ -96,7 +96,7 @@ def plainly(files: Plain, verb: str, *args: str) -> object:
 
 
 def really(files: Files, verb: str, *args: str) -> object:
-    """The same with the real thing."""
+    """Apply the same verb to a real filesystem."""
     if verb == "list":
         return tuple((info.path, info.is_directory, info.size) for info in files.list(*args))
     if verb == "prune":
@@ -105,7 +105,7 @@ def really(files: Files, verb: str, *args: str) -> object:
 
 
 class Call:
-    """A fork under test, and everything that was done and seen in it."""
+    """A fork under test, with everything done and seen in it."""
 
     def __init__(self, fork: Any, parent: Call | None, born: int) -> None:
         self.fork = fork
@@ -149,11 +149,13 @@ thens = st.sampled_from(["go on", "go on", "commit", "commit", "drop"])
 
 
 class Transactions(RuleBasedStateMachine):
-    """Calls side by side and inside each other; whatever commits could have run one after another.
+    """Concurrent and nested calls. Every set of committed calls could have run one after another.
 
-    The model is a plain dict. A call's deeds are replayed on it when the call commits into the root,
-    and must then give what they gave in its fork: so a stale read that was not reported, a conflict
-    that was missed, and a write that leaked, each show. An alarm must have a cause.
+    The model is a plain dict. When a call commits into the root, its actions are replayed on the model and
+    must
+    give the same results as in its fork. This reveals stale reads that were not reported, missed conflicts,
+    and
+    writes that leaked. A reported conflict must have a cause.
     """
 
     def __init__(self) -> None:
@@ -168,7 +170,7 @@ class Transactions(RuleBasedStateMachine):
         return MemoryFilesystem(files)
 
     def pick(self, at: int, nested: bool = False) -> Call:
-        """A call that goes on, or a new one, which may be inside another."""
+        """Pick a call in progress or start a new one, which may be nested in another."""
         if at < len(self.calls):
             return self.calls[at]
         parent = self.calls[-1] if nested and self.calls else None
@@ -178,7 +180,7 @@ class Transactions(RuleBasedStateMachine):
         return self.calls[-1]
 
     def filled(self, deed: tuple[str, ...]) -> tuple[str, ...]:
-        """Every text that is written is another one, so that no change goes back unseen."""
+        """Give every written text new content, so that no change is invisible."""
         if deed[0] in ("write", "append"):
             return (*deed, f"<{next(self.numbers)}")
         return deed
@@ -191,12 +193,12 @@ class Transactions(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 4), nested=st.booleans(), some=several, then=thens)
     def act(self, at: int, nested: bool, some: list[tuple[str, ...]], then: str) -> None:
-        """In a call, which may then end; or, one time in five, in the root itself."""
+        """Act in a call, which may then end, or, one time in five, in the root itself."""
         call = self.pick(at, nested) if at < 4 else None
         for deed in map(self.filled, some):
             try:
                 result = outcome(lambda deed=deed: really(call.fork if call else self.root, *deed))
-            except Conflict as conflict:  # what was seen is no longer to be had
+            except Conflict as conflict:  # the values read earlier are no longer available
                 assert call, "the root has nothing to conflict with"
                 self.check_cause(call.outermost(), list(conflict.places))
                 call.fork.drop()
@@ -239,7 +241,7 @@ class Transactions(RuleBasedStateMachine):
         self.end(call)
 
     def check_cause(self, call: Call, alarms: list[str]) -> None:
-        """Somebody else changed the path, something in it, or something around it, since the call began."""
+        """Check that another call changed the path, something in it, or a parent since this call began."""
         for alarm in alarms:
             place = f"{alarm.rstrip('/')}/"
             others = [f"{path}/" for when, path, by in self.touched if when > call.born and by is not call]

@@ -1,4 +1,4 @@
-"""Filesystems of either kind, for what both must do: in memory, and on a real folder."""
+"""Filesystems of both kinds, in memory and on a real folder, for the tests that both must pass."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Files = Root | AFork
 
 
 class NewFiles(Protocol):
-    """Makes a filesystem with these files in it."""
+    """Makes a filesystem with the given files."""
 
     def __call__(self, files: Mapping[str, str | bytes] = {}, /, **options: Any) -> Any: ...
 
 
 def fill(folder: Path, files: Mapping[str, str | bytes]) -> None:
-    """Write files into a real folder, past everything of ours."""
+    """Write files into a real folder without using Handrail."""
     for path, content in files.items():
         at = folder / path
         at.parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def fill(folder: Path, files: Mapping[str, str | bytes]) -> None:
 
 
 class Folders:
-    """Makes real folders with filesystems on them, and closes those."""
+    """Makes real folders with filesystems on them, and closes the filesystems."""
 
     def __init__(self, base: Path) -> None:
         self._base = base
@@ -54,7 +54,7 @@ class Folders:
 
 @pytest.fixture
 def folders(tmp_path: Path) -> Iterator[Folders]:
-    """Makes real folders with filesystems on them."""
+    """Fixture: makes real folders with filesystems on them."""
     made = Folders(tmp_path)
     yield made
     made.close()
@@ -62,7 +62,7 @@ def folders(tmp_path: Path) -> Iterator[Folders]:
 
 @pytest.fixture(params=["memory", "directory"])
 def new_files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewFiles]:
-    """Makes filesystems of either kind."""
+    """Fixture: makes filesystems of both kinds."""
     if request.param == "memory":
         yield lambda files={}, /, **options: MemoryFilesystem(files, **options)
     else:
@@ -72,19 +72,19 @@ def new_files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewFil
 
 
 def tree(files: Files) -> dict[str, str | None]:
-    """Every path: a file with its text, a folder with None."""
+    """Return every path: a file with its text, a folder with None."""
     folders = {path[:-1]: None for path in files.glob("**/")}
     return {**folders, **{path: files.read(path) for path in files.glob("**")}}
 
 
 def commit(fork: AFork) -> None:
-    """What the gate does at a call's end, without looking at what was read."""
+    """Commit as the gate does at the end of a call, without checking the reads."""
     fork.prepare()
     fork.apply()
 
 
 def outcome(do: Callable[[], object]) -> object:
-    """What came back, or the type of what was raised."""
+    """Return the result, or the type of the exception raised."""
     try:
         return do()
     except FileError as error:
@@ -95,7 +95,7 @@ Marks = dict[str, tuple[int, int]]
 
 
 def marks(folder: Path) -> Marks:
-    """Every path under a folder with its inode and, of a file, when it was last written."""
+    """Return every path under a folder with its inode and, for a file, its modification time."""
     found: Marks = {}
     for path in folder.rglob("*"):
         status = path.lstat()
@@ -104,5 +104,5 @@ def marks(folder: Path) -> Marks:
 
 
 def aside(files: DirectoryFilesystem) -> list[str]:
-    """What lies in the staging folder of what is at work."""
+    """Return the contents of the staging folders in use."""
     return [str(path) for path in files.staging.glob("at-work/*/*")]

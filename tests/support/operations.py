@@ -1,4 +1,4 @@
-"""Operations to test with, and scripts to run them in."""
+"""Operations for tests, and scripts that run them."""
 
 import asyncio
 import gc
@@ -18,7 +18,7 @@ from handrail.threads import run_in_thread
 
 
 def value_of(value: object, home: Home | None = None) -> Operation[Any]:
-    """An operation that goes through the loop once and gives `value`."""
+    """An operation that takes one turn of the loop and returns `value`."""
 
     async def work() -> object:
         await asyncio.sleep(0)
@@ -28,7 +28,7 @@ def value_of(value: object, home: Home | None = None) -> Operation[Any]:
 
 
 def failing(error: BaseException, home: Home | None = None) -> Operation[Any]:
-    """An operation that goes through the loop once and raises."""
+    """An operation that takes one turn of the loop and raises."""
 
     async def work() -> None:
         await asyncio.sleep(0)
@@ -38,7 +38,7 @@ def failing(error: BaseException, home: Home | None = None) -> Operation[Any]:
 
 
 class Stuck:
-    """An operation that ends only when it is ended, and says what became of it."""
+    """An operation that never finishes by itself, and records how it ended."""
 
     def __init__(self, home: Home | None = None, cleanup: int = 0) -> None:
         self.began = threading.Event()
@@ -60,18 +60,18 @@ class Stuck:
             self.log.append("cleaned up")
 
     async def has_begun(self) -> None:
-        """Let the loop run until the work is under way."""
+        """Let the loop run until the work has begun."""
         while not self.began.is_set():
             await asyncio.sleep(0)
 
 
 def run(main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """Run an async function to its end on a loop of its own."""
+    """Run an async function to its end on its own loop."""
     return asyncio.run(main())
 
 
 async def use(operation: Operation[Any], way: str) -> Any:
-    """Use an operation in one of the ways there are: await, wait, task, gather."""
+    """Use an operation in one of four ways: await, wait, task, gather."""
     if way == "wait":
         return await run_in_thread(operation.wait)
     if way == "task":
@@ -83,7 +83,7 @@ async def use(operation: Operation[Any], way: str) -> Any:
 
 @pytest.fixture
 def nothing_is_logged(caplog: pytest.LogCaptureFixture):
-    """asyncio reports lost exceptions and destroyed tasks by its logger: there must be none."""
+    """Check that asyncio logs no lost exceptions and no destroyed tasks."""
     with caplog.at_level(logging.WARNING, logger="asyncio"):
         yield
         gc.collect()
@@ -100,12 +100,12 @@ logging.getLogger("asyncio").addFilter(lambda record: "took" not in record.getMe
 
 
 def script(tmp_path: Any, text: str, *flags: str) -> list[str]:
-    """A script on disk and the command that runs it as a user would."""
+    """A script on disk, and the command that runs it as a user would."""
     file = tmp_path / "script.py"
     file.write_text(_HEAD + textwrap.dedent(text))
     return [sys.executable, *flags, str(file)]
 
 
 def finished(command: list[str], seconds: float = 120) -> subprocess.CompletedProcess[str]:
-    """Run a script to its end, which must come in time."""
+    """Run a script to its end, with a timeout."""
     return subprocess.run(command, capture_output=True, text=True, timeout=seconds)

@@ -1,6 +1,6 @@
-"""A program that waits for somebody's answer to a handoff, and one that goes on with it days later.
+"""A program that waits for an answer to a handoff, and one that continues the run days later.
 
-python parked_app.py FOLDER wait      until it is killed; what the client is shown goes to FOLDER/wire
+python parked_app.py FOLDER wait      runs until killed; the client's view is written to FOLDER/wire
 python parked_app.py FOLDER answer    three days later, in another process
 """
 
@@ -46,14 +46,14 @@ class Deal:
 
 @dataclass
 class Deck:
-    """What stays here."""
+    """The private part."""
 
     secret: str
 
 
 @dataclass
 class Offer:
-    """What the other side sees."""
+    """The public part."""
 
     backs: list[str]
 
@@ -80,7 +80,7 @@ def handoff(folder: Path) -> Handoff[Any, Any]:
 
 
 class Client(Environment):
-    """Somebody who is connected, is shown a question, and thinks."""
+    """A connected client that is shown a question and takes its time."""
 
     run_mode: RunMode = "user"
 
@@ -120,7 +120,7 @@ async def main(folder: Path, mode: str) -> None:
         question_id=question.id, digest=question.digest, by=question.principal, value={"number": 2}
     )
     journal.questions.answer(given)
-    journal.questions.answer(given)  # a repeat is harmless
+    journal.questions.answer(given)  # answering twice is harmless
     try:
         journal.questions.answer(
             Answer(

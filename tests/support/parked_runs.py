@@ -1,4 +1,4 @@
-"""An environment whose runs come to rest, and answers to what they asked."""
+"""An environment whose runs come to rest, and answers to their questions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from handrail.replay.parked_run import Parking
 
 
 class Resting(LaterEnvironment):
-    """Hears of runs that begin and rest, and parks none."""
+    """Records which runs begin and rest, and parks none."""
 
     keeps_secrets = True
 
     def __init__(self) -> None:
         self.parking: Parking | None = None
         self.rested: list[bool] = []
-        """For each time a run came to rest: might it be parked?"""
+        """For each time a run came to rest: whether it could be parked."""
         self._next = asyncio.Event()
 
     def begins(self, parking: Parking) -> None:

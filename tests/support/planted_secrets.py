@@ -36,7 +36,7 @@ from support.parked_runs import Resting
 
 
 def everything(value: Any, seen: set[int] | None = None) -> str:
-    """All text that can be found in a value, following whatever it holds."""
+    """Return all text in a value, following everything it refers to."""
     seen = set() if seen is None else seen
     if id(value) in seen or isinstance(value, type | int | float | bool | None):
         return ""
@@ -63,7 +63,7 @@ def everything(value: Any, seen: set[int] | None = None) -> str:
 
 
 class Recording(MemoryJournal):
-    """A journal whose rows can be looked at."""
+    """A journal whose rows can be inspected."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Recording(MemoryJournal):
 MARK = "K3YQZ"
 
 
-"""Stands in every secret of these tests, in letters that no encoding changes."""
+"""Part of every secret in these tests, in letters that no encoding changes."""
 
 
 ODD = st.text(st.sampled_from('aé"\\\n*{}:, 0'), max_size=4)
@@ -90,7 +90,7 @@ SECRETS = st.builds(lambda before, after: f"{before}{MARK}-hunter2{after}", ODD,
 
 
 class Drawn(NamedTuple):
-    """A type, values of it as plain JSON, and whether there is a secret in one."""
+    """A type, values of it as plain JSON, and whether a value contains a secret."""
 
     kind: Any
     values: st.SearchStrategy[Any]
@@ -117,7 +117,7 @@ LEAVES = [
 SAID_SO = Drawn(Annotated[str, Field(json_schema_extra={"writeOnly": True})], SECRETS)
 
 
-"""No secret to Python, which shows it like any text; but the schema says that nobody is to read it."""
+"""To Python this is ordinary text, but the schema marks it as secret."""
 
 
 def _around(inner: st.SearchStrategy[Drawn]) -> st.SearchStrategy[Drawn]:
@@ -134,7 +134,7 @@ WIDER = st.recursive(st.sampled_from([*LEAVES, SAID_SO]), _around, max_leaves=4)
 
 
 class Login(NamedTuple):
-    """A drawn tool, what a model sends it, and what its handler was given."""
+    """A drawn tool, the arguments a model sends it, and what its handler received."""
 
     tool: Tool[Any, Any]
     arguments: dict[str, Any]
@@ -146,7 +146,7 @@ class Login(NamedTuple):
 
 
 def revealed(value: Any) -> Any:
-    """What a handler was given, as the plain JSON it came from."""
+    """Return what a handler received, as the plain JSON it came from."""
     if hasattr(value, "get_secret_value"):
         value = value.get_secret_value()
     if isinstance(value, bytes):
@@ -183,12 +183,12 @@ def logged():
 
 
 def recorded_in(folder: Path) -> bytes:
-    """All bytes of a journal, those that are not in the database yet too."""
+    """Return all bytes of a journal, including those not in the main database file yet."""
     return b"".join(path.read_bytes() for path in sorted(folder.glob("runs.db*")))
 
 
 def written(path: Path) -> bytes:
-    """An exported run, with what is in base64 in it decoded."""
+    """Return an exported run with its base64 parts decoded."""
     text = path.read_bytes()
     lines = [json.loads(line) for line in text.splitlines()]
     bodies = [base64.b64decode(line["entry"]["body"]) for line in lines if "entry" in line]
@@ -209,7 +209,7 @@ def login_with(effect: Any, cut: Callable[[], Any] | None = None, **options: Any
 
 
 class Cut:
-    """A run that is cut in the middle, as when its process ends, and gone on with from the record."""
+    """A run that stops in the middle, as when its process dies, and is resumed from the record."""
 
     def __init__(self, tools: list[Any], *script: Any, **options: Any) -> None:
         self.there = Resting()
@@ -230,7 +230,7 @@ class Cut:
             await run
 
     async def told(self) -> str:
-        """What the model is told of the call, once the run goes on."""
+        """Return what the model is told about the call when the run continues."""
         await self.adapter.resume("run", self.prompt)
         last = self.model.requests[-1].messages[-1]
         assert isinstance(last, ToolMessage)

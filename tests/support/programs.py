@@ -1,4 +1,4 @@
-"""The program `handrail` in a process of its own, and a folder of workers for it to run."""
+"""The program `handrail` in its own process, and a folder of workers for it to run."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def workers_folder(folder: Path) -> Path:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """An ordinary environment, without what would colour or quieten it."""
+    """Return an ordinary environment, without variables that change colours or verbosity."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -163,11 +163,11 @@ def environment(**more: str) -> dict[str, str]:
 def handrail(
     *arguments: str, cwd: Path, stdin: str | bytes = "", env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run it with nobody there, to its end."""
+    """Run the program to its end with no input."""
     given = stdin.encode() if isinstance(stdin, str) else stdin
     chosen = dict(env or environment())
     if chosen.get("PYTHONUTF8") == "1":
         done = warm_python.run(["-m", "handrail", *arguments], cwd=cwd, env=chosen, stdin=given)
-    else:  # another encoding is chosen when Python starts
+    else:  # Python chooses its encoding when it starts
         done = subprocess.run([*HANDRAIL, *arguments], cwd=cwd, env=chosen, input=given, capture_output=True)
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())

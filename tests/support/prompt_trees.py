@@ -1,4 +1,4 @@
-"""Prompts drawn at random from plain data, and what must be seen of them, worked out by another way."""
+"""Random prompts made from plain data, and an independent computation of what must be visible in them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from handrail import MarkdownSection, Prompt, Tool, ToolContext, ToolResult
 
 @dataclass(frozen=True)
 class Drawn:
-    """One section as data: the rest of it follows from where it stands."""
+    """One section as data. Everything else follows from its position."""
 
     enabled: bool
     summary: bool
@@ -46,7 +46,7 @@ def named(name: str) -> Tool[None, None]:
 
 
 def made(tree: list[Drawn]) -> Prompt[None]:
-    """The prompt that a drawn tree stands for."""
+    """Build the prompt that a drawn tree describes."""
     return Prompt("drawn", [section(one, f"s{index}", "") for index, one in enumerate(tree)])
 
 
@@ -70,7 +70,7 @@ def tool_names(drawn: Drawn, path: str) -> list[str]:
 
 
 def walk(tree: list[Drawn] | tuple[Drawn, ...], above: str = "") -> Iterator[tuple[str, Drawn]]:
-    """Every section with its path."""
+    """Yield every section with its path."""
     for index, drawn in enumerate(tree):
         path = f"{above}s{index}"
         yield path, drawn
@@ -78,7 +78,7 @@ def walk(tree: list[Drawn] | tuple[Drawn, ...], above: str = "") -> Iterator[tup
 
 
 def in_full(tree: list[Drawn], opened: frozenset[str] = frozenset()) -> list[tuple[str, Drawn]]:
-    """The sections that must be shown in full when these summaries are open."""
+    """Return the sections that must be shown in full when these summaries are open."""
     by_path = dict(walk(tree))
     return [
         (path, drawn)
@@ -88,7 +88,7 @@ def in_full(tree: list[Drawn], opened: frozenset[str] = frozenset()) -> list[tup
 
 
 def enabled(tree: list[Drawn]) -> dict[str, Drawn]:
-    """The sections that are enabled, themselves and all around them."""
+    """Return the sections that are enabled and whose parents are all enabled."""
     by_path = dict(walk(tree))
     return {
         path: drawn for path, drawn in by_path.items() if all(by_path[one].enabled for one in around(path))
@@ -96,6 +96,6 @@ def enabled(tree: list[Drawn]) -> dict[str, Drawn]:
 
 
 def around(path: str) -> list[str]:
-    """The sections that a section stands in, and itself."""
+    """Return a section and its parents."""
     keys = path.split(".")
     return [".".join(keys[: count + 1]) for count in range(len(keys))]

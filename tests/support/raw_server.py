@@ -1,4 +1,4 @@
-"""A model server that says exactly the bytes it is given: for what no well-behaved server would send."""
+"""A model server that sends exactly the given bytes, for responses no well-behaved server would send."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Raw:
-    """What came in over loopback, and where it came in."""
+    """The server's address, and the requests it received."""
 
     def __init__(self, answers: tuple[bytes, ...]) -> None:
         self._answers = list(answers)
@@ -31,7 +31,7 @@ class Raw:
                 for piece in answer.split(b"<pause>"):
                     writer.write(piece)
                     await writer.drain()
-                    for _ in range(10):  # turns of the loop, in which the client takes in what was sent
+                    for _ in range(10):  # turns of the loop, so that the client can process what was sent
                         await asyncio.sleep(0)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
@@ -45,7 +45,7 @@ class Raw:
 
 @asynccontextmanager
 async def raw_server(*answers: bytes) -> AsyncGenerator[Raw]:
-    """Answer each request with the next of these; the last one again and again."""
+    """Answer each request with the next of these, and repeat the last one."""
     raw = Raw(answers)
     server = await asyncio.start_server(raw.serve, "127.0.0.1", 0)
     raw.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -65,7 +65,7 @@ def whole(answer: Any, status: int = 200) -> bytes:
 
 
 def streamed(*events: Any, end: bytes = b"data: [DONE]\n\n") -> bytes:
-    """A stream of events, each in a chunk of its own, and a last chunk that comes a little later."""
+    """A stream of events, each in its own chunk, and a final chunk a little later."""
     chunks = [
         b"data: " + (each if isinstance(each, bytes) else json.dumps(each).encode()) + b"\n\n"
         for each in events

@@ -1,4 +1,4 @@
-"""Runs that were recorded, for the tests of what is done with them afterwards."""
+"""Recorded runs, for the tests of commands on finished runs."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Noted:
 
 @dataclass(frozen=True)
 class Counted:
-    """Another."""
+    """Another piece of state."""
 
     number: int
 
 
 class Pick(BaseModel):
-    """What somebody is asked for."""
+    """The answer that is requested."""
 
     n: int
 
@@ -80,7 +80,7 @@ async def choose(context: ToolContext) -> str:
 
 @tool
 async def send(text: str) -> str:
-    """Send something away, for good."""
+    """Send something away, irreversibly."""
     return f"sent {text}"
 
 
@@ -93,7 +93,7 @@ def call(name: str, **arguments: Any) -> ToolCall:
 
 
 class Recorder:
-    """A journal's file, a folder, and runs in both."""
+    """A journal file, a folder, and runs that use both."""
 
     def __init__(self, base: Path, **options: Any) -> None:
         self.base = base
@@ -114,7 +114,7 @@ class Recorder:
         return await self.adapter(*script).evaluate(prompt, "go", run_id=run_id, **options)
 
     async def ids(self, run_id: str) -> list[str]:
-        """The ids of a run's calls, in order."""
+        """Return the ids of a run's calls, in order."""
         return [unit.call_id for unit in await self.journal.calls.load(run_id)]
 
     def answer(self, question: Question, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""A gate with everything in memory, and tools that do one thing each, for the tests of the gate."""
+"""A gate with everything in memory, and tools with one purpose each, for the gate's tests."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Rig:
         return [event for event in self.events if isinstance(event, kind)]
 
     def status(self, name: str) -> str:
-        """How the one call of this tool ended."""
+        """Return the status of this tool's only call."""
         (ended,) = [event for event in self.of(ToolInvoked) if event.tool == name]
         return ended.status
 
@@ -57,13 +57,13 @@ class Rig:
         return list(self.files.glob("**"))
 
     def assert_untouched(self) -> None:
-        """Nothing but events is left of what was called."""
+        """Assert that the call left nothing but events."""
         assert self.notes == []
         assert self.paths == []
         assert not [event for event in self.events if not isinstance(event, Fact)]
 
     def assert_paired(self) -> None:
-        """Every call has exactly one start and, later, exactly one end."""
+        """Assert that every call has exactly one start and, later, exactly one end."""
         started = [event.call_id for event in self.of(ToolStarted)]
         ended = [event.call_id for event in self.of(ToolInvoked)]
         assert len(set(started)) == len(started)
@@ -84,7 +84,7 @@ def leave_traces(context: ToolContext, text: str) -> None:
 
 
 def staged(body: Callable[[str, ToolContext], Coroutine[Any, Any, Any]], **options: Any) -> Tool[Any, Any]:
-    """A tool that leaves traces under the name it is given, then does `body`."""
+    """A tool that leaves traces under the given name, then runs `body`."""
     name = options.pop("name", "work")
     effect = options.pop("effect", "staged")
 

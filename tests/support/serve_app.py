@@ -1,6 +1,6 @@
-"""A server's runtime in a process of its own, until it is killed.
+"""A server's runtime in its own process, until it is killed.
 
-python serve_app.py FOLDER PLAN     prints `asked` or `working` once it is there
+python serve_app.py FOLDER PLAN     prints `asked` or `working` when it gets there
 """
 
 import asyncio

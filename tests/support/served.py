@@ -1,7 +1,7 @@
 """A server with real tools and a scripted model, for the tests of the wire and of the page.
 
-What the model does is laid down by what is said to it (`PLAYS`): a run is a function of its messages, so a
-server that is started again on the same journal goes on where the last one stopped.
+The user's message decides what the model does (`PLAYS`). A run is a function of its messages, so a server
+restarted on the same journal continues where the last one stopped.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from handrail.models.scripted import Reply, Scripted
 from handrail.serve.app import asgi
 from handrail.serve.source import PromptSource, Source
 
-# --- what tests hold back and let go ------------------------------------------------------------------
+# --- what tests hold back and release -----------------------------------------------------------------
 
 
 class Gates:
-    """Places where a tool or the model waits until the test lets it go on, from whichever thread."""
+    """Points where a tool or the model waits until the test releases it, from any thread."""
 
     def __init__(self) -> None:
         self._open: dict[str, threading.Event] = {}
@@ -60,7 +60,7 @@ class Gates:
         return self._open.setdefault(name, threading.Event())
 
     async def passed(self, name: str) -> None:
-        # Looked at, not waited for: a thread that waits would outlive a run that is cancelled.
+        # Polled, not waited for: a waiting thread would outlive a cancelled run.
         while not self[name].is_set():
             await asyncio.sleep(0.01)
 
@@ -90,7 +90,7 @@ class Table(BaseModel):
     @field_validator("day")
     @classmethod
     def _open_then(cls, day: date) -> date:
-        # What only the server knows: no schema says it.
+        # A rule that only the server knows; no schema expresses it.
         if day.weekday() == 0:
             raise ValueError("we are closed on Mondays")
         return day
@@ -98,7 +98,7 @@ class Table(BaseModel):
 
 @tool(effect="staged")
 async def book_table(name: str, context: ToolContext) -> str:
-    """Book a table; whoever is there is asked for the rest."""
+    """Book a table, and ask the person for the rest."""
     assert context.wait_for
     table = await context.wait_for("table", {"for": name}, Table)
     context.session.dispatch(Booking(table.seats, str(table.day)))
@@ -107,14 +107,14 @@ async def book_table(name: str, context: ToolContext) -> str:
 
 @tool(effect="read")
 async def choose(question: str, context: ToolContext) -> str:
-    """Let whoever is there choose a colour."""
+    """Let the person choose a colour."""
     assert context.wait_for
     return await context.wait_for("colour", {"question": question}, str)
 
 
 @tool(effect="read")
 async def count_sheep(total: int, gate: str = "", *, context: ToolContext) -> str:
-    """Count sheep, and say how far it has come."""
+    """Count sheep, and report progress."""
     for number in range(1, total + 1):
         context.report_progress(f"sheep {number}", done=number, total=total)
         if gate and number == (total + 1) // 2:
@@ -181,7 +181,7 @@ USAGE = Usage(input=1200, output=80, requests=1)
 
 
 def said(text: str, *calls: ToolCall, pieces: Sequence[str] = ()) -> Reply:
-    """An answer that has cost something."""
+    """An answer that has a cost."""
     return Reply(text, calls=calls, pieces=pieces, usage=USAGE)
 
 
@@ -234,7 +234,7 @@ PLAYS: Mapping[str, Sequence[Scripted]] = {
 
 
 class PlayedModel:
-    """A model that plays the part that belongs to what was last said to it; each word may take its time."""
+    """A model that plays the part selected by the newest message. Each word may take time."""
 
     def __init__(self, plays: Mapping[str, Sequence[Scripted]] = PLAYS, *, pace: float = 0.0) -> None:
         self.name = "scripted:played"
@@ -253,7 +253,7 @@ class PlayedModel:
                 )
                 break
         else:
-            raise AssertionError("nothing was said")
+            raise AssertionError("the conversation has no message")
         async for part in ScriptedModel(play[answered : answered + 1]).stream(request):
             yield part
             if self._pace and isinstance(part, TextPart):
@@ -264,7 +264,7 @@ class PlayedModel:
 
 
 def source_in(folder: Path, plays: Mapping[str, Sequence[Scripted]] = PLAYS, *, pace: float = 0.0) -> Source:
-    """The app over a folder of its own, with a file in it to change."""
+    """The app on its own folder, which has a file to change."""
     work = folder / "work"
     if not work.exists():
         work.mkdir()
@@ -274,7 +274,7 @@ def source_in(folder: Path, plays: Mapping[str, Sequence[Scripted]] = PLAYS, *, 
 
 
 class Served:
-    """A server on loopback, in a thread of its own."""
+    """A server on loopback, in its own thread."""
 
     def __init__(self, app: Any, port: int = 0) -> None:
         listening = socket.socket()
@@ -308,7 +308,7 @@ class Served:
 def serving(
     folder: Path, *, source: Source | None = None, port: int = 0, **options: Any
 ) -> Generator[Served]:
-    """The app served from a folder, with its journal in it, until the block ends."""
+    """Serve the app from a folder, with its journal inside, until the block ends."""
     journal = SqliteJournal(folder / "runs.db")
     server = Served(asgi(source or source_in(folder), journal=journal, **options), port)
     server.start()

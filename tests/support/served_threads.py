@@ -1,4 +1,4 @@
-"""Threads on a journal's file, with tools that ask, work, wait and change things, for the tests of the server."""
+"""Threads on a journal file, with tools that ask, work, wait and change things, for the server's tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from support.recorded import Noted, Pick, call, choose, note, notes, read, send,
 
 
 def plan(*turns: Any) -> str:
-    """What is said to the model of these tests: what to answer, a turn after the other.
+    """Return the message that tells the model of these tests what to answer, turn by turn.
 
     A turn is a text, or a list of calls, each a name and its arguments.
     """
@@ -34,7 +34,7 @@ def plan(*turns: Any) -> str:
 
 
 def follow(request: ModelRequest) -> Any:
-    """A model that answers as the newest plan says. It keeps nothing, so any process can go on with it."""
+    """A model that follows the newest plan. It has no state, so any process can continue with it."""
     answers = 0
     for message in reversed(request.messages):
         if isinstance(message, AssistantMessage):
@@ -43,11 +43,11 @@ def follow(request: ModelRequest) -> Any:
             turns = json.loads(message.text)
             turn = turns[answers] if answers < len(turns) else "done"
             return turn if isinstance(turn, str) else [call(name, **given) for name, given in turn]
-    raise AssertionError("nobody has said anything")
+    raise AssertionError("the conversation has no message")
 
 
 class SlowModel(ScriptedModel):
-    """Says the same, a millisecond between the pieces."""
+    """The same model, with a millisecond between the pieces."""
 
     async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
         async for part in super().stream(request):
@@ -56,7 +56,7 @@ class SlowModel(ScriptedModel):
 
 
 class Held:
-    """A tool that works until it is let go, and counts how often it began and ended."""
+    """A tool that works until released, and counts its starts and ends."""
 
     def __init__(self, name: str = "hold", effect: Any = "staged") -> None:
         self.began = self.ended = self.cut = 0
@@ -89,7 +89,7 @@ async def pick_two(context: ToolContext) -> str:
 
 
 class App:
-    """One server's life after another on the same files."""
+    """Successive servers on the same files."""
 
     def __init__(self, base: Path, *, tools: Sequence[Tool[Any, Any]] = (), **options: Any) -> None:
         self.base = base
@@ -151,7 +151,7 @@ def events(feed: Feed, after: int = 0) -> list[dict[str, Any]]:
 
 
 def kinds(feed: Feed, after: int = 0) -> list[str]:
-    """The beginnings and ends of legs in a feed, each with how it ended."""
+    """Return the starts and ends of legs in a feed, each with its outcome."""
     found: list[str] = []
     for event in events(feed, after):
         if event["type"] == "RUN_STARTED":
@@ -164,20 +164,20 @@ def kinds(feed: Feed, after: int = 0) -> list[str]:
 
 
 async def settle(thread: Thread) -> None:
-    """Wait until its run rests, or is over."""
+    """Wait until the thread's run rests or ends."""
     while thread.live is not None and (thread.live.leg or not thread.live.has_started):
         assert await thread.feed.after(thread.feed.last, 5), "nothing happens"
 
 
 async def over(thread: Thread) -> None:
-    """Wait until this process has no run of it."""
+    """Wait until this process has no run of the thread."""
     while thread.live is not None:
         await thread.live.wait()
         await asyncio.sleep(0)
 
 
 def answer_to(question: Question, principal: str, outcome: Any, value: Any, reason: str = "") -> Answer:
-    """Somebody's answer, bound to what they saw."""
+    """An answer bound to what the person saw."""
     return Answer(
         question_id=question.id,
         digest=question.digest,
@@ -203,7 +203,7 @@ def by(question: Question, principal: str, value: Any, digest: str | None = None
 
 
 def texts(messages: Sequence[Any]) -> list[str]:
-    """What was said, in a line each."""
+    """Return the messages, one line each."""
     found: list[str] = []
     for message in messages:
         if isinstance(message, ToolMessage):

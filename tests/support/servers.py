@@ -4,16 +4,16 @@
     with llmock(behaviors) as server: ...     PyPI's llmock: faults, and a verdict on the client
     with embedded() as server: ...            the embedded model behind xllamacpp's own HTTP server
 
-Each listens on a free port of loopback and is a process of its own, which has ended when the block is
+Each listens on a free port of loopback in its own process, which has ended when the block is
 left. conftest.py has them as the fixtures `aimock_server`, `llmock_server` and `embedded_server`: started
 once in a session (and in each worker of xdist), without a script at the start of every test.
 
     server.openai_url       base of /chat/completions and /responses
     server.anthropic_url    base of /v1/messages
-    server.script([…])      aimock, llmock: forget everything, and answer by this from now on
-    server.requests()       aimock, llmock: what was asked since then, as `Seen`
-    server.pending()        llmock: what of the script is not used yet
-    server.verdict()        llmock: how the client coped; `["passed"]`, and `["findings"]` with a `code` each
+    server.script([…])      aimock, llmock: forget everything, and use this script from now on
+    server.requests()       aimock, llmock: the requests since then, as `Seen`
+    server.pending()        llmock: the part of the script that is not used yet
+    server.verdict()        llmock: verdict on the client: `["passed"]`, and `["findings"]` with a `code` each
     server.busy()           embedded: is it generating?
 
 CAN says which server can play which case on which wire. How, for aimock:
@@ -29,11 +29,11 @@ CAN says which server can play which case on which wire. How, for aimock:
     timeout             "chaos": {"latencyMs": 30000} beside "response"
     truncated           "truncateAfterChunks": 3, "latency": 20 beside "response": the connection is cut
                         (without a latency it is cut before the first byte)
-    malformed           "chaos": {"malformedRate": 1}: status 200, JSON that is none, also for a stream
+    malformed           "chaos": {"malformedRate": 1}: status 200 with invalid JSON, also for a stream
     thinking            "response": {"content": …, "reasoning": …, "reasoningSignature": …}, and a model whose
-                        name aimock knows to think, such as o3 or claude-opus-4-6
+                        name aimock treats as a reasoning model, such as o3 or claude-opus-4-6
 
-and for llmock, whose behaviours each go to the next request that fits (`"times"`, default 1; `"match"`):
+and for llmock, whose behaviours each apply to the next matching request (`"times"`, default 1; `"match"`):
 
     text                {"type": "reply", "text": "One two."}        a word an event
     calls               {"type": "reply", "tool_calls": [{"name": "f", "arguments": {…}}, …]}
@@ -44,11 +44,11 @@ and for llmock, whose behaviours each go to the next request that fits (`"times"
     500 then fine       {"type": "fail", "status": 500}, then a reply
     stalled stream      {"type": "stream_fault", "kind": "stall", "after_chunks": 2, "stall_seconds": 20}
     timeout             {"type": "delay", "seconds": 30}
-    truncated           {"type": "stream_fault", "kind": "truncate", "after_chunks": 3}: ends as if all were well
+    truncated           {"type": "stream_fault", "kind": "truncate", "after_chunks": 3}: ends without an error
     disconnected        the same with "disconnect": the connection is cut
     malformed           the same with "malformed": one event is half its JSON, the rest follows
 
-A client that leaves is seen in llmock's record (`raw["completed"]` is false, and `raw["stall_waited"]`) and
+A client that disconnects shows up in llmock's record (`raw["completed"]` is false, and `raw["stall_waited"]`) and
 by the embedded model, which stops within a fraction of a second. aimock does not notice. aimock's record
 has the headers, with keys blanked, and the body turned into the shape of chat completions; llmock's has
 the body as it was sent.
@@ -82,7 +82,7 @@ END_SECONDS = 5.0
 CHAT, RESPONSES, MESSAGES = "chat", "responses", "messages"
 ALL = frozenset({CHAT, RESPONSES, MESSAGES})
 
-# Case, server, and the wires it can play the case on.
+# Case, server, and the wires on which the server can play the case.
 CAN: dict[str, dict[str, frozenset[str]]] = {
     "text": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
     "stream": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
@@ -92,8 +92,8 @@ CAN: dict[str, dict[str, frozenset[str]]] = {
     "arguments in pieces": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
     "invalid arguments": {"aimock": ALL, "llmock": ALL},
     "unknown tool": {"aimock": ALL, "llmock": ALL},
-    "malformed arguments": {"llmock": ALL},  # on messages only when streamed
-    # aimock says what its fixture says; llmock makes up what fits the schema; the embedded model is held to it.
+    "malformed arguments": {"llmock": ALL},  # on the messages wire only when streamed
+    # aimock returns its fixture, llmock invents a value for the schema, and the embedded model's output is constrained to it.
     "structured output": {"aimock": ALL, "llmock": ALL, "embedded": frozenset({CHAT})},
     "usage": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
     "stopped at the end": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
@@ -114,7 +114,7 @@ CAN: dict[str, dict[str, frozenset[str]]] = {
 
 
 class ServerFailed(RuntimeError):
-    """A server did not start, or refused its script. The message ends with what it wrote."""
+    """A server did not start, or refused its script. The message ends with the server's output."""
 
 
 @dataclass(frozen=True)
@@ -129,19 +129,19 @@ class Seen:
 
 @dataclass(frozen=True)
 class Server:
-    """A running server: where it listens, and the process that is it."""
+    """A running server: its address and its process."""
 
     url: str
     pid: int
 
     @property
     def openai_url(self) -> str:
-        """The base of /chat/completions and /responses."""
+        """The base URL of /chat/completions and /responses."""
         return f"{self.url}/v1"
 
     @property
     def anthropic_url(self) -> str:
-        """The base of /v1/messages, spelt as Anthropic's own address is."""
+        """The base URL of /v1/messages, in the form of Anthropic's own address."""
         return self.url
 
     def control(self, method: str, path: str, body: object = None) -> Any:
@@ -162,13 +162,13 @@ class Aimock(Server):
     """npm's @copilotkit/aimock. Its script is a list of fixtures, each `{"match": …, "response": …}`."""
 
     def script(self, fixtures: Sequence[dict[str, Any]]) -> None:
-        """Forget everything, and answer by these fixtures; the first that matches a request is used."""
+        """Forget everything, and use these fixtures. The first one that matches a request answers it."""
         self.control("POST", "/__aimock/reset")
         if fixtures:
             self.control("POST", "/__aimock/fixtures", {"fixtures": list(fixtures)})
 
     def requests(self) -> list[Seen]:
-        """Every request since the script was given, in order."""
+        """Return every request since the script was set, in order."""
         return [
             Seen(entry["path"], entry["response"]["status"], entry["body"], entry)
             for entry in self.control("GET", "/__aimock/journal")
@@ -194,29 +194,32 @@ class Llmock(Server):
         return self.control("GET", "/_llmock/scenario")["pending"]
 
     def requests(self) -> list[Seen]:
-        """Every request since the script was given, in order. Waits up to 2 seconds for those under way."""
+        """Return every request since the script was set, in order.
+
+        Waits up to 2 seconds for unfinished ones.
+        """
         return [
             Seen(record["path"], record["status"], record["body"], record)
             for record in self.control("GET", "/_llmock/requests")["requests"]
         ]
 
     def verdict(self) -> dict[str, Any]:
-        """How the client coped: `passed`, and `findings` with a `code` each."""
+        """Return llmock's verdict on the client: `passed`, and `findings` with a `code` each."""
         return self.control("GET", "/_llmock/verdict")
 
 
 @dataclass(frozen=True)
 class Embedded(Server):
-    """The embedded model behind xllamacpp's own server. It can't be scripted, nor say what it saw."""
+    """The embedded model behind xllamacpp's own server. It can't be scripted and records no requests."""
 
     def busy(self) -> bool:
-        """Is it generating now? False soon after a client closed its connection."""
+        """Return whether it is generating. False soon after a client closed its connection."""
         return any(slot["is_processing"] for slot in self.control("GET", "/slots"))
 
 
 @contextlib.contextmanager
 def aimock(fixtures: Sequence[dict[str, Any]] = ()) -> Generator[Aimock]:
-    """Start aimock, and end it on the way out."""
+    """Start aimock, and stop it when the block ends."""
     folder = COMPONENTS / "aimock"
     with running(str(folder / "node"), str(SUPPORT / "launch_aimock.mjs"), str(folder)) as (url, pid):
         server = Aimock(url, pid)
@@ -226,7 +229,7 @@ def aimock(fixtures: Sequence[dict[str, Any]] = ()) -> Generator[Aimock]:
 
 @contextlib.contextmanager
 def llmock(behaviors: Sequence[dict[str, Any]] = ()) -> Generator[Llmock]:
-    """Start llmock, and end it on the way out."""
+    """Start llmock, and stop it when the block ends."""
     python = COMPONENTS / "llmock" / "bin" / "python"
     with running(str(python), str(SUPPORT / "launch_llmock.py")) as (url, pid):
         server = Llmock(url, pid)
@@ -236,18 +239,18 @@ def llmock(behaviors: Sequence[dict[str, Any]] = ()) -> Generator[Llmock]:
 
 @contextlib.contextmanager
 def embedded() -> Generator[Embedded]:
-    """Start the embedded model's server, and end it on the way out."""
+    """Start the embedded model's server, and stop it when the block ends."""
     with running(sys.executable, str(SUPPORT / "launch_embedded.py")) as (url, pid):
         yield Embedded(url, pid)
 
 
 @contextlib.contextmanager
 def running(*command: str) -> Generator[tuple[str, int]]:
-    """Run a launcher until the block is left; yield the address it printed, and its process id.
+    """Run a launcher until the block ends. Yields the address it printed, and its process id.
 
-    A launcher ends when its stdin closes, so it also ends when this process is killed. It has a process
-    group of its own: Ctrl-C reaches it only through this block, and what is left of the group after
-    END_SECONDS is killed.
+    A launcher ends when its stdin closes, so it also ends when this process is killed. It has its own process
+    group: Ctrl-C reaches it only through this block. Whatever remains of the group after END_SECONDS is
+    killed.
     """
     with tempfile.TemporaryFile() as log:
         try:
@@ -279,7 +282,7 @@ def address(stdout: IO[bytes], log: IO[bytes]) -> str:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """See the process end, by itself or killed with its group."""
+    """Wait for the process to end, and kill its group if it does not."""
     try:
         process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""A served app on loopback, and clients that say exactly the bytes they are given."""
+"""A served app on loopback, and clients that send exactly the given bytes."""
 
 from __future__ import annotations
 
@@ -65,9 +65,10 @@ async def order(context: ToolContext) -> str:
 
 
 def play(request: ModelRequest) -> Scripted:
-    """What the model says: laid down by what was said last.
+    """Return the model's answer, selected by the newest message.
 
-    `call NAME JSON` calls a tool, `long N` says N pieces, `hold` thinks for a minute; the rest is echoed.
+    `call NAME JSON` calls a tool, `long N` says N pieces, `hold` thinks for a minute; other messages are
+    echoed.
     """
     last = request.messages[-1]
     if isinstance(last, ToolMessage):
@@ -95,7 +96,7 @@ def source(folder: Path | None = None, model: Any = None) -> PromptSource:
 
 @dataclass
 class Said:
-    """What a server answered."""
+    """A server's response."""
 
     status: int
     headers: dict[str, str]
@@ -107,12 +108,12 @@ class Said:
 
     @property
     def kind(self) -> str:
-        """The kind of a refusal."""
+        """The error kind of a refusal."""
         return self.json["error"]["kind"]
 
 
 class Client:
-    """Speaks HTTP/1.1 by hand, so that nothing is mended on the way."""
+    """Speaks HTTP/1.1 by hand, so that no library corrects the request."""
 
     def __init__(self, address: str, app: ServedApp) -> None:
         self.address = address
@@ -156,7 +157,7 @@ class Client:
     async def stream(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> AsyncGenerator[Stream]:
-        """An answer that goes on: its events as they come."""
+        """Open a streaming response and return its events as they arrive."""
         data = b"" if body is None else json.dumps(body).encode()
         reader, writer = await self.connect()
         try:
@@ -174,7 +175,7 @@ class Client:
     async def until(
         self, thread: str, ready: Callable[[Any], bool], headers: dict[str, str] | None = None
     ) -> Any:
-        """The thread's snapshot, once it is so."""
+        """Return the thread's snapshot once the condition holds."""
         said = Said(0, {}, b"")
         for _ in range(400):
             said = await self.ask("GET", f"/threads/{thread}", headers=headers)
@@ -189,12 +190,12 @@ class Client:
         )
 
     async def asked(self, thread: str, headers: dict[str, str] | None = None) -> Any:
-        """The one question that is open."""
+        """Return the only open question."""
         seen = await self.until(thread, lambda seen: bool(seen["questions"]), headers)
         return seen["questions"][0]
 
     async def serves(self, headers: dict[str, str] | None = None) -> None:
-        """It is as well as ever: a run comes to its end."""
+        """Check that the server still works: a run finishes."""
         thread = f"well-{id(object())}-{asyncio.get_running_loop().time()}"
         await self.say(thread, "hello", headers)
         assert (await self.idle(thread, headers))["status"] == "idle"
@@ -212,7 +213,7 @@ class Stream:
             yield chunk
 
     async def events(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """Each event with its id."""
+        """Yield each event with its id."""
         left = b""
         async for chunk in self.chunks():
             left += chunk
@@ -283,7 +284,7 @@ async def serving(
 
 
 def said_by(messages: Any) -> list[str]:
-    """What the model said, of a snapshot's messages."""
+    """Return the model's text in a snapshot's messages."""
     return [each["content"] for each in messages if each["role"] == "assistant"]
 
 

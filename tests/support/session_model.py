@@ -1,4 +1,4 @@
-"""Events of every kind, and what a session must hold after them, for the tests of forks."""
+"""Events of every kind, and the expected contents of a session after them, for the tests of forks."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class Put:
 
 @dataclass(frozen=True)
 class Fold:
-    """An event of which order matters."""
+    """An event whose order matters."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Folded:
-    """What came of folding."""
+    """The result of folding."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Heard:
-    """A log, and state besides."""
+    """A log, with additional state."""
 
     number: int
 
@@ -63,13 +63,13 @@ def new_session() -> Session:
 
 
 def contents(place: Session | SessionFork) -> dict[str, Any]:
-    """Everything in a session or a fork, read without leaving a trace."""
+    """Return everything in a session or a fork, without leaving a trace."""
     root = place if isinstance(place, Session) else place.root
     return {kind.__name__: root.slice_in(place.state, kind).all() for kind in SLICES}
 
 
 def replayed(events: list[Any]) -> dict[str, Any]:
-    """The same of a plain list of events: what the law says must come out."""
+    """Return the expected contents after a plain list of events, by the law."""
     folded: int | None = None
     puts: dict[int, Put] = {}
     for event in events:

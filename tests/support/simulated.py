@@ -1,4 +1,7 @@
-"""The scenario our own simulation crashes everywhere: a bit of everything that a run can leave half done."""
+"""The scenario that our simulation crashes at every point.
+
+It includes everything that a run can leave half done.
+"""
 
 from __future__ import annotations
 
@@ -32,34 +35,34 @@ SECRET = "the supplier's own price is 3"
 
 @dataclass(frozen=True)
 class Noted:
-    """An event of the tools."""
+    """An event published by the tools."""
 
     text: str
 
 
 class Colour(BaseModel):
-    """What somebody picks."""
+    """The colour a person picks."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What is asked for the paint."""
+    """The asking price of the paint."""
 
     amount: int
 
 
 @dataclass(frozen=True)
 class Own:
-    """What it costs us."""
+    """Our cost."""
 
     price: str
 
 
 @dataclass(frozen=True)
 class Bid:
-    """What somebody will pay."""
+    """A bid."""
 
     amount: int
 
@@ -86,7 +89,7 @@ def shop_tools(stage: Stage) -> list[AnyTool]:
 
     @tool(effect="idempotent")
     async def research(topic: str, context: ToolContext) -> str:
-        """Let another agent find out, and somebody choose."""
+        """Let another agent research, and a person choose."""
         found = await context.adapter.evaluate(inner, f"Find out about {topic}.")
         assert context.wait_for is not None
         colour = await context.wait_for("colour", {"found": found.text}, Colour)
@@ -95,7 +98,7 @@ def shop_tools(stage: Stage) -> list[AnyTool]:
 
     @tool(effect="staged")
     async def jot_down(text: str, context: ToolContext) -> str:
-        """Write it into the book."""
+        """Write a note into the book."""
         book = context.filesystem.read("book.md")
         context.filesystem.write("book.md", f"{book}{text}\n")
         context.filesystem.write("last.md", text)
@@ -133,7 +136,7 @@ def shop_tools(stage: Stage) -> list[AnyTool]:
 
 
 def haggling(world: World) -> AnyTool:
-    """A handoff: what the paint costs us stays here, and what we ask is shown."""
+    """A handoff: our cost stays private, and the asking price is public."""
     haggle = Handoff("haggle", "Agree on a price.", params=Ask, effect="idempotent")
 
     @haggle.before
@@ -190,7 +193,7 @@ def play(stage: Stage) -> Play:
 
 
 def paid_at_most_once(seen: Seen) -> str | None:
-    """The bank knows whether it was paid, so it never is twice, unless two processes are at it at once."""
+    """The bank knows whether the bill was paid, so it is paid at most once, except when two processes race."""
     paid = seen.world.count("paid")
     return None if paid == 1 or (seen.overtaken and paid == 2) else f"it was paid {paid} times"
 
@@ -201,7 +204,7 @@ def mailed_at_most_once(seen: Seen) -> str | None:
 
 
 def knew_its_own_price(seen: Seen) -> str | None:
-    """`after` is given what `before` kept, in whichever process it runs."""
+    """`after` receives what `before` kept, in whichever process it runs."""
     agreed = seen.world.all("agreed")
     return None if agreed and all(each.details["knew"] for each in agreed) else f"agreed: {agreed}"
 
@@ -215,11 +218,11 @@ SHOPPING = Scenario(
 )
 
 
-# --- a second one, for what the first leaves out: several at once, retries, threads, previews ----------
+# --- a second scenario, with what the first leaves out: concurrency, retries, threads, previews ---------
 
 
 def scout_prompt(where: str, stage: Stage) -> Prompt[Any]:
-    """An agent that leaves a mark, then signals, which must be approved."""
+    """An agent that leaves a mark, then sends a signal that must be approved."""
 
     @tool(effect="staged")
     async def mark(context: ToolContext) -> str:
@@ -253,7 +256,7 @@ def errand_tools(stage: Stage) -> list[AnyTool]:
 
     @tool(effect="read")
     async def flaky(context: ToolContext) -> str:
-        """Works the second time."""
+        """Fail once, then succeed."""
         if context.invocation.attempt == 1:
             raise TransientError("not now", retry_after=5)
         return "worked"
@@ -272,14 +275,14 @@ def errand_tools(stage: Stage) -> list[AnyTool]:
 
     @tool(effect="idempotent")
     def stamp(context: ToolContext) -> str:
-        """Stamp a letter, in a thread; nobody can look whether it was done."""
+        """Stamp a letter, in a thread. There is no way to probe whether it was done."""
         context.once("stamp", lambda: world.happened("stamped")).wait()
         context.session.dispatch(Noted("stamped"))
         return "stamped"
 
     @tool(effect="staged", capabilities={"fs.write"})
     async def sign(context: ToolContext) -> str:
-        """Sign the contract, once somebody has seen what that changes."""
+        """Sign the contract, after a person has seen the preview."""
         context.filesystem.write("contract.md", context.filesystem.read("contract.md") + "signed\n")
         return "signed"
 
@@ -287,7 +290,7 @@ def errand_tools(stage: Stage) -> list[AnyTool]:
 
 
 def errands(stage: Stage) -> Play:
-    """Two scouts at once, and one thing after another."""
+    """Two scouts at once, then several errands in order."""
     prompt = Prompt(
         "errands",
         "You run errands.",
@@ -334,7 +337,7 @@ ERRANDS = Scenario(
 )
 
 
-# --- a third one, for what holds for a whole session ----------------------------------------------------
+# --- a third scenario, for decisions that hold for a whole session --------------------------------------
 
 
 def deciding_tools(stage: Stage) -> list[AnyTool]:
@@ -342,7 +345,7 @@ def deciding_tools(stage: Stage) -> list[AnyTool]:
 
     @tool(effect="idempotent", capabilities={"door"})
     async def knock(door: str, context: ToolContext) -> str:
-        """Knock, and wait until somebody opens; with a permission to shout."""
+        """Knock, and wait until the door is opened; with a permission to shout."""
         world.happened("knocked", door=door)
         allowed = await context.request_permission("shout")
         assert context.wait_for is not None
@@ -359,7 +362,7 @@ def deciding_tools(stage: Stage) -> list[AnyTool]:
 
 
 def deciding(stage: Stage) -> Play:
-    """What is decided for one call decides the others, beside it and after it."""
+    """A decision about one call also decides the others, concurrent and later."""
     prompt = Prompt(
         "visits",
         "You visit people.",
@@ -399,7 +402,7 @@ def approvals_shown(world: World) -> set[str]:
 
 
 def asked_once_for_each(seen: Seen) -> str | None:
-    """Somebody is asked about knocking, kicking and shouting, and about nothing that these answers cover."""
+    """A person is asked about knocking, kicking and shouting, and nothing already covered by these answers."""
     shown = approvals_shown(seen.world)
     return None if shown == approvals_shown(seen.uncrashed) and len(shown) == 3 else f"asked: {shown}"
 

@@ -1,7 +1,8 @@
-"""One scene, played by whichever server or script stands behind a model.
+"""One scene, played by any of the servers or scripts behind a model.
 
-A scene is a list of replies in these words; a stage puts them to a model server of somebody else's, or
-to a model in process, and gives the model that will meet them. See servers.py for the servers.
+A scene is a list of replies. A stage translates it for somebody else's model server or for a model in
+process,
+and returns the model that will receive them. See servers.py for the servers.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from support.servers import CHAT, MESSAGES, RESPONSES, Aimock, Embedded, Llmock
 
 Wire = Literal["chat", "responses", "messages"]
 MESSAGE = "go"
-"""What the user says in every scene: scripts are found by it."""
+"""The user's message in every scene. Scripts are matched by it."""
 
 
 @dataclass(frozen=True)
 class Say:
-    """Text, whole; with `length`, cut off by its length."""
+    """A complete text; with `length`, one cut off by the length limit."""
 
     text: str = "One two three four five six."
     length: bool = False
@@ -51,7 +52,7 @@ class Say:
 
 @dataclass(frozen=True)
 class Call:
-    """Calls, all at once."""
+    """Tool calls, all in one reply."""
 
     calls: Sequence[tuple[str, dict[str, Any]]] = (("get_weather", {"city": "Oslo", "days": 2}),)
 
@@ -66,7 +67,7 @@ class Fail:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something wrong with the answer itself."""
+    """A fault in the answer itself."""
 
     kind: Literal["truncated", "cut", "malformed", "slow", "hang", "malformed arguments"]
     text: str = "One two three four five six."
@@ -76,7 +77,7 @@ Line = Say | Call | Fail | Fault
 
 
 def model_of(wire: Wire, server: Aimock | Llmock | Embedded, **options: Any) -> Model:
-    """The model that speaks this wire, at this server."""
+    """Return the model for this wire at this server."""
     name = "smollm2" if isinstance(server, Embedded) else "gpt-test"
     if wire == MESSAGES:
         return AnthropicModel(name, base_url=server.anthropic_url, key_variable=None, **options)
@@ -84,7 +85,7 @@ def model_of(wire: Wire, server: Aimock | Llmock | Embedded, **options: Any) -> 
 
 
 def bridged(server: Aimock | Llmock | Embedded, **options: Any) -> Model:
-    """pydantic-ai's model for chat completions, behind the bridge, at this server."""
+    """Return pydantic-ai's model for chat completions at this server, behind the bridge."""
     provider = OpenAIProvider(base_url=server.openai_url, api_key="none")
     given: dict[str, Any] = {"native_output": True, **options}
     return BridgedModel(OpenAIChatModel("gpt-test", provider=provider), **given)
@@ -92,7 +93,7 @@ def bridged(server: Aimock | Llmock | Embedded, **options: Any) -> Model:
 
 @dataclass
 class Stage:
-    """A server or a script that plays scenes, and the model that meets them."""
+    """A server or script that plays scenes, and the model that receives them."""
 
     name: str
     wire: Wire | None
@@ -101,11 +102,11 @@ class Stage:
 
     @property
     def is_small(self) -> bool:
-        """Is it the embedded model, which can't be scripted, and says what it can?"""
+        """Whether it is the embedded model, which can't be scripted and is not very capable."""
         return self.name == "local" or isinstance(self.server, Embedded)
 
     def play(self, *scene: Line, **options: Any) -> Model:
-        """Script the scene, one line a request, and give the model for it."""
+        """Script the scene, one line per request, and return the model for it."""
         server = self.server
         if isinstance(server, Aimock):
             server.script([_fixture(line, number) for number, line in enumerate(scene)])
@@ -216,7 +217,7 @@ async def weather_now(city: str) -> str:
 SHOWN = Prompt("shown", "You are a helpful assistant.", tools=[weather_now])
 
 
-"""For the embedded model, which calls a tool once it was shown how a few times."""
+"""Examples for the embedded model, which calls a tool after it has seen a few calls."""
 
 
 EXAMPLES = [

@@ -1,4 +1,4 @@
-"""Counting what a piece of code does, where its time would depend on the machine."""
+"""Counts function calls, where measuring time would depend on the machine."""
 
 import sys
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def steps_of(work: Callable[[], object]) -> int:
-    """How many calls of functions, Python's and C's, `work` makes in this thread."""
+    """Return how many function calls, of Python and C, `work` makes in this thread."""
     counted = 0
 
     def count(frame: FrameType, event: str, argument: Any) -> None:

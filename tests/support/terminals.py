@@ -1,4 +1,4 @@
-"""A terminal for tests: a pseudo-terminal, and pyte in the place of its window."""
+"""A terminal for tests: a pseudo-terminal, with pyte as its window."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from typing import Any, TextIO
 import pyte
 
 PATIENCE = 120.0
-"""Seconds until something that should be on the screen is missed."""
+"""Seconds to wait for something on the screen before it counts as missing."""
 
 
 class Window:
-    """What somebody in front of a pseudo-terminal sees, and where they type."""
+    """What a person at a pseudo-terminal sees, and where they type."""
 
     def __init__(self, columns: int = 100, rows: int = 45) -> None:
         self.master, self.slave = pty.openpty()
@@ -35,7 +35,7 @@ class Window:
         self.child: subprocess.Popen[bytes] | None = None
 
     def start(self, command: Sequence[str], *, env: Mapping[str, str], cwd: Any) -> None:
-        """Run a program in it, as the shell of a terminal would."""
+        """Run a program in the window, as a terminal's shell would."""
 
         def take_the_terminal() -> None:
             os.setsid()
@@ -55,27 +55,27 @@ class Window:
         os.write(self.master, text.encode())
 
     def take(self, seconds: float = 0.0) -> None:
-        """Take in what was written, waiting at most so long for some."""
+        """Read pending output, waiting at most this long for some."""
         ready, _, _ = select.select([self.master], [], [], seconds)
         if ready:
-            with contextlib.suppress(OSError):  # its program has ended
+            with contextlib.suppress(OSError):  # the program has ended
                 data = os.read(self.master, 65536)
                 self.raw += data
                 self._stream.feed(data)
 
     def text(self) -> str:
-        """All lines, also those that have left the screen at its top."""
+        """Return all lines, including those scrolled off the top."""
         gone = [
             "".join(line[at].data for at in range(self._screen.columns)) for line in self._screen.history.top
         ]
         return "\n".join(line.rstrip() for line in [*gone, *self._screen.display]).rstrip()
 
     def shown(self) -> str:
-        """What is on the screen now."""
+        """Return what is on the screen now."""
         return "\n".join(line.rstrip() for line in self._screen.display).rstrip()
 
     def line_colours(self, part: str) -> set[str]:
-        """The colours of the letters of the last line on the screen that has this in it."""
+        """Return the letter colours of the last line on the screen that contains this text."""
         for row in range(self._screen.lines - 1, -1, -1):
             if part in self._screen.display[row]:
                 at = self._screen.display[row].index(part)
@@ -91,7 +91,7 @@ class Window:
         return bool(termios.tcgetattr(self.slave)[3] & termios.ECHO)
 
     def wait_for(self, part: str, times: int = 1) -> None:
-        """Until this has been written so many times."""
+        """Wait until this text has been written this many times."""
         until = time.monotonic() + PATIENCE
         while self.text().count(part) < times:
             assert time.monotonic() < until, f"{part!r} did not come {times} times:\n{self.text()}"
@@ -104,7 +104,7 @@ class Window:
             self.take(0.05)
 
     async def until(self, part: str, times: int = 1) -> None:
-        """The same for a terminal that is served on this event loop."""
+        """Wait in the same way for a terminal that is served on this event loop."""
         end = time.monotonic() + PATIENCE
         while self.text().count(part) < times:
             assert time.monotonic() < end, f"{part!r} did not come {times} times:\n{self.text()}"
@@ -112,7 +112,7 @@ class Window:
             await asyncio.sleep(0.005)
 
     def end(self) -> int:
-        """Wait for the program to end; its exit code."""
+        """Wait for the program to end, and return its exit code."""
         assert self.child is not None
         until = time.monotonic() + PATIENCE
         while self.child.poll() is None:
@@ -130,7 +130,7 @@ class Window:
 
     @contextlib.contextmanager
     def streams(self) -> Generator[tuple[TextIO, TextIO]]:
-        """The terminal as a program's standard input and output."""
+        """Return the terminal as a program's standard input and output."""
         with (
             os.fdopen(os.dup(self.slave), "r") as stdin,
             os.fdopen(os.dup(self.slave), "w") as stdout,

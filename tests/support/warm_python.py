@@ -1,8 +1,8 @@
-"""A Python process with Handrail loaded, which forks a child for each program that is run.
+"""A Python process with Handrail loaded, which forks a child for each program.
 
-A program has its own process, streams, folder, environment and exit code, as if it had been started by
-itself, and begins in milliseconds instead of a second. What is about starting Python (its options, its
-encodings, what is loaded first) and what is sent a signal is tried with a process of its own instead.
+A program has its own process, streams, folder, environment and exit code, as if started by itself, and begins
+in milliseconds instead of a second. Tests of Python's startup (its options, its encodings, what is loaded
+first) and tests that send signals use a real process instead.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOADED = (
 
 
 class _Server:
-    """The process that forks, started when it is first needed and ended with this one."""
+    """The forking process, started on first use and ended with this one."""
 
     def __init__(self) -> None:
         self._ours, theirs = socket.socketpair()
@@ -51,7 +51,7 @@ class _Server:
         self._ours.sendall(body)
 
     def ended(self) -> int:
-        """The exit code of what was started."""
+        """Return the exit code of a started program."""
         code = _exactly(self._ours, 4)
         return int.from_bytes(code, "big", signed=True)
 
@@ -122,12 +122,12 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     while len(found) < count:
         more = connection.recv(count - len(found))
         if not more:
-            raise EOFError("the process that runs programs has ended")
+            raise EOFError("the forking process has ended")
         found += more
     return found
 
 
-# --- in the process that forks ------------------------------------------------------------------------
+# --- in the forking process ---------------------------------------------------------------------------
 
 
 def _serve(connection: socket.socket) -> None:
@@ -152,7 +152,7 @@ def _serve(connection: socket.socket) -> None:
 
 
 def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
-    """Be the program: never returns."""
+    """Become the program. Never returns."""
     import traceback
 
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""A real browser for the components of the page, served as the server would serve them.
+"""A real browser for the page's components, served as the server would serve them.
 
 from support.browsers import browser
 from support.widgets import Widgets, opened, shown
@@ -35,11 +35,11 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""What the real page may do; what it may not, the test page may not either."""
+"""The content security policy of the real page, applied to the test page too."""
 
 
 class _UnderPolicy:
-    """Every answer carries the policy."""
+    """Adds the policy to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -59,7 +59,7 @@ class _UnderPolicy:
 
 @contextlib.contextmanager
 def served() -> Generator[str]:
-    """Serve the test page of the components on a free port of loopback; yield its address."""
+    """Serve the components' test page on a free port of loopback, and yield its address."""
     app = Starlette(
         routes=[
             Route("/", lambda _: FileResponse(TEST_PAGE / "widgets.html")),
@@ -82,12 +82,12 @@ def served() -> Generator[str]:
 
 
 class Widgets:
-    """A page that shows one component at a time. Whatever goes wrong in it unasked fails the test."""
+    """A page that shows one component at a time. An unexpected error in the page fails the test."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
         self.expected: list[str] = []
-        """Parts of the errors that the test itself brings about."""
+        """Parts of the errors that the test causes on purpose."""
         self._wrong: list[str] = []
         page.context.set_default_timeout(PATIENCE)
         page.on("pageerror", lambda error: self._wrong.append(str(error)))
@@ -98,31 +98,31 @@ class Widgets:
             self._wrong.append(message.text)
 
     def check(self) -> None:
-        """Nothing was refused by the policy, and no script failed."""
+        """Check that the policy refused nothing and no script failed."""
         unseen = [wrong for wrong in self._wrong if not any(part in wrong for part in self.expected)]
         assert unseen == []
 
     def show(self, component: str, **props: Any) -> None:
-        """Show this component anew."""
+        """Show this component in a fresh page."""
         self.page.evaluate("([name, props]) => window.show(name, props)", [component, props])
 
     def update(self, **props: Any) -> None:
-        """Give the component that is shown other props."""
+        """Give the shown component other props."""
         self.page.evaluate("(props) => window.show(null, props, {anew: false})", props)
 
     def said(self, name: str | None = None) -> list[Any]:
-        """What the component said back: all of it as [name, value], or the values of one name."""
+        """Return what the component reported: all of it as [name, value], or the values of one name."""
         said: list[list[Any]] = self.page.evaluate("window.said")
         return said if name is None else [value for each, value in said if each == name]
 
     def overflow(self) -> int:
-        """How many pixels the page is wider than the window."""
+        """Return by how many pixels the page is wider than the window."""
         return self.page.evaluate(
             "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         )
 
     def begin(self) -> None:
-        """Forget the test before."""
+        """Clear everything the previous test left."""
         self.expected.clear()
         self._wrong.clear()
         self.page.set_viewport_size({"width": 1100, "height": 800})
@@ -131,7 +131,7 @@ class Widgets:
 
 @pytest.fixture(scope="module")
 def opened(browser: Browser) -> Iterator[Widgets]:
-    """The test page in a browser, for all tests of a module."""
+    """Fixture: the test page in a browser, for all tests of a module."""
     with served() as url, contextlib.closing(browser.new_context(timezone_id="UTC")) as context:
         found = Widgets(context.new_page())
         found.page.goto(url)
@@ -141,7 +141,7 @@ def opened(browser: Browser) -> Iterator[Widgets]:
 
 @pytest.fixture
 def shown(opened: Widgets) -> Iterator[Widgets]:
-    """A page in which a component can be shown. Nothing may go wrong in it unseen."""
+    """Fixture: a page that can show a component. Fails the test on any unexpected error in the page."""
     opened.begin()
     yield opened
     opened.check()

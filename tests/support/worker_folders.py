@@ -1,4 +1,4 @@
-"""Folders of workers, written by a test, and what was said in their runs."""
+"""Folders of workers written by a test, and the events of their runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PLAIN = "---\n---\nDo it."
 
 
 def folder(at: Path, tools: str = "", **workers: str) -> WorkerRegistry:
-    """A registry of these workers: `main="---..."`; `tools` is the text of tools.py."""
+    """Return a registry of these workers: `main="---..."`; `tools` is the text of tools.py."""
     at.mkdir(parents=True, exist_ok=True)
     for name, text in workers.items():
         (at / f"{name}.md").write_text(textwrap.dedent(text).lstrip("\n"))
@@ -23,14 +23,14 @@ def folder(at: Path, tools: str = "", **workers: str) -> WorkerRegistry:
 
 
 def sound(at: Path, tools: str = "", **workers: str) -> WorkerRegistry:
-    """The same, with nothing wrong in it."""
+    """Return the same registry, after checking that it has no problems."""
     registry = folder(at, tools, **workers)
     assert registry.check() == []
     return registry
 
 
 class Watched:
-    """A session and every event of it."""
+    """A session and all its events."""
 
     def __init__(self) -> None:
         self.session = Session(id="session")
@@ -39,7 +39,7 @@ class Watched:
 
     @property
     def ended(self) -> list[tuple[str, str]]:
-        """Every call's path and how it ended, in order."""
+        """Return every call's path and status, in order."""
         return [(" > ".join(e.path), e.status) for e in self.events if isinstance(e, ToolInvoked)]
 
     def assert_paired(self) -> None:

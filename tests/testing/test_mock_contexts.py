@@ -1,4 +1,4 @@
-"""`handrail.testing`: contexts made by hand, with answers laid out beforehand."""
+"""`handrail.testing`: hand-made contexts with prepared answers."""
 
 import asyncio
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ def test_a_person_answers_by_kind():
     ],
 )
 def test_an_answer_is_taken_in_as_a_real_one(answer: Any, schema: Any, expected: Any):
-    """It goes through the schema and comes out as its type, what is false included."""
+    """It is validated by the schema and returned as its type, falsy values included."""
     got = user_context({"kind": answer}).wait_for("kind", {}, schema).wait()
     assert (got, type(got)) == (expected, type(expected))
 
@@ -71,7 +71,7 @@ def test_an_answer_is_taken_in_as_a_real_one(answer: Any, schema: Any, expected:
     ],
 )
 def test_an_answer_that_does_not_fit_is_refused(answer: Any, words: str):
-    """A test can't pass with an answer nobody could give."""
+    """A test can't pass with an impossible answer."""
     with pytest.raises(ToolValidationError, match=words):
         user_context({"pick": answer}).wait_for("pick", {}, Choice).wait()
     with pytest.raises(ToolValidationError, match=words):
@@ -79,21 +79,21 @@ def test_an_answer_that_does_not_fit_is_refused(answer: Any, words: str):
 
 
 def test_an_answer_may_be_a_function_of_the_payload():
-    """For a person who looks at what is shown."""
+    """For a person who reacts to what is shown."""
     context = user_context({"pick": lambda payload: {"selected": payload["choices"][-1]}})
     assert context.wait_for("pick", {"choices": ["a", "b"]}, Choice).wait().selected == "b"
 
 
 @pytest.mark.parametrize("error", [Declined("pick", "not today"), QuestionTimedOut("pick"), KeyError("odd")])
 def test_an_answer_may_be_an_error(error: Exception):
-    """For a person who declines, or does not come back."""
+    """For a person who declines, or does not return."""
     with pytest.raises(type(error)) as caught:
         user_context({"pick": error}).wait_for("pick", {}, Choice).wait()
     assert caught.value is error
 
 
 def test_a_question_without_an_answer_is_declined():
-    """Never a hang, never a made-up answer: the error names the kind."""
+    """It neither hangs nor invents an answer: the error names the kind."""
     with pytest.raises(Declined, match="no answer is laid out for 'pick'") as caught:
         user_context({"other": 1}).wait_for("pick", {}, Choice).wait()
     assert caught.value.question == "pick"
@@ -103,7 +103,7 @@ def test_a_question_without_an_answer_is_declined():
 
 
 def test_a_model_replies_by_a_piece_of_the_prompt():
-    """The first rule whose piece is in the prompt."""
+    """The first rule whose text is in the prompt applies."""
     context = agent_context(
         {"drink": {"selected": "tea"}, "eat": {"selected": "cake"}, "": {"selected": "?"}}
     )
@@ -123,7 +123,7 @@ def test_a_reply_may_be_a_function_of_the_prompt_or_an_error():
 
 
 def test_a_prompt_without_a_reply_says_what_to_lay_out():
-    """An error of ours with the prompt in it, and the mend."""
+    """The error has the prompt and says how to prepare a reply."""
     with pytest.raises(
         NotSupported, match=r"No reply is laid out for the prompt 'hello': give `agent_context"
     ):
@@ -131,7 +131,7 @@ def test_a_prompt_without_a_reply_says_what_to_lay_out():
 
 
 def test_the_options_of_a_prompt_are_taken():
-    """All that the verb takes can be given."""
+    """Every option of the verb is accepted."""
     context = agent_context({"x": 1})
     operation = context.prompt_model(
         "x", int, system="s", model="provider:m", temperature=0.5, tools=(), on_text=print
@@ -144,7 +144,7 @@ def test_the_options_of_a_prompt_are_taken():
 
 
 def test_approvals_are_denied_unless_told_otherwise():
-    """Nobody is approved for by a machine: a test has to say so."""
+    """A machine approves nothing: a test has to say so."""
     assert not headless_context().request_approval("delete it").wait()
     assert headless_context(approve=True).request_approval("delete it").wait()
     assert headless_context(approve=True).request_permission("fs.write").wait()
@@ -153,7 +153,7 @@ def test_approvals_are_denied_unless_told_otherwise():
 
 
 def test_calls_give_what_was_laid_out():
-    """A value becomes a result, a result stays one, a function gets the arguments."""
+    """A value becomes a result, a result is returned unchanged, and a function gets the arguments."""
     context = headless_context(
         results={"add": lambda given: given["a"] + given["b"], "no": ToolResult.error("broken"), "one": 1}
     )
@@ -165,7 +165,7 @@ def test_calls_give_what_was_laid_out():
 
 
 def test_a_worker_gives_its_value_or_raises():
-    """`call_worker` unwraps a success and raises `CallFailed`, with the result, for a failure."""
+    """`call_worker` returns the value of a success and raises `CallFailed`, with the result, for a failure."""
     context = headless_context(results={"worker": {"done": True}, "broken": ToolResult.error("no luck")})
     assert context.call_worker("worker", "input").wait() == {"done": True}
     with pytest.raises(CallFailed, match="broken failed: no luck") as caught:
@@ -176,7 +176,7 @@ def test_a_worker_gives_its_value_or_raises():
 
 
 def test_once_runs_once():
-    """A settled one is not run again, sync or async, and its value is given back."""
+    """A settled step, sync or async, is not rerun, and its value is returned."""
     ran: list[str] = []
 
     def pay() -> int:
@@ -194,7 +194,7 @@ def test_once_runs_once():
     context = headless_context()
     assert [context.once("pay", pay).wait() for _ in range(3)] == [7, 7, 7]
     assert [context.once("mail", mail).wait() for _ in range(2)] == ["sent", "sent"]
-    for _ in range(2):  # not settled, so run again
+    for _ in range(2):  # not settled, so it runs again
         with pytest.raises(KeyError):
             context.once("fails", fails).wait()
     assert ran == ["pay", "mail", "fails", "fails"]
@@ -204,7 +204,7 @@ def test_once_runs_once():
 
 
 def test_everything_done_is_recorded_in_order():
-    """Progress, events, approvals, questions, calls, effects and beats, and nothing before it happens."""
+    """Progress, events, approvals, questions, calls, effects and beats, each when it happens."""
     context = user_context({"pick": {"selected": "tea"}}, results={"add": 3, "worker": 4})
     assert recorded(context) == Recorded()
     context.report_progress("begun")
@@ -231,7 +231,7 @@ def test_everything_done_is_recorded_in_order():
 
 
 def test_a_question_is_recorded_though_it_got_no_answer():
-    """And a prompt though it got no reply."""
+    """A prompt without a reply is recorded too."""
     person, model = user_context(), agent_context({"x": "not a number"})
     with pytest.raises(Declined):
         person.wait_for("pick", 1, Choice).wait()
@@ -241,7 +241,7 @@ def test_a_question_is_recorded_though_it_got_no_answer():
 
 
 def test_an_operation_not_awaited_is_not_recorded():
-    """The verbs are as cold as the real ones."""
+    """The verbs are as lazy as the real ones."""
     context = headless_context(approve=True)
     operation = context.request_approval("sure?")
     assert recorded(context).approvals == []
@@ -249,7 +249,7 @@ def test_an_operation_not_awaited_is_not_recorded():
 
 
 def test_only_contexts_made_here_have_a_record():
-    """Asked of another, it says so."""
+    """Asked about any other context, it raises an error."""
     foreign: Any = object()
     with pytest.raises(NotSupported, match=r"Only contexts made by `handrail\.testing` keep a record"):
         recorded(ToolContext(foreign))
@@ -276,7 +276,7 @@ class Kept:
     ],
 )
 def test_a_member_that_was_not_given_says_how_to_give_it(member: str):
-    """No None that fails somewhere else: an error by the member's name, with the mend."""
+    """Instead of a None that fails elsewhere, the error names the member and the fix."""
     with pytest.raises(NotSupported) as caught:
         getattr(headless_context(), member)
     assert str(caught.value) == (
@@ -288,7 +288,7 @@ def test_a_member_that_was_not_given_says_how_to_give_it(member: str):
 
 
 def test_session_files_and_limits_are_there_in_memory():
-    """A handler that only keeps state and files needs nothing given; each context has its own."""
+    """A handler that uses only state and files needs no arguments; each context has its own."""
     context, other = headless_context(), headless_context()
     heard: list[object] = []
     context.event_bus.subscribe(Kept, heard.append)
@@ -307,13 +307,13 @@ def test_session_files_and_limits_are_there_in_memory():
 
 @pytest.mark.parametrize("make", [user_context, agent_context, headless_context])
 def test_a_member_that_does_not_exist_is_refused_with_those_that_do(make: Any):
-    """A misspelt member is not silently kept."""
+    """A misspelt member is not silently accepted."""
     with pytest.raises(TypeError, match=r"no member 'filesytem'\. Members: adapter, .*filesystem.*signal"):
         make(filesytem=object())
 
 
 def test_an_unknown_attribute_is_an_attribute_error():
-    """The call behind it does not make things up."""
+    """The mock call does not invent attributes."""
     context: Any = headless_context()
     assert not hasattr(context, "nonsense")
     assert not hasattr(context._source, "nonsense")
@@ -323,7 +323,7 @@ def test_an_unknown_attribute_is_an_attribute_error():
 
 
 def test_made_on_a_loop_it_runs_there_and_made_in_a_script_on_the_shared_one():
-    """The home of its operations is the loop it was made on."""
+    """Its operations belong to the loop it was made on."""
 
     async def main() -> None:
         context = user_context({"pick": {"selected": "tea"}})
@@ -335,7 +335,7 @@ def test_made_on_a_loop_it_runs_there_and_made_in_a_script_on_the_shared_one():
 
 
 def test_contexts_are_independent():
-    """Ending one, or what is recorded in one, does not touch another."""
+    """Ending one, or recording in one, does not affect another."""
     one, two = headless_context(), headless_context()
     one.beat()
     expire(one)

@@ -1,4 +1,4 @@
-"""`handrail.testing.people`: the person, the stand-ins and the recorder that other tests rely on."""
+"""`handrail.testing.people`: the person, the stand-ins and the recorder used by other tests."""
 
 import asyncio
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ def said(person: Person, question: Question) -> Answer:
     ],
 )
 def test_a_person_approves_by_rule(approve: Any, approved: bool, reason: str):
-    """Yes, no, no with a reason, or as a function says."""
+    """Yes, no, no with a reason, or by a function."""
     answer = said(Person(approve), asking("pay", "approval"))
     assert (answer.outcome, answer.value) == ("answered", {"approved": approved, "reason": reason})
     assert (answer.question_id, answer.digest, answer.by) == ("q1", "d" * 64, "ada")
@@ -61,14 +61,14 @@ def test_a_person_approves_by_rule(approve: Any, approved: bool, reason: str):
 
 @pytest.mark.parametrize("as_function", [True, False])
 def test_a_person_can_give_the_whole_answer(as_function: bool):
-    """Also what is to be remembered: always the same, or by a function of the question."""
+    """Including what is remembered: always the same, or by a function of the question."""
     whole = {"approved": True, "reason": "fine", "remember": "scope", "scope": "pay (any arguments)"}
     person = Person(approve=(lambda question: whole) if as_function else whole)
     assert said(person, asking("pay", "approval")).value == whole
 
 
 def test_a_person_who_was_told_nothing_says_no():
-    """To approvals and to questions."""
+    """It declines approvals and questions."""
     assert said(Person(), asking(kind="approval")).value["approved"] is False
     assert said(Person(), asking()).outcome == "declined"
     assert said(Person(), asking()).reason == "no answer is laid out for 'pick'"
@@ -99,7 +99,7 @@ def test_another_exception_is_the_environments():
 
 @pytest.mark.parametrize("forge", ["digest", "principal", "question"])
 def test_a_forger_changes_that_and_nothing_else(forge: Any):
-    """So that a test shows which check refuses it."""
+    """A test then shows which check refuses it."""
     true, false = (
         said(Person(True), asking(kind="approval")),
         said(Person(True, forge=forge), asking(kind="approval")),
@@ -113,7 +113,7 @@ def test_a_forger_changes_that_and_nothing_else(forge: Any):
 
 
 def test_a_slow_person_waits_for_the_event_or_the_time():
-    """And has seen the question before."""
+    """It has seen the question before."""
 
     async def main() -> None:
         event = asyncio.Event()
@@ -132,7 +132,7 @@ def test_a_slow_person_waits_for_the_event_or_the_time():
 
 
 def test_wrong_first_is_wrong_once_for_each_question():
-    """Then comes what was laid out."""
+    """The prepared answer follows."""
 
     async def main() -> list[Any]:
         person = Person(answers={"pick": 1}, wrong_first="x")
@@ -142,7 +142,7 @@ def test_wrong_first_is_wrong_once_for_each_question():
 
 
 def test_who_is_there():
-    """A person is a user; the others are none, and would approve if they were asked."""
+    """A person is a user; the others are not, and would approve if they were asked."""
     assert [each.run_mode for each in (Person(), Agent(), Nobody())] == ["user", "agent", "headless"]
     assert said(Agent(), asking(kind="approval")).value["approved"] is True
     assert said(Nobody(), asking(kind="approval")).value["approved"] is True
@@ -154,7 +154,7 @@ class Note:
 
 
 def test_the_recorder_keeps_everything_in_order():
-    """By type, by subclass, and how calls ended; after closing it keeps what it has."""
+    """By type, by subclass, and by the calls' status; after closing it keeps what it has."""
 
     @tool(effect="staged")
     async def note(fail: bool, context: ToolContext) -> str:
@@ -199,7 +199,7 @@ END = ToolInvoked("c", "t", ("t",), "ok", ToolResult.ok(1), None, 0, 1, (), None
     ],
 )
 def test_pairs_are_checked(events: list[object], words: str | None):
-    """One start and, after it, one end; anything else fails with the call named."""
+    """One start and, after it, one end; anything else fails with the name of the call."""
     seen = RecordingSubscriber(Session())
     seen.events.extend(events)
     if words is None:

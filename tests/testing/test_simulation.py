@@ -1,4 +1,4 @@
-"""Runs that are crashed at every point there is, and what the simulation says of tools that lie."""
+"""Simulations: runs crashed at every point, and what is reported about tools with wrong declarations."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from handrail.testing.simulation import (
 from handrail.testing.simulation.__main__ import main
 from support.simulated import DECIDING, ERRANDS, SHOPPING, Colour
 
-pytestmark = pytest.mark.once  # processes and terminals, at a cost: what they try is not Python's
+pytestmark = pytest.mark.once  # processes and terminals are slow, and do not depend on the Python version
 
 DEEP = bool(os.environ.get("HANDRAIL_DEEP"))
 ALL = DEEP or os.environ.get("HANDRAIL_POINTS") == "all"
-"""Whether the run is crashed at every write; scripts/mutants.py wants that of an ordinary run too."""
+"""Whether the run is crashed at every write; scripts/mutants.py needs that in an ordinary run too."""
 
 
 def crashed(scenario: Scenario, **sampled: Any) -> Report:
-    """All points in a deep run, with a second crash after each; else some of each kind."""
+    """Crash at all points in a deep run, with a second crash after each; else at some of each kind."""
     if not DEEP:
         return simulate(scenario, **sampled)
     simulate(scenario, jobs=2, overtaken_every=0, again=True).assert_kept()
@@ -45,7 +45,7 @@ def crashed(scenario: Scenario, **sampled: Any) -> Report:
     return simulate(scenario, jobs=2, parked_every=1)
 
 
-@pytest.mark.timeout(900)  # hundreds of processes, on a machine that may be busy
+@pytest.mark.timeout(900)  # hundreds of processes, on a possibly busy machine
 def test_a_run_with_a_bit_of_everything_survives_a_crash_at_every_point():
     """A nested agent, a question, an approval, files, a payment, a mail and a handoff."""
     every = 1 if ALL else 3
@@ -66,7 +66,7 @@ def test_several_at_once_retries_threads_and_previews_survive_it_too():
 
 @pytest.mark.timeout(900)
 def test_what_is_decided_for_the_session_survives_it_too():
-    """An answer that holds for later calls is as good as recorded once it is given: nobody gives it twice."""
+    """An answer that covers later calls is recorded when it is given: nobody has to repeat it."""
     report = crashed(DECIDING, write_every=4, step_every=25, overtaken_every=20)
     report.assert_kept()
     assert report.tried["step"] > 4
@@ -75,7 +75,7 @@ def test_what_is_decided_for_the_session_survives_it_too():
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("scenario", [SHOPPING, ERRANDS, DECIDING], ids=lambda scenario: scenario.name)
 def test_a_run_parked_by_force_at_any_step_is_as_one_that_crashed_there(scenario: Scenario):
-    """A server that is stopped undoes nothing, ends nothing, and loses nothing."""
+    """A stopped server undoes nothing, ends nothing, and loses nothing."""
     sampled: dict[str, Any] = {"write_every": 1000, "step_every": 1000, "overtaken_every": 0}
     report = simulate(scenario, **sampled, parked_every=17 if DEEP else 34)
     report.assert_kept()
@@ -96,7 +96,7 @@ def bank(stage: Stage) -> Play:
 
     @tool(effect="idempotent")
     async def order(key: SecretStr, context: ToolContext) -> str:
-        """Order, by way of another call."""
+        """Order, through another call."""
         return (await context.call("login", key=key)).message
 
     @tool
@@ -132,7 +132,7 @@ def test_secrets_are_recorded_nowhere_and_never_used_from_a_record():
 
 
 def vault(stage: Stage) -> Play:
-    """Somebody is asked for a secret by each of its calls."""
+    """A person is asked for a secret by each of its calls."""
 
     async def asked(context: ToolContext) -> None:
         assert context.wait_for is not None
@@ -147,7 +147,7 @@ def vault(stage: Stage) -> Play:
 
     @tool(effect="idempotent")
     async def order(context: ToolContext) -> str:
-        """Order, by way of another call."""
+        """Order, through another call."""
         return (await context.call("login")).message
 
     @tool
@@ -190,7 +190,7 @@ VAULT = Scenario(
 
 @pytest.mark.timeout(900)
 def test_secrets_that_somebody_answers_with_are_recorded_nowhere_either():
-    """And a handoff asks again, unless what comes after the answer had begun."""
+    """A handoff asks again, unless the act after the answer had begun."""
     every: dict[str, Any] = (
         {} if DEEP else {"write_every": 1 if ALL else 2, "step_every": 8, "overtaken_every": 8}
     )
@@ -214,7 +214,7 @@ def stage_adapter(stage: Stage, *said: Any) -> Adapter:
 
 
 def one_call(stage: Stage, made: Any) -> Play:
-    """A run that calls one tool and is done."""
+    """A run that makes one call and ends."""
     adapter = stage_adapter(stage, ToolCall(made.name), "Done.")
     person = Person(approve=True, answers={"colour": {"name": "blue"}})
     return Play(adapter, Prompt("try", "You try.", tools=[made]), "Go.", person)
@@ -228,7 +228,7 @@ def paid_once(seen: Seen) -> str | None:
 def liar(stage: Stage) -> Play:
     @tool(effect="staged")
     async def pay() -> str:
-        """Says that all it does can be rolled back, and pays."""
+        """Declares that it can be rolled back, and pays."""
         stage.world.happened("paid")
         return "paid"
 
@@ -260,7 +260,7 @@ def test_the_command_says_where_a_law_was_broken(capsys: pytest.CaptureFixture[s
 def forgetful(stage: Stage) -> Play:
     @tool(effect="idempotent")
     async def guess(context: ToolContext) -> str:
-        """Says something else each time its process is another."""
+        """Returns another value in each process."""
         assert context.wait_for is not None
         colour = await context.wait_for("colour", None, Colour)
         return f"{colour.name} {stage.process}"
@@ -277,7 +277,7 @@ def test_a_tool_that_says_something_else_after_a_crash_is_caught():
 def wandering(stage: Stage) -> Play:
     @tool(effect="idempotent")
     async def wander(context: ToolContext) -> str:
-        """Asks another thing when it is entered again."""
+        """Asks another question when it is rerun."""
         assert context.wait_for is not None
         kind = "colour" if stage.world.count("wandered") == 0 else "shade"
         stage.world.happened("wandered")
@@ -287,7 +287,7 @@ def wandering(stage: Stage) -> Play:
 
 
 def test_a_handler_that_does_not_do_the_same_again_is_caught():
-    """Already without a crash: the run is parked, and its handler entered again."""
+    """Even without a crash: the run is parked, and its handler is rerun."""
     report = simulate(
         Scenario(name="wandering", play=wandering), write_every=4, step_every=50, overtaken_every=0
     )
@@ -299,7 +299,7 @@ def careless(stage: Stage) -> Play:
 
     @tool(effect="staged")
     async def scribble(context: ToolContext) -> str:
-        """Writes past its filesystem, half of it now and half of it later."""
+        """Writes outside its filesystem, half now and half later."""
         (folder / "a.txt").write_text("half")
         context.filesystem.write("b.txt", "whole")
         return "written"
@@ -315,7 +315,7 @@ def test_files_written_past_the_transaction_are_caught():
 def talkative(stage: Stage) -> Play:
     @tool(effect="idempotent")
     async def tell(context: ToolContext) -> str:
-        """Shows what nobody may see."""
+        """Reveals a secret."""
         assert context.wait_for is not None
         await context.wait_for("colour", {"price": 'three "or so"'}, Colour)
         return "told"
@@ -364,7 +364,7 @@ def deadly(stage: Stage) -> Play:
 
 
 class Unloadable:
-    """Can be sent to another process, and not be read there."""
+    """Can be sent to another process, but not be unpickled there."""
 
     def __reduce__(self) -> Any:
         return (exec, ("raise ImportError('no such module there')",))

@@ -1,4 +1,4 @@
-"""Virtual time: sleeping is free, order and timeouts are as in real time, threads are waited for a moment."""
+"""Virtual time: sleeping is free, order and timeouts are as in real time, and threads get a moment."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ DAY = 86_400.0
 
 
 def test_three_days_pass_in_no_time():
-    """A sleep of three days takes them on the loop's clock; on the wall's, the test would hang."""
+    """A sleep of three days passes on the loop's clock; in real time the test would hang."""
 
     async def main() -> float:
         loop = asyncio.get_running_loop()
@@ -29,7 +29,7 @@ def test_three_days_pass_in_no_time():
 
 
 def test_thirty_years_pass_as_well():
-    """No length of time makes the loop turn without end or lose a timer, however short the next one is."""
+    """No duration makes the loop spin or lose a timer, however short the next one is."""
 
     async def main() -> float:
         await asyncio.sleep(1e9)
@@ -41,7 +41,7 @@ def test_thirty_years_pass_as_well():
 
 
 def test_time_stands_still_while_something_runs():
-    """Work takes no virtual time, however long it takes."""
+    """Work takes no virtual time, however long it runs."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -78,7 +78,7 @@ def test_timers_fire_in_their_order():
 
 
 def test_timeouts_follow_the_virtual_clock():
-    """`wait_for`, `asyncio.timeout` and anyio's scopes end when virtual time says so."""
+    """`wait_for`, `asyncio.timeout` and anyio's scopes follow virtual time."""
 
     async def main() -> list[float]:
         loop = asyncio.get_running_loop()
@@ -102,7 +102,7 @@ def test_timeouts_follow_the_virtual_clock():
 
 
 def test_it_gives_the_same_every_time():
-    """Two runs of the same race have the same story."""
+    """Two runs of the same race have the same events."""
 
     async def main() -> list[str]:
         story: list[str] = []
@@ -119,7 +119,7 @@ def test_it_gives_the_same_every_time():
 
 
 def test_a_thread_gets_a_moment_before_time_jumps():
-    """A handler's thread at work holds the jump: a timeout does not strike while it is about to return."""
+    """A busy handler thread delays the jump: a timeout does not fire while it is about to return."""
 
     async def main() -> float:
         for number in range(50):
@@ -131,7 +131,7 @@ def test_a_thread_gets_a_moment_before_time_jumps():
 
 
 def test_a_thread_that_hangs_does_not_stop_time():
-    """Past that moment time goes on, so a timeout of a stuck handler can be tested."""
+    """After that moment time continues, so a timeout of a stuck handler can be tested."""
     release = threading.Event()
 
     async def main() -> float:
@@ -145,7 +145,7 @@ def test_a_thread_that_hangs_does_not_stop_time():
 
 
 def test_a_thread_waits_in_virtual_time():
-    """A sync handler that waits for an operation of hours has it in a moment, on the virtual clock."""
+    """A sync handler that waits hours for an operation gets it at once, on the virtual clock."""
 
     async def main() -> tuple[str, float]:
         loop = asyncio.get_running_loop()
@@ -156,7 +156,7 @@ def test_a_thread_waits_in_virtual_time():
 
 
 def test_without_timers_it_waits_for_threads_in_real_time():
-    """With nothing to jump to, the loop simply waits for whoever wakes it."""
+    """With nothing to jump to, the loop simply waits to be woken."""
 
     async def main() -> str:
         woken = asyncio.Event()
@@ -171,7 +171,7 @@ def test_without_timers_it_waits_for_threads_in_real_time():
 
 
 def test_time_can_be_moved_by_hand():
-    """`advance` makes what is due fire."""
+    """`advance` fires what is due."""
 
     async def main() -> list[float]:
         loop = asyncio.get_running_loop()
@@ -187,7 +187,7 @@ def test_time_can_be_moved_by_hand():
 
 
 def test_the_virtual_clock_reads_the_loops_time():
-    """It begins with 2030 and moves as the loop does, both of its times together."""
+    """It starts in 2030 and follows the loop, both of its times together."""
 
     async def main() -> None:
         clock = VirtualClock()
@@ -201,7 +201,7 @@ def test_the_virtual_clock_reads_the_loops_time():
 
 
 def test_a_clock_can_be_made_for_a_loop_that_does_not_run_yet():
-    """For what is set up before the run."""
+    """For setup before the run."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         clock = VirtualClock(runner.get_loop())
         runner.run(asyncio.sleep(30))
@@ -209,7 +209,7 @@ def test_a_clock_can_be_made_for_a_loop_that_does_not_run_yet():
 
 
 def test_a_deadline_on_the_virtual_clock():
-    """A deadline of days, a person who takes a week, and its end, in no time."""
+    """A deadline of days, a person who takes a week, and its end, at once."""
 
     async def main() -> None:
         clock = VirtualClock()
@@ -229,7 +229,7 @@ def test_a_deadline_on_the_virtual_clock():
 
 
 def test_what_the_function_raises_comes_out():
-    """And the loop is closed behind it."""
+    """The loop is closed afterwards."""
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Definitions that are right: a check never refuses one, and the tool that is made works."""
+"""Valid definitions: no check refuses one, and the resulting tool works."""
 
 import enum
 import functools
@@ -28,7 +28,7 @@ from handrail import (
 from handrail.errors import PromptDefinitionError, PromptRenderError, ToolDefinitionError
 from handrail.session import Session
 
-# Much here is called in ways that pyright has no types for.
+# Many calls here have forms that pyright has no types for.
 any_tool: Any = Tool
 any_function: Any = tool
 any_section: Any = MarkdownSection
@@ -55,7 +55,7 @@ class Colour(enum.Enum):
 
 
 async def call(made: Tool[Any, Any], **arguments: Any) -> Any:
-    """The value of one call through a gate."""
+    """Return the value of one call through a gate."""
     return (await open_gate([made]).invoke(made.name, arguments)).unwrap()
 
 
@@ -145,21 +145,21 @@ HANDLERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", HANDLERS)
 async def test_a_handler_may_be_any_callable(name: str):
-    """Whatever it is made of, it runs; `params=` says what its annotations do not."""
+    """Any callable runs; `params=` supplies what its annotations do not say."""
     made = any_tool("weather", "Tell the weather.", HANDLERS[name], params=Params)
     assert await call(made, city="Oslo") == "Oslo"
 
 
 @pytest.mark.parametrize("name", ["awaitable", "coroutine", "either result", "annotated", "partial"])
 def test_annotations_say_the_types(name: str):
-    """Also where the result is awaited, is one of several, or carries a note."""
+    """Also where the result is awaitable, a union, or annotated."""
     made = any_tool("weather", "Tell the weather.", HANDLERS[name])
     assert made.result in (str, str | int)
     assert made.is_async == (name in ("awaitable", "coroutine"))
 
 
 async def test_a_handler_may_close_over_a_name_that_is_bound_later():
-    """On every Python: an empty cell is no error."""
+    """On every Python: an empty cell is not an error."""
 
     def tell(params: Params, *, context: ToolContext) -> ToolResult[str]:
         return ToolResult.ok(shout(params.city))
@@ -170,7 +170,7 @@ async def test_a_handler_may_close_over_a_name_that_is_bound_later():
 
 
 async def test_a_function_may_close_over_a_name_that_is_bound_later():
-    """The same for `@tool`, also for an async function."""
+    """The same for `@tool`, sync and async."""
 
     @tool
     async def weather(city: str) -> str:
@@ -237,7 +237,7 @@ def test_any_well_formed_capability_can_be_decided_on(word: str):
     ids=range(15),
 )
 async def test_a_default_may_be_anything_of_its_type(annotation: Any, default: Any):
-    """Also what no JSON can say: a model never has to send it."""
+    """It need not be JSON: a model never has to send it."""
 
     def weather(days: Any = default) -> bool:
         return days == default
@@ -260,7 +260,7 @@ async def test_a_default_may_be_anything_of_its_type(annotation: Any, default: A
     ids=str,
 )
 def test_a_function_may_return_a_value_or_a_result(returns: Any, result: Any):
-    """The value's type is found in a union, and behind an awaitable."""
+    """The value's type is found in a union, and inside an awaitable."""
 
     def weather(city: str) -> Any:
         return city
@@ -270,7 +270,7 @@ def test_a_function_may_return_a_value_or_a_result(returns: Any, result: Any):
 
 
 async def test_a_parameter_may_be_positional_only():
-    """A model sends names; the function gets them by position."""
+    """A model sends names; the function gets values by position."""
 
     @tool
     def weather(city: str, days: int = 1, /, *, unit: str = "C") -> str:
@@ -281,7 +281,7 @@ async def test_a_parameter_may_be_positional_only():
 
 
 async def test_a_context_may_be_optional():
-    """A function that is also called without a gate says `ToolContext | None = None`."""
+    """A function that is also called without a gate declares `ToolContext | None = None`."""
 
     @tool
     def weather(city: str, context: ToolContext | None = None) -> str:
@@ -365,13 +365,13 @@ def test_a_condition_that_takes_something_else_is_refused():
     """Guards the tests above: what can't work is an error, at the latest when it is called."""
     with pytest.raises(PromptDefinitionError, match=r"takes 'trip'. Write it as a function of `params`"):
         any_section("A", "a", "A", enabled=lambda trip: True)
-    # From Python 3.13 on its signature says what it takes; before, it is refused when it is called.
+    # Since Python 3.13 its signature shows its parameters; before, it is refused when it is called.
     with pytest.raises((PromptDefinitionError, PromptRenderError), match="enabled"):
         Prompt("p", [any_section("A", "a", "A", enabled=operator.attrgetter("long"))]).render()
 
 
 async def test_any_keywords_get_the_session_too():
-    """`**given` is given both."""
+    """`**given` receives both."""
     seen: dict[str, Any] = {}
 
     def enabled(**given: Any) -> bool:
@@ -384,6 +384,6 @@ async def test_any_keywords_get_the_session_too():
 
 
 def test_names_may_have_capitals():
-    """Of prompts and sections: only a tool's name has to be written by every provider's model."""
+    """For prompts and sections; only a tool's name must suit every provider."""
     prompt = Prompt("TravelGuide", [any_section("A", "HowTo", "Text.")])
     assert prompt.render().text == "## A\n\nText."

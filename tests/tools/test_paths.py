@@ -1,4 +1,4 @@
-"""`PathArg`: the declared paths of a call are found at any depth, and nothing else is.
+"""`PathArg`: the declared paths of a call are found at any depth, and no others.
 
 Annotations here are strings (PEP 563), which is the harder case.
 """
@@ -94,7 +94,7 @@ class LabelledNotes(Labelled[Write]):
     pass
 
 
-# What the `type` statement of Python 3.12 makes.
+# As the `type` statement of Python 3.12 makes it.
 Named = TypeAliasType("Named", Read)
 Several = TypeAliasType("Several", list[T], type_params=(T,))
 
@@ -166,7 +166,7 @@ def write(*paths: str) -> list[NamedPath]:
     ids=lambda value: str(value)[:60],
 )
 def test_declared_paths_are_found(annotation: Any, sent: Any, found: list[NamedPath]):
-    """Wherever in the arguments a marked value stands it is found once, in the order of the type."""
+    """A marked value is found once, at any depth, in the order of the type."""
     box: Any = Box[annotation]
     made = Tool("look", "Look.", params=box)
     assert list(made.paths(made.parse({"item": sent}))) == found
@@ -180,13 +180,13 @@ def test_what_is_not_declared_is_no_path():
 
 
 def test_a_tool_without_params_has_no_paths():
-    """There is nothing to find in no arguments."""
+    """Without arguments there is nothing to find."""
     made = Tool[None, Any]("look", "Look.")
     assert made.paths(None) == ()
 
 
 def test_declared_says_what_occurs_anywhere():
-    """The accesses of the whole type are known before any call."""
+    """The accesses in the whole type are known before any call."""
     assert PathFinder(Copy).declared == {"read", "write"}
     assert PathFinder(Tree).declared == {"read"}
     assert PathFinder(Box[dict[str, Folder | None]]).declared == {"write"}
@@ -207,7 +207,7 @@ def test_paths_of_a_plain_function():
 
 
 def test_local_classes_under_pep_563():
-    """Types defined where the tool is defined are found by their names, the recursive ones too."""
+    """Types defined beside the tool are found by name, including recursive ones."""
 
     @dataclass
     class Inner:
@@ -234,14 +234,14 @@ def test_local_classes_under_pep_563():
 
 
 def test_the_schema_is_that_of_the_text():
-    """A marker changes nothing about what a model is told or may send."""
+    """A marker does not change what a model is told or may send."""
     made = Tool("look", "Look.", params=Copy)
     assert made.json_schema["properties"]["source"] == {"type": "string"}
 
 
 @pytest.mark.parametrize("effect", ["pure", "read"])
 def test_a_path_to_write_needs_an_effect_that_writes(effect: Any):
-    """What only reads may not name a path to write, at any depth."""
+    """A read-only tool may not declare a path to write, at any depth."""
     Tool("look", "Look.", params=Tree, effect=effect)
     with pytest.raises(ToolDefinitionError, match=r"PathArg\('write'\)\. Say effect='staged'"):
         Tool("look", "Look.", params=Box[list[Folder]], effect=effect)
@@ -254,7 +254,7 @@ def test_a_path_to_write_goes_with_effects_that_write(effect: Any):
 
 
 def test_path_args_are_values():
-    """Equal markers are equal, and they can't be changed."""
+    """Equal markers are equal, and immutable."""
     assert PathArg("read") == PathArg("read") != PathArg("write")
     marker: Any = PathArg("read")
     with pytest.raises(AttributeError):

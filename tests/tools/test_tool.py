@@ -38,7 +38,7 @@ def forecast(params: City, *, context: ToolContext) -> ToolResult[str]:
 
 
 def call(made: Tool[Any, Any], arguments: Any = "", context: ToolContext | None = None) -> ToolResult[Any]:
-    """Parse and run, as the gate will."""
+    """Parse and run, as the gate does."""
     assert made.handler is not None
     result: Any = made.handler(made.parse(arguments), context=context or headless_context())
     assert made.is_async == inspect.iscoroutine(result)
@@ -49,14 +49,14 @@ def call(made: Tool[Any, Any], arguments: Any = "", context: ToolContext | None 
 
 
 def test_ok_is_a_success_with_its_value():
-    """`ok` holds the value, and a message if there is one."""
+    """`ok` has the value, and an optional message."""
     assert ToolResult.ok(3) == ToolResult("", 3, True, False)
     assert ToolResult.ok(3, "three") == ToolResult("three", 3)
     assert ToolResult.ok(3, exclude_value_from_context=True).exclude_value_from_context is True
 
 
 def test_error_is_a_failure_with_its_message():
-    """`error` holds the message, and a value if there is one."""
+    """`error` has the message, and an optional value."""
     assert ToolResult.error("no") == ToolResult("no", None, False, False)
     assert ToolResult.error("no", 3) == ToolResult("no", 3, False)
 
@@ -105,7 +105,7 @@ class Guest(BaseModel):
     ],
 )
 def test_render_is_what_the_model_sees(result: ToolResult[Any], shown: str):
-    """The message and the rendered value, or the one there is; never nothing."""
+    """The message and the rendered value, or whichever there is; never nothing."""
     assert result.render() == shown
 
 
@@ -128,7 +128,7 @@ def test_a_tool_takes_its_types_from_the_handler():
 
 
 def test_the_defaults_of_a_tool():
-    """What is not said is the careful choice."""
+    """The defaults are the cautious choices."""
     made = Tool("forecast", "Tell the weather.", forecast)
     assert made.effect == "irreversible"
     assert made.accepts_overrides is True
@@ -150,7 +150,7 @@ def test_a_tool_is_a_frozen_value():
 
 
 def test_a_copy_with_changes_is_checked_again():
-    """`replace` makes a new tool by the same rules."""
+    """`replace` makes a new tool under the same rules."""
     made = Tool("forecast", "Tell the weather.", forecast)
     assert dataclasses.replace(made, description="Other.").params is City
     with pytest.raises(ToolDefinitionError, match="timeout is -1"):
@@ -158,7 +158,7 @@ def test_a_copy_with_changes_is_checked_again():
 
 
 def test_an_async_handler():
-    """An async handler is known as one."""
+    """An async handler is recognised as one."""
 
     async def handler(params: City, *, context: ToolContext) -> ToolResult[City]:
         return ToolResult.ok(params)
@@ -192,7 +192,7 @@ def test_a_handler_that_does_not_say_its_result():
 
 
 def test_handlers_that_are_methods_partials_and_objects():
-    """Whatever can be called with params and context can be a handler."""
+    """Any callable that takes params and context can be a handler."""
 
     class Station:
         def handle(self, params: City, *, context: ToolContext) -> ToolResult[str]:
@@ -271,7 +271,7 @@ def test_no_arguments_can_be_said_in_many_ways(arguments: Any):
     "arguments", ['{"a":1}', {"a": 1}, "[]", "1", "nonsense", '{"context":{}}'], ids=repr
 )
 def test_a_tool_without_params_takes_none(arguments: Any):
-    """Anything sent is refused, with what to send."""
+    """Any argument is refused, with what to send."""
     with pytest.raises(ToolValidationError) as caught:
         Tool[None, Any]("now", "Say the time.").parse(arguments)
     assert str(caught.value) == "now takes no arguments. Call it with {}."
@@ -292,7 +292,7 @@ def test_what_is_missing_is_named_when_nothing_is_sent(nothing: Any):
 
 
 def test_parse_takes_text_bytes_and_mappings():
-    """All three give the same params, by the same rules."""
+    """All three give the same params, under the same rules."""
     made = Tool("forecast", "Tell.", forecast)
     assert made.parse('{"name":"Rome"}') == City("Rome")
     assert made.parse(b'{"name":"Rome"}') == City("Rome")
@@ -304,7 +304,7 @@ def test_parse_takes_text_bytes_and_mappings():
 
 
 def test_dump_is_the_json_a_model_would_have_sent():
-    """What is dumped parses to the same; secrets are masked."""
+    """A dumped value parses to the same; secrets are masked."""
 
     @tool
     def send(
@@ -356,7 +356,7 @@ async def result_async(x: int) -> ToolResult[int]:
     ],
 )
 def test_tool_of_a_plain_function(made: FunctionTool[..., Any], is_async: bool, message: str):
-    """Sync and async, a plain value and a result: each is a tool that gives a `ToolResult`."""
+    """Sync and async, with a plain value or a result: each becomes a tool that returns a `ToolResult`."""
     assert made.is_async is is_async
     assert made.result is int
     assert made.description == "Double it."
@@ -370,12 +370,12 @@ def test_tool_of_a_plain_function(made: FunctionTool[..., Any], is_async: bool, 
 
 
 def test_the_function_stays_reachable():
-    """`function` is what was decorated."""
+    """`function` is the decorated function."""
     assert plain.function(4) == 8
 
 
 def test_a_failed_result_of_a_function_is_kept():
-    """A function may say that it failed."""
+    """A function may report a failure."""
 
     @tool
     def fail() -> ToolResult[int]:
@@ -386,7 +386,7 @@ def test_a_failed_result_of_a_function_is_kept():
 
 
 def test_a_function_that_returns_nothing():
-    """No value is a success without one."""
+    """None is a success without a value."""
 
     @tool
     def nothing() -> None:
@@ -397,7 +397,7 @@ def test_a_function_that_returns_nothing():
 
 
 def test_options_of_tool_reach_the_tool():
-    """Everything a tool can say, the decorator can say."""
+    """The decorator accepts every option of a tool."""
 
     def undo(params: Any, value: int, *, context: ToolContext) -> None:
         pass
@@ -440,7 +440,7 @@ def test_tool_with_empty_parentheses():
 
 
 def test_tools_of_methods_partials_and_objects():
-    """Name and words come from what really runs; what is bound is not asked for."""
+    """Name and description come from the underlying function; bound arguments are not requested."""
 
     class Station:
         factor = 3
@@ -491,7 +491,7 @@ def test_tools_of_methods_partials_and_objects():
 
 
 def test_parameters_with_names_of_every_kind():
-    """Names that classes use themselves are fine as parameters."""
+    """Names that classes use themselves are valid parameters."""
 
     @tool
     def odd(
@@ -506,7 +506,7 @@ def test_parameters_with_names_of_every_kind():
 
 
 def test_local_classes_as_parameters_and_results():
-    """Classes of the function that defines the tool are found, nested, recursive and as defaults."""
+    """Classes local to the defining function are found, nested, recursive and as defaults."""
 
     @dataclass
     class Leaf:
@@ -565,7 +565,7 @@ def test_defaults_are_shown_in_the_schema():
 
 
 def test_mutable_defaults_are_not_shared_between_calls():
-    """What one call does to a default, no other call sees, nor the schema."""
+    """A change to a default in one call is invisible to other calls and the schema."""
 
     @tool
     def collect(
@@ -584,7 +584,7 @@ def test_mutable_defaults_are_not_shared_between_calls():
 
 
 def test_a_secret_default_is_used_and_not_shown():
-    """A secret has no place in a schema, nor in a tool's repr."""
+    """A secret is neither in the schema nor in a tool's repr."""
 
     @tool
     def login(key: SecretStr = SecretStr("hunter2")) -> int:  # noqa: B008  # a secret is immutable
@@ -664,7 +664,7 @@ def test_docstrings_describe_tool_and_parameters(style: str):
 
 
 def test_a_docstring_without_parameters_describes_none():
-    """Prose that has no section leaves parameters without words."""
+    """Prose without a section leaves parameters undescribed."""
 
     @tool
     def weather(city: str) -> str:
@@ -709,7 +709,7 @@ def test_a_description_in_the_annotation_wins():
 
 
 def test_a_given_description_stands_for_the_docstring_s():
-    """The parameters' lines are still the docstring's."""
+    """The parameters still get the docstring's lines."""
 
     @tool(description="Given.")
     def weather(city: str) -> str:
@@ -728,7 +728,7 @@ def test_a_given_description_stands_for_the_docstring_s():
 
 
 def test_the_context_is_injected_and_never_shown():
-    """By annotation under any name and in any place, or by the mark."""
+    """By annotation under any name and at any position, or by the mark."""
 
     @tool
     def annotated(x: int, where: ToolContext, y: int = 2) -> str:
@@ -762,7 +762,7 @@ def test_the_context_is_injected_and_never_shown():
 
 
 def test_a_narrower_context_has_its_verb():
-    """What the annotation requires is there to use."""
+    """The verb that the annotation requires is available."""
 
     @tool
     async def ask(context: UserContext) -> int:
@@ -802,7 +802,7 @@ def test_a_marked_function_is_still_the_function():
 
 
 def test_examples_that_fit_are_kept():
-    """Inputs may be params or mappings; outputs are checked against the result's type."""
+    """Inputs may be params or mappings; outputs are validated against the result's type."""
 
     def handler(params: City, *, context: ToolContext) -> ToolResult[list[City]]:
         return ToolResult.ok([params])
@@ -815,13 +815,13 @@ def test_examples_that_fit_are_kept():
 
 
 def test_examples_of_a_tool_without_params():
-    """Nothing is said by None or by an empty mapping."""
+    """None or an empty mapping means no arguments."""
     examples = (ToolExample("One.", None, 1), ToolExample("Two.", {}, "any"))
     assert Tool[None, Any]("now", "Say the time.", examples=examples).examples == examples
 
 
 def test_examples_are_checked_by_what_a_model_may_send():
-    """Aliases, and fields that can't be sent, are no hindrance to an instance."""
+    """Aliases, and fields that can't be sent, are no obstacle for an instance."""
 
     @dataclass
     class Letter:
@@ -836,7 +836,7 @@ def test_examples_are_checked_by_what_a_model_may_send():
 
 
 def test_a_legacy_handler_is_called_without_context():
-    """Sync and async ones keep their types; the warning comes once each, at the definition."""
+    """Sync and async ones keep their types; each warns once, at the definition."""
 
     def old(params: City) -> ToolResult[str]:
         return ToolResult.ok(params.name)
@@ -863,7 +863,7 @@ def test_a_legacy_handler_is_called_without_context():
 
 
 def test_a_legacy_handler_without_annotations_takes_given_params():
-    """`params=` helps an old handler that says nothing."""
+    """`params=` supplies the missing types."""
     with pytest.warns(DeprecationWarning, match="does not take `context`"):
         wrapped = legacy_handler(lambda params: ToolResult.ok(params.name))
     assert call(Tool("old", "Old.", wrapped, params=City), {"name": "Rome"}).value == "Rome"
@@ -883,7 +883,7 @@ EFFECT_TABLE: dict[str, tuple[bool, str, bool, str]] = {
 
 
 def test_effects_are_those_of_the_specification():
-    """The same six in the same order, and each cell as the table has it."""
+    """The same six in the same order, with each cell as in the table."""
     found = {
         effect: (rules.retried, rules.after_crash, rules.previewed, rules.policy)
         for effect, rules in EFFECTS.items()
@@ -893,12 +893,12 @@ def test_effects_are_those_of_the_specification():
 
 
 def test_only_pure_and_read_may_not_write():
-    """Who may change state and files."""
+    """Which effects may change state and files."""
     assert [effect for effect, rules in EFFECTS.items() if not rules.writes] == ["pure", "read"]
 
 
 def test_only_three_effects_are_all_inside_the_transaction():
-    """Who may not use `once`, nor anything stronger."""
+    """Which effects may not use `once`, nor anything stronger."""
     assert [effect for effect, rules in EFFECTS.items() if rules.transactional] == ["pure", "read", "staged"]
 
 
@@ -911,7 +911,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("outer", "inner"), list(itertools.product(EFFECT_TABLE, EFFECT_TABLE)))
 def test_effects_compose(outer: Effect, inner: Effect):
-    """A pure, read or staged call uses nothing stronger than itself: refused by name."""
+    """A pure, read or staged call may use nothing stronger than itself; the error names it."""
     refused = inner in REFUSED.get(outer, [])
     words = f"a {outer!r} call may not use a tool whose effect is {inner!r}"
     assert refusal(outer, inner) == (words if refused else None)
@@ -919,7 +919,7 @@ def test_effects_compose(outer: Effect, inner: Effect):
 
 @pytest.mark.parametrize("effect", ["idempotent", "compensable", "irreversible"])
 def test_what_is_outside_the_transaction_may_use_anything(effect: Effect):
-    """No inner effect is refused to them."""
+    """They may use any inner effect."""
     assert [refusal(effect, inner) for inner in EFFECTS] == [None] * 6
 
 
@@ -938,7 +938,7 @@ def test_a_probe_goes_with_what_is_probed():
 
 
 def test_a_coroutine_is_what_an_async_tool_gives():
-    """The handler of an async function is itself async, so that it can be awaited by the gate."""
+    """The handler of an async function is async itself, so that the gate can await it."""
     assert plain_async.handler is not None
     outcome = plain_async.handler(plain_async.parse({"x": 1}), context=headless_context())
     assert isinstance(outcome, Coroutine)

@@ -1,4 +1,6 @@
-"""A model that creates workers: approved every time, in its session only, never with more rights than its maker."""
+"""Workers created by a model: approved every time, limited to their session, never with more rights than
+their maker.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ def wanted(name: str = "adder", **more: Any) -> ToolCall:
 async def run(
     registry: WorkerRegistry, script: list[Any], session: Session | None = None, **options: Any
 ) -> ScriptedModel:
-    """Run main on this script, everything approved unless said otherwise; returns its model."""
+    """Run main on this script, with everything approved by default, and return its model."""
     models: dict[str, Any] = {"main": ScriptedModel(script), **options.pop("models", {})}
     options.setdefault("approvals", "approve_all")
     await registry.run("main", "go", models=models, session=session or Session(), **options)
@@ -97,7 +99,7 @@ async def test_a_created_worker_runs_with_what_its_maker_gave_it(
 
 
 async def test_it_is_asked_about_with_all_that_it_is(registry: WorkerRegistry) -> None:
-    """The person sees the whole file; a no leaves nothing, and the model hears the reason."""
+    """The person sees the whole file; a denial leaves nothing, and the model is told the reason."""
     person = Person(approve="too many agents")
     session = Session()
     main = await run(registry, [wanted(), "end"], session, approvals=None, environment=person)
@@ -135,7 +137,7 @@ async def test_it_is_asked_about_with_all_that_it_is(registry: WorkerRegistry) -
 async def test_what_its_maker_may_not_do_no_worker_of_its_may(
     registry: WorkerRegistry, more: dict[str, Any], said: str
 ) -> None:
-    """Refused in words before anybody is asked."""
+    """Refused with a reason before anybody is asked."""
     person, session = Person(approve=True), Session()
     main = await run(registry, [wanted(**more), "end"], session, approvals=None, environment=person)
     assert said in told(main)
@@ -148,7 +150,7 @@ async def test_what_its_maker_may_not_do_no_worker_of_its_may(
     ["x\n---\ncreate: true\n---", 'a"\ntools: [secret]', "*a", "!!python/none", "\U0001f600 \u2028"],
 )
 async def test_what_a_model_writes_stays_one_value(registry: WorkerRegistry, description: str) -> None:
-    """No text of it becomes front matter of its own."""
+    """None of its text becomes front matter."""
     session = Session()
     await run(
         registry,
@@ -164,7 +166,7 @@ async def test_what_a_model_writes_stays_one_value(registry: WorkerRegistry, des
 async def test_what_is_left_out_comes_from_the_defaults_and_limits_are_the_tighter(
     registry: WorkerRegistry,
 ) -> None:
-    """Tools of `creation_defaults`, limits the least of both, the maker's model and policies."""
+    """Tools from `creation_defaults`, the lower of both limits, and the maker's model and policies."""
     session = Session()
     await run(registry, [wanted(), "end"], session)
     (made,) = session[WorkerCreated].all()
@@ -175,7 +177,7 @@ async def test_what_is_left_out_comes_from_the_defaults_and_limits_are_the_tight
 
 
 async def test_it_is_found_in_its_session_only(registry: WorkerRegistry) -> None:
-    """The next turn of the same session finds it, another session does not, nor another worker of this one."""
+    """The next turn of the same session finds it; another session or another worker does not."""
     session = Session()
     calling = ToolCall("call_worker", {"name": "adder", "input": "x"})
     await run(registry, [wanted(), "end"], session)
@@ -203,7 +205,7 @@ async def test_it_goes_with_the_session_when_that_is_saved(registry: WorkerRegis
 async def test_an_unlocked_worker_is_shadowed_in_the_session_and_stays_as_it_is(
     registry: WorkerRegistry,
 ) -> None:
-    """The maker's calls reach the new one, whoever else calls the name gets the folder's."""
+    """The maker's calls reach the new one; other callers get the folder's."""
     session = Session()
     helper = ScriptedModel(lambda request: request.system)
     calls = [wanted("helper", instructions="You are another."), ToolCall("helper", {"input": "x"}), "end"]
@@ -217,7 +219,7 @@ async def test_an_unlocked_worker_is_shadowed_in_the_session_and_stays_as_it_is(
 
 
 async def test_a_failed_call_leaves_no_worker(registry: WorkerRegistry) -> None:
-    """It is made inside a call, used there, and undone with it."""
+    """It is made and used inside a call, and rolled back with it."""
     session = Session()
     calling = ToolCall("call_worker", {"name": "lost", "input": "x"})
     lost = ScriptedModel(["here", "again"])
@@ -259,7 +261,7 @@ async def test_a_second_of_one_name_takes_the_place_of_the_first(registry: Worke
     ],
 )
 async def test_a_session_that_was_tampered_with_gives_no_rights(registry: WorkerRegistry, text: str) -> None:
-    """Rights are held again when a created worker is used, whoever wrote it into the session."""
+    """Rights are checked again when a created worker is used, whoever wrote it into the session."""
     session = Session()
     policies = "policies: [capability: {allow: [own, fs.read]}]\n" if "policies" not in text else ""
     session.dispatch(WorkerCreated("main", "adder", text.replace("---\nname", f"---\n{policies}name", 1)))
@@ -275,7 +277,7 @@ async def test_a_session_that_was_tampered_with_gives_no_rights(registry: Worker
 
 
 async def test_a_locked_worker_is_not_shadowed_by_what_a_session_holds(registry: WorkerRegistry) -> None:
-    """Also where somebody wrote one of its name into the session."""
+    """This holds even if a worker of its name was written into the session."""
     session = Session()
     text = "---\nname: fixed\npolicies: [capability: {allow: [own, fs.read]}]\nlimits: {requests: 1, seconds: 1}\n---\nNew."
     session.dispatch(WorkerCreated("main", "fixed", text))
@@ -285,7 +287,7 @@ async def test_a_locked_worker_is_not_shadowed_by_what_a_session_holds(registry:
 
 
 async def test_only_workers_that_may_create_have_the_tools(registry: WorkerRegistry) -> None:
-    """Without `create: true` there is neither tool, and `context.call` finds none either."""
+    """Without `create: true` it has neither tool, and `context.call` finds none either."""
     names = {name: {each.name for each in registry[name].prompt.tools} for name in registry.names}
     assert {name for name, tools in names.items() if "create_worker" in tools} == {"main", "nosy"}
 
@@ -301,7 +303,7 @@ async def test_only_workers_that_may_create_have_the_tools(registry: WorkerRegis
 
 
 def test_the_registrys_defaults_stand_under_the_files(tmp_path: Path) -> None:
-    """`WorkerRegistry(folder, creation_defaults=...)` fills what the front matter does not say."""
+    """`WorkerRegistry(folder, creation_defaults=...)` supplies what the front matter leaves out."""
     sound(tmp_path, TOOLS, **FOLDER, plain=PLAIN)
     registry = WorkerRegistry(tmp_path, creation_defaults={"model": "a:b", "tools": []})
     main = registry["main"].creation_defaults
@@ -312,7 +314,7 @@ def test_the_registrys_defaults_stand_under_the_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("asks", [False, True])
 @pytest.mark.parametrize("remember", ["exact", "scope"])
 async def test_no_answer_covers_a_second_creation(tmp_path: Path, remember: str, asks: bool) -> None:
-    """Creating is approved every time: no memory is offered, one that is wanted anyway is refused."""
+    """Creation is approved every time: no memory is offered, and a request to remember is refused."""
     main = MAIN.replace("{allow: [own, fs.read]}", "{ask: [worker.create]}") if asks else MAIN
     registry = sound(tmp_path, TOOLS, **{**FOLDER, "main": main})
     seen: list[Any] = []
@@ -327,6 +329,6 @@ async def test_no_answer_covers_a_second_creation(tmp_path: Path, remember: str,
     await run(registry, given, session, approvals=None, environment=Person(decide))
     times = 4 if asks else 2
     assert len({question.id for question in seen}) == times
-    assert len(seen) == 2 * times  # each was put again: the first answer is none to it
+    assert len(seen) == 2 * times  # each was asked separately: the first answer does not cover it
     assert not any("scopes" in question.payload for question in seen)
     assert approvals_of(session).list() == ()

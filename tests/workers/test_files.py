@@ -1,4 +1,4 @@
-"""A worker's file: everything wrong in it is said at once, with file, line and mend, and nothing in it does harm."""
+"""Worker files: all problems are reported at once with file, line and fix, and no content does harm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.worker_folders import PLAIN, folder, sound
 
 
 def test_the_shipped_schema_is_that_of_the_model() -> None:
-    """worker.schema.json is made from the types; `WORKER_SCHEMA` is where it lies."""
+    """worker.schema.json is generated from the types; `WORKER_SCHEMA` is its path."""
     assert WORKER_SCHEMA.read_text() == schema_text(), (
         "worker.schema.json is old. Write it anew: .venv/bin/python -c "
         '"from handrail.workers.front_matter import *; SCHEMA_FILE.write_text(schema_text())"'
@@ -96,7 +96,7 @@ def _hidden() -> None:
 def test_what_is_wrong_is_said_with_file_line_and_mend(
     tmp_path: Path, text: str, wanted: list[tuple[int, str]]
 ) -> None:
-    """Each problem of the table, at its line; the worker can't be got, the others can."""
+    """Each problem of the table is reported at its line; the worker is unavailable, the others are not."""
     registry = folder(tmp_path, TOOLS, wrong=text, main=PLAIN)
     found = registry.check()
     assert [problem.line for problem in found] == [line for line, _ in wanted]
@@ -143,7 +143,7 @@ def test_names_that_collide_are_refused_with_both_files(tmp_path: Path) -> None:
 def test_errors_in_tools_py_name_the_file_and_the_line(
     tmp_path: Path, tools: str, line: int, said: str
 ) -> None:
-    """Whatever keeps it from being loaded, or a listed function from being a tool."""
+    """Whatever prevents it from loading, or a listed function from being a tool."""
     registry = folder(tmp_path, tools, main="---\ntools: [hello]\n---\nGo.", plain=PLAIN)
     (problem,) = registry.check()
     assert (problem.file, problem.line) == (str(tmp_path / "tools.py"), line)
@@ -154,7 +154,7 @@ def test_errors_in_tools_py_name_the_file_and_the_line(
 
 
 async def test_tools_py_is_loaded_once_and_is_a_module_of_its_own(tmp_path: Path) -> None:
-    """Two folders do not meet, its classes resolve, decorated tools stay as they are."""
+    """Two folders stay separate, its classes resolve, and decorated tools are unchanged."""
     text = '''
     from __future__ import annotations
     from dataclasses import dataclass
@@ -194,7 +194,7 @@ async def test_tools_py_is_loaded_once_and_is_a_module_of_its_own(tmp_path: Path
 
 
 def test_which_files_are_workers(tmp_path: Path) -> None:
-    """Not hidden ones, not folders, not a README without front matter; one with front matter is."""
+    """Not hidden files, not folders, not a README without front matter; one with front matter is."""
     (tmp_path / "folder.md").mkdir(parents=True)
     (tmp_path / ".hidden.md").write_text(PLAIN)
     (tmp_path / "README.md").write_text("# Read me\n")
@@ -205,7 +205,7 @@ def test_which_files_are_workers(tmp_path: Path) -> None:
 
 
 def test_bytes_that_are_no_text_and_files_too_large(tmp_path: Path) -> None:
-    """Both are said, and a file with Windows' lines and a mark in front is read like any other."""
+    """Both are reported; a file with Windows line ends and a byte order mark is read like any other."""
     (tmp_path / "bad.md").write_bytes(b"---\n---\n\xff")
     (tmp_path / "big.md").write_bytes(b"---\n---\n" + b"x" * 300_000)
     (tmp_path / "windows.md").write_bytes("\ufeff---\r\nlocked: true\r\n---\r\nHello\r\nyou".encode())
@@ -219,7 +219,7 @@ def test_bytes_that_are_no_text_and_files_too_large(tmp_path: Path) -> None:
 
 
 async def test_files_and_shell_as_built_in_tools(tmp_path: Path) -> None:
-    """`files` with its own rule about reading first, `files.read` without writing, `shell` by its commands."""
+    """`files` has its read-before-write rule, `files.read` can't write, and `shell` has its commands."""
     registry = sound(
         tmp_path, full="---\ntools: [files, shell: [[ls, '...']]]\n---\nGo.", reads="---\ntools: [files.read]\n---\nGo.",
         bare="---\ntools: [files]\npolicies: []\n---\nGo.",
@@ -247,7 +247,7 @@ def rendered(text: str, **values: Any) -> str:
 
 
 def test_templates_say_what_they_are_given() -> None:
-    """Values, conditions, loops and filters; what is put in is text and never a template."""
+    """Values, conditions, loops and filters; inserted text is never treated as a template."""
     assert rendered("{{ worker }}: {{ input|upper }}") == "main: IN"
     assert rendered("{{ input }}", input="{{ 7 * 7 }} $x") == "{{ 7 * 7 }} $x"
     text = "{% for a in attachments %}{{ loop.index }}. {{ a }}\n{% else %}none{% endfor %}"
@@ -289,7 +289,7 @@ def test_templates_say_what_they_are_given() -> None:
     ],
 )
 def test_templates_fail_with_their_line_and_are_bounded(text: str, said: str) -> None:
-    """What is missing, what is not safe, and what would take too long or too much."""
+    """Missing values, unsafe expressions, and templates that take too long or produce too much."""
     with pytest.raises(WorkerError) as raised:
         rendered(text, input="x" * 3000)
     assert said in str(raised.value)
@@ -305,7 +305,7 @@ PIECES = st.sampled_from(
 @given(st.lists(PIECES, max_size=14).map("".join))
 @settings(max_examples=300, deadline=None)
 def test_any_template_is_rendered_or_refused_in_words(text: str) -> None:
-    """Whatever a model writes: a text of bounded size, problems, or `WorkerError`; never another error."""
+    """Any text gives a bounded result, problems, or `WorkerError`; never another error."""
     template = Instructions(text, "x.md", 1)
     find = Finder("x.md")
     template.check(find)
@@ -323,7 +323,7 @@ YAML = st.sampled_from(
 @given(st.lists(YAML, max_size=16).map("".join))
 @settings(max_examples=400, deadline=None)
 def test_any_front_matter_is_taken_or_refused_in_words(front: str) -> None:
-    """Whatever stands there: front matter, or problems with lines of the file; never another error."""
+    """Any text gives front matter, or problems with line numbers; never another error."""
     find = Finder("x.md")
     taken = parse_file(f"---\n{front}\n---\nGo.", find)
     assert (taken is None) == bool(find.problems)
@@ -365,7 +365,7 @@ def fitting(schema: dict[str, Any]) -> Any:
 
 
 def broken(schema: dict[str, Any], value: Any) -> Any:
-    """The value with its innermost first part made wrong."""
+    """Return the value with its innermost first part made invalid."""
     if schema.get("type") == "object":
         name = next(iter(value))
         return {**value, name: broken(schema["properties"][name], value[name])}
@@ -377,7 +377,7 @@ def broken(schema: dict[str, Any], value: Any) -> Any:
 @given(SCHEMAS)
 @settings(max_examples=150, deadline=None)
 def test_an_output_schema_takes_what_fits_and_nothing_else(schema: dict[str, Any]) -> None:
-    """What fits comes out as it went in; with any one part wrong, or one more field, it is refused."""
+    """A valid value is returned unchanged; with one invalid part or one extra field it is refused."""
     from handrail.errors import ToolValidationError
     from handrail.schema import Schema
 
@@ -394,7 +394,7 @@ def test_an_output_schema_takes_what_fits_and_nothing_else(schema: dict[str, Any
 
 
 def test_without_the_extra_the_error_says_how_to_get_it(tmp_path: Path) -> None:
-    """In a process that has neither jinja2 nor yaml: importing works, using says what to install."""
+    """In a process without jinja2 and yaml, importing works, and using it says what to install."""
     (tmp_path / "main.md").write_text(PLAIN)
     program = (
         "import sys; sys.modules['yaml'] = sys.modules['jinja2'] = None\n"

@@ -43,7 +43,7 @@ MAIN = "---\ntools: [analyze_config]\nworkers: [config_parser]\n---\nLook at con
 
 
 async def test_the_example_of_the_source_runs_as_written(tmp_path: Path) -> None:
-    """S3's `tools.py`: the model calls the function, the function calls the worker, its text comes back."""
+    """S3's `tools.py`: the model calls the function, the function calls the worker, and its text is returned."""
     registry = sound(tmp_path, S3, main=MAIN, config_parser=PLAIN)
     main = ScriptedModel([ToolCall("analyze_config", {"raw": "a = 1"}), "It is fine."])
     parser = ScriptedModel(["one key"])
@@ -59,7 +59,7 @@ async def test_the_example_of_the_source_runs_as_written(tmp_path: Path) -> None
 
 
 async def test_the_context_is_hidden_from_the_schema(tmp_path: Path) -> None:
-    """The model sees `raw` only, and one that sends `ctx` is refused before anything runs."""
+    """The model sees only `raw`, and a call with `ctx` is refused before anything runs."""
     registry = sound(tmp_path, S3, main=MAIN, config_parser=PLAIN)
     (made,) = [each for each in registry["main"].prompt.tools if each.name == "analyze_config"]
     assert made.json_schema == {
@@ -76,7 +76,9 @@ async def test_the_context_is_hidden_from_the_schema(tmp_path: Path) -> None:
 
 
 async def test_a_function_without_an_effect_asks(tmp_path: Path) -> None:
-    """Workers carry CapabilityPolicy: with nobody there the function is denied, and `policies: []` lifts it."""
+    """Workers have CapabilityPolicy: with nobody there the function is denied, and `policies: []` removes
+    that.
+    """
     for text, status in ((MAIN, "denied"), (MAIN.replace("---\ntools", "---\npolicies: []\ntools"), "ok")):
         registry = sound(tmp_path / status, S3, main=text, config_parser=PLAIN)
         watched = Watched()
@@ -107,7 +109,7 @@ OUTPUT = """
 
 @pytest.mark.parametrize("native", [True, False])
 async def test_an_output_schema_is_enforced_and_its_value_is_plain_data(tmp_path: Path, native: bool) -> None:
-    """What does not fit is corrected by the model; what fits comes as a dict, names as they were written."""
+    """The model corrects an invalid output; a valid one is a dict with the names as written."""
     from handrail.messages import Traits
 
     registry = sound(tmp_path, parser=OUTPUT)
@@ -127,7 +129,7 @@ async def test_an_output_schema_is_enforced_and_its_value_is_plain_data(tmp_path
 
 
 async def test_call_worker_gives_the_output_and_fails_with_the_result(tmp_path: Path) -> None:
-    """The value where it worked, `CallFailed` with the result where not; `call` gives a ToolResult of both."""
+    """It returns the value of a success, and raises `CallFailed` for a failure; `call` returns a ToolResult."""
     tools = '''
     from handrail import CallFailed, ToolContext, tool
 
@@ -192,7 +194,7 @@ def imported_elsewhere() -> None:
     ],
 )
 async def test_what_is_not_listed_is_not_reached(tmp_path: Path, how: str, name: str, said: str) -> None:
-    """Neither a worker nor a function that the worker's file does not list, by any verb; nothing of it runs."""
+    """Neither an unlisted worker nor an unlisted function runs, by any verb."""
     main = "---\npolicies: []\ntools: [reach]\nworkers: [listed]\n---\nGo."
     registry = sound(tmp_path, REACHING, main=main, listed=PLAIN, other=PLAIN)
     other = ScriptedModel([])
@@ -216,7 +218,7 @@ async def test_a_model_reaches_no_more_than_code_does(tmp_path: Path) -> None:
 
 
 async def test_a_prompt_evaluated_in_a_workers_tool_reaches_what_the_worker_does(tmp_path: Path) -> None:
-    """Its tools get a WorkerContext, and `call_worker` finds the listed workers there and no others."""
+    """Its tools get a WorkerContext, and `call_worker` finds only the listed workers."""
     tools = '''
     from handrail import Prompt, ToolContext, WorkerContext, tool
 
@@ -240,7 +242,7 @@ async def test_a_prompt_evaluated_in_a_workers_tool_reaches_what_the_worker_does
 
 
 async def test_call_worker_does_not_call_plain_tools(tmp_path: Path) -> None:
-    """A tool is not a worker: refused by name, and the tool does not run."""
+    """A tool is not a worker: it is refused by name, and does not run."""
     main = "---\npolicies: []\ntools: [reach, unlisted]\nworkers: []\n---\nGo."
     registry = sound(tmp_path, REACHING, main=main)
     script = ScriptedModel([ToolCall("reach", {"how": "call_worker", "name": "unlisted"}), "end"])
@@ -251,7 +253,7 @@ async def test_call_worker_does_not_call_plain_tools(tmp_path: Path) -> None:
 
 
 async def test_a_journal_given_beside_an_adapter_records_the_run(tmp_path: Path) -> None:
-    """Neither is dropped for the other."""
+    """Neither argument is ignored."""
     registry, journal = sound(tmp_path, main=PLAIN), MemoryJournal()
     adapter = Adapter(ScriptedModel(["fine"]))
     response = await registry.run("main", "x", adapter=adapter, journal=journal)
@@ -279,7 +281,7 @@ async def test_an_adapter_given_workers_lets_any_run_call_them(tmp_path: Path) -
 
 
 async def test_a_prompts_tool_may_not_hide_a_worker(tmp_path: Path) -> None:
-    """One name for a tool and a worker of the adapter is refused before the run begins."""
+    """A tool and a worker of the same name are refused before the run begins."""
     registry = sound(tmp_path, helper=PLAIN)
 
     @tool
@@ -294,7 +296,7 @@ async def test_a_prompts_tool_may_not_hide_a_worker(tmp_path: Path) -> None:
 
 
 async def test_a_worker_is_a_tool_of_any_prompt(tmp_path: Path) -> None:
-    """`registry.tool(name)` under its own name, with its description and `input` for arguments."""
+    """`registry.tool(name)` has the worker's name and description, and `input` as its argument."""
     registry = sound(tmp_path, helper="---\ndescription: Helps.\n---\nHelp.")
     made = registry.tool("helper")
     assert (made.name, made.description, made.effect) == ("helper", "Helps.", "idempotent")
@@ -308,7 +310,7 @@ async def test_a_worker_is_a_tool_of_any_prompt(tmp_path: Path) -> None:
 
 
 async def test_calling_a_worker_does_not_ask_but_its_capability_decides(tmp_path: Path) -> None:
-    """CapabilityPolicy lets a worker be called, whatever it may do; a verdict on `worker` goes before that."""
+    """CapabilityPolicy allows a worker's call, whatever the worker may do; a verdict on `worker` comes first."""
     tools = '@__import__("handrail").tool\ndef burn() -> str:\n    """Burn."""\n    return "burnt"\n'
     helper = "---\ntools: [burn]\n---\nHelp."
     for line, wanted in (
@@ -327,7 +329,7 @@ async def test_calling_a_worker_does_not_ask_but_its_capability_decides(tmp_path
 
 
 async def test_a_worker_that_failed_leaves_nothing_to_undo_of_its_own(tmp_path: Path) -> None:
-    """Only what was really done inside is named as not undone, not the worker that could have done it."""
+    """Only what was really done inside is reported as not undone, not the worker itself."""
     tools = '''
     from handrail import ToolContext, tool
 
@@ -358,7 +360,7 @@ async def test_a_worker_that_failed_leaves_nothing_to_undo_of_its_own(tmp_path: 
 
 
 async def test_which_model_runs_which_worker(tmp_path: Path) -> None:
-    """`models` by name, then the file's, then the one given, then the caller's; none at all is an error."""
+    """`models` by name, then the file's, then the one given, then the caller's; with none, it is an error."""
     registry = sound(tmp_path, main="---\nworkers: [helper]\n---\nGo.", helper=PLAIN)
     with pytest.raises(WorkerError, match="nothing says which model"):
         registry.run("main", "x")
@@ -370,7 +372,7 @@ async def test_which_model_runs_which_worker(tmp_path: Path) -> None:
 
 
 async def test_limits_of_the_file_hold_nested_and_at_the_root(tmp_path: Path) -> None:
-    """A nested worker that spends its share fails by itself; at the root the tighter of both holds."""
+    """A nested worker that spends its share fails by itself; at the root the tighter limit applies."""
     helper = "---\nlimits: {requests: 1}\nworkers: [helper]\n---\nHelp."
     registry = sound(tmp_path, main="---\nworkers: [helper]\n---\nGo.", helper=helper)
     inner = ScriptedModel([ToolCall("helper", {"input": "again"}), "x"])
@@ -393,7 +395,7 @@ async def test_limits_of_the_file_hold_nested_and_at_the_root(tmp_path: Path) ->
 
 
 async def test_a_files_depth_is_counted_from_the_worker(tmp_path: Path) -> None:
-    """`limits: {depth: 0}`: its calls run, what they would call does not."""
+    """With `limits: {depth: 0}` its calls run, but their inner calls do not."""
     helper = "---\nlimits: {depth: 0}\nworkers: [helper]\n---\nHelp."
     registry = sound(tmp_path, main="---\nworkers: [helper]\n---\nGo.", helper=helper)
     models = {
@@ -409,7 +411,7 @@ async def test_a_files_depth_is_counted_from_the_worker(tmp_path: Path) -> None:
 
 
 async def test_a_worker_runs_out_of_its_seconds(tmp_path: Path) -> None:
-    """The nested run ends as its own failure and the caller goes on."""
+    """The nested run fails by itself and the caller continues."""
     registry = sound(
         tmp_path, main="---\nworkers: [slow]\n---\nGo.", slow="---\nlimits: {seconds: 0.05}\n---\nHelp."
     )
@@ -426,7 +428,7 @@ TAKES = "---\nattachments: {count: 2, max_bytes: 50, suffixes: [.txt, .bin]}\n--
 
 
 async def test_attachments_reach_the_worker(tmp_path: Path) -> None:
-    """Short texts are shown, others named; code reads them as bytes or text."""
+    """Short texts are shown, others are named; code reads them as bytes or text."""
     tools = '''
     from handrail import tool, WorkerContext
 
@@ -473,7 +475,7 @@ async def test_attachments_reach_the_worker(tmp_path: Path) -> None:
     ],
 )
 async def test_attachments_are_held_to_the_callees_rule(tmp_path: Path, given: list[Any], said: str) -> None:
-    """Count, size, suffix and path, whatever a model sends; what is refused never reaches the worker."""
+    """Count, size, suffix and path are checked; a refused attachment never reaches the worker."""
     registry = sound(tmp_path, main="---\nworkers: [reader]\n---\nGo.", reader=TAKES)
     files = MemoryFilesystem()
     files.write("a.txt", "hello")
@@ -488,7 +490,7 @@ async def test_attachments_are_held_to_the_callees_rule(tmp_path: Path, given: l
 
 
 async def test_a_worker_without_a_rule_takes_no_attachments(tmp_path: Path) -> None:
-    """It does not advertise them, and says so in words when some come."""
+    """It does not advertise them, and refuses them with a reason."""
     registry = sound(tmp_path, main="---\nworkers: [plain]\n---\nGo.", plain=PLAIN)
     script = ScriptedModel([ToolCall("plain", {"input": "x", "attachments": ["a.txt"]}), "end"])
     await registry.run("main", "go", model=script)
@@ -498,7 +500,7 @@ async def test_a_worker_without_a_rule_takes_no_attachments(tmp_path: Path) -> N
 
 
 async def test_code_hands_over_bytes_and_paths(tmp_path: Path) -> None:
-    """`call_worker(..., attachments=[...])` takes both, and the callee's rule holds for both."""
+    """`call_worker(..., attachments=[...])` accepts both, under the callee's rule."""
     tools = '''
     from handrail import ToolContext, tool
     from handrail.context import Attachment
@@ -523,7 +525,7 @@ async def test_code_hands_over_bytes_and_paths(tmp_path: Path) -> None:
 
 
 async def test_a_workers_tools_get_a_worker_context(tmp_path: Path) -> None:
-    """Also those annotated ToolContext or marked by name; it shows what the worker may call, nothing to escape by."""
+    """Including tools annotated with ToolContext or marked by name; it shows what the worker may call."""
     tools = '''
     from handrail import ToolContext, WorkerContext, tool
     from handrail.tools import tool_context
@@ -557,7 +559,7 @@ def only_in_a_worker(context: WorkerContext) -> str:
 
 
 async def test_a_tool_that_needs_a_worker_is_not_offered_elsewhere() -> None:
-    """No model is told of it, and called directly it fails by name."""
+    """No model is told about it, and a direct call fails with the missing capability."""
     script = ScriptedModel([ToolCall("only_in_a_worker", {}), "end"])
     await Adapter(script).evaluate(Prompt("p", "Go.", tools=[only_in_a_worker]), "go")
     assert [each.tool.name for each in script.requests[0].tools] == []
@@ -568,7 +570,7 @@ async def test_a_tool_that_needs_a_worker_is_not_offered_elsewhere() -> None:
 
 
 async def test_a_handler_is_tested_with_a_made_up_worker_context() -> None:
-    """`worker_context` of handrail.testing: attachments, workers, and what they answer."""
+    """`worker_context` of handrail.testing: attachments, workers, and their answers."""
     context = worker_context(
         workers={"helper": "Helps."}, attachments=[Attachment("a.txt", b"x")], results={"helper": "yes"}
     )
@@ -579,7 +581,7 @@ async def test_a_handler_is_tested_with_a_made_up_worker_context() -> None:
 
 
 async def test_the_message_callback_hears_every_worker_with_its_path(tmp_path: Path) -> None:
-    """Each message once, in order, of the root and of what is nested; tools see the callback."""
+    """Each message once, in order, of the root and nested runs; tools see the callback."""
     registry = sound(tmp_path, S3, main=MAIN, config_parser=PLAIN)
     heard: list[tuple[tuple[str, ...], str]] = []
     await registry.run(
@@ -599,7 +601,7 @@ async def test_the_message_callback_hears_every_worker_with_its_path(tmp_path: P
 
 
 async def test_on_the_same_session_the_conversation_goes_on(tmp_path: Path) -> None:
-    """A second run continues the first, streamed or not; nested conversations stay apart."""
+    """A second run continues the first, streamed or not; nested conversations stay separate."""
     registry = sound(tmp_path, main="---\nworkers: [helper]\n---\nGo.", helper=PLAIN)
     session = Session()
     script = ScriptedModel([ToolCall("helper", {"input": "n"}), "one", "two"])
@@ -620,14 +622,14 @@ async def test_on_the_same_session_the_conversation_goes_on(tmp_path: Path) -> N
 
 
 def test_a_worker_runs_from_a_script(tmp_path: Path) -> None:
-    """`.wait()` and a plain `for`, as a script does."""
+    """With `.wait()` and a plain `for`, as in a script."""
     registry = sound(tmp_path, main=PLAIN)
     assert registry.run("main", "x", model=ScriptedModel(["a"]), environment=Nobody()).wait().text == "a"
     assert list(registry.stream("main", "x", model=ScriptedModel(["a"])))
 
 
 def test_a_file_finds_its_registry(tmp_path: Path) -> None:
-    """`of_file` gives both, and says what is wrong with a file that is no worker's."""
+    """`of_file` returns both, and explains what is wrong with any other file."""
     sound(tmp_path, main="---\nname: chief\n---\nGo.", helper=PLAIN)
     registry, worker = WorkerRegistry.of_file(tmp_path / "main.md")
     assert (worker.name, sorted(registry), "chief" in registry) == ("chief", ["chief", "helper"], True)
@@ -644,7 +646,9 @@ def test_a_file_finds_its_registry(tmp_path: Path) -> None:
 
 
 def test_a_path_stands_for_a_worker(tmp_path: Path):
-    """A file, a name behind its folder, a folder with a `main` or with one worker; else what to write."""
+    """A file, a folder with a name, a folder with a `main` or with only one worker; else the error says what
+    to write.
+    """
     for name in ("main", "other"):
         (tmp_path / f"{name}.md").write_text("---\ndescription: It works.\n---\nGo.\n")
     for path, name in (("", "main"), ("other", "other"), ("other.md", "other")):

@@ -1,4 +1,4 @@
-"""What a type checker knows about an evaluation."""
+"""Type inference for evaluations. Checked by tests/project/test_types.py, never run."""
 
 from dataclasses import dataclass
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""What a type checker knows about agents."""
+"""Type inference for agents. Checked by tests/project/test_types.py, never run."""
 
 from dataclasses import dataclass
 from typing import Any, assert_type

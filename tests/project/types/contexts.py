@@ -1,4 +1,4 @@
-"""What a type checker says of contexts and their verbs. Checked by tests/project/test_types.py, never run."""
+"""Type inference for contexts and their verbs. Checked by tests/project/test_types.py, never run."""
 
 from collections.abc import Awaitable
 from typing import Any, Literal, assert_type

@@ -1,4 +1,4 @@
-"""What a type checker knows about handoffs. Checked by tests/project/test_types.py, never run."""
+"""Type inference for handoffs. Checked by tests/project/test_types.py, never run."""
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ async def settle(deck: Deck, pick: Pick, *, params: Deal, context: ToolContext) 
     return ToolResult.ok(deck.cards[pick.index])
 
 
-# The functions stay what they were, so that a test can call them.
+# The functions keep their type, so that a test can call them.
 async def unit_tests() -> None:
     assert_type(await deal(Deal(1), context=user_context()), Parked[Deck, Offer])
     assert_type(await choose(Offer(1), context=agent_context({"Choose": {"index": 0}})), Pick)

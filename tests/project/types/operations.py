@@ -1,4 +1,4 @@
-"""What a type checker says of operations. Checked by tests/project/test_types.py, never run."""
+"""Type inference for operations. Checked by tests/project/test_types.py, never run."""
 
 import asyncio
 from collections.abc import Coroutine

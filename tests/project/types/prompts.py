@@ -1,4 +1,4 @@
-"""What a type checker says of prompts and sections. Checked by tests/project/test_types.py, never run."""
+"""Type inference for prompts and sections. Checked by tests/project/test_types.py, never run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

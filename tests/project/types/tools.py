@@ -1,4 +1,4 @@
-"""What a type checker says of tools and results. Checked by tests/project/test_types.py, never run."""
+"""Type inference for tools and results. Checked by tests/project/test_types.py, never run."""
 
 from dataclasses import dataclass
 from typing import Any, TypeVar, assert_type

@@ -1,4 +1,4 @@
-"""What a type checker says of workers. Checked by tests/project/test_types.py, never run."""
+"""Type inference for workers. Checked by tests/project/test_types.py, never run."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Ways out of a folder: paths, links, races, odd names. None is followed, by whichever way the jail is kept."""
+"""Escapes from a folder: paths, links, races, odd names. None succeeds, with either way of opening paths."""
 
 import os
 import socket
@@ -20,7 +20,7 @@ SECRET = "the secret outside"
 
 @pytest.fixture(params=["openat2", "by steps"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways in which paths are opened."""
+    """Both ways of opening paths."""
     if request.param == "openat2":
         if not syscalls.has_openat2:
             pytest.skip("this kernel has no openat2")
@@ -30,7 +30,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 class World:
-    """A folder, and beside it what must never be reached from it."""
+    """A folder, and files beside it that must stay unreachable from it."""
 
     def __init__(self, base: Path, folders: Folders) -> None:
         self.outside = base / "outside"
@@ -133,7 +133,7 @@ LINKS: dict[str, str] = {
 
 
 def attack(world: World, files: Any, path: str, verb: str) -> None:
-    """Try it, commit what comes of it, and see that nothing outside was seen or changed."""
+    """Try the attack, commit the result, and check that nothing outside was read or changed."""
     said, refused = "", ""
     try:
         said = repr(VERBS[verb](files, path))
@@ -152,7 +152,7 @@ def attack(world: World, files: Any, path: str, verb: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS, ids=[f"{number}" for number in range(len(PATHS))])
 def test_a_path_out_is_refused(world: World, path: str):
-    """By every verb, with a refusal that names the path, and without a look at the disk."""
+    """Every verb refuses it with an error that names the path, without accessing the disk."""
     for verb, do in VERBS.items():
         if "glob" in verb or "grep" in verb or "inside" in verb or verb in ("mkdir", "move in", "move out"):
             continue
@@ -165,7 +165,7 @@ def test_a_path_out_is_refused(world: World, path: str):
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("link", LINKS)
 def test_a_link_out_is_not_followed(world: World, link: str, verb: str):
-    """Whatever it points to; to delete or move it is to delete or move the link."""
+    """Whatever it points to; deleting or moving it deletes or moves the link itself."""
     (world.root.parent / f"{world.root.name}-other").mkdir()
     (world.root.parent / f"{world.root.name}-other" / "secret.txt").write_text(SECRET)
     world.link("link", LINKS[link].format(outside=world.outside, root=world.root))
@@ -178,7 +178,7 @@ def test_a_link_out_is_not_followed(world: World, link: str, verb: str):
 
 @pytest.mark.parametrize("verb", ["read", "write", "list", "append"])
 def test_a_link_out_says_so(world: World, verb: str):
-    """The refusal names the path that was given, and not what lies behind it."""
+    """The error names the given path, not the link's target."""
     world.link("link", "../outside")
     with pytest.raises(PathRefused, match=r"'link.*': a link in it leads out of the root") as caught:
         VERBS[verb](world.files.fork("call"), "link" if verb == "list" else "link/secret.txt")
@@ -186,7 +186,7 @@ def test_a_link_out_says_so(world: World, verb: str):
 
 
 def test_links_that_stay_inside_work(world: World):
-    """Relative and absolute, to files and folders, through each other; what is written goes to what they mean."""
+    """Relative and absolute, to files and folders, through each other; writes go to the target."""
     world.link("file", "d/x.txt")
     world.link("folder", "d")
     world.link("absolute", str(world.root / "d" / "e"))
@@ -210,7 +210,7 @@ def test_links_that_stay_inside_work(world: World):
 
 
 def test_a_link_that_was_followed_was_read(world: World):
-    """Whoever points it elsewhere makes the call stale."""
+    """Changing the link's target makes the call stale."""
     world.link("link", "ok.txt")
     fork = world.files.fork("call")
     fork.read("link")
@@ -220,7 +220,7 @@ def test_a_link_that_was_followed_was_read(world: World):
 
 
 def test_links_in_a_circle_end(world: World):
-    """They are refused, not followed for ever, and a search goes round none."""
+    """They are refused, not followed for ever, and a search skips them."""
     world.link("a", "b")
     world.link("b", "a")
     world.link("d/round", "..")
@@ -231,7 +231,7 @@ def test_links_in_a_circle_end(world: World):
 
 
 def test_pipes_sockets_and_devices_are_not_opened(world: World):
-    """They are there, and that is all: nothing waits for them, nothing is read from them."""
+    """They exist, but nothing waits for them or reads from them."""
     os.mkfifo(world.root / "pipe")
     with tempfile.TemporaryDirectory() as short, socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"{short}/s")
@@ -245,7 +245,7 @@ def test_pipes_sockets_and_devices_are_not_opened(world: World):
 
 
 def test_names_that_can_not_be_said_are_left_alone(world: World):
-    """Not listed and not found, yet deleted and moved with the folder they are in."""
+    """They are not listed or found, but are deleted and moved with their folder."""
     odd = [b"latin\xe9", b"new\nline", b"back\\slash", b"tab\t"]
     for name in odd:
         (Path(os.fsdecode(bytes(world.root) + b"/d/" + name))).write_text("odd")
@@ -267,7 +267,7 @@ def test_names_that_can_not_be_said_are_left_alone(world: World):
 
 
 def test_the_longest_paths_are_no_trouble(world: World):
-    """Up to what our own paths allow, which is a byte more than the kernel takes at once."""
+    """Up to Handrail's own limit, which is one byte more than the kernel accepts at once."""
     longest = "/".join(["n" * 254] * 16) + "/" + "m" * 16
     assert len(longest) == 4096
     world.files.write(longest, "deep")
@@ -290,7 +290,9 @@ while True:  # the folder and a link out of it trade places as fast as they can
 
 
 def test_no_race_between_a_check_and_a_use_leads_out(world: World):
-    """A second process swaps a folder for a link out of it all the time: nothing outside is seen or changed."""
+    """A second process keeps swapping a folder for a link that leads outside: nothing outside is read or
+    changed.
+    """
     (world.root / "race").mkdir()
     (world.root / "race" / "secret.txt").write_text("inside")
     racer = subprocess.Popen(
@@ -324,7 +326,7 @@ def test_no_race_between_a_check_and_a_use_leads_out(world: World):
 
 
 def test_the_folder_may_be_named_by_a_link(world: World, tmp_path: Path):
-    """Whoever opens a folder decides where it is; only what is in it is held to it."""
+    """The caller may open a folder through a link; only paths inside are confined to it."""
     (tmp_path / "alias").symlink_to(world.root)
     files = DirectoryFilesystem(tmp_path / "alias")
     assert files.read("ok.txt") == "ok"

@@ -18,7 +18,9 @@ from support import SUPPORT, TESTS
 from support.crashing import FILES, RUN, snapshot
 from support.filesystems import fill
 
-pytestmark = pytest.mark.once  # processes, kills and programs of others: what they try is not Python's
+pytestmark = (
+    pytest.mark.once
+)  # separate processes, kills and foreign programs do not depend on the Python version
 DEEP = bool(os.environ.get("HANDRAIL_DEEP"))
 KILLED = -9
 
@@ -38,7 +40,7 @@ class Crashes:
         )
 
     def fresh(self) -> None:
-        """The folder as it was before any call, and no journal."""
+        """Reset the folder to its state before any call, without a journal."""
         for name in ("root", ".root.handrail"):
             shutil.rmtree(self.base / name, ignore_errors=True)
         for path in self.base.glob("journal.db*"):
@@ -48,7 +50,7 @@ class Crashes:
         (self.base / "root" / "tool.sh").chmod(0o755)
 
     def run(self, at: int = 0, **order: Any) -> int:
-        """Let it be killed at this point; 0 is never. Gives the exit status."""
+        """Run, killed at this point (0 is never), and return the exit status."""
         order = {"base": str(self.base), "at": at, "seed": 0, "edited": "", "durability": "process", **order}
         stdin, stdout = self._server.stdin, self._server.stdout
         assert stdin is not None
@@ -63,7 +65,7 @@ class Crashes:
         return json.loads((self.base / "said").read_text())
 
     def recover(self) -> tuple[Recovered, list[Any]]:
-        """What a process does that starts afterwards: what was recovered, and what the journal has."""
+        """Recover in a new process, and return what was recovered and what the journal has."""
 
         async def main() -> tuple[Recovered, list[Any]]:
             journal = SqliteJournal(self.base / "journal.db")
@@ -88,14 +90,14 @@ class Crashes:
 
 @pytest.fixture
 def crashes(tmp_path: Path) -> Iterator[Crashes]:
-    """A place for a folder and a journal, and a process to be killed."""
+    """A place for a folder and a journal, and a process to kill."""
     made = Crashes(tmp_path)
     yield made
     made.close()
 
 
 def before_and_after(crashes: Crashes, **order: Any) -> tuple[Any, Any, int]:
-    """The folder before the call, after it, and how many points there are to be killed at."""
+    """Return the folder before the call, after it, and the number of kill points."""
     crashes.fresh()
     before = snapshot(crashes.base / "root")
     assert crashes.run(**order) == 0
@@ -103,14 +105,14 @@ def before_and_after(crashes: Crashes, **order: Any) -> tuple[Any, Any, int]:
 
 
 def picked(points: int, kills: int) -> range:
-    """Every point in a deep run; else so many of them, spread evenly."""
+    """Return every point in a deep run, else this many, evenly spread."""
     return range(1, points + 1, 1 if DEEP else max(1, points // kills))
 
 
 @pytest.mark.parametrize("durability", ["process", "power"])
 @pytest.mark.parametrize("seed", range(8 if DEEP else 2))
 def test_killed_at_any_step_it_is_before_or_after(crashes: Crashes, seed: int, durability: str):
-    """Never between; with `power` also when everything is lost that was not synced."""
+    """Never between; with `power` even when everything unsynced is lost."""
     order = {"seed": seed, "durability": durability}
     before, after, points = before_and_after(crashes, **order)
     assert crashes.said()["said"] == "ok"
@@ -131,7 +133,7 @@ def test_killed_at_any_step_it_is_before_or_after(crashes: Crashes, seed: int, d
 
 @pytest.mark.parametrize("seed", range(3 if DEEP else 1))
 def test_what_somebody_edits_in_the_last_moment_is_never_lost(crashes: Crashes, seed: int):
-    """The call is undone and void, or, killed on the way, finished around their file."""
+    """The call is undone and void, or, if killed on the way, completed around the edited file."""
     order = {"seed": seed + 20, "edited": "a.txt"}
     before, after, points = before_and_after(crashes, **order)
     assert crashes.said()["said"] != "ok"
@@ -146,7 +148,7 @@ def test_what_somebody_edits_in_the_last_moment_is_never_lost(crashes: Crashes, 
         recovered, units = crashes.recover()
         now = snapshot(crashes.base / "root")
         if units and "a.txt" not in recovered.left and now["a.txt"] != theirs:
-            assert now == applied  # killed before they came
+            assert now == applied  # killed before the edit
         elif units:
             assert now == {**applied, "a.txt": theirs}
         else:
@@ -154,7 +156,7 @@ def test_what_somebody_edits_in_the_last_moment_is_never_lost(crashes: Crashes, 
 
 
 def test_what_somebody_edits_after_the_crash_stays_theirs(crashes: Crashes):
-    """Recovery compares before it goes on: it keeps their file, says so, and finishes the rest."""
+    """Recovery compares first: it keeps the edited file, reports it, and completes the rest."""
     order = {"seed": 20}
     _, after, points = before_and_after(crashes, **order)
     seen: set[tuple[str, ...]] = set()
@@ -172,7 +174,7 @@ def test_what_somebody_edits_after_the_crash_stays_theirs(crashes: Crashes):
 
 
 def test_a_recovery_that_is_killed_is_gone_on_with(crashes: Crashes):
-    """Killed in the middle of a commit, and again at every step of the recovery from that."""
+    """Killed in the middle of a commit, and again at every step of its recovery."""
     order = {"seed": 3}
     before, after, points = before_and_after(crashes, **order)
     for at in picked(points, 4):

@@ -1,4 +1,4 @@
-"""A real folder as a filesystem: what only a disk has, what commits touch, and what can be undone."""
+"""A real folder as a filesystem: disk features, what commits touch, and undo."""
 
 import fcntl
 import os
@@ -31,7 +31,7 @@ from support.filesystems import Folders, aside, commit, fill, marks, tree
 
 
 def committed(files: DirectoryFilesystem, call_id: str, *deeds: Callable[[DirectoryFork], Any]) -> None:
-    """What the gate does with a call that did this."""
+    """Commit a call that did this, as the gate does."""
     fork = files.fork("call")
     for deed in deeds:
         deed(fork)
@@ -53,7 +53,7 @@ def test_it_is_a_filesystem_that_can_be_forked(folders: Folders):
 
 
 def test_reading_makes_nothing_beside_the_folder(folders: Folders):
-    """Whoever only reads, or writes and drops it, leaves no trace; the first write makes the staging folder."""
+    """Only the first write creates the staging folder; reads and dropped writes leave no trace."""
     files = folders({"a": "1"})
     fork = files.fork("call")
     assert (fork.read("a"), fork.list()[0].path, fork.glob("**")) == ("1", "a", ("a",))
@@ -68,7 +68,7 @@ def test_reading_makes_nothing_beside_the_folder(folders: Folders):
 
 
 def test_a_read_walks_nothing(folders: Folders, monkeypatch: pytest.MonkeyPatch):
-    """A call that reads one file opens that file, however many others there are."""
+    """A call that reads one file opens only that file, however many others there are."""
     files = folders({f"f{number}": "" for number in range(50)})
 
     def refuse(*args: Any) -> None:
@@ -85,7 +85,7 @@ def test_a_read_walks_nothing(folders: Folders, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_modes_and_times_keep(folders: Folders):
-    """A file keeps its mode when it is rewritten, and mode and time when it is moved; so does a folder."""
+    """A file keeps its mode when rewritten, and mode and time when moved; so does a folder."""
     files = folders({"run.sh": "a", "secret": "b", "shut/x": "c"})
     for name, mode in (("run.sh", 0o755), ("secret", 0o600), ("shut", 0o700), ("shut/x", 0o640)):
         (files.root / name).chmod(mode)
@@ -108,7 +108,7 @@ def test_modes_and_times_keep(folders: Folders):
 
 
 def test_a_file_that_is_moved_is_not_copied(folders: Folders):
-    """However large: it is the same file at another path, through forks in between too."""
+    """However large, it is the same file at another path, even through nested forks."""
     files = folders({"big": "x"})
     os.truncate(files.root / "big", 1 << 33)
     inode = (files.root / "big").stat().st_ino
@@ -124,7 +124,7 @@ def test_a_file_that_is_moved_is_not_copied(folders: Folders):
 
 
 def test_only_what_was_touched_is_touched(folders: Folders):
-    """Every other path keeps its inode and its time; what was rewritten is another file."""
+    """Every other path keeps its inode and time; a rewritten file is a new one."""
     files = folders({"a": "1", "b": "1", "d/x": "1", ".venv/lib/y": "1"})
     before = marks(files.root)
     fork = files.fork("call")
@@ -137,7 +137,9 @@ def test_only_what_was_touched_is_touched(folders: Folders):
 
 
 def test_a_delete_takes_only_what_was_seen(folders: Folders):
-    """What somebody puts into the folder before the commit makes it a conflict, and it is all still there."""
+    """If another program adds something to the folder before the commit, it is a conflict and nothing is
+    deleted.
+    """
     files = folders({"d/x": "1", "d/e/y": "1"})
     for late in ("d/new", "d/e/new"):
         fork = files.fork("call")
@@ -150,7 +152,7 @@ def test_a_delete_takes_only_what_was_seen(folders: Folders):
 
 
 class MeddlingDisk(Disk):
-    """Somebody changes a file right before a rename, when everything has been checked."""
+    """Changes a file right before a rename, after everything has been checked."""
 
     def __init__(self, meddle: Callable[[str], None]) -> None:
         self._meddle = meddle
@@ -179,7 +181,7 @@ MEDDLING: dict[str, tuple[str, Callable[[Path], Any]]] = {
 
 @pytest.mark.parametrize("case", MEDDLING)
 def test_what_somebody_changes_in_the_last_moment_stays(folders: Folders, case: str):
-    """It is a conflict, everything else is swapped back, and their change is all that is left."""
+    """It is a conflict, everything else is swapped back, and only the foreign change remains."""
     name, change = MEDDLING[case]
     meddled: list[str] = []
 
@@ -214,7 +216,7 @@ def test_what_somebody_changes_in_the_last_moment_stays(folders: Folders, case: 
 
 
 def test_a_disk_that_refuses_half_way_changes_nothing(folders: Folders):
-    """An error of the disk in the middle of the renames is told in words, and everything goes back."""
+    """A disk error in the middle of the renames is reported, and everything is restored."""
 
     class FullDisk(Disk):
         def exchange(self, source: int, name: str, target: int, other: str) -> None:
@@ -238,7 +240,7 @@ def test_a_disk_that_refuses_half_way_changes_nothing(folders: Folders):
 def test_where_nothing_can_be_exchanged_it_is_linked_and_replaced(
     folders: Folders, monkeypatch: pytest.MonkeyPatch
 ):
-    """On disks without that rename commits and undo work, and a foreign edit is seen all the same."""
+    """On disks without that rename, commits and undo work, and a foreign edit is still detected."""
     from handrail.resources.directory import disk, syscalls
 
     def refuse(*args: Any) -> None:
@@ -256,7 +258,7 @@ def test_where_nothing_can_be_exchanged_it_is_linked_and_replaced(
 
 
 def test_what_was_read_can_be_read_again(folders: Folders):
-    """The bytes of a file that was read stay; of one that was only looked at, a later read says it is gone."""
+    """The bytes of a read file stay available; a file that was only listed may be missing later."""
     files = folders({"read": "1", "seen": "1"})
     fork = files.fork("call")
     assert (fork.read("read"), fork.stat("seen").size) == ("1", 1)
@@ -268,7 +270,7 @@ def test_what_was_read_can_be_read_again(folders: Folders):
 
 
 def test_a_listing_depends_on_names_alone(folders: Folders):
-    """What is in the files may change; a name that comes or goes, or becomes a folder, makes it stale."""
+    """File contents may change; a name that is added, removed or turned into a folder makes it stale."""
     files = folders({"d/a": "1", "d/b": "1"})
     fork = files.fork("call")
     assert fork.glob("d/*") == ("d/a", "d/b")
@@ -280,7 +282,7 @@ def test_a_listing_depends_on_names_alone(folders: Folders):
 
 
 def test_limits_hold_for_what_one_call_changes(folders: Folders):
-    """What lies there already does not count, since nobody counts it."""
+    """Existing files do not count, since they are never enumerated."""
     files = folders({f"f{n}": "x" * 10 for n in range(5)}, limits=FileLimits(20, 2, 30))
     fork = files.fork("call")
     with pytest.raises(FileLimitReached, match="would be 21 bytes and the limit for a file is 20"):
@@ -308,7 +310,7 @@ DEEDS: list[Callable[[Any], Any]] = [
 
 
 def test_undo_gives_everything_back(folders: Folders):
-    """The very same files: their inodes, times and modes; and a second undo is refused."""
+    """The very same files with inodes, times and modes; a second undo is refused."""
     files = folders(FILES)
     (files.root / "a").chmod(0o750)
     before, was = marks(files.root), tree(files)
@@ -334,7 +336,7 @@ def test_undo_gives_everything_back(folders: Folders):
     ],
 )
 def test_undo_is_refused_where_something_newer_was_done(folders: Folders, change: Any, places: Any):
-    """The paths are named, and nothing is touched."""
+    """The paths are named, and nothing is changed."""
     files = folders(FILES)
     committed(files, "call", *DEEDS)
     change(files.root)
@@ -359,7 +361,7 @@ def test_undo_goes_back_call_by_call(folders: Folders):
 
 
 def test_a_folder_that_others_use_stays_when_it_is_undone(folders: Folders):
-    """What the call put there goes, what somebody else put there keeps its folder."""
+    """The call's files are removed; a folder with others' files stays."""
     files = folders()
     committed(files, "call", lambda f: f.write("n/mine", ""))
     fill(files.root, {"n/theirs": "t"})
@@ -380,7 +382,7 @@ def test_undo_waits_for_nobody(folders: Folders):
 
 
 def test_undo_outlives_the_process(folders: Folders):
-    """What was kept is found again by whoever opens the folder later."""
+    """A later process that opens the folder finds the kept data."""
     files = folders({"a": "1"})
     committed(files, "call", lambda f: f.write("a", "2"))
     files.close()
@@ -391,7 +393,7 @@ def test_undo_outlives_the_process(folders: Folders):
 
 
 def test_what_is_kept_is_bounded(folders: Folders):
-    """By the number of calls and by bytes, the oldest first; the folder itself never notices."""
+    """By number of calls and by bytes, oldest first; the folder itself is unaffected."""
     files = folders({"a": "x" * 1000}, keep_calls=3, keep_bytes=5000)
     for number in range(6):
         committed(files, f"call{number}", lambda f, number=number: f.write("a", str(number) * 1000))
@@ -408,7 +410,7 @@ def test_what_is_kept_is_bounded(folders: Folders):
 
 
 def test_the_staging_folder_can_lie_elsewhere(folders: Folders, tmp_path: Path):
-    """Also in the folder itself, where it is not to be seen and nothing can be written."""
+    """It may be inside the folder itself, where it is invisible and can't be written."""
     files = folders({"a": "1"}, staging=tmp_path / "aside")
     files.write("a", "2")
     assert (tmp_path / "aside" / "done").is_dir()
@@ -441,14 +443,14 @@ def test_the_staging_folder_can_lie_elsewhere(folders: Folders, tmp_path: Path):
     ],
 )
 def test_a_folder_that_can_not_be_used_is_said_so(tmp_path: Path, root: str, staging: str | None, words: str):
-    """When it is opened, with the mend."""
+    """The error is raised when it is opened, and says how to fix it."""
     fill(tmp_path, {"file": "", "root/a/x": ""})
     with pytest.raises(DefinitionError, match=words):
         DirectoryFilesystem(tmp_path / root, staging=None if staging is None else tmp_path / staging)
 
 
 def test_a_staging_folder_on_another_disk_is_refused(folders: Folders):
-    """At the first write, which names the mend; reading goes on."""
+    """The first write says how to fix it; reading still works."""
     shm = Path("/dev/shm")
     if not shm.is_dir() or shm.stat().st_dev == Path("/tmp").stat().st_dev:
         pytest.skip("no second disk")
@@ -462,7 +464,7 @@ def test_a_staging_folder_on_another_disk_is_refused(folders: Folders):
 
 
 def test_a_read_only_folder_is_said_so(tmp_path: Path):
-    """Reading works; the first write says that nothing can be written there."""
+    """Reading works; the first write says that the folder is read-only."""
     fill(tmp_path, {"root/a": "1"})
     script = textwrap.dedent("""
         import sys
@@ -487,7 +489,7 @@ def test_a_read_only_folder_is_said_so(tmp_path: Path):
 
 
 def test_a_folder_that_ignores_case_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """By its own flag when it is opened, or by a probe at the first write; two links are not two spellings."""
+    """Detected by its flag when opened, or by a probe at the first write; two links are not two spellings."""
     fill(tmp_path, {"root/a": "1"})
     os.link(tmp_path / "root" / "a", tmp_path / "root" / "A")
     files = DirectoryFilesystem(tmp_path / "root")
@@ -502,7 +504,7 @@ def test_a_folder_that_ignores_case_is_refused(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_folder_nobody_may_write_in_is_said_so(folders: Folders):
-    """Before anything is renamed, by name, where the user is not root."""
+    """The error names the folder before anything is renamed, if the user is not root."""
     if os.geteuid() == 0:
         pytest.skip("root may write everywhere")
     files = folders({"shut/a": "1", "b": "1"})
@@ -518,7 +520,7 @@ def test_a_folder_nobody_may_write_in_is_said_so(folders: Folders):
 
 
 def test_what_a_dead_process_left_is_cleared_away(folders: Folders):
-    """The forks of one that ended go; those of one that lives stay; a commit it had begun is finished."""
+    """Forks of an ended process are removed, those of a live one stay, and an unfinished commit is completed."""
     files = folders({"a": "1", "b": "1"})
     script = textwrap.dedent("""
         import os, sys
@@ -549,7 +551,7 @@ def test_what_a_dead_process_left_is_cleared_away(folders: Folders):
 
 
 def test_a_fork_is_staged_only_when_prepared(folders: Folders):
-    """Staging is part of committing, and of nothing else."""
+    """Staging happens only when committing."""
     fork = folders({"a": "1"}).fork("call")
     fork.write("a", "2")
     with pytest.raises(ContextError, match="is not prepared, so it can't be staged"):
@@ -557,7 +559,7 @@ def test_a_fork_is_staged_only_when_prepared(folders: Folders):
 
 
 def test_areas_are_numbered_apart(folders: Folders):
-    """Two filesystems on one folder, as of two processes, never use one another's part."""
+    """Two filesystems on one folder, as of two processes, never use each other's area."""
     files = folders({"a": "1"})
     other = DirectoryFilesystem(files.root)
     parts: list[Area] = [files._ground.area, other._ground.area]
@@ -575,7 +577,9 @@ def test_areas_are_numbered_apart(folders: Folders):
 
 
 def test_diff_says_what_a_commit_changes(folders: Folders):
-    """Text as unified lines, the rest by name: binary, modes, moves, links, folders, what comes and goes."""
+    """Text as a unified diff, the rest by name: binary files, modes, moves, links, folders, additions,
+    removals.
+    """
     files = folders({"a.py": "one\ntwo\nthree\n", "bin": b"\0", "old": "moved\n", "gone": "bye\n", "d/x": ""})
     (files.root / "link").symlink_to("a.py")
     fork = files.fork("call")
@@ -632,7 +636,7 @@ def test_diff_says_what_a_commit_changes(folders: Folders):
 
 
 def test_diff_in_memory_is_the_same_words(new_files: Any):
-    """Either kind of files says a change of text alike; what is too large to read is only named."""
+    """Both kinds of files describe a text change alike; what is too large to read is only named."""
     fork = new_files({"a": "1\n", "b": "1\n"}).fork("call")
     fork.write("a", "2\n")
     fork.delete("b")

@@ -1,4 +1,4 @@
-"""Calls on a real folder through the gate: what fails leaves no trace, what commits is recorded first."""
+"""Calls on a real folder through the gate: a failed call leaves no trace, and a commit is recorded first."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -42,7 +42,7 @@ async def fail(how: str, context: ToolContext) -> str:
 
 
 class Meddling(Disk):
-    """Somebody edits `a` in the last moment."""
+    """Edits `a` at the last moment."""
 
     def __init__(self, root: Callable[[], Path]) -> None:
         self._root = root
@@ -56,7 +56,7 @@ class Meddling(Disk):
 
 
 class WatchedCalls(SqliteCalls):
-    """Keeps what happened, and how the folder was then."""
+    """Records each step, with the state of the folder at that time."""
 
     def __init__(self, database: Database, root: Path) -> None:
         super().__init__(database)
@@ -77,7 +77,7 @@ class WatchedCalls(SqliteCalls):
 
 
 class Watching(MemoryJournal):
-    """A journal that keeps what happened to its calls."""
+    """A journal that records the steps of its calls."""
 
     def __init__(self, root: Path) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 @pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("how", ["raise", "cancel"])
 def test_a_call_that_fails_leaves_the_folder_as_it_was(folders: Folders, how: str, recorded: bool):
-    """Byte for byte, inode for inode, and nothing beside it."""
+    """Bytes and inodes are unchanged, and nothing lies beside it."""
 
     async def main() -> None:
         files = folders(FILES)
@@ -106,7 +106,7 @@ def test_a_call_that_fails_leaves_the_folder_as_it_was(folders: Folders, how: st
 
 
 def test_files_are_renamed_between_the_record_and_its_mark(folders: Folders):
-    """Recorded while the folder is as it was; noted as applied once it is not; state comes with it."""
+    """Recorded while the folder is unchanged, marked as applied once it has changed; state follows."""
 
     async def main() -> None:
         files = folders(FILES)
@@ -132,7 +132,7 @@ def test_files_are_renamed_between_the_record_and_its_mark(folders: Folders):
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_an_edit_in_the_last_moment_makes_it_void(folders: Folders, recorded: bool):
-    """The result is a conflict that names the path; nothing of the call is left, in files, state or record."""
+    """The result is a conflict that names the path; nothing of the call remains in files, state or record."""
 
     async def main() -> None:
         files: DirectoryFilesystem = folders(FILES, disk=Meddling(lambda: files.root))
@@ -155,7 +155,7 @@ def test_an_edit_in_the_last_moment_makes_it_void(folders: Folders, recorded: bo
 
 
 def test_a_record_that_can_not_be_written_stops_the_call(folders: Folders):
-    """Nothing was renamed yet, so nothing is left."""
+    """Nothing was renamed yet, so nothing remains."""
 
     journal = MemoryJournal()
 
@@ -175,7 +175,7 @@ def test_a_record_that_can_not_be_written_stops_the_call(folders: Folders):
 
 
 def test_a_mark_that_can_not_be_written_does_not_fail_the_call(folders: Folders):
-    """It is committed and applied; whoever recovers finds that out."""
+    """It is committed and applied; a recovery finds that out."""
 
     journal = MemoryJournal()
 
@@ -195,12 +195,12 @@ def test_a_mark_that_can_not_be_written_does_not_fail_the_call(folders: Folders)
 
 
 class Second(DirectoryFilesystem):
-    """Another folder, asked for by its own name."""
+    """Another folder, requested by its own name."""
 
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_two_folders_commit_together_or_not_at_all(folders: Folders, tmp_path: Path, recorded: bool):
-    """The first was renamed already when the second refuses: it is swapped back."""
+    """The first was already renamed when the second refuses, so it is swapped back."""
 
     @tool(effect="staged", description="Change two folders.")
     async def both(context: ToolContext) -> None:
@@ -230,7 +230,7 @@ def test_two_folders_commit_together_or_not_at_all(folders: Folders, tmp_path: P
 def test_state_that_can_not_be_applied_takes_the_files_back(
     folders: Folders, monkeypatch: pytest.MonkeyPatch
 ):
-    """A reducer that refuses in the very end, after the files were renamed: all of it is undone."""
+    """If a reducer raises at the very end, after the files were renamed, everything is undone."""
     from handrail.session import SessionFork
 
     def refuse(fork: SessionFork) -> None:
@@ -251,7 +251,7 @@ def test_state_that_can_not_be_applied_takes_the_files_back(
 
 
 def test_inner_calls_are_part_of_the_outer_ones_commit(folders: Folders):
-    """One unit, one manifest; an inner one that fails leaves nothing in it."""
+    """One unit, one manifest; a failed inner call leaves nothing in it."""
 
     @tool(effect="staged", description="Call others.")
     async def outer(context: ToolContext) -> None:
@@ -272,7 +272,7 @@ def test_inner_calls_are_part_of_the_outer_ones_commit(folders: Folders):
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_calls_in_parallel_lose_no_update(folders: Folders, tmp_path: Path, recorded: bool):
-    """Each counts a file up; whoever read a number that is no longer there is run again."""
+    """Each increments a number in a file; a call that read an outdated number is rerun."""
 
     @tool(effect="staged", description="Count up.")
     async def count(context: ToolContext) -> int:
@@ -317,7 +317,7 @@ def test_a_call_that_only_reads_writes_nothing_down(folders: Folders):
 
 
 def test_somebody_at_the_same_file_is_a_conflict_or_a_rerun(folders: Folders):
-    """A staged call that read what a person then edited sees the edit; one that only wrote is told."""
+    """A staged call that read the file reruns and sees a person's edit; one that only wrote gets a conflict."""
 
     @tool(effect="staged", description="Extend what is there.")
     async def extend(context: ToolContext) -> str:

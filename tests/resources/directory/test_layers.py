@@ -1,4 +1,4 @@
-"""A fork as the layers of an overlay: what a command sees of it, and what is taken of what it wrote."""
+"""A fork as overlay layers: what a command sees of it, and which of its writes are kept."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ UNSHARE = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-r", "-m"]
 
 
 def mounted(found: Layers, script: str, at: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script on an overlay of these layers, in namespaces of its own."""
+    """Run a script on an overlay of these layers, in its own namespaces."""
     options = (
         f"userxattr,lowerdir={':'.join(map(str, found.lowers))},upperdir={found.upper},workdir={found.work}"
     )
@@ -28,7 +28,7 @@ def mounted(found: Layers, script: str, at: Path) -> subprocess.CompletedProcess
 
 
 def command(fork: DirectoryFork, script: str, at: Path) -> tuple[str, tuple[str, ...]]:
-    """Run a script on a fork and take what it wrote: what it said, and the paths."""
+    """Run a script on a fork and collect its writes. Returns the output and the paths."""
     found = fork.layers()
     ran = mounted(found, script, at)
     assert ran.returncode == 0, ran.stderr
@@ -37,7 +37,7 @@ def command(fork: DirectoryFork, script: str, at: Path) -> tuple[str, tuple[str,
 
 @pytest.fixture
 def at(tmp_path: Path) -> Path:
-    """Where an overlay can be mounted; skips where none can."""
+    """A place where an overlay can be mounted; skips if there is none."""
     for name in ("lower", "upper", "work"):
         (tmp_path / "probe" / name).mkdir(parents=True)
     probe = Layers((tmp_path / "probe/lower",), tmp_path / "probe/upper", tmp_path / "probe/work", 0)
@@ -50,7 +50,7 @@ FILES = {"a": "1\n", "d/x": "x\n", "d/y": "y\n", "keep/z": "z\n"}
 
 
 def test_a_command_sees_the_fork_and_writes_into_it(folders: Folders, at: Path):
-    """What was written, deleted, moved and made before it; and everything it does becomes the fork's."""
+    """It sees earlier writes, deletions, moves and folders, and everything it does becomes part of the fork."""
     files = folders(FILES)
     fork = files.fork("call")
     fork.write("a", "2\n")
@@ -99,7 +99,7 @@ SCRIPTS: dict[str, tuple[str, dict[str, str | None]]] = {
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("case", SCRIPTS)
 def test_what_a_command_did_is_committed(folders: Folders, at: Path, case: str, nested: bool):
-    """The folder is then what the command left, also by way of a fork in between."""
+    """The folder is then as the command left it, even through an intermediate fork."""
     script, expected = SCRIPTS[case]
     files = folders(FILES)
     outer = files.fork("outer")
@@ -118,7 +118,7 @@ def test_what_a_command_did_is_committed(folders: Folders, at: Path, case: str, 
 
 
 def test_modes_links_and_odd_names_come_along(folders: Folders, at: Path):
-    """What a command set is what the folder has: modes of files and folders, links, names that can't be said."""
+    """Modes of files and folders, links and unreadable names reach the folder as the command set them."""
     files = folders(FILES)
     fork = files.fork("call")
     script = (
@@ -142,7 +142,7 @@ def test_modes_links_and_odd_names_come_along(folders: Folders, at: Path):
 
 
 def test_several_commands_and_writes_take_turns(folders: Folders, at: Path):
-    """Each sees what came before it: through the fork, through a command, through a fork inside."""
+    """Each sees the earlier ones, through the fork, a command or an inner fork."""
     files = folders({"log": ""})
     fork = files.fork("call")
     for number in range(layer_stack.MOST + 4):
@@ -162,7 +162,7 @@ def test_several_commands_and_writes_take_turns(folders: Folders, at: Path):
 
 
 def test_many_layers_are_made_one(folders: Folders, at: Path):
-    """A mount takes only so many: past that they are one, with the same files in it."""
+    """A mount accepts a limited number; beyond it they are merged, with the same files."""
     files = folders({"a": "0"})
     fork = files.fork("call")
     for number in range(layer_stack.MOST * 2):
@@ -176,7 +176,7 @@ def test_many_layers_are_made_one(folders: Folders, at: Path):
 
 
 def test_what_others_changed_since_the_mount_is_a_conflict(folders: Folders, at: Path):
-    """The command may have seen either, so nothing of it is taken; what it did not touch does not matter."""
+    """The command may have seen either version, so nothing of it is kept; unrelated changes do not matter."""
     files = folders(FILES)
     for change, script, places in (
         (lambda: (files.root / "a").write_text("theirs"), "echo mine >> a", ["a"]),
@@ -200,7 +200,7 @@ def test_what_others_changed_since_the_mount_is_a_conflict(folders: Folders, at:
 
 
 def test_what_a_sibling_committed_since_the_mount_is_a_conflict(folders: Folders, at: Path):
-    """The same where what was forked is itself a fork."""
+    """The same applies when the parent is itself a fork."""
     outer = folders(FILES).fork("outer")
     fork, sibling = outer.fork("call"), outer.fork("sibling")
     found = fork.layers()
@@ -212,7 +212,7 @@ def test_what_a_sibling_committed_since_the_mount_is_a_conflict(folders: Folders
 
 
 def test_what_was_committed_before_the_mount_is_none(folders: Folders, at: Path):
-    """However shortly before: calls one after another do not get in each other's way."""
+    """Even immediately before: successive calls do not disturb each other."""
     files = folders({"a": "0\n"})
     for number in range(20):
         files.write("a", f"{number}\n")
@@ -223,7 +223,7 @@ def test_what_was_committed_before_the_mount_is_none(folders: Folders, at: Path)
 
 
 def test_a_fork_that_may_not_write_takes_nothing(folders: Folders, at: Path):
-    """A command may run in it; that it wrote is refused by name."""
+    """A command may run in it, but its writes are refused by name."""
     fork = folders(FILES).fork("peek", writable=False)
     assert command(fork, "cat a", at) == ("1\n", ())
     found = fork.layers()
@@ -233,7 +233,7 @@ def test_a_fork_that_may_not_write_takes_nothing(folders: Folders, at: Path):
 
 
 def test_nothing_is_left_of_a_dropped_fork(folders: Folders, at: Path):
-    """Its layers go with it, also those nobody may enter, and it has none any more."""
+    """Its layers are removed with it, even unreadable ones, and it has none afterwards."""
     files = folders(FILES)
     outer = files.fork("outer")
     inner = outer.fork("inner")
@@ -257,7 +257,7 @@ def test_nothing_is_left_of_a_dropped_fork(folders: Folders, at: Path):
 def test_where_no_device_can_be_made_a_mark_stands_for_it(
     folders: Folders, at: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The other form of a whiteout, which newer kernels take, is read and written too."""
+    """The other form of a whiteout, which newer kernels accept, is read and written too."""
 
     def refuse(*args: Any) -> None:
         raise PermissionError(1, "not here")

@@ -54,7 +54,7 @@ contents = st.lists(
 def test_it_changes_nothing_but_the_time(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[bytes], pattern: str
 ) -> None:
-    """Whatever is in the files and looked for: the same matches, in a folder and in a fork of it."""
+    """For any files and pattern, the matches are the same, in a folder and in a fork of it."""
     root = tmp_path_factory.mktemp("work")
     fill(root, drawn)
     with pytest.MonkeyPatch.context() as patch:
@@ -76,7 +76,7 @@ def test_it_changes_nothing_but_the_time(
 def test_it_is_asked_for_plain_text_in_many_files(
     rg: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is asked once there are enough files, of those on disk, and only they are read that hold the text."""
+    """It is used when enough files are on disk, and only files that contain the text are read."""
     fill(tmp_path, [b"here\n" if number == 7 else b"nothing\n" for number in range(100)])
     asked: list[tuple[str, int]] = []
     real = ripgrep.files_holding
@@ -94,7 +94,7 @@ def test_it_is_asked_for_plain_text_in_many_files(
 
 
 def test_what_it_passed_over_counts_as_read(rg: str, tmp_path: Path) -> None:
-    """A file without the text is part of what was found out: if it changes, whoever searched is told."""
+    """A file without the text is part of the result: if it changes, the search is stale."""
     fill(tmp_path, [b"nothing\n"] * 50)
     files = DirectoryFilesystem(tmp_path)
     fork = files.fork("reader")
@@ -106,7 +106,7 @@ def test_what_it_passed_over_counts_as_read(rg: str, tmp_path: Path) -> None:
 
 
 def test_a_ripgrep_that_fails_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broken program makes a search slower, not wrong."""
+    """A broken ripgrep makes a search slower, not wrong."""
     fill(tmp_path, [b"here\n"] * 40)
     broken = tmp_path / "rg"
     broken.write_text("#!/bin/sh\nexit 2\n")
@@ -116,6 +116,6 @@ def test_a_ripgrep_that_fails_is_done_without(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_bad_pattern_is_refused_first(tmp_path: Path) -> None:
-    """What is no regular expression is said so, whoever would have searched."""
+    """An invalid regular expression is reported, whichever program would search."""
     with pytest.raises(FileError, match="not a valid Python regular expression"):
         DirectoryFilesystem(tmp_path).grep("(")

@@ -1,8 +1,8 @@
-"""Any interleaving of calls and people on a real folder: what commits could have run one after another.
+"""Any interleaving of calls and people on a real folder: the commits could have run one after another.
 
-The machine is that of the files in memory, on a real folder: calls side by side and inside each other,
-and now also somebody who edits the folder past everything of ours. Beside the model, every path that
-nobody touched keeps its inode and its time, and what lies ignored beside survives.
+The state machine for files in memory, on a real folder: concurrent and nested calls, and a person who edits
+the folder without Handrail. In addition, every untouched path keeps its inode and time, and ignored files
+survive.
 """
 
 import shutil
@@ -20,7 +20,7 @@ from support.filesystems import fill, marks, outcome, tree
 
 
 def by_hand(folder: Path, verb: str, *args: str) -> None:
-    """What a person does with an editor and a shell; only what is possible."""
+    """Return what a person may do with an editor and a shell; only possible actions."""
     at = folder / args[0]
     if verb == "write":
         at.write_text(args[1])
@@ -39,7 +39,7 @@ def by_hand(folder: Path, verb: str, *args: str) -> None:
 
 
 class DirectoryTransactions(Transactions):
-    """The same on a real folder, with a person at it too."""
+    """The same on a real folder, with a person editing it too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class DirectoryTransactions(Transactions):
 
     @rule(deed=deeds)
     def person(self, deed: tuple[str, ...]) -> None:
-        """Somebody else at the same folder, who knows nothing of calls."""
+        """Another person edits the same folder, unaware of calls."""
         if deed[0] not in ("write", "append", "mkdir", "delete", "prune", "move"):
             return
         deed = self.filled(deed)
@@ -90,7 +90,7 @@ class DirectoryTransactions(Transactions):
 
     @invariant()
     def what_nobody_touched_is_untouched(self) -> None:
-        """Inode and time of every path that no deed since the last look named, or lies in what one named."""
+        """Check inode and time of every path that no action since the last check named or contained."""
         now = marks(self.folder)
         for path, mark in self.last.items():
             if path not in self.done and not any(path.startswith(f"{each}/") for each in self.done):

@@ -1,4 +1,4 @@
-"""How commands end: in time, out of time, cancelled, with us, with the keeper; and never halfway."""
+"""How commands end: by themselves, by timeout, cancelled, with us, with the keeper; and never halfway."""
 
 import asyncio
 import os
@@ -19,9 +19,11 @@ from handrail.resources.shell.shell_errors import CommandMissing, CommandRefused
 from handrail.testing import FakeShell, run_virtual
 from support.folders import PYTHON, Folder, anything, processes_with
 
-pytestmark = pytest.mark.once  # processes, kills and programs of others: what they try is not Python's
+pytestmark = (
+    pytest.mark.once
+)  # separate processes, kills and foreign programs do not depend on the Python version
 
-# Says it is there on a connection, then does all it can to stay.
+# Reports on a connection, then does everything it can to survive.
 STUBBORN = """
 import os, signal, socket, sys, time
 for number in range(1, 65):
@@ -42,7 +44,7 @@ while True: time.sleep(1000)
 
 
 class Line:
-    """Where commands call in. The end of a connection is the end of everybody who has it."""
+    """The server that commands connect to. A connection ends when every process that holds it has died."""
 
     def __init__(self) -> None:
         self.server = socket.create_server(("127.0.0.1", 0))
@@ -94,7 +96,7 @@ def read_until(connection: socket.socket, size: int) -> None:
 
 
 def assert_gone(line: Line, connection: socket.socket) -> None:
-    """Everybody who had the connection is dead already, not just dying."""
+    """Every process that held the connection is already dead, not just dying."""
     connection.setblocking(False)
     while connection.recv(1000):
         pass
@@ -102,7 +104,7 @@ def assert_gone(line: Line, connection: socket.socket) -> None:
 
 
 def test_a_command_out_of_time_is_gone_with_all_it_started(folder: Folder, shells: str, line: Line):
-    """Daemons in sessions of their own that ignore every signal are dead when it returns; what it said is kept."""
+    """Even daemons in their own sessions that ignore every signal are dead when it returns; output is kept."""
     shell = anything(shells, network=True, contained=False, timeout=3)
     finished = folder.run(shell, PYTHON, "-c", STUBBORN, line.port, "stubborn")
     assert (finished.timed_out, finished.exit_code, finished.signal) == (True, None, 9)
@@ -112,7 +114,7 @@ def test_a_command_out_of_time_is_gone_with_all_it_started(folder: Folder, shell
 
 
 def test_daemons_end_with_their_command(folder: Folder, shells: str, line: Line):
-    """A command that has ended leaves nothing behind, and is not waited for longer because of it."""
+    """A finished command leaves nothing behind, and is not waited for longer because of it."""
     code = """
         import os, sys
         reader, writer = os.pipe()
@@ -128,13 +130,13 @@ def test_daemons_end_with_their_command(folder: Folder, shells: str, line: Line)
 
 
 def test_a_timeout_of_one_run_counts_for_it(folder: Folder):
-    """The shell's own is only the default."""
+    """The shell's own timeout is only the default."""
     assert folder.run(anything(timeout=50), "sleep", "40", timeout=0.1).timed_out
     assert not folder.run(anything(timeout=0.1), "sleep", "0.2", timeout=50).timed_out
 
 
 def test_cancelling_ends_the_command_first(folder: Folder, shells: str, line: Line):
-    """When the cancellation comes through, nothing of it is left, and the folder is as it was."""
+    """When the cancellation arrives, nothing of the command remains, and the folder is unchanged."""
     shell = anything(shells, network=True, contained=False)
     before = folder.real()
 
@@ -145,7 +147,7 @@ def test_cancelling_ends_the_command_first(folder: Folder, shells: str, line: Li
         await asyncio.to_thread(read_until, connection, 4)
         task.cancel()
         await asyncio.sleep(0)
-        task.cancel()  # impatience changes nothing
+        task.cancel()  # a second cancel changes nothing
         with pytest.raises(asyncio.CancelledError):
             await task
         assert_gone(line, connection)
@@ -157,7 +159,7 @@ def test_cancelling_ends_the_command_first(folder: Folder, shells: str, line: Li
 
 
 def test_a_cancelled_copy_is_not_made_to_its_end(folder: Folder, monkeypatch: pytest.MonkeyPatch):
-    """A large folder is not copied for nobody."""
+    """A large folder is not copied for a cancelled command."""
     for number in range(50):
         folder.add(f"{number}/file", "x")
     copied: list[str] = []
@@ -212,7 +214,7 @@ def test_shells_on_different_layers_run_at_the_same_time(tmp_path: Path, line: L
 
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_a_command_ends_while_others_go_on(tmp_path: Path, line: Line, first: int):
-    """Whichever of three that run at the same time ends first is known to have ended at once."""
+    """Of three concurrent commands, the end of whichever finishes first is noticed at once."""
     shell = anything(network=True)
     folders = [Folder(tmp_path / str(number)) for number in range(3)]
 
@@ -234,7 +236,9 @@ def test_a_command_ends_while_others_go_on(tmp_path: Path, line: Line, first: in
 
 
 def test_shells_on_one_layer_take_turns(tmp_path: Path, line: Line):
-    """The second begins when the first has ended, and sees what it wrote; one cancelled while it waits never runs."""
+    """The second starts when the first has ended, and sees its writes; one cancelled while waiting never
+    runs.
+    """
     shell = anything(network=True)
     folder, other = Folder(tmp_path / "one"), Folder(tmp_path / "two")
     said: list[bytes] = []
@@ -248,7 +252,7 @@ def test_shells_on_one_layer_take_turns(tmp_path: Path, line: Line):
         connection = await asyncio.to_thread(line.accept)
         said.append(await asyncio.to_thread(connection.recv, 1))
         second, third = await begin("b"), await begin("c")
-        assert (await shell.run(["true"], other.layers)).ok  # time enough for them to begin, if they would
+        assert (await shell.run(["true"], other.layers)).ok  # enough time for them to begin, if they did
         third.cancel()
         with pytest.raises(asyncio.CancelledError):
             await third
@@ -290,7 +294,7 @@ work()
 @pytest.mark.parametrize("walls", ["walls", "no walls"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_command_ends_with_us(folder: Folder, line: Line, how: signal.Signals, walls: str):
-    """`kill -9` of the process that runs it, and the command and its daemons are gone."""
+    """After `kill -9` of the process that runs it, the command and its daemons are dead."""
     argv = [sys.executable, "-c", US, str(folder.base), PYTHON, STUBBORN, line.port, walls]
     us = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
     try:
@@ -298,7 +302,7 @@ def test_a_command_ends_with_us(folder: Folder, line: Line, how: signal.Signals,
         read_until(connection, 4)
         us.send_signal(how)
         us.wait(30)
-        # The end of everybody who has it is the end of the connection; there is nothing else to wait for.
+        # The connection ends when every process that holds it has died; nothing else needs to be awaited.
         assert connection.recv(1000) == b""
     finally:
         us.kill()
@@ -306,7 +310,7 @@ def test_a_command_ends_with_us(folder: Folder, line: Line, how: signal.Signals,
 
 
 def test_a_dead_keeper_is_said_and_replaced(folder: Folder, line: Line, shells: str):
-    """Its commands die with it; the next command has a new one."""
+    """Its commands die with it; the next command gets a new keeper."""
     shell = anything(shells, network=True, contained=False)
 
     async def main() -> None:
@@ -316,7 +320,7 @@ def test_a_dead_keeper_is_said_and_replaced(folder: Folder, line: Line, shells: 
         keeper = launcher._keeper
         assert keeper is not None
         os.kill(keeper._process, signal.SIGKILL)
-        if shells == "auto":  # without walls there is somebody left to tell how it ended
+        if shells == "auto":  # without walls there is still a process that reports the ending
             assert (await task).signal == signal.SIGKILL
         else:
             with pytest.raises(ShellError, match="its sandbox process died"):
@@ -328,7 +332,7 @@ def test_a_dead_keeper_is_said_and_replaced(folder: Folder, line: Line, shells: 
 
 
 def test_a_forked_process_has_a_keeper_of_its_own(folder: Folder):
-    """A child made by fork does not talk to its parent's."""
+    """A forked child does not use its parent's keeper."""
     code = """
         import asyncio, os, sys
         from pathlib import Path
@@ -357,7 +361,7 @@ def test_a_forked_process_has_a_keeper_of_its_own(folder: Folder):
 
 
 def test_commands_run_in_virtual_time_too(folder: Folder):
-    """A command lives in real time, whatever the loop's clock says."""
+    """A command runs in real time, whatever the loop's clock says."""
     shell = anything()
 
     async def main() -> CommandResult:
@@ -367,7 +371,7 @@ def test_commands_run_in_virtual_time_too(folder: Folder):
 
 
 def test_descriptors_are_given_back(folder: Folder):
-    """Many commands, also failing ones, leave no descriptor open here."""
+    """Many commands, including failing ones, leave no descriptor open here."""
     shell = anything()
     folder.run(shell, "true", stdin="x")
     before = len(os.listdir("/proc/self/fd"))
@@ -383,7 +387,7 @@ def test_descriptors_are_given_back(folder: Folder):
 
 
 def test_a_fake_shell_says_what_it_was_told(tmp_path: Path):
-    """By the longest beginning that fits; rules hold; the rest is missing."""
+    """The longest matching prefix decides; rules apply; other commands are missing."""
     folder = Folder(tmp_path)
 
     def write(argv: tuple[str, ...], layers: Layers) -> str:

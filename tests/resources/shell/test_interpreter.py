@@ -47,14 +47,14 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(params=["/tmp", "/var/tmp"])
 def hidden(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A folder below one that each command gets an empty one of, with a space in its path."""
+    """A folder that commands can't see, since they have an empty private one there; its path has a space."""
     with tempfile.TemporaryDirectory(prefix="hand rail-", dir=request.param) as folder:
         yield Path(folder).resolve()
 
 
 @pytest.mark.once
 def test_the_interpreter_is_there_below_a_folder_that_is_hidden(hidden: Path, backend: str):
-    """It runs, it can't be written, and what lies beside it stays hidden."""
+    """It runs and can't be written, and the files beside it stay hidden."""
     venv.create(hidden / "clone" / ".venv", symlinks=False)
     (hidden / "private.txt").write_text("private")
     for name in ("root", "upper", "work"):

@@ -1,4 +1,4 @@
-"""What is kept of a command's output, and how an ending is worded."""
+"""Which part of a command's output is kept, and how an ending is described."""
 
 import pytest
 from hypothesis import given
@@ -21,12 +21,12 @@ def test_output_within_the_limit_is_kept_whole():
 
 
 def test_output_beyond_the_limit_loses_its_middle():
-    """The beginning and the end are kept, and it says how much is gone."""
+    """The beginning and the end are kept, with the number of bytes left out."""
     assert fed(4, b"abcdefghij") == ("ab\n… 6 bytes left out …\nij", 6)
 
 
 def test_no_character_is_cut_in_half():
-    """Pieces of characters at the cut are left out and counted."""
+    """Partial characters at the cut are left out and counted."""
     assert fed(8, "ääääää".encode()[:-1] + b"\xa4") == ("ää\n… 4 bytes left out …\nää", 4)
     text, omitted = fed(7, "€€€€€€".encode())
     assert text == f"€\n… {omitted} bytes left out …\n€"
@@ -40,7 +40,7 @@ def test_what_is_not_utf_8_is_shown_as_bytes():
 
 @given(st.lists(st.binary(max_size=50), max_size=30), st.integers(2, 40))
 def test_output_keeps_the_ends_however_it_arrives(parts: list[bytes], limit: int):
-    """The same bytes in any pieces give the same text, and what is left out is counted exactly."""
+    """The same bytes in any pieces give the same text, and the omitted bytes are counted exactly."""
     whole = b"".join(parts)
     assert fed(limit, *parts) == fed(limit, whole)
     _, omitted = fed(limit, whole)
@@ -49,7 +49,7 @@ def test_output_keeps_the_ends_however_it_arrives(parts: list[bytes], limit: int
 
 
 def test_memory_does_not_grow_with_the_output():
-    """A gigabyte would fit as well as these megabytes."""
+    """A gigabyte would work as well as these megabytes."""
     output = Output(1000)
     for _ in range(500):
         output.feed(b"x" * 100_000)
@@ -72,6 +72,6 @@ def test_memory_does_not_grow_with_the_output():
     ],
 )
 def test_an_ending_is_worded_for_a_model(finished: CommandResult, words: str):
-    """How it ended, what to know, what it said."""
+    """The outcome, the notes, and the output."""
     assert finished.render() == words
     assert finished.ok is (finished.exit_code == 0)

@@ -1,4 +1,4 @@
-"""What may run: rules, and the words of a refusal."""
+"""Rules for commands, and the text of a refusal."""
 
 import pytest
 
@@ -74,7 +74,7 @@ def test_a_rule_allows_what_it_says(rule: Allow, argv: list[str]):
     ],
 )
 def test_a_rule_allows_nothing_else(rule: Allow, argv: list[str]):
-    """Wrappers, detours, options in front, paths that lead up: none of them fits."""
+    """Wrappers, detours, leading options and paths that lead upwards do not match."""
     assert not allowed([rule], *argv)
 
 
@@ -110,7 +110,7 @@ def test_a_rule_allows_nothing_else(rule: Allow, argv: list[str]):
     ],
 )
 def test_a_rule_that_can_not_be_meant_is_refused_where_it_is_written(pattern: tuple[object, ...]):
-    """Words run together, wildcards for programs, and whatever would quietly allow everything."""
+    """Joined words, wildcards for programs, and anything that would quietly allow everything."""
     with pytest.raises(RuleError) as caught:
         Allow(*pattern)  # pyright: ignore[reportArgumentType]
     assert isinstance(caught.value, DefinitionError)
@@ -124,7 +124,7 @@ def test_nothing_may_run_without_a_rule():
 
 
 def test_a_refusal_says_what_may_run():
-    """The model reads what it can ask for instead, and that there is no shell."""
+    """The model is told what it may run instead, and that there is no shell."""
     with pytest.raises(CommandRefused) as caught:
         Rules([Allow("git", "status"), Allow("pytest", ...), Allow("cat", "docs/**")]).check(
             ["rm", "-rf", "a b"]
@@ -139,7 +139,7 @@ def test_a_refusal_says_what_may_run():
 
 
 def test_one_text_is_refused_with_the_list_it_should_be():
-    """A command given as text is never taken apart for running, only for the advice."""
+    """A command given as a string is split only for the hint, never to run it."""
     with pytest.raises(CommandRefused, match=r"write \['git', 'commit', '-m', 'two words'\]"):
         Rules([Allow(...)]).check("git commit -m 'two words'")
     with pytest.raises(CommandRefused, match="not one string"):
@@ -162,12 +162,12 @@ def test_one_text_is_refused_with_the_list_it_should_be():
     ],
 )
 def test_what_is_not_a_command_is_refused_even_where_everything_may_run(argv: object):
-    """Each with what is wrong, and never an error of the system's."""
+    """Each refusal says what is wrong, and is never a system error."""
     with pytest.raises(CommandRefused):
         Rules([Allow(...)]).check(argv)  # pyright: ignore[reportArgumentType]
 
 
 def test_only_rules_are_rules():
-    """A list of words in the place of a rule is found when the shell is made."""
+    """A list of words in place of a rule is found when the shell is made."""
     with pytest.raises(RuleError, match="not a rule"):
         Shell([["git", "status"]])  # pyright: ignore[reportArgumentType]

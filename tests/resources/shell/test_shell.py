@@ -1,4 +1,4 @@
-"""Commands on a folder: what they write is caught above it, the same way on both back ends."""
+"""Commands on a folder: their writes go to a layer above it, in the same way on both back ends."""
 
 import os
 import shlex
@@ -31,7 +31,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Folder]:
-    """A folder in which whatever a command does must not show."""
+    """A folder that no command may visibly change."""
     made = Folder(tmp_path / "a, b:c")
     made.add("kept.txt", "kept\n")
     made.add("docs/one.md", "one\n")
@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 
 
 def test_a_command_gives_its_output_and_its_exit_code(folder: Folder, backend: str):
-    """Both streams in the order they were written, and how it ended."""
+    """Both streams in the order they were written, and the exit code."""
     finished = folder.sh(anything(backend), "echo out; echo err >&2; echo out again; exit 3")
     assert (finished.output, finished.exit_code, finished.signal) == ("out\nerr\nout again\n", 3, None)
     assert (finished.backend, finished.contained, finished.timed_out, finished.ok) == (
@@ -63,14 +63,14 @@ def test_a_command_gives_its_output_and_its_exit_code(folder: Folder, backend: s
 
 
 def test_a_command_works_at_the_folder_s_own_path(folder: Folder, backend: str):
-    """Absolute paths hold, though writes go elsewhere."""
+    """Absolute paths work, though writes go elsewhere."""
     finished = folder.sh(anything(backend), f"pwd; echo $PWD; echo new > {shlex.quote(str(folder.root))}/abs")
     assert finished.output == f"{folder.root}\n{folder.root}\n"
     assert folder.caught() == [("written", "abs")]
 
 
 def test_the_folder_really_is_the_mount(folder: Folder, backend: str):
-    """Seen from inside: an overlay, or a folder bound in its place; never the real one."""
+    """From inside it is an overlay or a bind mount, never the real folder."""
     kind = {"overlay": "overlay", "copy": folder_kind(folder)}[backend]
     finished = folder.run(
         anything(backend), "findmnt", "-n", "-o", "FSTYPE,OPTIONS", "--mountpoint", str(folder.root)
@@ -86,14 +86,14 @@ def folder_kind(folder: Folder) -> str:
 
 
 def test_a_signal_is_not_an_exit_code(folder: Folder, backend: str):
-    """Also one that the first process of a PID namespace would have ignored."""
+    """This includes a signal that the first process of a PID namespace would ignore."""
     for name, number in (("SEGV", 11), ("TERM", 15), ("KILL", 9)):
         finished = folder.sh(anything(backend), f"kill -{name} $$")
         assert (finished.exit_code, finished.signal, finished.timed_out) == (None, number, False)
 
 
 def test_megabytes_of_output_lose_their_middle(folder: Folder, backend: str):
-    """The command is never held up, and both ends are kept."""
+    """The command is never blocked, and both ends are kept."""
     script = "echo first; head -c 20000000 /dev/zero | tr '\\0' x; echo; echo last"
     finished = folder.sh(anything(backend, output_limit=1000), script)
     assert finished.ok
@@ -105,12 +105,12 @@ def test_megabytes_of_output_lose_their_middle(folder: Folder, backend: str):
 
 
 def test_output_that_is_not_utf_8_is_shown(folder: Folder, backend: str):
-    """Bytes that are no text do not break anything."""
+    """Bytes that are not text are harmless."""
     assert folder.run(anything(backend), "printf", r"a\377b").output == "a\\xffb"
 
 
 def test_standard_input_is_given(folder: Folder, backend: str):
-    """Text, bytes, more than a pipe holds, more than is read; and nothing when there is none."""
+    """Text, bytes, more than a pipe holds, more than is read, and none."""
     shell = anything(backend)
     assert folder.run(shell, "cat", stdin="über").output == "über"
     assert folder.run(shell, "wc", "-c", stdin=b"x" * 3_000_000).output.strip() == "3000000"
@@ -122,14 +122,14 @@ def test_standard_input_is_given(folder: Folder, backend: str):
 
 
 def test_a_command_that_no_rule_allows_does_not_run(folder: Folder, backend: str):
-    """Rules are asked first."""
+    """Rules are checked first."""
     with pytest.raises(CommandRefused, match="Allowed: `git status`"):
         folder.run(Shell([Allow("git", "status")], backend=backend), "touch", "x")  # pyright: ignore[reportArgumentType]
     assert folder.caught() == []
 
 
 def test_a_missing_program_is_said(folder: Folder, backend: str):
-    """Not there, not executable, without its interpreter, a folder: each names the program."""
+    """A program that is missing, not executable, without its interpreter, or a folder: the error names it."""
     shell = anything(backend)
     folder.sh(
         shell,
@@ -142,7 +142,7 @@ def test_a_missing_program_is_said(folder: Folder, backend: str):
 
 
 def test_a_script_of_the_folder_runs_by_its_path_only(folder: Folder, backend: str):
-    """What lies in the folder is not found by its bare name, whatever PATH says."""
+    """A file in the folder is not found by its bare name, whatever PATH says."""
     shell = anything(backend, environment={})
     assert folder.run(shell, "./run.sh").output == "ran\n"
     with pytest.raises(CommandMissing):
@@ -152,14 +152,14 @@ def test_a_script_of_the_folder_runs_by_its_path_only(folder: Folder, backend: s
 def test_a_relative_path_entry_is_not_passed_on(
     folder: Folder, backend: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """`.` in PATH would let a file of the folder stand in for a program."""
+    """`.` in PATH would let a file in the folder replace a program."""
     monkeypatch.setenv("PATH", f".::relative:{os.environ['PATH']}")
     with pytest.raises(CommandMissing):
         folder.run(anything(backend), "run.sh")
 
 
 def test_a_command_runs_in_a_folder_below(folder: Folder, backend: str):
-    """`cwd` is a path of the folder; one made by an earlier command counts too."""
+    """`cwd` is a path in the folder, which an earlier command may have made."""
     shell = anything(backend)
     assert folder.run(shell, "cat", "two.md", cwd="docs/deep").output == "two\n"
     folder.run(shell, "mkdir", "made")
@@ -167,7 +167,7 @@ def test_a_command_runs_in_a_folder_below(folder: Folder, backend: str):
 
 
 def test_a_folder_to_run_in_has_to_be_one_inside(folder: Folder, backend: str):
-    """Missing, a file, above, absolute, or a link that leads out."""
+    """Missing, a file, above, absolute, or a link that leads outside."""
     shell = anything(backend)
     folder.run(shell, "ln", "-s", "/etc", "out")
     for cwd, error in {
@@ -183,7 +183,7 @@ def test_a_folder_to_run_in_has_to_be_one_inside(folder: Folder, backend: str):
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])
 def test_a_timeout_is_a_time(folder: Folder, timeout: float):
-    """There is no way to say forever."""
+    """There is no way to wait forever."""
     with pytest.raises(ValueError, match="above zero"):
         Shell(timeout=timeout)
     with pytest.raises(ValueError, match="above zero"):
@@ -191,7 +191,7 @@ def test_a_timeout_is_a_time(folder: Folder, timeout: float):
 
 
 def test_a_shell_with_nonsense_can_not_be_made():
-    """Found where it is written: what is wrong, and the mend."""
+    """The error is raised where the shell is made, and says how to fix it."""
     for options, wrong in (
         ({"backend": "docker"}, "backend is 'docker'"),
         ({"output_limit": 1}, "output_limit is 1"),
@@ -203,7 +203,7 @@ def test_a_shell_with_nonsense_can_not_be_made():
 
 
 def test_no_command_runs_on_the_machine_s_own_folders(tmp_path: Path):
-    """The root and the kernel's folders are nobody's project."""
+    """The root and the kernel's folders are never a project."""
     for root in ("/", "/proc", "/sys/kernel", "/dev", "/tmp"):
         folder = Folder(tmp_path)
         folder.layers = type(folder.layers)((Path(root),), folder.upper, folder.layers.work)
@@ -245,7 +245,7 @@ def test_a_command_that_changes_nothing_leaves_nothing(folder: Folder, backend: 
 
 
 def test_a_later_command_sees_what_an_earlier_one_wrote(folder: Folder, backend: str):
-    """The upper layer may hold writes already: the next one starts from there."""
+    """The upper layer may already hold writes, and the next command starts from there."""
     shell = anything(backend)
     folder.sh(shell, "echo 1 > n; rm -r docs; rm kept.txt; mkdir kept.txt")
     finished = folder.sh(
@@ -265,7 +265,7 @@ def test_a_later_command_sees_what_an_earlier_one_wrote(folder: Folder, backend:
 
 
 def test_layers_between_are_read_and_left_alone(tmp_path: Path, backend: str):
-    """Two folders of writes over the real one, each with deletions, and a third on top."""
+    """Two layers of writes over the real folder, each with deletions, and a third on top."""
     between: list[Path] = []
     for number in (1, 2):
         middle = Folder(tmp_path, over=between[::-1])
@@ -287,7 +287,7 @@ def test_layers_between_are_read_and_left_alone(tmp_path: Path, backend: str):
 
 
 def test_a_make_that_fails_half_way_changes_nothing_real(folder: Folder, backend: str):
-    """What it had built by then is in the upper layer, to be dropped."""
+    """Everything it built is in the upper layer, which is dropped."""
     folder.add("Makefile", "all: built\n\tfalse\nbuilt:\n\techo x > built\n\trm kept.txt\n")
     before = folder.real()
     finished = folder.run(anything(backend), "make")
@@ -300,7 +300,7 @@ def test_a_make_that_fails_half_way_changes_nothing_real(folder: Folder, backend
 
 @pytest.mark.parametrize("command", ["rm -rf ./* ./.[!.]*", "find . -delete", 'rm -rf "$PWD"'])
 def test_everything_can_be_removed_and_is_still_there(folder: Folder, backend: str, command: str):
-    """`rm -rf`, also of folders that are in two layers and of ones just made."""
+    """`rm -rf`, including folders that are in two layers and new ones."""
     shell = anything(backend)
     folder.sh(shell, "echo x > docs/deep/new; mkdir docs/more; echo y > docs/more/y; mkdir made")
     finished = folder.sh(shell, f"{command}; ls -A")
@@ -310,7 +310,7 @@ def test_everything_can_be_removed_and_is_still_there(folder: Folder, backend: s
 
 
 def test_a_commit_in_a_repository_is_caught_whole(tmp_path: Path, backend: str):
-    """The real `.git` stays as it is, to the byte; the upper layer has the commit."""
+    """The real `.git` stays unchanged; the upper layer has the commit."""
     folder = Folder(tmp_path)
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(folder.root)]
     folder.add("a.txt", "a\n")
@@ -332,7 +332,7 @@ def test_a_commit_in_a_repository_is_caught_whole(tmp_path: Path, backend: str):
 
 
 def test_a_command_can_not_forge_the_marks_of_a_layer(folder: Folder, backend: str):
-    """Attributes that mean something to an overlay do not get into the upper layer by way of a command."""
+    """Attributes with a meaning for overlays can't enter the upper layer through a command."""
     code = """
         import os
         os.mkdir("d"); open("f", "w").close()
@@ -353,7 +353,7 @@ def test_a_command_can_not_forge_the_marks_of_a_layer(folder: Folder, backend: s
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_files_of_others_keep_their_owner(folder: Folder, backend: str):
-    """Root's commands change files of any owner, and the changed ones are still theirs."""
+    """Root's commands can change files of any owner, and the files keep their owner."""
     theirs = folder.add("theirs", "x")
     os.chown(theirs, 12345, 54321)
     before = folder.real()
@@ -371,7 +371,7 @@ def test_files_of_others_keep_their_owner(folder: Folder, backend: str):
 
 
 def test_an_unreadable_file_is_left_alone(folder: Folder, backend: str):
-    """A socket in the folder is no trouble either."""
+    """A socket in the folder is harmless too."""
     import socket
 
     with socket.socket(socket.AF_UNIX) as server:
@@ -408,7 +408,7 @@ SCRIPTS = {
 @settings(max_examples=25)
 @given(rounds=st.lists(STEPS, min_size=1, max_size=2))
 def test_both_back_ends_catch_the_same(rounds: list[Any], tmp_path_factory: pytest.TempPathFactory):
-    """Any commands, one after another: both show the folder as the commands left it."""
+    """After any sequence of commands, both show the folder as the commands left it."""
     base = tmp_path_factory.mktemp("same")
     if not probe(base).overlay:
         pytest.skip("one of them is not to be had here")
@@ -439,7 +439,7 @@ def support_is(monkeypatch: pytest.MonkeyPatch, support: Support) -> None:
 
 
 def test_the_choice_can_be_seen(folder: Folder):
-    """`auto` takes the overlay where there is one, and says so."""
+    """`auto` uses the overlay where possible, and reports it."""
     shell = anything()
     assert shell.backend == "auto"
     finished = folder.run(shell, "true")
@@ -447,7 +447,7 @@ def test_the_choice_can_be_seen(folder: Folder):
 
 
 def test_without_an_overlay_a_copy_is_made_and_said(folder: Folder, monkeypatch: pytest.MonkeyPatch):
-    """With why, and what the copy cost."""
+    """The result has the reason and the cost of the copy."""
     support_is(monkeypatch, Support(probe(folder.base).isolation, False, ("an overlay mount here: no",)))
     finished = folder.run(anything(), "touch", "x")
     assert finished.backend == "copy"
@@ -459,7 +459,7 @@ def test_without_an_overlay_a_copy_is_made_and_said(folder: Folder, monkeypatch:
 
 
 def test_an_overlay_that_fails_after_all_becomes_a_copy(tmp_path: Path):
-    """More layers than the kernel stacks: `auto` goes on with a copy, `overlay` says it can't."""
+    """With more layers than the kernel stacks, `auto` continues with a copy and `overlay` raises."""
     layers = [tmp_path / f"layer{number}" for number in range(501)]
     for layer in layers:
         layer.mkdir()
@@ -473,7 +473,7 @@ def test_an_overlay_that_fails_after_all_becomes_a_copy(tmp_path: Path):
 
 @pytest.mark.parametrize("backend", ["auto", "overlay", "copy"])
 def test_without_namespaces_nothing_runs(folder: Folder, monkeypatch: pytest.MonkeyPatch, backend: str):
-    """The refusal says what is missing and what to do."""
+    """The error says what is missing and what to do."""
     support_is(monkeypatch, Support("none", False, ("namespaces of its own: no",)))
     with pytest.raises(ShellUnavailable, match=r"lacks namespaces of its own: no\. Allow the process"):
         folder.run(anything(backend), "touch", "x")
@@ -496,7 +496,7 @@ def test_without_namespaces_and_told_so_it_runs_on_a_copy(folder: Folder, monkey
 def test_walls_without_a_user_namespace_hold_writes_too(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, backend: str
 ):
-    """What root uses where user namespaces are switched off."""
+    """The walls that root uses where user namespaces are disabled."""
     if os.geteuid() != 0:
         pytest.skip("only root can")
     support_is(monkeypatch, Support("root", True))
@@ -514,7 +514,7 @@ def test_python_runs_inside(folder: Folder, backend: str):
 
 
 def test_an_overlay_copies_nothing(tmp_path: Path):
-    """Whatever is in a folder, a command that changes nothing leaves nothing above it (bench/shell.py has the times)."""
+    """A command that changes nothing leaves an empty upper layer (bench/shell.py has the times)."""
     if not probe(tmp_path).overlay:
         pytest.skip("there is no overlay here")
     folder = Folder(tmp_path / "large")

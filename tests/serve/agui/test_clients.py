@@ -1,7 +1,7 @@
-"""The server and AG-UI's own clients, the newest and the one most pages stand on: every scenario with both.
+"""The server and AG-UI's own clients, the newest and the most widely used: every scenario with both.
 
-What a client accepts is not enough: its warnings fail a test, and what it was sent is held to our own grammar
-(agui_grammar.py). `python tests/serve/agui/test_clients.py` runs all of it and prints the table.
+Acceptance by a client is not enough: its warnings fail a test, and the stream is checked with our own grammar
+(agui_grammar.py). `python tests/serve/agui/test_clients.py` runs everything and prints the table.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAP = {
 
 @dataclass
 class Came:
-    """What a client has after one request, and what it was sent."""
+    """A client's state after one request, and the events it received."""
 
     messages: list[dict[str, Any]]
     state: Any
@@ -56,7 +56,7 @@ class Came:
 
     @property
     def text(self) -> str:
-        """What the client shows last."""
+        """The last text the client shows."""
         return self.messages[-1].get("content", "")
 
     def of(self, kind: str) -> list[dict[str, Any]]:
@@ -144,7 +144,7 @@ class Client:
 
 @dataclass
 class Place:
-    """A server, and clients of one version that come to it."""
+    """A server, and clients of one version that use it."""
 
     version: str
     folder: Path
@@ -190,7 +190,7 @@ def place(version: str, folder: Path) -> Generator[Place]:
 
 
 def text(place: Place) -> None:
-    """Words come as they are written, and the next message goes on in the same conversation."""
+    """Text streams as it is written, and the next message continues the conversation."""
     client = place.client()
     came = client.say("hello")
     assert came.outcome == "success"
@@ -202,7 +202,7 @@ def text(place: Place) -> None:
 
 
 def thinking(place: Place) -> None:
-    """What a model thinks is a message of its own kind."""
+    """A model's thoughts are messages of their own kind."""
     came = place.client().say("think")
     assert [(each["role"], each["content"]) for each in came.messages[1:]] == [
         ("reasoning", "Let me think about it."),
@@ -211,7 +211,7 @@ def thinking(place: Place) -> None:
 
 
 def streamed_arguments(place: Place) -> None:
-    """Arguments come in pieces and amount to what the model wrote; the result is what it was told."""
+    """Arguments stream in pieces and add up to what the model wrote; the result is what the model was told."""
     came = place.client().say("map", tools=[MAP])
     assert len(came.of("TOOL_CALL_ARGS")) > 1
     (call,) = came.messages[1]["toolCalls"]
@@ -219,7 +219,7 @@ def streamed_arguments(place: Place) -> None:
 
 
 def taken_back(place: Place) -> None:
-    """What a model wrote before its connection was lost does not stand, neither words nor calls."""
+    """Text and calls that a model wrote before its connection was lost are withdrawn."""
     came = place.client().say("flaky")
     assert came.outcome == "success"
     assert "This is not to " in [event["delta"] for event in came.of("TEXT_MESSAGE_CONTENT")]
@@ -230,7 +230,7 @@ def taken_back(place: Place) -> None:
 
 
 def progress(place: Place) -> None:
-    """How far a call is: shown once, then changed."""
+    """A call's progress: shown once, then updated."""
     GATES["sheep"].set()
     came = place.client().say("sheep")
     (shown,) = [message for message in came.messages if message["role"] == "activity"]
@@ -251,7 +251,7 @@ def state(place: Place) -> None:
 
 
 def approve(place: Place) -> None:
-    """An approval is an interrupt of the plain shape; the call's result comes with the next leg, and the call does not."""
+    """An approval is an interrupt in the plain shape; the next leg has the call's result, but not the call."""
     client = place.client()
     came = client.say("pay")
     assert came.outcome == "interrupt"
@@ -270,7 +270,7 @@ def approve(place: Place) -> None:
 
 
 def deny(place: Place) -> None:
-    """A no is an answer too: the model is told, with the reason, and the run goes on."""
+    """A denial is an answer too: the model is told the reason, and the run continues."""
     client = place.client()
     came = client.say("pay")
     came = client.resume((came.interrupts[0], {"approved": False, "reason": "too dear"}))
@@ -281,7 +281,7 @@ def deny(place: Place) -> None:
 
 
 def abandoned(place: Place) -> None:
-    """An interrupt that is abandoned is not approved."""
+    """An abandoned interrupt is not approved."""
     client = place.client()
     came = client.say("pay")
     came = client.resume((came.interrupts[0], None))
@@ -291,7 +291,7 @@ def abandoned(place: Place) -> None:
 
 
 def cancel(place: Place) -> None:
-    """A run that waits is cancelled from outside, and the thread can be talked in again."""
+    """A waiting run is cancelled from outside, and the thread accepts new messages."""
     client = place.client()
     client.say("pay")
     place.post("/threads/thread-1/cancel", {})
@@ -303,7 +303,7 @@ def cancel(place: Place) -> None:
 
 
 def cancelled_at_work(place: Place) -> None:
-    """A run that is cancelled while somebody follows it ends for them too, as cancelled."""
+    """A run that is cancelled while a client follows it ends for that client too, as cancelled."""
     GATES["wait"].clear()
     client = place.client()
     client.do("leave", text="wait", after=6, left=True)
@@ -313,7 +313,7 @@ def cancelled_at_work(place: Place) -> None:
 
 
 def wait_for(place: Place) -> None:
-    """A question of a tool brings its schema, and an answer that does not fit is refused and can be given again."""
+    """A tool's question has its schema, and an invalid answer is refused and can be given again."""
     client = place.client()
     came = client.say("book")
     (asked,) = came.interrupts
@@ -328,7 +328,7 @@ def wait_for(place: Place) -> None:
 
 
 def frontend_tool(place: Place) -> None:
-    """A tool of the client's own: its call is left to the client, whose tool message goes on with the run."""
+    """A client's own tool: the call is left to the client, whose tool message continues the run."""
     client = place.client()
     came = client.say("map", tools=[MAP])
     assert came.outcome == "success"
@@ -341,7 +341,7 @@ def frontend_tool(place: Place) -> None:
 
 
 def frontend_tool_and_approval(place: Place) -> None:
-    """Beside a call of the client's own something has to be approved: each is answered in its own way."""
+    """A client's call and an approval in one leg are each answered in their own way."""
     client = place.client()
     came = client.say("map and pay", tools=[MAP])
     assert came.outcome == "interrupt"
@@ -357,7 +357,7 @@ def frontend_tool_and_approval(place: Place) -> None:
 
 
 def nested_agent(place: Place) -> None:
-    """A question of a nested agent reaches whoever is there, and the agent goes on in the next leg."""
+    """A nested agent's question reaches the client, and the agent continues in the next leg."""
     client = place.client()
     came = client.say("research")
     (asked,) = came.interrupts
@@ -383,7 +383,7 @@ def nested_agent(place: Place) -> None:
 
 
 def error(place: Place) -> None:
-    """A run that fails says why, and the thread can be talked in again."""
+    """A failed run says why, and the thread accepts new messages."""
     client = place.client()
     came = client.say("fail")
     assert came.outcome == "error"
@@ -391,7 +391,7 @@ def error(place: Place) -> None:
 
 
 def reconnect(place: Place) -> None:
-    """A client that hangs up ends nothing; one that joins in the middle follows to the end."""
+    """A client that disconnects ends nothing; one that joins in the middle follows to the end."""
     GATES["wait"].clear()
     client = place.client()
     client.do("leave", text="wait", after=6, left=True)
@@ -408,7 +408,7 @@ def reconnect(place: Place) -> None:
 
 
 def reconnect_to_question(place: Place) -> None:
-    """Somebody who comes later finds the question, and can answer it."""
+    """A later client finds the question, and can answer it."""
     place.client().say("pay")
     later = place.client()
     came = later.do("connect")
@@ -418,7 +418,7 @@ def reconnect_to_question(place: Place) -> None:
 
 
 def two_questions(place: Place) -> None:
-    """Two questions at once are answered by one resume."""
+    """One resume answers two questions at once."""
     client = place.client()
     came = client.say("pay two")
     one, two = came.interrupts
@@ -429,7 +429,7 @@ def two_questions(place: Place) -> None:
 
 
 def partial_resume(place: Place) -> None:
-    """One answer of two is against the protocol: the server says so, and takes neither."""
+    """Answering one of two breaks the protocol: the server says so, and accepts neither."""
     client = place.client()
     came = client.say("pay two")
     one, two = came.interrupts
@@ -441,7 +441,7 @@ def partial_resume(place: Place) -> None:
 
 
 def said_meanwhile(place: Place) -> None:
-    """While something is asked nothing else can be said."""
+    """While a question is open, no message is accepted."""
     client = place.client()
     came = client.say("pay")
     wrong = client.say("hello", forget=True)
@@ -451,7 +451,7 @@ def said_meanwhile(place: Place) -> None:
 
 
 def answered_again(place: Place) -> None:
-    """The same answer again does nothing twice: the client is told how things stand."""
+    """A repeated answer has no effect: the client is told the current state."""
     client = place.client()
     came = client.say("pay")
     asked = came.interrupts[0]
@@ -496,7 +496,7 @@ SCENARIOS: Mapping[str, Callable[[Place], None]] = {
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_client_of_either_version_plays_every_scenario(scenario: str, version: str, tmp_path: Path) -> None:
-    """Each scenario comes out the same with both clients, and neither warns."""
+    """Each scenario has the same outcome with both clients, and neither warns."""
     with place(version, tmp_path) as found:
         SCENARIOS[scenario](found)
 
@@ -522,7 +522,7 @@ def process(folder: Path, port: int) -> Generator[subprocess.Popen[bytes]]:
 
 
 def restart(version: str, folder: Path) -> None:
-    """A question outlives its server: killed and started again on the same journal, it is answered there."""
+    """A question survives its server: killed and restarted on the same journal, it is answered there."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -552,12 +552,12 @@ def restart(version: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_question_outlives_a_server_that_is_killed(version: str, tmp_path: Path) -> None:
-    """The client that asked, and one that comes anew, go on with the server that comes after."""
+    """The asking client and a new one both continue with the next server."""
     restart(version, tmp_path)
 
 
 def main() -> int:
-    """Run everything, and print what comes of it."""
+    """Run everything, and print the outcomes."""
     print(f"{'':34}" + "".join(f"{version:>10}" for version in VERSIONS))
     wrong: list[str] = []
     for name in (*SCENARIOS, "restart"):

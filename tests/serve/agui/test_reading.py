@@ -1,4 +1,4 @@
-"""What AG-UI clients send: what is taken of it, and how each thing that is wrong with it is said."""
+"""Input from AG-UI clients: what is accepted, and how each problem is reported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def said(text: str, **more: Any) -> dict[str, Any]:
 
 
 def sent(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """An input as a client of 0.0.59 sends it."""
+    """An input as a client of version 0.0.59 sends it."""
     given = {
         "threadId": "t",
         "runId": "r",
@@ -42,7 +42,7 @@ def sent(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def test_new_is_what_was_said_after_everything_that_was_answered() -> None:
-    """The rest of the conversation is ours already, and a thread that begins takes it as its history."""
+    """Only messages after the last answer are new; a thread that begins takes the rest as its history."""
     asked = parse_input(sent(user("one"), said("two"), user("three", "u3"), user("four", "u4")))
     assert asked.said == ("three", "four")
     assert asked.history == (UserMessage("one"), AssistantMessage("two"))
@@ -60,7 +60,7 @@ def test_parts_of_text_are_taken_together() -> None:
 
 
 def test_answers_and_outcomes_are_found() -> None:
-    """Answers name the question and what was seen of it; tool messages name the calls they answer."""
+    """Answers name the question and the digest of what was seen; tool messages name their calls."""
     call = {"id": "c1", "type": "function", "function": {"name": "show", "arguments": "{}"}}
     result = {"id": "m", "role": "tool", "toolCallId": "c1", "content": "seen", "error": "badly"}
     entries = [
@@ -102,7 +102,7 @@ def test_answers_and_outcomes_are_found() -> None:
     ],
 )
 def test_what_is_wrong_is_named_by_its_place(wrong: Any, where: str) -> None:
-    """Nothing is guessed: the answer says where it is wrong and what would be right."""
+    """Nothing is guessed: the error says where the problem is and what is expected."""
     with pytest.raises(RequestRefused) as refused:
         parse_input(wrong)
     assert refused.value.status == 422
@@ -126,7 +126,7 @@ JSON = st.recursive(
     )
 )
 def test_whatever_comes_is_taken_or_refused(value: Any) -> None:
-    """No input, however broken, ends in anything but a refusal that teaches."""
+    """Any input, however broken, is accepted or refused with a helpful error."""
     with contextlib.suppress(RequestRefused):
         parse_input({"threadId": "t", "runId": "r", "messages": [], **value})
 
@@ -135,7 +135,7 @@ def test_whatever_comes_is_taken_or_refused(value: Any) -> None:
 
 
 async def test_a_frontend_tool_is_a_question_that_the_client_answers() -> None:
-    """The client's words, names and schema reach the model as they are; what it answers is the result."""
+    """The client's description, names and schema reach the model unchanged; its answer is the result."""
 
     def answers(payload: Any) -> Any:
         return {"content": f"shown: {payload['arguments']['place']}"}
@@ -159,7 +159,7 @@ async def test_a_frontend_tool_that_failed_is_a_failed_call() -> None:
 
 
 def test_the_tools_of_a_recorded_run_are_found_in_its_record() -> None:
-    """Whoever goes on with a run has the client's tools, although the client has not come yet."""
+    """A resumed run has the client's tools, even before the client returns."""
     from handrail.adapter.run_record import offer_of
 
     made = frontend_tool("showMap", "Show it.", SCHEMA)

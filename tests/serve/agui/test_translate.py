@@ -1,4 +1,4 @@
-"""The events of a run as AG-UI events: whole runs of our loop, cut anywhere, resumed, nested, side by side."""
+"""The events of a run as AG-UI events: whole runs of our loop, interrupted, resumed, nested, concurrent."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from handrail.serve.agui.wire_events import Event
 from handrail.tools import RunMode
 from support.agui_grammar import Checker, Wrong
 
-# --- a plan of a run: what its model says, and what its calls do -------------------------------------------
+# --- the plan of a run: what its model says, and what its calls do ---------------------------------------
 
 
 @dataclass(frozen=True)
 class Act:
-    """What one call does: some things in order, then its end."""
+    """What one call does: some steps in order, then its end."""
 
     does: tuple[Any, ...] = ()
-    """`progress`, `emit`, `ask`, `inner`, or a `Plan`: a nested run; several in a tuple run side by side."""
+    """`progress`, `emit`, `ask`, `inner`, or a `Plan` for a nested run; several in a tuple run concurrently."""
     ends: str = "ok"
-    """`ok`, `fails`, `raises`, `risky` (it has to be approved), `unknown` (no such tool), `broken` (no JSON)."""
+    """`ok`, `fails`, `raises`, `risky` (needs approval), `unknown` (no such tool), `broken` (not JSON)."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ class Turn:
     thinking: str = ""
     acts: tuple[Act, ...] = ()
     ids: str = "none"
-    """`none`: the model gives no ids; `same`: the same in every turn; `own`."""
+    """`none`: the model gives no ids; `same`: the same ids in every turn; `own`: distinct ids."""
     fails: tuple[str, ...] = ()
-    """What the requests before it had streamed when they failed."""
+    """What the failed requests before it had streamed."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run: its model's answers but the last, which is plain text."""
+    """A run: its model's answers except the last, which is plain text."""
 
     turns: tuple[Turn, ...] = ()
 
@@ -69,7 +69,7 @@ def plans(depth: int) -> st.SearchStrategy[Plan]:
     if depth:
         inner = plans(depth - 1)
         does = st.one_of(does, inner, st.tuples(inner, inner))
-    # Not `builds`: what that makes takes ages to be printed where it nests.
+    # Not `builds`: printing its nested values takes too long.
     acts = st.tuples(st.lists(does, max_size=3).map(tuple), ENDS).map(lambda made: Act(*made))
     turns = st.tuples(
         TEXTS,
@@ -83,7 +83,7 @@ def plans(depth: int) -> st.SearchStrategy[Plan]:
 
 @dataclass
 class Landed:
-    """An event of a tool's own."""
+    """A tool's own event."""
 
     at: float
 
@@ -96,7 +96,7 @@ class Choice:
 
 
 class AsksForRisky:
-    """Only what is risky has to be approved."""
+    """A policy under which only risky calls need approval."""
 
     name = "asks"
 
@@ -188,19 +188,19 @@ class Stage:
         for number, act in enumerate(meant.acts):
             name = {"risky": "risky", "unknown": "nothing"}.get(act.ends, "act")
             arguments: Any = "{" if act.ends == "broken" else {"key": f"{key}/{turn}/{number}"}
-            # A resumed session does not know the ids of nested runs that were over: there they may come again.
+            # A resumed session does not know the ids of finished nested runs, so there they may repeat.
             ids = "own" if meant.ids == "same" and "/" in key else meant.ids
             id = {"none": None, "same": f"call_{number}", "own": f"{key}-{turn}-{number}"}[ids]
             calls.append(ToolCall(name, arguments, id))
         return calls
 
 
-# --- a thread in small: it runs plans, and tells them ------------------------------------------------------
+# --- a small thread: it runs plans, and streams them -------------------------------------------------------
 
 
 @dataclass
 class Window:
-    """One who watches the thread: of the newest clients, or an older one."""
+    """A viewer of the thread: a newest client, or an older one."""
 
     checker: Checker
     older: bool
@@ -214,7 +214,7 @@ class Window:
 
 @dataclass
 class Small(Environment):
-    """Runs, rests, parks, resumes and cancels, as the server does; everything told goes to two windows."""
+    """Runs, rests, parks, resumes and cancels as the server does; two windows receive all events."""
 
     stage: Stage
     journal: MemoryJournal = field(default_factory=MemoryJournal)
@@ -236,7 +236,7 @@ class Small(Environment):
         self.current: Session | None = None
         self.wrong: list[Exception] = []
 
-    # The environment.
+    # --- the environment ---
 
     async def ask(self, question: Question, /) -> Answer | None:
         self.questions.append(question)
@@ -244,14 +244,17 @@ class Small(Environment):
         return None
 
     def rests(self, parking: Any) -> None:
-        """Everything in the run waits for an answer: said at once, since it may go on the next moment."""
+        """Everything in the run waits for an answer.
+
+        Reported at once, since the run may continue the next moment.
+        """
         if self.now.leg is not None:
             self.tell(self.now.interrupt(list(self.questions)))
         if self.is_parked:
             assert parking.park()
         self.rested.set()
 
-    # What is told.
+    # --- the stream ---
 
     @property
     def now(self) -> Translator:
@@ -263,7 +266,7 @@ class Small(Environment):
             window.take(events)
 
     def heard(self, event: object) -> None:
-        """A subscriber: what it raises is logged and lost, so it is kept for the test."""
+        """A subscriber. Its exceptions would be logged and lost, so they are kept for the test."""
         self.stirred += 1
         try:
             self.tell(self.now.take(event))
@@ -277,7 +280,7 @@ class Small(Environment):
         return f"leg-{self.legs}"
 
     def messages(self, session: Session) -> list[dict[str, Any]]:
-        """What was said so far, by what the first window knows: of this test's own making."""
+        """Return the messages so far as the first window knows them, computed independently."""
         known = self.windows[0].checker
         calls: list[dict[str, Any]] = [
             {"id": id, "type": "function", "function": {"name": known.names[id], "arguments": text}}
@@ -305,10 +308,10 @@ class Small(Environment):
                 )
         return said
 
-    # A run.
+    # --- a run ---
 
     async def run(self, key: str, plan: Plan, says: Callable[[Question], Answer], parks: bool) -> str:
-        """Play a plan until it is over: every question is answered once everything rests."""
+        """Play a plan to its end: every question is answered once everything rests."""
         self.stage.plans[key], self.is_parked = plan, parks
         session = self.current or self.session()
         adapter = self.new_adapter()
@@ -327,7 +330,7 @@ class Small(Environment):
                 session = self.session()
                 self.translator = self.translator_of(
                     key, session, said_in(session)
-                )  # another process goes on
+                )  # another process continues
             if self.now.leg is None:
                 self.tell(self.now.begin_leg(self.next_leg()))
             for question in asked:
@@ -380,7 +383,7 @@ class Small(Environment):
 
 
 def said_in(session: Session) -> Callable[[str], list[Message]]:
-    """What a session has heard of a run by now."""
+    """Return what a session has recorded of a run so far."""
 
     def said(run_id: str) -> list[Message]:
         facts = session[MessageAdded].all()
@@ -399,7 +402,7 @@ def _tag(checker: Checker, kind: str, id: str) -> dict[str, str]:
 
 
 def answers(word: str = "tea", approved: bool = True) -> Callable[[Question], Answer]:
-    """Says the same to every question."""
+    """Gives the same answer to every question."""
 
     def says(question: Question) -> Answer:
         value: Any = {"approved": approved} if question.kind == "approval" else {"word": word}
@@ -409,7 +412,7 @@ def answers(word: str = "tea", approved: bool = True) -> Callable[[Question], An
 
 
 def check_told(small: Small, *, done: bool) -> None:
-    """Every leg has its end, and every call that was told has its result once the run is over."""
+    """Check that every leg has its end, and every started call its result once the run is over."""
     if small.wrong:
         raise small.wrong[0]
     for window in small.windows:
@@ -425,7 +428,7 @@ def check_told(small: Small, *, done: bool) -> None:
 def test_a_run_told_in_legs_is_a_stream_by_the_grammar(
     plan: Plan, parks: bool, approved: bool, again: Plan
 ) -> None:
-    """Whatever the run does, and however often it is parked and resumed, every client reads a right stream."""
+    """Whatever the run does, and however often it is parked and resumed, every client gets a valid stream."""
 
     async def play() -> None:
         small = Small(Stage())
@@ -443,7 +446,7 @@ def test_a_run_told_in_legs_is_a_stream_by_the_grammar(
 
 @given(plan=plans(2), after=st.integers(1, 60))
 def test_a_run_that_is_cut_anywhere_is_told_to_its_end(plan: Plan, after: int) -> None:
-    """A cancel at any event leaves nothing open, and the calls that were made have results."""
+    """A cancel at any event leaves nothing open, and started calls have results."""
 
     async def play() -> None:
         small = Small(Stage())
@@ -459,7 +462,9 @@ def test_a_run_that_is_cut_anywhere_is_told_to_its_end(plan: Plan, after: int) -
 
 
 async def test_what_the_page_is_told_of_calls() -> None:
-    """Each call begins, waits, goes on and ends; inner ones say where, and what nested runs cost is the call's."""
+    """Each call begins, waits, continues and ends; inner calls have their path, and nested costs belong to
+    the call.
+    """
     small = Small(Stage())
     inner = Plan((Turn(acts=(Act(("ask",)),)),))
     await small.run("a", Plan((Turn(acts=(Act(("inner", inner)), Act(ends="raises"))),)), answers(), False)
@@ -485,7 +490,7 @@ async def test_what_the_page_is_told_of_calls() -> None:
 
 
 async def test_progress_is_shown_anew_in_each_leg() -> None:
-    """Who comes with the second leg has not seen what the first one showed."""
+    """A client that joins with the second leg has not seen the progress of the first."""
     small = Small(Stage())
     await small.run(
         "a", Plan((Turn(acts=(Act(("progress", "ask", "progress", "progress")),)),)), answers(), False
@@ -496,7 +501,7 @@ async def test_progress_is_shown_anew_in_each_leg() -> None:
 @pytest.mark.parametrize("parks", [False, True])
 @pytest.mark.parametrize("other", ["broken", "unknown", "raises", "ok"])
 async def test_a_call_that_ends_beside_a_question_is_told_before_the_rest(other: str, parks: bool) -> None:
-    """The leg ends with the question, and nothing comes after it until that is answered."""
+    """The leg ends with the question, and nothing follows until that is answered."""
     small = Small(Stage())
     plan = Plan((Turn(acts=(Act(ends=other), Act(ends="risky"), Act(ends=other))),))
     await small.run("a", plan, answers(), parks)
@@ -506,7 +511,7 @@ async def test_a_call_that_ends_beside_a_question_is_told_before_the_rest(other:
 
 
 async def test_somebody_who_joins_in_the_middle_reads_a_right_stream() -> None:
-    """What is open is told to them first, so that what follows makes sense."""
+    """Open items are sent first, so that later events make sense."""
     small = Small(Stage())
     joined: list[Checker] = []
     heard = small.heard
@@ -532,7 +537,7 @@ async def test_somebody_who_joins_in_the_middle_reads_a_right_stream() -> None:
 
 
 async def test_the_state_is_told_by_what_changed() -> None:
-    """Items that were added are told as that; anything else gives the list anew."""
+    """Added items are sent as additions; any other change sends the whole list."""
     checker = Checker()
     told = Translator("t", "r")
     states: list[Any] = [
@@ -572,7 +577,7 @@ def test_a_stream_that_is_right_passes_the_grammar() -> None:
     ],
 )
 def test_the_grammar_refuses_what_clients_let_pass(kind: str, fields: dict[str, Any]) -> None:
-    """The checker itself can fail: each of these is wrong, and most clients do not mind."""
+    """The checker itself can fail: each of these is wrong, and most clients accept it."""
     checker = Checker()
     checker.take({"type": "RUN_STARTED", "threadId": "t", "runId": "r"})
 

@@ -20,7 +20,7 @@ IMAGE = "<img src=x onerror=alert(1)>"
 
 
 def changed() -> str:
-    """A diff as our filesystem writes it, and what is said of state after it."""
+    """A diff as our filesystem writes it, followed by the description of state."""
     files = MemoryFilesystem(
         {
             "notes.md": "one\ntwo words here\nthree\n",
@@ -43,13 +43,13 @@ def file(page: Page, path: str) -> Locator:
 
 
 def rows(page: Page, path: str) -> list[str]:
-    """The lines of a file's table, as they are read out."""
+    """Return the rows of a file's table, as a screen reader reads them."""
     found = file(page, path).get_by_role("row").all()
     return [" ".join(cell.inner_text() for cell in row.get_by_role("cell").all()).strip() for row in found]
 
 
 def test_a_diff_of_our_own(shown: Widgets):
-    """Each file under its name and with its word; lines say what they are, not by colour alone."""
+    """Each file has its name and kind of change; lines are labelled, not only coloured."""
     shown.show("diff", diff=changed())
     page = shown.page
     expect(page.get_by_text("5 files, 5 lines added, 2 removed")).to_be_visible()
@@ -76,14 +76,14 @@ def test_a_diff_of_our_own(shown: Widgets):
 
 
 def test_what_a_file_holds_stays_text(shown: Widgets):
-    """Markup in a diff is shown, never made."""
+    """Markup in a diff is shown as text."""
     shown.show("diff", diff=changed())
     expect(file(shown.page, "notes.md")).to_contain_text(IMAGE)
     assert shown.page.locator("#widget img, #widget b, #widget script").count() == 0
 
 
 def test_notes_beside_the_lines(shown: Widgets, folders: Folders):
-    """What a real folder's diff says beside its lines is there; a name with blanks is one name."""
+    """Notes in a real folder's diff are shown; a name with spaces is one name."""
     fork = folders({"plain": "x\n"}).fork("test")
     fork.write("my notes b/x.md", "y\n")
     fork.delete("plain")
@@ -93,7 +93,7 @@ def test_notes_beside_the_lines(shown: Widgets, folders: Folders):
 
 
 def test_side_by_side_is_remembered(shown: Widgets):
-    """The choice holds for the next diff, on this machine."""
+    """The choice applies to the next diff, on this machine."""
     page = shown.page
     shown.show("diff", diff=changed())
     page.get_by_role("button", name="Side by side").click()
@@ -111,7 +111,7 @@ def test_side_by_side_is_remembered(shown: Widgets):
 
 
 def test_files_fold(shown: Widgets):
-    """By mouse and keyboard."""
+    """By mouse and by keyboard."""
     shown.show("diff", diff=changed())
     head = file(shown.page, "new.txt").get_by_role("button")
     expect(head).to_have_attribute("aria-expanded", "true")
@@ -121,7 +121,7 @@ def test_files_fold(shown: Widgets):
 
 
 def test_a_long_diff_is_folded(shown: Widgets):
-    """The first lines, and how many there are."""
+    """The first lines are shown, with the total number."""
     fork = MemoryFilesystem({}).fork("test")
     fork.write("long.txt", "".join(f"line {number}\n" for number in range(1240)))
     shown.show("diff", diff=fork.diff())
@@ -139,7 +139,7 @@ def change(**more: Any) -> dict[str, Any]:
 
 
 def test_nothing_changed_yet(shown: Widgets):
-    """An empty panel says what will be in it."""
+    """An empty panel explains its purpose."""
     shown.show("files", changes=[])
     expect(shown.page.get_by_role("heading", name="No files changed")).to_be_visible()
 
@@ -159,7 +159,7 @@ def test_changes_are_listed_newest_first(shown: Widgets):
 
 
 def test_undo_asks_once_more(shown: Widgets):
-    """In place, with the keyboard where it belongs; Escape and Keep leave everything as it is."""
+    """In place, with focus on the question; Escape and Keep change nothing."""
     page = shown.page
     shown.show("files", changes=[change()])
     page.get_by_role("button", name="Undo write_file").press("Enter")
@@ -176,7 +176,7 @@ def test_undo_asks_once_more(shown: Widgets):
 
 
 def test_an_undo_that_is_refused_says_why(shown: Widgets):
-    """At the call it was asked for."""
+    """The reason is shown at its call."""
     shown.show("files", changes=[change()], refuse="notes.md was written again later")
     shown.page.get_by_role("button", name="Undo write_file").click()
     shown.page.get_by_role("group", name="Undo write_file?").get_by_role("button", name="Undo").click()
@@ -184,7 +184,7 @@ def test_an_undo_that_is_refused_says_why(shown: Widgets):
 
 
 def test_what_is_undone_or_can_not_be(shown: Widgets):
-    """Said in words, without a button; nothing can be undone while the page is busy."""
+    """Stated in words, without a button; nothing can be undone while the page is busy."""
     page = shown.page
     shown.show("files", changes=[change(undone=True, undoable=False)])
     expect(page.get_by_text("Undone", exact=True)).to_be_visible()
@@ -199,7 +199,7 @@ def test_what_is_undone_or_can_not_be(shown: Widgets):
 
 
 def test_no_panel_is_wider_than_a_phone(shown: Widgets):
-    """At 390 pixels, with long names and the question whether to undo open."""
+    """At 390 pixels, with long names and the confirmation open."""
     shown.page.set_viewport_size({"width": 390, "height": 800})
     shown.show("files", changes=[change(paths=["folder/" * 40])])
     shown.page.get_by_role("button", name="Undo write_file").click()

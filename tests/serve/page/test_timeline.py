@@ -56,7 +56,7 @@ RUN = tree(
 
 
 def bars(shown: Widgets) -> list[dict[str, float]]:
-    """Where each call and turn is drawn."""
+    """Return the position of each call and turn."""
     return shown.page.locator("svg .bar .body").evaluate_all(
         "all => all.map(one => Object.fromEntries(['x', 'y', 'width'].map(name => [name, Number(one.getAttribute(name))])))"
     )
@@ -67,7 +67,7 @@ def items(shown: Widgets) -> Locator:
 
 
 def test_spans_on_an_axis(shown: Widgets):
-    """Calls of one turn that ran beside each other are drawn over the same stretch, in rows of their own."""
+    """Concurrent calls of one turn overlap on the axis, in their own rows."""
     shown.show("timeline", tree=RUN)
     expect(items(shown)).to_have_count(10)
     first, read, search, *_ = bars(shown)
@@ -91,7 +91,10 @@ def test_days_of_waiting_do_not_hide_seconds_of_work(shown: Widgets):
 
 
 def test_the_keyboard_walks_the_spans(shown: Widgets):
-    """Down, up, to the ends; left and right fold, open, and go to what holds a span. The line says each in full."""
+    """Down, up, to the ends; left and right fold, open, and go to the parent.
+
+    The line describes each in full.
+    """
     shown.show("timeline", tree=RUN)
     page = shown.page
     page.get_by_role("button", name="Zoom in").focus()
@@ -122,7 +125,7 @@ def test_the_keyboard_walks_the_spans(shown: Widgets):
 
 
 def test_status_is_not_colour_alone(shown: Widgets):
-    """What failed has a mark at its name, a cross at its bar, and the word."""
+    """A failed call has a mark at its name, a cross at its bar, and the word."""
     shown.show("timeline", tree=RUN)
     expect(items(shown).nth(6)).to_have_accessible_name("fetch · timed out · 400 ms · after 3.8 s")
     expect(items(shown).nth(6)).to_contain_text("◔")
@@ -130,17 +133,17 @@ def test_status_is_not_colour_alone(shown: Widgets):
 
 
 def test_the_pointer_shows_a_span(shown: Widgets):
-    """Whatever row it is over."""
+    """In any row."""
     shown.show("timeline", tree=RUN)
     shown.page.locator("svg .bar").nth(2).locator(".body").hover()
     expect(shown.page.locator(".timeline-detail")).to_have_text("search · ok · 3 s · after 2 s")
 
 
 def test_zoom_and_fit(shown: Widgets):
-    """Twice as wide each time; Fit shows all of it again."""
+    """Twice as wide each time; Fit shows everything again."""
     shown.show("timeline", tree=RUN)
     page = shown.page
-    expect(page.get_by_role("img")).to_have_attribute("width", re.compile(r"\d{3}"))  # it is laid out
+    expect(page.get_by_role("img")).to_have_attribute("width", re.compile(r"\d{3}"))  # the layout is done
     before = bars(shown)[0]["width"]
     page.get_by_role("button", name="Zoom in").click()
     page.get_by_role("button", name="Zoom in").click()
@@ -152,7 +155,7 @@ def test_zoom_and_fit(shown: Widgets):
 
 
 def test_a_run_that_waits_now(shown: Widgets):
-    """What is open is said so, and drawn up to now."""
+    """Open spans are labelled, and drawn up to now."""
     asked = {**APPROVAL, "answered": False, "answered_at": None}
     write = call("write", 2, None, status="waiting", questions=[{**asked, "asked_at": BEGAN + 2.1}])
     shown.show("timeline", tree=tree(turn(1, 0, 2, write), status="waiting"))
@@ -161,7 +164,7 @@ def test_a_run_that_waits_now(shown: Widgets):
 
 
 def test_nothing_yet_one_span_and_five_hundred(shown: Widgets):
-    """Each can be read; many are drawn soon enough."""
+    """Each is readable, and many are drawn quickly."""
     shown.show("timeline", tree=tree(status="running"))
     expect(shown.page.get_by_text("Nothing has happened in this run yet.")).to_be_visible()
     shown.show("timeline", tree=tree(turn(1, 0, 0)))
@@ -180,7 +183,7 @@ def test_nothing_yet_one_span_and_five_hundred(shown: Widgets):
 
 
 def test_no_timeline_is_wider_than_a_phone(shown: Widgets):
-    """At 390 pixels the picture scrolls in itself."""
+    """At 390 pixels the picture scrolls inside its box."""
     shown.page.set_viewport_size({"width": 390, "height": 800})
     shown.show("timeline", tree=RUN)
     shown.page.get_by_role("button", name="Zoom in").click()
