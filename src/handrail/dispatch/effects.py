@@ -130,6 +130,11 @@ class _AuxiliaryTool(Tool[Any, Any]):
         return self.dump(self.given).decode()
 
 
+def is_auxiliary(path: Sequence[str]) -> bool:
+    """Whether the call with this path is a compensation or a probe, or inside one."""
+    return any(name.endswith((".undo", ".probe")) for name in path)
+
+
 def _auxiliary_tool(
     tool: Tool[Any, Any], name: str, params: Any, handler: Handler[Any, Any]
 ) -> Tool[Any, Any]:

@@ -261,6 +261,8 @@ def _watch_handlers(world: World) -> None:
     run_handler = getattr(Gate, name)
 
     async def watched(gate: Any, call: Any, *rest: Any) -> Any:
+        if call.kind.is_auxiliary:
+            return await run_handler(gate, call, *rest)  # a compensation or a probe may run twice
         tool, outer, ids = call.tool, call, list[str]()
         while outer is not None:
             ids.append(outer.id)
