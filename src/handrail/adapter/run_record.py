@@ -31,7 +31,7 @@ from handrail.errors import (
     ToolValidationError,
 )
 from handrail.events import MessageAdded, SectionOpened
-from handrail.guard.memory import bring_in, decisions_in, keep_decisions
+from handrail.guard.approval_memory import bring_in, decisions_in, keep_decisions
 from handrail.journals import Journal
 from handrail.limits import Budget
 from handrail.messages import Message, Usage

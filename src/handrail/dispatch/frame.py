@@ -13,8 +13,8 @@ from handrail.cancellation import Cancellation
 from handrail.clock import Clock
 from handrail.context import Extras, RequestView, ResponseAccumulator, RunContext
 from handrail.context.extras import NO_EXTRAS
-from handrail.context.verbs import PromptModel
-from handrail.context.worker import WorkerFacts
+from handrail.context.facts import WorkerFacts
+from handrail.context.source import PromptModel
 from handrail.dispatch.options import RunOptions, check_kinds
 from handrail.errors import DefinitionError
 from handrail.guard.approval import ApprovalMode, Broker, PreviewBroker
@@ -36,7 +36,7 @@ from handrail.protocols import (
 )
 from handrail.protocols import BudgetTracker as BudgetTrackerProtocol
 from handrail.replay.log import NO_LOG, RunLog
-from handrail.resources.registry import RunResources, given
+from handrail.resources.bindings import RunResources, given
 from handrail.session import Dispatcher, Session, check_serialisable
 from handrail.tools import RunMode, Tool
 

@@ -15,11 +15,11 @@ from handrail.dispatch.call import PART, new_call
 from handrail.dispatch.frame import open_frame
 from handrail.dispatch.gate import Gate
 from handrail.dispatch.options import RunOptions
-from handrail.environment.agent import AgentEnvironment
+from handrail.environment import AgentEnvironment
 from handrail.errors import DefinitionError
 from handrail.events import Emitted
 from handrail.handoff.acts import fill
-from handrail.handoff.definition import Handoff
+from handrail.handoff.handoff import Handoff
 from handrail.ids import NewId
 from handrail.limits import Budget, BudgetTracker
 from handrail.messages import Model

@@ -1,7 +1,6 @@
 """Limits: budgets, costs and heartbeats. Deadlines are in `handrail.deadline`, cancellation in `handrail.cancellation`."""
 
-from handrail.limits.budget import UNKNOWN, Budget, BudgetTracker, Reservation
-from handrail.limits.cost import CostTracker
+from handrail.limits.budget import UNKNOWN, Budget, BudgetTracker, CostTracker, Reservation
 from handrail.limits.heartbeat import Heartbeat, Lease
 
 __all__ = [
