@@ -69,7 +69,7 @@ MUTANTS = [
     Mutant(
         "inner commit leaks",
         "dispatch/transaction.py",
-        "    parent = None if attempt.parent is None else attempt.parent.transaction\n",
+        "    parent = None if call.parent is None else call.parent.transaction\n",
         "    parent = None\n",
         "tests/dispatch/test_gate.py tests/dispatch/test_transactions.py",
     ),
