@@ -233,9 +233,9 @@ class _Redemption:
             place.number,
             depth=ticket.depth - 1,
             tool=self._tool,
-            started=frame.monotonic() - frame.began,
         )
         around = Attempt(call, frame, verb.attempt_at(place) or 1, inner=verb.number - 1)
+        around.started = frame.monotonic() - frame.began
         around.transaction = Transaction(frame.session, ticket.tool, EFFECTS[_effect_of(ticket)].writes)
         return around
 
