@@ -429,6 +429,13 @@ MUTANTS = [
         "self._stop(timer):\n            raise TimedOut",
         "tests/dispatch/test_gate.py::test_timeout_and_an_outer_cancellation_at_the_same_moment",
     ),
+    Mutant(
+        "a deadline that passes while a call ends cancels its caller",
+        "cancellation.py",
+        "            self._stop(self._deadline_timer)\n",
+        "            self._deadline_timer.stop()\n",
+        "tests/dispatch/test_gate.py::test_a_deadline_that_passes_while_a_call_is_recorded_cancels_nobody",
+    ),
     # --- cancellation ----------------------------------------------------------------------------------
     Mutant(
         "a swallowed cancel is committed",
@@ -479,6 +486,13 @@ MUTANTS = [
         "in settled:",
         "tests/dispatch/test_effects.py::test_compensable_inner_calls_are_compensated_in_reverse_order",
     ),
+    Mutant(
+        "an inner call is applied to one that is over",
+        "dispatch/gate.py",
+        "        if call.parent is not None and call.parent.ended:\n",
+        "        if False:\n",
+        "tests/dispatch/test_gate.py::test_an_inner_call_is_not_applied_once_the_call_around_it_is_over",
+    ),
     # --- questions -------------------------------------------------------------------------------------
     Mutant(
         "a late answer is taken",
@@ -501,6 +515,13 @@ MUTANTS = [
         "DELETE FROM questions WHERE",
         "tests/journal/test_sqlite_journal.py::test_an_answered_question_is_not_withdrawn",
     ),
+    Mutant(
+        "a run that is over leaves its questions open",
+        "journal/runs.py",
+        '            if status in OVER:\n                connection.execute("DELETE',
+        '            if False:\n                connection.execute("DELETE',
+        "tests/journal/test_journal_contract.py",
+    ),
     # --- records ---------------------------------------------------------------------------------------
     Mutant(
         "files that could not be changed stay in the record",
@@ -521,7 +542,7 @@ MUTANTS = [
         "dispatch/call.py",
         '            id or f"{frame.call_prefix}{number}",\n            (name,)',
         "            id or f\"{frame.call_prefix}{number}-{__import__('os').urandom(4).hex()}\",\n            (name,)",
-        SIMULATED,
+        "tests/dispatch/test_gate.py::test_calls_are_numbered_in_their_run",
     ),
     Mutant(
         "a handler that went another way is not noticed",
