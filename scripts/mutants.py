@@ -489,7 +489,7 @@ MUTANTS = [
     Mutant(
         "an inner call is applied to one that is over",
         "dispatch/gate.py",
-        "        if call.parent is not None and call.parent.ended:\n",
+        "        if call.parent is not None and call.parent.ended and not call.kind.is_auxiliary:\n",
         "        if False:\n",
         "tests/dispatch/test_gate.py::test_an_inner_call_is_not_applied_once_the_call_around_it_is_over",
     ),
