@@ -34,7 +34,7 @@ LOADED = (
     "handrail.adapter.run_record",
     "handrail.cli.commands",
     "handrail.cli.run_command",
-    "handrail.dispatch.opening",
+    "handrail.dispatch.gate",
     "handrail.journal.sqlite",
     "handrail.models.scripted",
     "handrail.resources.directory",
