@@ -41,7 +41,7 @@ class Begun(Generic[PrivateT, PublicT, ResultT]):
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One act of a handoff: its function and the annotations of it."""
+    """One act of a handoff: its function and its annotations."""
 
     function: Callable[..., Any]
     is_async: bool
@@ -111,7 +111,7 @@ def check_fit(handoff: str, what: str, given: Any, whose: str, wanted: Any) -> N
         return
     try:
         fits = issubclass(given, wanted)
-    except TypeError:  # a TypedDict or a generic alias, which can't be asked
+    except TypeError:  # a TypedDict or a generic alias, which `issubclass` rejects
         return
     if not fits:
         raise ToolDefinitionError(

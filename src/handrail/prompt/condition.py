@@ -10,7 +10,7 @@ from handrail.errors import PromptDefinitionError, PromptRenderError
 from handrail.tools.signature import body_of
 
 _GIVEN = ("params", "session")
-"""What such a function can take, by these names."""
+"""The parameters such a function may have."""
 
 
 class Condition:
@@ -47,7 +47,7 @@ class Condition:
         try:
             parameters = inspect.signature(function).parameters.values()
         except (TypeError, ValueError):
-            return  # a C function that does not tell: called without arguments
+            return  # a C function without a signature is called without arguments
         for parameter in parameters:
             if parameter.kind is parameter.VAR_KEYWORD:
                 self._takes_all = True

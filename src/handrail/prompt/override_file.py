@@ -27,7 +27,7 @@ Kind = Literal["body", "summary", "description", "examples"]
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """A text or a list of examples as it stands in the code, with its hash."""
+    """A text or a list of examples from the code, with its hash."""
 
     kind: Kind
     path: str
@@ -74,7 +74,7 @@ _KINDS: dict[str, tuple[Kind, ...]] = {"sections": ("body", "summary"), "tools":
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One override as it stands in the file."""
+    """One override from the file."""
 
     kind: Kind
     path: str
@@ -177,7 +177,7 @@ _HEAD = """\
 
 
 def starter(prompt: str, known: Iterable[Original]) -> str:
-    """The content of a file of overrides in which every text is still the one in the code."""
+    """Return the content of a file of overrides in which every text is still the one in the code."""
     blocks = [_HEAD.format(prompt=prompt)]
     written: set[tuple[str, str]] = set()
     for original in known:

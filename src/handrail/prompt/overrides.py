@@ -1,9 +1,4 @@
-"""`Overrides`: tuned words for prompts, kept in files beside the code.
-
-A file holds, for one prompt, other texts for its sections' bodies and summaries and for its tools'
-descriptions and examples. Each names by a hash what it replaces. When the original has changed since, the
-override is stale: it is reported and not applied.
-"""
+"""`Overrides`: tuned texts for prompts, kept in files beside the code."""
 
 from __future__ import annotations
 
@@ -70,7 +65,7 @@ class Overrides:
         return self.apply(prompt, prompt.params_type).reports
 
     def apply(self, prompt: Prompt[Any], params_type: Any) -> TunedWords:
-        """The prompt's words with its overrides applied, or the error for one that does not fit."""
+        """Return the prompt's texts with its overrides applied, or raise the error for one that does not fit."""
         return TunedWords(self.file_of(prompt), tuple(originals(prompt)), params_type)
 
     def write_starter(self, prompt: Prompt[Any]) -> Path:

@@ -256,7 +256,7 @@ class Linked(Layer):
 
 
 def _can_be_said(path: str) -> bool:
-    """Whether a path on disk can be written as one of ours."""
+    """Return whether a path on disk can be expressed as a Handrail path."""
     try:
         return parse_path(path).path == path
     except PathRefused:

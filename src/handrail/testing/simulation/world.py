@@ -1,4 +1,4 @@
-"""The world outside a process: what was done there stays done."""
+"""The world outside a process, where effects are permanent."""
 
 from __future__ import annotations
 
