@@ -1,4 +1,4 @@
-"""The verbs of an environment: asking whoever is there, and asking a model."""
+"""The verbs of an environment: ask the person, or ask a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class WaitFor(Protocol):
-    """Ask whoever is there. The answer is validated against `schema`.
+    """Ask the person on the other side. The answer is validated against `schema`.
 
     No answer raises `Declined`, `QuestionCancelled` or `QuestionTimedOut`. A type that is not a
     class, such as `Literal["a", "b"]`, is given as `TypeAdapter(...)`.

@@ -1,4 +1,4 @@
-"""What models used: tokens and money, of a run and of everything below it."""
+"""Usage of models: tokens and money, of a run and of everything below it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _FREE = Decimal(0)
 
 
 class Spending:
-    """A running sum, which also counts towards every run above.
+    """A running total, which also counts towards every run above.
 
-    The cost is None once a part of it is unknown: an unknown price is not nothing.
+    The cost is None once a part of it is unknown: an unknown price is not zero.
     """
 
     __slots__ = ("_above", "cost", "usage")
@@ -25,7 +25,7 @@ class Spending:
         self.cost: Decimal | None = _FREE
 
     def add(self, usage: Usage, cost: Decimal | None) -> None:
-        """One request was answered."""
+        """Add the usage of one answered request."""
         spending: Spending | None = self
         while spending is not None:
             spending.usage += usage
@@ -36,7 +36,7 @@ class Spending:
             spending = spending._above
 
     def spent(self) -> Mapping[str, Decimal]:
-        """The same by unit; money is left out where it is unknown."""
+        """The same by unit; money is left out if it is unknown."""
         found = {"tokens": Decimal(self.usage.tokens), "requests": Decimal(self.usage.requests)}
         if self.cost is not None:
             found["money"] = self.cost

@@ -1,4 +1,9 @@
-"""`Overrides`: tuned texts for prompts, kept in files beside the code."""
+"""`Overrides`: tuned texts for prompts, kept in files beside the code.
+
+A file has, for one prompt, other texts for its sections' bodies and summaries and for its tools'
+descriptions and examples. Each one identifies its original by a hash. If the original has changed since, the
+override is stale: it is reported and not applied.
+"""
 
 from __future__ import annotations
 

@@ -18,11 +18,10 @@ from handrail.session.serialization import decode_item
 async def approvals(
     journal: Journal, session_id: str, *, principal: str, clock: Clock = SYSTEM_CLOCK
 ) -> ApprovalMemory:
-    """The approvals and denials that hold for somebody's session: `.list()` them, `.revoke(id)` one.
+    """Return the decisions of a session: `.list()` them, or `.revoke(id)` one.
 
-    What is revoked is recorded, and counts at once for a run of the session, in whichever process that
-    is. Nothing else of the session is read, so its code is not needed. `RunUnknown` where this principal
-    has no run in a session of this id.
+    A revocation is recorded, and applies at once to a run of the session in any process. Nothing else of the
+    session is read, so its code is not needed. `RunUnknown` if the principal has no run in such a session.
     """
     runs = await journal.runs.list(session_id=session_id, principal=principal)
     if not runs:

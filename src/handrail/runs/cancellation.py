@@ -27,9 +27,10 @@ UNFINISHED = Unfinished(
 async def cancel(journal: Journal, run_id: str) -> RunRow:
     """End a run.
 
-    One that nobody has is over when this returns, each of its calls with a result, so that later runs of
-    its session can go on. One that another process has is stopped by that process within seconds: until
-    then the row that is returned has `stopping`. One that is over stays as it is.
+    A run without an owner has ended when this returns, and each of its calls has a result, so that later runs
+    of
+    its session can continue. If another process owns it, that process stops it within seconds; until then the
+    returned row has `stopping`. A finished run is left unchanged.
     """
     row = await journal.runs.get(run_id)
     if row.status in OVER:

@@ -32,7 +32,7 @@ class RunLine(msgspec.Struct, frozen=True):
 
 
 def standing_of(row: RunRow, now: float) -> Standing:
-    """Return a run's standing: its status, unless its owner is gone."""
+    """Return a run's standing: its status, or `interrupted` if its owner has died."""
     if row.status == "running" and is_free(row.owner, row.leased_until, now, ""):
         return "interrupted"
     return row.status
@@ -48,9 +48,9 @@ async def list_runs(
     before: Mark | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Sequence[RunLine]:
-    """Runs, the newest first, at most `limit`; `standing` names which are wanted, all if it is empty.
+    """List runs, newest first, at most `limit`. `standing` filters by standing; empty means all.
 
-    With `principal` only that one's. The next page is what is `before` the mark of the last one's record.
+    With `principal`, only that principal's runs. For the next page, give the last record's mark as `before`.
     """
     now = clock.now().timestamp()
     found: list[RunLine] = []
@@ -73,11 +73,12 @@ async def list_runs(
 async def forget(
     journal: Journal, *, before: datetime | None = None, keep: int | None = None, dry: bool = False
 ) -> Sequence[str]:
-    """Take runs out of the journal that ended before a time, or are not among the newest `keep`.
+    """Delete runs from the journal that ended before a time, or are not among the newest `keep`.
 
-    Only those that are over, and only whole sessions: each run of a session builds on those before it, so
-    one that is not over, or not to go yet, keeps the others. What a folder keeps for undoing is the folder's.
-    Returns the ids of those that went; with `dry`, that would.
+    Only finished runs and whole sessions are deleted: each run of a session builds on the earlier ones, so an
+    unfinished or newer run keeps the others. Data that a folder keeps for undo stays with the folder. Returns
+    the
+    ids of the deleted runs; with `dry`, of those that would be deleted.
     """
     if before is None and keep is None:
         raise DefinitionError("nothing says which runs to forget. Give `before`, `keep` or both.")

@@ -201,7 +201,7 @@ class _Builder:
         self._attach(node)
 
     def _attach(self, node: CallNode) -> None:
-        """Attach a call to what it was made in."""
+        """Attach a call to its parent."""
         outer = node.place.outer
         if outer is None:
             return
@@ -247,9 +247,9 @@ _NOTHING = RunBegin(
 
 
 def _reach_back(node: CallNode) -> float | None:
-    """Let a call have begun when the first thing in it did; that time.
+    """Set the start of a call to the start of the first thing inside it, and return that time.
 
-    The record of one that was entered again is of the last time only, and of one that is open there is none.
+    The record of a rerun call has only the last attempt, and an open call has none.
     """
     turns = [turn for run in node.runs for turn in run.turns]
     inner = [*node.calls, *(call for run in node.runs for call in run.calls)]
