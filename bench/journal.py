@@ -22,7 +22,7 @@ from pydantic import BaseModel
 
 from handrail import Adapter, Prompt, SqliteJournal, ToolContext, tool
 from handrail.dispatch import open_gate
-from handrail.environment.unattended import LaterEnvironment
+from handrail.environment import LaterEnvironment
 from handrail.errors import RunParked
 from handrail.journal.sqlite import Durability
 from handrail.messages import CallPart, ModelPart, ModelRequest, Price, StopPart, Traits

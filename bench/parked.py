@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from handrail import Adapter, Prompt, SqliteJournal, ToolContext, tool
 from handrail.dispatch.turn import ToolCall
-from handrail.environment.unattended import LaterEnvironment
+from handrail.environment import LaterEnvironment
 from handrail.errors import RunParked
 from handrail.models.scripted import ScriptedModel
 from handrail.question import Answer

@@ -38,7 +38,7 @@ def serve(folder: Path) -> None:
     from handrail.serve.app import asgi
     from handrail.serve.limits import Limits
     from handrail.serve.server import listen, run
-    from handrail.serve.source import PromptSource
+    from handrail.serve.sources import PromptSource
 
     @tool(effect="read")
     async def look(at: str, context: ToolContext) -> str:

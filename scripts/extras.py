@@ -117,7 +117,7 @@ def serve() -> str:
     """The page and its libraries come over HTTP."""
     from handrail import SqliteJournal
     from handrail.serve import PromptSource, asgi
-    from handrail.serve.pages import PAGE
+    from handrail.serve.routes import PAGE
     from handrail.serve.server import address_of, listen, run
 
     async def visit() -> int:

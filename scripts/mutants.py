@@ -69,7 +69,7 @@ MUTANTS = [
     Mutant(
         "inner commit leaks",
         "dispatch/transaction.py",
-        "    parent = None if attempt.parent is None else attempt.parent.transaction\n",
+        "    parent = None if call.parent is None else call.parent.transaction\n",
         "    parent = None\n",
         "tests/dispatch/test_gate.py tests/dispatch/test_transactions.py",
     ),
@@ -89,14 +89,14 @@ MUTANTS = [
     ),
     Mutant(
         "an approval goes before a denial",
-        "guard/memory.py",
+        "guard/approval_memory.py",
         "            if not each.approved and each.key in self._cover(",
         "            if False and not each.approved and each.key in self._cover(",
         "tests/guard/test_approval_memory.py",
     ),
     Mutant(
         "an approval of one diff is one of another",
-        "guard/coverage.py",
+        "guard/approval_memory.py",
         "        exact=_key(whose, *about, exactly, diff),\n",
         '        exact=_key(whose, *about, exactly, ""),\n',
         "tests/guard/test_approval_memory.py",
@@ -124,7 +124,7 @@ MUTANTS = [
     ),
     Mutant(
         "memory of another session",
-        "guard/coverage.py",
+        "guard/approval_memory.py",
         "    return hashlib.sha256(json.dumps(parts,",
         "    return hashlib.sha256(json.dumps(parts[1:],",
         "tests/guard/test_approval_memory.py",
@@ -145,14 +145,14 @@ MUTANTS = [
     ),
     Mutant(
         "links followed by the kernel",
-        "resources/directory/syscalls.py",
+        "resources/directory/jail.py",
         "_RESOLVE = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS\n",
         "_RESOLVE = 0\n",
         "tests/resources/directory/test_attacks.py",
     ),
     Mutant(
         "staged bytes forgotten before the record is void",
-        "resources/directory/fork.py",
+        "resources/directory/directory_fork.py",
         "                    if not asked_for:\n                        self.drop()\n",
         "                    self.drop()\n",
         "tests/resources/directory/test_crash.py",

@@ -36,7 +36,7 @@ from handrail.errors import DefinitionError, ModelError
 from handrail.events import MessageAdded, PromptExecuted, TextDelta, ToolInvoked
 from handrail.messages import ModelRequest, Price, ToolMessage, Traits, Usage
 from handrail.models.scripted import Reply
-from handrail.serve.source import PromptSource, load
+from handrail.serve.sources import PromptSource, load
 from handrail.testing import Person
 from support.serving import serving
 

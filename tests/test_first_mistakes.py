@@ -30,7 +30,7 @@ from handrail.errors import DefinitionError
 from handrail.events import ToolInvoked
 from handrail.messages import UserMessage
 from handrail.resources.shell import Allow
-from handrail.serve.source import load
+from handrail.serve.sources import load
 from handrail.testing import Person
 
 

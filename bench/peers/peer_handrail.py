@@ -21,7 +21,7 @@ from handrail.messages import (
     Usage,
     UsagePart,
 )
-from handrail.resources.registry import given
+from handrail.resources.bindings import given
 from peer import Peer, main
 from work import PROMPT, SYSTEM, TOOL_DOC, Context, Script
 

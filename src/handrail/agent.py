@@ -11,7 +11,7 @@ from pydantic import Field
 from typing_extensions import TypeVar
 
 from handrail.adapter import Adapter, PromptResponse, RunStream
-from handrail.adapter.options import checked_model
+from handrail.adapter.settings import checked_model
 from handrail.context import ToolContext
 from handrail.dispatch.options import ResumeArguments, RunArguments, RunOptions
 from handrail.errors import DefinitionError, NotSupported

@@ -1,7 +1,7 @@
 """The exceptions that cross layers, in one tree.
 
 Each is ours *and* the builtin a caller expects, and carries data beside its message. What belongs to one
-package lives there: commands in `resources.shell.shell_errors`, requests to models in `models.model_errors`,
+package lives there: commands in `resources.shell.shell_errors`, requests to models in `models`,
 serving in `serve.refusals`, simulations in `testing.simulation`.
 
     HandrailError

@@ -30,7 +30,7 @@ from handrail.question import Answer, Question
 if TYPE_CHECKING:
     from handrail.adapter import PromptResponse
     from handrail.context import ToolContext
-    from handrail.context.verbs import PromptModel
+    from handrail.context.source import PromptModel
     from handrail.deadline import Deadline
     from handrail.dispatch.parking import Parking
     from handrail.events import ApprovalRemembered, ApprovalRevoked

@@ -52,7 +52,7 @@ from handrail.events import (
 )
 from handrail.limits import BudgetTracker
 from handrail.messages import AssistantMessage, Price, Sent, ToolMessage, Traits, Usage, UserMessage
-from handrail.models.model_errors import ModelRateLimited, ModelUnavailable
+from handrail.models import ModelRateLimited, ModelUnavailable
 from handrail.models.scripted import Reply
 from handrail.session import load, save
 from handrail.testing import Agent, RecordingSubscriber, VirtualClock, run_virtual
@@ -769,7 +769,7 @@ def test_a_nested_prompt_with_resources_of_its_own_says_where_they_belong() -> N
     """A resource bound only by the inner prompt is refused by name; bound on the run, the inner prompt has
     it.
     """
-    from handrail.resources.registry import given
+    from handrail.resources.bindings import given
 
     class Settings:
         word = "here"

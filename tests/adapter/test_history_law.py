@@ -33,7 +33,7 @@ from handrail.messages import (
     UsagePart,
     UserMessage,
 )
-from handrail.models.model_errors import ModelAnswerBroken, ModelUnavailable
+from handrail.models import ModelAnswerBroken, ModelUnavailable
 from handrail.testing import RecordingSubscriber, VirtualClock, run_virtual
 
 Doing = Literal["fine", "raise", "slow", "fail", "stop the run", "retry", "cancel itself"]

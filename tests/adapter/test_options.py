@@ -25,7 +25,7 @@ from handrail.dispatch.options import DEPTH_LIMIT, RunArguments, RunOptions
 from handrail.errors import DefinitionError
 from handrail.journal.sqlite import MemoryJournal
 from handrail.limits import BudgetTracker
-from handrail.resources.registry import given
+from handrail.resources.bindings import given
 from handrail.testing import Person
 from support.worker_folders import PLAIN, sound
 

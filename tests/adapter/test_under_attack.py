@@ -42,9 +42,9 @@ from handrail.messages import (
     Traits,
     UserMessage,
 )
-from handrail.models.model_errors import ModelUnavailable
+from handrail.models import ModelUnavailable
+from handrail.models.http import text_json
 from handrail.models.scripted import Reply
-from handrail.models.wire import text_json
 from handrail.question import Answer, Question
 from handrail.session import load, save
 from handrail.testing import Agent, Person, VirtualClock, run_virtual

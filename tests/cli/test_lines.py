@@ -19,7 +19,7 @@ from handrail.cli.activity import (
     format_seconds,
     row_line,
 )
-from handrail.cli.views import Markdown, TextFlow
+from handrail.cli.screens import Markdown, TextFlow
 from handrail.clock import SYSTEM_CLOCK
 from handrail.events import ModelFailed, ModelRequested, ModelResponded, Progress, ToolStarted
 from handrail.messages import Price, Traits, Usage
@@ -223,7 +223,7 @@ async def test_a_failed_request_and_its_retry_are_shown(monkeypatch: pytest.Monk
     """The line has the error and the time until the retry."""
     session_events: list[object] = []
     from handrail import Session
-    from handrail.models.model_errors import ModelUnavailable
+    from handrail.models import ModelUnavailable
 
     session = Session()
     with RecordingSubscriber(session) as heard:

@@ -203,7 +203,7 @@ def test_a_question_is_asked_at_the_terminal(line: Line, monkeypatch: pytest.Mon
 
 def test_the_commands_are_those_of_the_program(line: Line):
     """`handrail runs list` loads the same commands."""
-    from handrail.cli.app import app as program
+    from handrail.cli.commands import app as program
 
     line.record("tea", "end")
     result = CliRunner().invoke(program, ["runs", "list"])

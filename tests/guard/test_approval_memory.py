@@ -38,7 +38,7 @@ from handrail.guard import Broker, approvals_of
 from handrail.journal.sqlite import MemoryJournal
 from handrail.protocols import Filesystem, Fork
 from handrail.question import Answer, Question
-from handrail.resources.registry import given as bound
+from handrail.resources.bindings import given as bound
 from handrail.session.serialization import load, save
 from handrail.testing import Agent, Person, VirtualClock, run_virtual
 
@@ -285,7 +285,7 @@ async def test_what_nobody_saw_is_remembered_in_this_process_only(monkeypatch: p
     arguments: list[dict[str, Any]] = [{"user": "ada"}, {"user": "ada", "password": "hunter2"}]
     for each in arguments:
         await gate.invoke("login", each)
-    monkeypatch.setattr("handrail.guard.coverage._KEY", b"that of another process")
+    monkeypatch.setattr("handrail.guard.approval_memory._KEY", b"that of another process")
     for each in arguments:
         await gate.invoke("login", each)
     assert [question.payload["arguments"]["password"] for question in desk.person.questions] == [

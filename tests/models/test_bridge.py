@@ -38,14 +38,14 @@ from handrail.messages import (
     UsagePart,
     UserMessage,
 )
-from handrail.models import model_named
-from handrail.models.bridge import BridgedModel
-from handrail.models.model_errors import (
+from handrail.models import (
     ModelAnswerBroken,
     ModelRateLimited,
     ModelRequestRefused,
     ModelUnavailable,
+    model_named,
 )
+from handrail.models.bridge import BridgedModel
 from handrail.schema import Schema
 
 

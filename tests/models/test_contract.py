@@ -27,7 +27,7 @@ from handrail import (
 from handrail.adapter import Retry
 from handrail.events import CallDelta, ModelFailed, ModelResponded, TextDelta, ToolInvoked
 from handrail.messages import AssistantMessage, Model, ToolMessage
-from handrail.models.model_errors import (
+from handrail.models import (
     ModelAnswerBroken,
     ModelRateLimited,
     ModelRequestRefused,

@@ -36,9 +36,8 @@ from handrail.messages import (
     UsagePart,
     UserMessage,
 )
-from handrail.models import engine, model_named
+from handrail.models import ModelRequestRefused, ModelUnavailable, engine, model_named
 from handrail.models.local import LocalModel
-from handrail.models.model_errors import ModelRequestRefused, ModelUnavailable
 from handrail.schema import Schema
 from handrail.session import Session
 
@@ -358,7 +357,7 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any], message: str):
 LEAVES: dict[Literal["exit", "fork"], str] = {
     "exit": """
 import contextlib, threading
-from handrail.models.model_errors import ModelUnavailable
+from handrail.models import ModelUnavailable
 from handrail.models.engine import Settings, engine_of
 
 begun = threading.Event()
@@ -376,7 +375,7 @@ begun.wait()
 """,
     "fork": """
 import os
-from handrail.models.model_errors import ModelRequestRefused
+from handrail.models import ModelRequestRefused
 from handrail.models.local import LocalModel
 
 model = LocalModel(context=512)

@@ -13,8 +13,15 @@ from hypothesis import strategies as st
 
 from handrail import MarkdownSection, Prompt, Tool, ToolContext, ToolExample, ToolResult, tool
 from handrail.errors import FileInTheWay, PromptDefinitionError
-from handrail.prompt.override_file import digest, originals, toml_key, toml_string
-from handrail.prompt.overrides import OverrideReport, Overrides, stale_overrides
+from handrail.prompt.overrides import (
+    OverrideReport,
+    Overrides,
+    digest,
+    originals,
+    stale_overrides,
+    toml_key,
+    toml_string,
+)
 
 
 @dataclass

@@ -29,8 +29,8 @@ from handrail.events import Advised, ToolInvoked
 from handrail.guard import CommandPassing
 from handrail.protocols import Fork
 from handrail.question import Question
-from handrail.resources.directory import ripgrep
-from handrail.resources.registry import given
+from handrail.resources.bindings import given
+from handrail.resources.directory import links
 from handrail.resources.shell import Allow, Shell
 from handrail.sections import FileTools
 from handrail.testing import FakeShell, Person
@@ -241,8 +241,8 @@ def many(root: Path, monkeypatch: pytest.MonkeyPatch) -> DirectoryFilesystem:
     """Enough files for ripgrep to be used."""
     program = Path(sys.executable).parent / "rg"
     assert program.exists(), "ripgrep is missing: run scripts/venv"
-    monkeypatch.setattr(ripgrep, "_ripgrep", lambda: str(program))
-    for number in range(2 * ripgrep.WORTH):
+    monkeypatch.setattr(links, "_ripgrep", lambda: str(program))
+    for number in range(2 * links.WORTH):
         (root / f"{number}.txt").write_text("nothing\n")
     return DirectoryFilesystem(root)
 
@@ -268,7 +268,7 @@ def test_a_ripgrep_that_is_gone_is_done_without(
     many: DirectoryFilesystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be uninstalled while the program runs."""
-    monkeypatch.setattr(ripgrep, "_ripgrep", lambda: "/nowhere/rg")
+    monkeypatch.setattr(links, "_ripgrep", lambda: "/nowhere/rg")
     assert [match.path for match in many.grep("one")] == ["a.txt"]
 
 

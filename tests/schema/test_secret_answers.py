@@ -32,7 +32,7 @@ from handrail import (
 )
 from handrail.cli import runs_commands
 from handrail.cli.outcome import Failure
-from handrail.cli.views import PlainView
+from handrail.cli.screens import PlainView
 from handrail.clock import SYSTEM_CLOCK
 from handrail.environment import LaterEnvironment
 from handrail.errors import AnswerRefused, QuestionCancelled, RunParked

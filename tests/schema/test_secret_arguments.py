@@ -33,7 +33,7 @@ from handrail import (
     run_as_agent,
     tool,
 )
-from handrail.cli.views import PlainView
+from handrail.cli.screens import PlainView
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import ToolValidationError
 from handrail.events import CallDelta, MessageAdded
@@ -56,7 +56,7 @@ from handrail.runs import export, show
 from handrail.schema.secrets import MASK, WITHHELD
 from handrail.serve import snapshots
 from handrail.serve.agui.wire_events import plain_json
-from handrail.serve.source import PromptSource
+from handrail.serve.sources import PromptSource
 from handrail.serve.threads import Threads
 from handrail.session import load, save
 from support.planted_secrets import (

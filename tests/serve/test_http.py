@@ -24,10 +24,10 @@ from handrail.schema.problems import location_of
 from handrail.serve.limits import Limits, Quota, Rate
 from handrail.serve.metrics import REFUSED
 from handrail.serve.middleware import CSP
-from handrail.serve.pages import Pages
 from handrail.serve.principals import Principals
 from handrail.serve.refusals import RequestRefused, pointer_of
 from handrail.serve.requests import parse_json
+from handrail.serve.routes import Pages
 from handrail.serve.server import address_of, listen
 from support.serving import TOKEN, Client, said_by, serving, source
 

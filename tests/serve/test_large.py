@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from handrail import Adapter, Prompt, ScriptedModel, ToolCall, tool
 from handrail.messages import ModelRequest, ToolMessage
 from handrail.serve.agui.message_writer import MOST_CHARACTERS, shorten
-from handrail.serve.source import PromptSource
+from handrail.serve.sources import PromptSource
 from support.serving import serving
 
 

@@ -19,7 +19,7 @@ from handrail.clock import SystemClock
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.runs import show
 from handrail.serve import snapshots
-from handrail.serve.agui.frontend_tools import frontend_tool
+from handrail.serve.agui.interrupts import frontend_tool
 from handrail.serve.refusals import ServerStopping
 from support import SUPPORT, importing_support
 from support.programs import HANDRAIL

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from handrail.errors import DefinitionError
-from handrail.serve.source import load
+from handrail.serve.sources import load
 
 APP = '''"""A desk."""
 from __future__ import annotations

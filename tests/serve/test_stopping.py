@@ -18,8 +18,7 @@ import uvicorn
 from handrail import SqliteJournal
 from handrail.serve import Limits, asgi
 from handrail.serve.app import on_stop_signal
-from handrail.serve.event_streams import EventStream, Streams, follow
-from handrail.serve.feed import Feed
+from handrail.serve.feed import EventStream, Feed, Streams, follow
 from handrail.serve.metrics import EVENTS_SENT, PrometheusMetrics
 from support.serving import Client, serving, source
 

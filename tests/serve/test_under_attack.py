@@ -28,9 +28,8 @@ from handrail.models.scripted import Reply, Scripted
 from handrail.records import CommitUnit, QuestionRecord
 from handrail.serve import snapshots
 from handrail.serve.agui.wire_events import Event
-from handrail.serve.event_streams import follow
-from handrail.serve.feed import Feed
-from handrail.serve.source import PromptSource
+from handrail.serve.feed import Feed, follow
+from handrail.serve.sources import PromptSource
 from support.recorded import write
 from support.served_threads import give, kinds, over, plan, served, settle
 from support.serving import Client, play, serving

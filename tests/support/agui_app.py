@@ -12,12 +12,12 @@ from pathlib import Path
 import uvicorn
 
 from handrail import Adapter, DirectoryFilesystem, SqliteJournal, ToolCall
-from handrail.adapter.options import Retry
+from handrail.adapter.settings import Retry
 from handrail.messages import CallPart, ModelPart, ModelRequest, TextPart, UserMessage
-from handrail.models.model_errors import ModelUnavailable
+from handrail.models import ModelUnavailable
 from handrail.models.scripted import Reply, Scripted
 from handrail.serve.app import asgi
-from handrail.serve.source import PromptSource
+from handrail.serve.sources import PromptSource
 from support.served import PLAYS, PROMPT, Booking, PlayedModel, said, source_in
 
 PLANS: Mapping[str, Sequence[Scripted]] = {

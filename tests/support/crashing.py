@@ -19,7 +19,7 @@ from typing import Any
 
 from handrail import DirectoryFilesystem, SqliteJournal, ToolContext, open_gate, tool
 from handrail.resources.directory.disk import Disk
-from handrail.resources.directory.syscalls import exchange
+from handrail.resources.directory.jail import exchange
 from support.rig import Note
 
 RUN = "run"

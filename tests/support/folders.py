@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from handrail.resources.mount import is_opaque
 from handrail.resources.shell import Allow, CommandResult, Layers, Shell
-from handrail.resources.shell.copies import changes, is_opaque, members
+from handrail.resources.shell.folder_copy import changes, members
 
 Tree = dict[str, tuple[Any, ...]]
 

@@ -24,7 +24,7 @@ from pydantic import BaseModel
 
 from handrail import ToolCall, ToolContext, UserContext, tool
 from handrail import models
-from handrail.models.model_errors import ModelRequestRefused
+from handrail.models import ModelRequestRefused
 from handrail.events import ToolInvoked
 from handrail.messages import Usage
 from handrail.models.scripted import Reply, ScriptedModel

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from handrail import Adapter, Prompt, Tool, ToolContext, tool
 from handrail.dispatch.turn import ToolCall
-from handrail.environment.unattended import LaterEnvironment
+from handrail.environment import LaterEnvironment
 from handrail.journal.sqlite import SqliteJournal
 from handrail.models.scripted import ScriptedModel
 from handrail.question import Answer, Question

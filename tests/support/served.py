@@ -45,7 +45,7 @@ from handrail.messages import (
 )
 from handrail.models.scripted import Reply, Scripted
 from handrail.serve.app import asgi
-from handrail.serve.source import PromptSource, Source
+from handrail.serve.sources import PromptSource, Source
 
 # --- what tests hold back and release -----------------------------------------------------------------
 

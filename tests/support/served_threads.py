@@ -19,7 +19,7 @@ from handrail.messages import AssistantMessage, ModelPart, ModelRequest, ToolMes
 from handrail.question import Answer, Question
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.serve.feed import Feed
-from handrail.serve.source import PromptSource
+from handrail.serve.sources import PromptSource
 from handrail.serve.thread import Thread
 from handrail.serve.threads import Threads
 from support.recorded import Noted, Pick, call, choose, note, notes, read, send, write

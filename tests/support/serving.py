@@ -26,7 +26,7 @@ from handrail.models.scripted import Reply, Scripted
 from handrail.serve.app import ServedApp, asgi
 from handrail.serve.limits import Limits
 from handrail.serve.server import address_of, listen, server_for
-from handrail.serve.source import PromptSource
+from handrail.serve.sources import PromptSource
 
 TOKEN = "a-token-that-nobody-guesses"
 

@@ -23,7 +23,7 @@ from handrail import (
     tool,
 )
 from handrail.dispatch.turn import ToolCall
-from handrail.environment.unattended import LaterEnvironment
+from handrail.environment import LaterEnvironment
 from handrail.guard import CapabilityPolicy
 from handrail.question import Question
 from handrail.testing import Person

@@ -32,8 +32,8 @@ from handrail.messages import (
     Usage,
     UserMessage,
 )
+from handrail.models import ModelAnswerBroken, ModelRateLimited, ModelUnavailable
 from handrail.models.bridge import BridgedModel
-from handrail.models.model_errors import ModelAnswerBroken, ModelRateLimited, ModelUnavailable
 from handrail.models.scripted import Reply, Scripted
 from support.servers import CHAT, MESSAGES, RESPONSES, Aimock, Embedded, Llmock
 

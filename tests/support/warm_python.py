@@ -22,8 +22,8 @@ from typing import Any
 _LOADED = (
     "handrail",
     "handrail.adapter",
-    "handrail.cli.app",
-    "handrail.cli.conversation",
+    "handrail.cli.commands",
+    "handrail.cli.run_command",
     "handrail.journal",
     "handrail.models.scripted",
     "handrail.resources.directory",

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from handrail import Adapter, Handoff, Parked, Prompt, ToolContext, ToolResult, tool
 from handrail.dispatch.turn import ToolCall
-from handrail.environment.unattended import LaterEnvironment
+from handrail.environment import LaterEnvironment
 from handrail.errors import DefinitionError
 from handrail.testing import Person
 from handrail.testing.simulation import (

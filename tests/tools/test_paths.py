@@ -17,7 +17,7 @@ from typing_extensions import TypeAliasType, TypedDict
 from handrail import PathArg, Tool, ToolContext, ToolResult, tool
 from handrail.errors import ToolDefinitionError
 from handrail.tools import NamedPath
-from handrail.tools.paths import PathFinder
+from handrail.tools.path_arguments import PathFinder
 
 T = TypeVar("T")
 Read = Annotated[str, PathArg("read")]

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from handrail import MemoryFilesystem, ScriptedModel, ToolCall
 from handrail.errors import WorkerError
 from handrail.workers import WORKER_SCHEMA
-from handrail.workers.front_matter import FrontMatter, parse_file, schema_text
+from handrail.workers.front_matter import Finder, FrontMatter, parse_file, schema_text
 from handrail.workers.instructions import MOST_OUTPUT, Instructions
 from handrail.workers.output_schema import output_type
-from handrail.workers.problems import Finder
 from support.worker_folders import PLAIN, folder, sound
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from handrail.adapter.options import (
+from handrail.adapter.response import PromptResponse
+from handrail.adapter.settings import (
     Retry,
     Settings,
     Throttle,
@@ -15,7 +16,6 @@ from handrail.adapter.options import (
     checked_workers,
     one_message,
 )
-from handrail.adapter.response import PromptResponse
 from handrail.adapter.stream import RunStream
 from handrail.dispatch.options import HostArguments, ResumeArguments, RunArguments, RunOptions, check_kinds
 from handrail.messages import Model
@@ -27,7 +27,7 @@ from handrail.session import Dispatcher, Session
 
 if TYPE_CHECKING:
     from handrail.adapter.bound import Bound
-    from handrail.context.verbs import PromptModel
+    from handrail.context.source import PromptModel
     from handrail.dispatch.attempt import Attempt
 
 OutputT = TypeVar("OutputT")

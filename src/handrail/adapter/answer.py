@@ -48,7 +48,7 @@ from handrail.messages import (
     UsagePart,
     UserMessage,
 )
-from handrail.models.model_errors import ModelAnswerBroken
+from handrail.models import ModelAnswerBroken
 from handrail.models.prices import most_of
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from handrail.adapter.conversation import Conversation
 from handrail.adapter.loop import run_in
-from handrail.adapter.options import Settings, one_message
 from handrail.adapter.response import Output, PromptResponse, respond
-from handrail.context.verbs import PromptModel
+from handrail.adapter.settings import Settings, one_message
+from handrail.context.source import PromptModel
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.options import RunOptions
 from handrail.errors import DefinitionError

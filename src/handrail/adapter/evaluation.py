@@ -12,7 +12,6 @@ from handrail.adapter.bound import Bound, prompt_model_of
 from handrail.adapter.conversation import root_conversation
 from handrail.adapter.loop import run_in
 from handrail.adapter.mask import SecretMask
-from handrail.adapter.options import Settings, check_added, check_files, forward_events
 from handrail.adapter.response import PromptResponse, respond
 from handrail.adapter.run_lease import held, taken
 from handrail.adapter.run_record import (
@@ -25,12 +24,13 @@ from handrail.adapter.run_record import (
     prompt_of,
     session_after,
 )
+from handrail.adapter.settings import Settings, check_added, check_files, forward_events
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.opening import open_frame
 from handrail.dispatch.options import RunOptions
 from handrail.dispatch.parking import Parking
 from handrail.errors import DefinitionError, RunError
-from handrail.guard.memory import keep_decisions
+from handrail.guard.approval_memory import keep_decisions
 from handrail.journal.runlog import RunLog
 from handrail.prompt import Prompt
 from handrail.protocols import EventBus

@@ -15,9 +15,9 @@ from pydantic import Field
 from handrail.adapter.advice import Advisers
 from handrail.adapter.answer import Answer, ask
 from handrail.adapter.conversation import Conversation
-from handrail.adapter.options import Settings
 from handrail.adapter.response import ANSWER_TOOL, REPAIRS, Outcome, Output, what_to_correct
 from handrail.adapter.run import Run
+from handrail.adapter.settings import Settings
 from handrail.context import ToolContext
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.replaying import RecordedResult

@@ -27,7 +27,7 @@ from handrail.dispatch.tickets import share_of
 from handrail.dispatch.transaction import Settled, Transaction
 from handrail.errors import JournalError, PromptEvaluationError, TicketError
 from handrail.events import CallStatus
-from handrail.guard.memory import keep_decisions
+from handrail.guard.approval_memory import keep_decisions
 from handrail.journal.lease import LEASE_SECONDS, new_owner
 from handrail.journals import Journal
 from handrail.limits import Budget

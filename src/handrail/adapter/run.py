@@ -10,8 +10,8 @@ import msgspec
 
 from handrail.adapter.conversation import Conversation
 from handrail.adapter.mask import SecretMask
-from handrail.adapter.options import Settings
 from handrail.adapter.response import ANSWER_TOOL, Output
+from handrail.adapter.settings import Settings
 from handrail.dispatch import Gate
 from handrail.dispatch.frame import Frame
 from handrail.errors import DeadlineExceededError, LimitError, PromptEvaluationError

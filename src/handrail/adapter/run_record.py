@@ -31,7 +31,7 @@ from handrail.errors import (
     ToolValidationError,
 )
 from handrail.events import MessageAdded, SectionOpened
-from handrail.guard.memory import bring_in, decisions_in, keep_decisions
+from handrail.guard.approval_memory import bring_in, decisions_in, keep_decisions
 from handrail.journal.runlog import RunLog
 from handrail.journals import Journal
 from handrail.limits import Budget

@@ -45,7 +45,7 @@ def _run() -> None:
 
         print(f"handrail {__version__}")
         return
-    from handrail.cli.app import app
+    from handrail.cli.commands import app
 
     app()
 

@@ -13,9 +13,9 @@ from typing import Literal
 from rich.text import Text
 
 from handrail.cli.activity import answer_text, format_money, format_spending, format_summary
-from handrail.cli.conversation import Conversation, Outcome, Subject, configure_logging
-from handrail.cli.options import WorkerOptions
+from handrail.cli.command_options import WorkerOptions
 from handrail.cli.outcome import CANCELLED, DONE, USAGE, divert_stdout, fail, print_error
+from handrail.cli.run_command import Conversation, Outcome, Subject, configure_logging
 from handrail.environment.text import escape, escape_line
 from handrail.errors import HandrailError, UndoRefused
 from handrail.guard import approvals_of

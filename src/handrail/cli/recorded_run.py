@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from handrail import runs
 from handrail.adapter.run_record import code_of, decode_begin, prompt_of
-from handrail.cli.options import open_files
+from handrail.cli.command_options import open_files
 from handrail.cli.outcome import UsageError, runs_command
 from handrail.errors import HandrailError, RunUnknown
 from handrail.journal.sqlite import SqliteJournal

@@ -18,7 +18,7 @@ from handrail import runs
 from handrail.adapter.run_record import decode_begin
 from handrail.cli import runs_view as view
 from handrail.cli.activity import answer_text
-from handrail.cli.options import (
+from handrail.cli.command_options import (
     JournalFile,
     ModelName,
     find_model,
@@ -47,8 +47,8 @@ from handrail.journal.answers import secret_refused
 from handrail.journal.sqlite import SqliteJournal
 from handrail.question import Answer, Question
 from handrail.records import OVER
-from handrail.runs.approvals import approval_json
-from handrail.runs.catalog import Standing
+from handrail.runs.catalog import approval_json
+from handrail.runs.tree import Standing
 
 STANDINGS = get_args(Standing)
 _HOURS = {"h": 1, "d": 24, "w": 168}

@@ -15,7 +15,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from handrail.cli.activity import format_money, format_spending
-from handrail.cli.views import make_console
+from handrail.cli.screens import make_console
 from handrail.environment.text import escape, is_terminal
 from handrail.events import ApprovalRemembered
 from handrail.question import Question

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from handrail.cli.options import (
+from handrail.cli.command_options import (
     ServeOptions,
     find_model,
     is_module,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import socket
 
     from handrail.serve.app import ServedApp
-    from handrail.serve.source import Loaded
+    from handrail.serve.sources import Loaded
 
 
 def serve(options: ServeOptions) -> int:
@@ -75,7 +75,7 @@ async def _serve(options: ServeOptions, app: ServedApp, listening: socket.socket
 
 def _load(options: ServeOptions) -> Loaded:
     """Load what is served. Workers get the files beside them, as with `run` and `chat`."""
-    from handrail.serve.source import load
+    from handrail.serve.sources import load
 
     path = Path(options.app)
     if not path.exists() and path.with_suffix(".md").is_file():

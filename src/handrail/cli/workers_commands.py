@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from handrail.cli.options import find_worker
+from handrail.cli.command_options import find_worker
 from handrail.cli.outcome import DONE, FAILED, USAGE, UsageError, divert_stdout, fail, print_error
-from handrail.cli.views import make_console
+from handrail.cli.screens import make_console
 from handrail.environment.text import escape, escape_line, is_terminal
 from handrail.errors import HandrailError
 

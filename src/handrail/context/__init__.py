@@ -16,14 +16,24 @@ from handrail.context.extras import (
     Extras,
     RateLimit,
 )
-from handrail.context.facts import Approval, Invocation, RequestView, ResponseAccumulator, RunContext
+from handrail.context.facts import (
+    Approval,
+    Attachment,
+    Invocation,
+    MessageCallback,
+    RegistryView,
+    RequestView,
+    ResponseAccumulator,
+    RunContext,
+    WorkerFacts,
+    WorkerMessage,
+)
 from handrail.context.source import ContextSource
 from handrail.context.ticket import Ticket
-from handrail.context.worker import Attachment, MessageCallback, RegistryView, WorkerFacts, WorkerMessage
 from handrail.errors import NotRendered
 
 if TYPE_CHECKING:
-    from handrail.context.verbs import PromptModel, WaitFor
+    from handrail.context.source import PromptModel, WaitFor
     from handrail.deadline import Deadline
     from handrail.operation import Done, Operation
     from handrail.protocols import (

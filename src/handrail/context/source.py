@@ -1,16 +1,26 @@
-"""`ContextSource`: what a context is a view of."""
+"""`ContextSource`: what a context is a view of.
+
+`WaitFor` and `PromptModel` are the verbs of an environment: ask a person, ask a model.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
 from handrail.context.extras import Extras
-from handrail.context.facts import Approval, Invocation, RequestView, ResponseAccumulator, RunContext
-from handrail.context.worker import WorkerFacts
+from handrail.context.facts import (
+    Approval,
+    Invocation,
+    RequestView,
+    ResponseAccumulator,
+    RunContext,
+    WorkerFacts,
+)
 
 if TYPE_CHECKING:
-    from handrail.context.verbs import PromptModel, WaitFor
+    from pydantic import TypeAdapter
+
     from handrail.deadline import Deadline
     from handrail.operation import Done, Home, Operation
     from handrail.protocols import (
@@ -28,6 +38,58 @@ if TYPE_CHECKING:
         SessionView,
     )
     from handrail.tools import Tool, ToolResult
+
+
+T = TypeVar("T")
+
+
+class WaitFor(Protocol):
+    """Ask the person on the other side. The answer is validated against `schema`.
+
+    No answer raises `Declined`, `QuestionCancelled` or `QuestionTimedOut`. A type that is not a
+    class, such as `Literal["a", "b"]`, is given as `TypeAdapter(...)`.
+    """
+
+    @overload
+    def __call__(
+        self, kind: str, payload: object, schema: type[T], *, timeout: float | None = None
+    ) -> Operation[T]: ...
+    @overload
+    def __call__(
+        self, kind: str, payload: object, schema: TypeAdapter[T], *, timeout: float | None = None
+    ) -> Operation[T]: ...
+
+
+class PromptModel(Protocol):
+    """One structured call of a model, validated, with a bounded number of repair turns.
+
+    Text arrives at `on_text` as it is written. Tools run through the gate, within the call's limits.
+    """
+
+    @overload
+    def __call__(
+        self,
+        prompt: str,
+        schema: type[T],
+        *,
+        system: str | None = None,
+        model: str | None = None,
+        temperature: float | None = None,
+        tools: Sequence[Tool[Any, Any]] = (),
+        on_text: Callable[[str], None] | None = None,
+    ) -> Operation[T]: ...
+    @overload
+    def __call__(
+        self,
+        prompt: str,
+        schema: TypeAdapter[T],
+        *,
+        system: str | None = None,
+        model: str | None = None,
+        temperature: float | None = None,
+        tools: Sequence[Tool[Any, Any]] = (),
+        on_text: Callable[[str], None] | None = None,
+    ) -> Operation[T]: ...
 
 
 class ContextSource(Protocol):

@@ -20,8 +20,7 @@ from handrail.dispatch.transaction import Transaction
 from handrail.errors import FileError, ToolValidationError
 from handrail.events import ApprovalDecided, ApprovalRemembered, ApprovalRequested, DecidedBy
 from handrail.guard.approval import APPROVAL_SCHEMA, decision
-from handrail.guard.coverage import NEVER_REMEMBERED, Asks, Coverage, coverage_of
-from handrail.guard.memory import Recall
+from handrail.guard.approval_memory import NEVER_REMEMBERED, Asks, Coverage, Recall, coverage_of
 from handrail.journal.runlog import RunLog
 from handrail.operation import Operation
 from handrail.place import Place

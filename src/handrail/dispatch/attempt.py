@@ -20,7 +20,7 @@ from handrail.context import (
     ToolContext,
     WorkerFacts,
 )
-from handrail.context.verbs import PromptModel, WaitFor
+from handrail.context.source import PromptModel, WaitFor
 from handrail.deadline import Deadline
 from handrail.dispatch.approvals import approval_verb
 from handrail.dispatch.call import Call, CallKind, new_call
@@ -42,7 +42,7 @@ from handrail.protocols import (
     PromptView,
     RenderedPromptView,
 )
-from handrail.resources.registry import CallResources
+from handrail.resources.bindings import CallResources
 from handrail.tools import Tool, ToolResult
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ class Attempt(msgspec.Struct, eq=False):
     """How many of these tries followed a transient failure."""
     has_secret: bool = False
     """Was given a secret. It is not recorded, so nobody could give it again."""
+    started: float = 0.0
+    """Seconds into the run at which its call reached the gate."""
     params: Any = None
     seen: Any = None
     """The params as policies see them."""
@@ -146,6 +148,12 @@ class Attempt(msgspec.Struct, eq=False):
         """Where this attempt is in the outermost run."""
         return self.call.place.attempt(self.number)
 
+    @property
+    def elapsed(self) -> float:
+        """Seconds since its call reached the gate."""
+        frame = self.frame
+        return frame.monotonic() - frame.began - self.started
+
     # Its life.
 
     @property
@@ -194,7 +202,8 @@ class Attempt(msgspec.Struct, eq=False):
     def next(self) -> Attempt:
         """The next attempt at the same call. What is left of this one keeps a context that is over."""
         has_secret = self.call.kind.is_part and self.has_secret
-        return Attempt(self.call, self.frame, self.number + 1, self.retries, has_secret, scope=self.scope)
+        number, started, scope = self.number + 1, self.started, self.scope
+        return Attempt(self.call, self.frame, number, self.retries, has_secret, started, scope=scope)
 
     # Numbers and ids. They follow from the order in which a handler makes its verbs, never from chance.
 
@@ -236,7 +245,7 @@ class Attempt(msgspec.Struct, eq=False):
     def invocation(self) -> Invocation:
         if self._invocation is None:
             call = self.call
-            started_at = self.frame.began_at + timedelta(seconds=call.started)
+            started_at = self.frame.began_at + timedelta(seconds=self.started)
             self._invocation = Invocation(
                 call.id, started_at, self.retries + 1, f"{call.key}#{call.name}", call.message_id, call.path
             )

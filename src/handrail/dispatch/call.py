@@ -58,8 +58,6 @@ class Call(msgspec.Struct, frozen=True, eq=False):
     has_secret: bool = False
     """Part of a call that was given a secret before: the secret is not recorded, so nobody can give it again."""
     tool: Tool[Any, Any] = NO_TOOL
-    started: float = 0.0
-    """Seconds into the run at which it reached the gate."""
     _place: Place | None = None
 
     @property
@@ -85,17 +83,7 @@ class Call(msgspec.Struct, frozen=True, eq=False):
         """Identifies the call: the same however often it, or what is around it, is tried."""
         return f"{self.frame.run_context.request_id}{self.place.key}"
 
-    @property
-    def elapsed(self) -> float:
-        """Seconds since it reached the gate."""
-        frame = self.frame
-        return frame.monotonic() - frame.began - self.started
-
     # For the gate, in steps 1 and 2.
-
-    def begin(self, started: float) -> None:
-        """Note when it reached the gate."""
-        force_setattr(self, "started", started)
 
     def resolve(self, tool: Tool[Any, Any]) -> None:
         """Settle which tool the name stands for."""

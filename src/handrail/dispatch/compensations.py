@@ -63,10 +63,10 @@ async def _compensate(gate: Gate, attempt: Attempt, done: Settled) -> None:
             call.depth,
             kind=COMPENSATION,
             tool=tool,
-            started=call.started,
             _place=done.place.compensation,
         ),
         attempt.frame,
+        started=attempt.started,
         params=done.params,
     )
     transaction = undoing.transaction = new_transaction(undoing, tool)

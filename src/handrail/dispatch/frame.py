@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from handrail.cancellation import Cancellation
 from handrail.context import Extras, RequestView, ResponseAccumulator, RunContext
 from handrail.context.extras import NO_EXTRAS
-from handrail.context.verbs import PromptModel
-from handrail.context.worker import WorkerFacts
+from handrail.context.facts import WorkerFacts
+from handrail.context.source import PromptModel
 from handrail.dispatch.options import RunOptions
 from handrail.errors import DefinitionError
 from handrail.guard.approval import Broker
@@ -31,7 +31,7 @@ from handrail.protocols import (
     Workers,
 )
 from handrail.protocols import BudgetTracker as BudgetTrackerProtocol
-from handrail.resources.registry import RunResources, given
+from handrail.resources.bindings import RunResources, given
 from handrail.session import Dispatcher, Session, check_serialisable
 from handrail.tools import RunMode, Tool
 

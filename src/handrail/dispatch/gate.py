@@ -124,22 +124,22 @@ class Gate:
 
     def pass_through(self, call: Call) -> Coroutine[Any, Any, ToolResult[Any]]:
         """Take a call through the gate and return its result."""
-        return self.carry(self.open(call))
+        return self.carry(Passage(call, Attempt(call, self.frame, 1, 0, call.has_secret)))
 
     def open(self, call: Call) -> Passage:
         """A call before the gate, with its first attempt."""
-        return Passage(call, Attempt(call, self.frame, has_secret=call.has_secret))
+        return Passage(call, Attempt(call, self.frame, 1, 0, call.has_secret))
 
     async def carry(self, passage: Passage) -> ToolResult[Any]:
         """Carry a call through the eleven steps. It always ends in exactly one `ToolInvoked`, and `passage` has its result."""
         frame, call, attempt = self.frame, passage.call, passage.attempt
         if frame.log.resumed and (before := await self._replay(passage)) is not None:
             return before
-        call.begin(frame.monotonic() - frame.began)
+        started = attempt.started = frame.monotonic() - frame.began
         kind = call.kind
         scope = attempt.scope = open_scope(None if kind.undoes else frame.cancellation, call.loop)
         if frame.told.get(ToolStarted, True):  # somebody listens, or it is not known yet
-            frame.publish(ToolStarted(call.id, call.name, call.path, call.started, frame.run_context))
+            frame.publish(ToolStarted(call.id, call.name, call.path, started, frame.run_context))
         frame.live[attempt] = scope.task
         ending: BaseException | None = None
         if frame.deadline is not None and not kind.undoes:
@@ -159,12 +159,13 @@ class Gate:
                 # Opened here and used from step 7 on: what policies look at counts as read by the call.
                 attempt.transaction = new_transaction(attempt, tool)
                 if policies:
-                    await self._allow(passage)  # 3, 4
+                    asked = await check_policies(attempt)  # 3
+                    if asked is not None and passage.approved is None:
+                        await self._approve_first(passage, asked)  # 4
                 if frame.limited or frame.cancellation.cancelled:
                     self._check_limits(passage)  # 5
-                context = (tool.context_type if frame.worker is None else context_in_worker(tool))(
-                    attempt
-                )  # 6
+                context_type = tool.context_type if frame.worker is None else context_in_worker(tool)
+                context = context_type(attempt)  # 6
                 if frame.log.is_kept:
                     await mark_begun(attempt)
                 attempt.token = _TOKEN  # 7
@@ -216,20 +217,16 @@ class Gate:
         passage.result = await from_the_record(passage.attempt)
         return passage.result
 
-    # 3, 4
+    # 4
 
-    async def _allow(self, passage: Passage) -> None:
-        """Ask the policies, and somebody if they say so, unless the call runs before it is approved."""
-        attempt, arguments = passage.attempt, passage.call.arguments
-        attempt.seen = attempt.tool.parse_again(
-            attempt.params, arguments
-        )  # no policy can change the handler's
-        asked = await check_policies(attempt)
-        if asked is not None and passage.approved is None:
-            attempt.preview = asked if runs_first(attempt) else None
-            if attempt.preview is None:
-                await self._approve(passage, asked)
-                await check_policies(attempt)  # what was true when it was asked may not be now
+    async def _approve_first(self, passage: Passage, reason: str) -> None:
+        """Have a call approved before it runs, unless it can run first and be approved by what it did."""
+        attempt = passage.attempt
+        if runs_first(attempt):
+            attempt.preview = reason
+            return
+        await self._approve(passage, reason)
+        await check_policies(attempt)  # what was true when it was asked may not be now
 
     async def _approve(self, passage: Passage, reason: str, diff: str = "") -> None:
         name = passage.call.name
@@ -481,7 +478,7 @@ class Gate:
                     passage.status,
                     result if shown is None else shown(result),
                     attempt.params,
-                    frame.monotonic() - frame.began - call.started,
+                    frame.monotonic() - frame.began - attempt.started,
                     attempt.retries + 1,
                     attempt.stale,
                     passage.error,

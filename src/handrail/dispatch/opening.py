@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Unpack
 
-from handrail.context.verbs import PromptModel
+from handrail.context.source import PromptModel
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.gate import Gate
 from handrail.dispatch.options import GateArguments, RunOptions, check_kinds

@@ -20,7 +20,7 @@ from handrail.session import Session
 if TYPE_CHECKING:
     from handrail.guard.approval import ApprovalMode
     from handrail.messages import Message
-    from handrail.resources.registry import Binding
+    from handrail.resources.bindings import Binding
     from handrail.tools import Tool
 
 DEPTH_LIMIT = 5

@@ -15,7 +15,7 @@ from handrail.dispatch.views import PolicySession
 from handrail.errors import ContextExpired
 from handrail.operation import Home
 from handrail.protocols import Filesystem, Forkable, PolicyDecision
-from handrail.resources.registry import CallResources
+from handrail.resources.bindings import CallResources
 from handrail.tools import ToolResult
 
 log = logging.getLogger("handrail.gate")
@@ -75,19 +75,12 @@ class PolicyCall(msgspec.Struct, eq=False):
         return getattr(self._attempt, name)
 
 
-def policy_context(attempt: Attempt) -> ToolContext:
-    """The context that a call's policies get."""
-    behind: Any = PolicyCall(attempt)  # what it lacks of a call's members it takes from the call itself
-    return ToolContext(behind)
-
-
 def close_policy_context(attempt: Attempt) -> None:
     """Close the context of the policies, and break its reference cycle."""
     context = attempt.policy_context
     if context is not None:
         attempt.policy_context = None
-        behind: Any = context._source  # pyright: ignore[reportPrivateUsage]  # made here
-        behind.close()
+        PolicyCall.close(context._source)  # pyright: ignore[reportPrivateUsage, reportArgumentType]  # made here
 
 
 def policy_resources(attempt: Attempt) -> CallResources | None:
@@ -109,14 +102,18 @@ async def close_resources(attempt: Attempt) -> None:
 async def check_policies(attempt: Attempt) -> str | None:
     """Ask every policy: all must allow, and one that raises denies. Returns why somebody must be asked."""
     asked: str | None = None
-    tool, name = attempt.tool, attempt.name
+    call, seen = attempt.call, attempt.seen
+    tool, name = call.tool, call.name
+    if seen is None:  # a copy: no policy can change what the handler gets
+        seen = attempt.seen = tool.parse_again(attempt.params, call.arguments)
     attempt.decision = "deny"
     context = attempt.policy_context
     if context is None:
-        context = attempt.policy_context = policy_context(attempt)
+        behind: Any = PolicyCall(attempt)  # it takes the members that it lacks from the attempt
+        context = attempt.policy_context = ToolContext(behind)
     for policy in attempt.frame.policies:
         try:
-            decision = policy.check(tool, attempt.seen, context=context)
+            decision = policy.check(tool, seen, context=context)
             if not isinstance(decision, PolicyDecision):
                 decision = await await_foreign(decision)
             kind = decision.kind
@@ -136,9 +133,10 @@ async def check_policies(attempt: Attempt) -> str | None:
 async def tell_policies(attempt: Attempt, result: ToolResult[Any]) -> None:
     """Tell every policy of a success before it is committed. One that raises fails the call."""
     context: Any = attempt.policy_context
+    tool = attempt.call.tool
     for policy in attempt.frame.policies:
         try:
-            told = policy.on_result(attempt.tool, attempt.seen, result, context=context)
+            told = policy.on_result(tool, attempt.seen, result, context=context)
             if told is not None:
                 await told
         except Exception as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pydantic_core
 
-from handrail.context.verbs import WaitFor
+from handrail.context.source import WaitFor
 from handrail.deadline import is_span
 from handrail.dispatch.parking import CallAsker, waiting_for_a_person
 from handrail.dispatch.secrets import has_secret, mark_given

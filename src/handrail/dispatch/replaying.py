@@ -333,7 +333,7 @@ def record_of(
         events,
         files,
         [_written(done) for done in (*settled, *also)],
-        attempt.call.elapsed,
+        attempt.elapsed,
         attempt.kind.is_part,
         _is_lost(attempt, result),
     )

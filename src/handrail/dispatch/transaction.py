@@ -215,9 +215,9 @@ class Transaction(msgspec.Struct, eq=False):
 
 def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:
     """The transaction of one attempt at a call, inside that of the call around it."""
-    writable = EFFECTS[tool.effect].writes
-    parent = None if attempt.parent is None else attempt.parent.transaction
-    return Transaction(attempt.frame.session, attempt.name, writable, parent)
+    call, writable = attempt.call, EFFECTS[tool.effect].writes
+    parent = None if call.parent is None else call.parent.transaction
+    return Transaction(attempt.frame.session, call.name, writable, parent)
 
 
 # --- one commit at a time ----------------------------------------------------------------------------

@@ -92,9 +92,9 @@ def _groups(gate: Gate, calls: list[Passage]) -> Iterator[list[Passage]]:
         yield group
 
 
-async def _run_one(gate: Gate, call: Passage) -> BaseException | None:
+async def _run_one(gate: Gate, passage: Passage) -> BaseException | None:
     try:
-        await gate.carry(call)
+        await gate.carry(passage)
     except asyncio.CancelledError:
         raise
     except BaseException as error:

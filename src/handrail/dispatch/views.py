@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from handrail.errors import EffectRefused, EventRefused
 from handrail.events import ApprovalRemembered, Fact
-from handrail.guard.memory import remembered_in
+from handrail.guard.approval_memory import remembered_in
 from handrail.operation import Operation
 from handrail.protocols import Slice
 

@@ -1,31 +1,78 @@
 """Environments: who answers the questions of a run. Anything with `run_mode` and `ask` is one.
 
-Each is imported on first use: a terminal needs no model, and a model needs no terminal.
+Those without a person are here. A terminal is imported on first use.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from handrail.errors import Declined
+from handrail.messages import Model
+from handrail.protocols import Environment
+from handrail.question import Answer, Question
+from handrail.tools import RunMode
+
 if TYPE_CHECKING:
-    from handrail.environment.agent import AgentEnvironment
     from handrail.environment.terminal import Screen, TerminalEnvironment
-    from handrail.environment.unattended import HeadlessEnvironment, LaterEnvironment
 
 __all__ = ["AgentEnvironment", "HeadlessEnvironment", "LaterEnvironment", "Screen", "TerminalEnvironment"]
 
-_MODULES = {
-    "AgentEnvironment": "agent",
-    "HeadlessEnvironment": "unattended",
-    "LaterEnvironment": "unattended",
-    "Screen": "terminal",
-    "TerminalEnvironment": "terminal",
-}
+
+class HeadlessEnvironment(Environment):
+    """Nobody to ask, now or later: a tool that needs a person falls back or fails, and the model is told.
+
+    The same as no environment at all, but stated explicitly.
+    """
+
+    run_mode: RunMode = "headless"
+
+    async def ask(self, question: Question, /) -> Answer:
+        """Decline every question."""
+        raise Declined(question.name, "there is nobody to ask")
+
+
+class LaterEnvironment(Environment):
+    """A person who answers later: questions are recorded, and the run is parked until it is resumed.
+
+    For servers and jobs that must not keep a run in memory while somebody thinks for days. It needs a journal;
+    without one a question is cancelled, because there is nowhere to record it. A question from a call that was
+    given a secret is cancelled too: secrets are not recorded, so such a run can't be parked.
+    """
+
+    run_mode: RunMode = "user"
+    parks = True
+
+    async def ask(self, question: Question, /) -> Answer | None:
+        """Leave the question in the journal."""
+        return None
+
+
+class AgentEnvironment(Environment):
+    """A model in place of a person: tools get `prompt_model` instead of `wait_for`.
+
+    `model` is the model to ask; by default it is the model of the run. It makes the choices a person would
+    make, but it approves nothing: a call that needs approval is denied.
+    """
+
+    run_mode: RunMode = "agent"
+
+    def __init__(self, model: Model | str | None = None) -> None:
+        if model is not None:
+            from handrail.adapter import Adapter  # only who asks a model needs one
+
+            adapter = Adapter(model)
+            self.prompt_model = adapter.prompt_model_for
+            self.adapter = adapter.bound_to
+
+    async def ask(self, question: Question, /) -> Answer:
+        """Decline: questions are for people, and a model approves nothing on their behalf."""
+        raise Declined(question.name, "a model answers here, and there is nobody to ask")
 
 
 def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
+    if name not in ("Screen", "TerminalEnvironment"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{module}"), name)
+    from handrail.environment import terminal
+
+    return getattr(terminal, name)

@@ -1,6 +1,7 @@
 """Whether a call may run, and whether a run may end: policies, approvals, feedback, completion."""
 
 from handrail.guard.approval import Broker
+from handrail.guard.approval_memory import ApprovalMemory, approvals_of
 from handrail.guard.completion import (
     CommandPassing,
     CompletionChecker,
@@ -10,7 +11,6 @@ from handrail.guard.completion import (
     any_of,
 )
 from handrail.guard.feedback import BudgetFeedback, DeadlineFeedback, FeedbackProvider, RunState, Trigger
-from handrail.guard.memory import ApprovalMemory, approvals_of
 from handrail.guard.policy import (
     CapabilityPolicy,
     RateLimitPolicy,

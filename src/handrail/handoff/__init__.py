@@ -1,7 +1,7 @@
 """Handoffs: tools in three acts, the same object for a person, a model, or nobody."""
 
-from handrail.handoff.act import Parked
+from handrail.handoff.acts import Parked
 from handrail.handoff.agent_run import run_as_agent
-from handrail.handoff.definition import Handoff
+from handrail.handoff.handoff import Handoff
 
 __all__ = ["Handoff", "Parked", "run_as_agent"]

@@ -14,11 +14,11 @@ from handrail.dispatch.gate import Gate
 from handrail.dispatch.opening import open_frame
 from handrail.dispatch.options import RunOptions
 from handrail.dispatch.parts import run_alone
-from handrail.environment.agent import AgentEnvironment
+from handrail.environment import AgentEnvironment
 from handrail.errors import DefinitionError
 from handrail.events import Emitted
 from handrail.handoff.acts import fill
-from handrail.handoff.definition import Handoff
+from handrail.handoff.handoff import Handoff
 from handrail.ids import NewId
 from handrail.limits import Budget, BudgetTracker
 from handrail.messages import Model

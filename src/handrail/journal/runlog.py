@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
@@ -27,9 +27,6 @@ class RunLog:
     another verb's record at its place has diverged.
     """
 
-    is_kept: ClassVar[bool] = True
-    """Whether there is a journal. A run without one is recorded in `NO_LOG`."""
-
     __slots__ = (
         "_clock",
         "_closed",
@@ -38,6 +35,7 @@ class RunLog:
         "_inside",
         "_verbs",
         "asked",
+        "is_kept",
         "journal",
         "resumed",
         "run_id",
@@ -58,6 +56,8 @@ class RunLog:
         self.journal = journal
         self.run_id = run_id
         self.resumed = resumed
+        self.is_kept = True
+        """Whether there is a journal. A run without one is recorded in `NO_LOG`."""
         self._closed = False
         self.untold: Mapping[str, Any] = {}
         """The calls of the session that were undone, and of which its model has not heard."""
@@ -172,10 +172,9 @@ class NoRunLog(RunLog):
 
     __slots__ = ()
 
-    is_kept: ClassVar[bool] = False
-
     def __init__(self) -> None:
         super().__init__(cast(Any, None), "", SYSTEM_CLOCK)
+        self.is_kept = False
 
     def close(self) -> None:
         """Do nothing: the log is shared by all runs without a journal."""

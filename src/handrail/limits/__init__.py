@@ -1,8 +1,7 @@
 """Limits: budgets, spending and heartbeats. Deadlines are in `handrail.deadline`, cancellation in `handrail.cancellation`."""
 
-from handrail.limits.budget import UNKNOWN, Budget, BudgetTracker, Reservation
+from handrail.limits.budget import UNKNOWN, Budget, BudgetTracker, Reservation, Spending
 from handrail.limits.heartbeat import Heartbeat, Lease
-from handrail.limits.spending import Spending
 
 __all__ = [
     "UNKNOWN",

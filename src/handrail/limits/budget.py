@@ -1,4 +1,4 @@
-"""Budgets: spending limits, reserved before a spend and settled after it."""
+"""Budgets: spending limits, reserved before a spend and settled after it, and what models have spent."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Literal, get_args
 
 from handrail.errors import BudgetExceededError, DefinitionError
+from handrail.messages import Usage
 
 Unit = Literal["tokens", "money", "requests", "tool_calls"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
@@ -205,3 +206,39 @@ def _is_amount(amount: object) -> bool:
 def _exact(amount: Amount) -> _Exact:
     """Return the amount as written: 0.1 dollars is ten cents, not the nearest binary fraction."""
     return Decimal(str(amount)) if isinstance(amount, float) else amount
+
+
+_NOTHING = Usage()
+_FREE = Decimal(0)
+
+
+class Spending:
+    """A running total, which also counts towards every run above.
+
+    The cost is None once a part of it is unknown: an unknown price is not zero.
+    """
+
+    __slots__ = ("_above", "cost", "usage")
+
+    def __init__(self, above: Spending | None = None) -> None:
+        self._above = above
+        self.usage = _NOTHING
+        self.cost: Decimal | None = _FREE
+
+    def add(self, usage: Usage, cost: Decimal | None) -> None:
+        """Add the usage of one answered request."""
+        spending: Spending | None = self
+        while spending is not None:
+            spending.usage += usage
+            if cost is None:
+                spending.cost = None
+            elif cost and spending.cost is not None:
+                spending.cost += cost
+            spending = spending._above
+
+    def spent(self) -> Mapping[str, Decimal]:
+        """The same by unit; money is left out if it is unknown."""
+        found = {"tokens": Decimal(self.usage.tokens), "requests": Decimal(self.usage.requests)}
+        if self.cost is not None:
+            found["money"] = self.cost
+        return found

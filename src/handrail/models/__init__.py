@@ -1,11 +1,20 @@
-"""Models: one class per kind of provider, behind one protocol: a stream of parts."""
+"""Models: one class per kind of provider, behind one protocol: a stream of parts.
+
+The errors of requests to models are here too. `ModelError`, their base, is in `handrail.errors`.
+
+ModelError
+├── ModelRateLimited                     transient: too many requests
+├── ModelUnavailable (ConnectionError)   transient: not reachable, or not able to answer
+├── ModelAnswerBroken (ValueError)       transient: the answer was cut off or can't be read
+└── ModelRequestRefused (ValueError)     the request is wrong: a retry won't help
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
 
-from handrail.errors import DefinitionError
+from handrail.errors import DefinitionError, ModelError
 from handrail.messages import Model
 
 PROVIDERS = {
@@ -51,3 +60,25 @@ def check_name(name: str) -> tuple[str, str]:
 
 _made: dict[str, Model] = {}
 """Return one shared model per name, so that connections are shared too."""
+
+
+class ModelRateLimited(ModelError):
+    """The provider takes no more for now."""
+
+    transient = True
+
+
+class ModelUnavailable(ModelError, ConnectionError):
+    """The provider could not be reached, or could not answer."""
+
+    transient = True
+
+
+class ModelAnswerBroken(ModelError, ValueError):
+    """The answer was cut off or can't be read, and nothing of it was used."""
+
+    transient = True
+
+
+class ModelRequestRefused(ModelError, ValueError):
+    """The provider refuses the request itself: a key, a model, or a setting is wrong."""

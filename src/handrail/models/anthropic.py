@@ -19,7 +19,6 @@ from handrail.messages import (
     ModelRequest,
     Offered,
     Price,
-    SentPart,
     StopPart,
     StopReason,
     TextPart,
@@ -29,9 +28,8 @@ from handrail.messages import (
     Usage,
     UsagePart,
 )
-from handrail.models.http import Provider, decode, refuse_key
-from handrail.models.model_errors import ModelRateLimited, ModelRequestRefused, ModelUnavailable
-from handrail.models.wire import body_of, count, encode, raw_object, text_json
+from handrail.models import ModelRateLimited, ModelRequestRefused, ModelUnavailable
+from handrail.models.http import Provider, body_of, count, decode, encode, raw_object, refuse_key, text_json
 
 WIRE = "anthropic"
 _ANTHROPIC = "https://api.anthropic.com"
@@ -88,29 +86,11 @@ class AnthropicModel:
         self._max_tokens = max_tokens
         self._cache = cache
 
-    async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
-        provider = self._provider
-        body = self._body(request)
+    def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
+        provider, body = self._provider, self._body(request)
         if not request.stream:
-            sent, answer = await provider.fetch("/v1/messages", body)
-            yield sent
-            try:
-                for part in _whole(answer):
-                    yield part
-            except (KeyError, TypeError, AttributeError):
-                raise provider.broken("the answer has an unexpected shape", answer) from None
-            return
-        pieces = _Pieces(provider)
-        async for event in provider.events("/v1/messages", body):
-            if isinstance(event, SentPart):
-                yield event
-                continue
-            data = provider.decoded(event)
-            try:
-                for part in pieces.take(data):
-                    yield part
-            except (KeyError, TypeError, AttributeError):
-                raise provider.broken("a part of the answer has an unexpected shape", repr(event)) from None
+            return provider.parts("/v1/messages", body, whole=_whole)
+        return provider.parts("/v1/messages", body, take=_Pieces(provider).take)
 
     def _body(self, request: ModelRequest) -> bytes:
         more: dict[str, Any] = {"max_tokens": request.max_tokens or self._max_tokens, **self._fields}

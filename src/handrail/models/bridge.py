@@ -2,12 +2,17 @@
 
 Only its model layer is used: one request, one answer. The loop, tools, retries and validation stay
 here. docs/design.md says why this library. It is imported when the first `BridgedModel` is created.
+
+Messages are converted to pydantic-ai's and back, and its errors become Handrail's own, without the key.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import os
+import re
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from importlib import import_module
@@ -16,7 +21,10 @@ from weakref import WeakKeyDictionary
 
 from handrail.errors import DefinitionError, ModelError
 from handrail.messages import (
+    AssistantMessage,
     CallPart,
+    Kept,
+    Message,
     ModelPart,
     ModelRequest,
     Price,
@@ -24,13 +32,20 @@ from handrail.messages import (
     StopReason,
     TextPart,
     ThinkingPart,
+    ToolMessage,
     Traits,
     Usage,
     UsagePart,
 )
-from handrail.models.bridge_errors import failure_of
-from handrail.models.bridge_messages import arguments_of, kept_of, messages_of, output_of, tool_of
-from handrail.models.model_errors import ModelAnswerBroken
+from handrail.models import (
+    ModelAnswerBroken,
+    ModelRateLimited,
+    ModelRequestRefused,
+    ModelUnavailable,
+)
+from handrail.models.http import encode
+from handrail.schema import Schema
+from handrail.tools import Tool
 
 _STOPS: dict[str | None, StopReason] = {
     "stop": "done",
@@ -264,3 +279,122 @@ class _Pieces:
         """Yield what can only be written once the answer is complete."""
         for index in sorted(self._late):
             yield CallPart(index, arguments=arguments_of(response.parts[index].args, whole=True))
+
+
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
+_SHORTEST_SECRET = 6
+_MOST_SAID = 500
+
+
+def failure_of(model: str, error: Exception, silence: float) -> ModelError:
+    """Convert an error of pydantic-ai. An unexpected one counts as an unreadable answer."""
+    known: Any = import_module("pydantic_ai.exceptions")
+    said = _without_secrets(_said(error))[:_MOST_SAID]
+    status: int | None = getattr(error, "status_code", None)
+    wait: float | None = getattr(error, "retry_after", None)
+    if isinstance(error, known.ModelRequestRejectedError | known.ModelQuotaExceededError | known.UserError):
+        return ModelRequestRefused(model, said, status=status)
+    if isinstance(error, known.ModelRateLimitError) or status == 429:
+        return ModelRateLimited(model, said, status=status, retry_after=wait)
+    if isinstance(error, known.ModelTimeoutError):
+        return ModelUnavailable(model, f"nothing came for {silence:g} seconds")
+    if isinstance(error, known.ModelAPIError):
+        if status is not None and 400 <= status < 500 and status not in (408, 409, 425):
+            return ModelRequestRefused(model, said, status=status)
+        return ModelUnavailable(model, said, status=status, retry_after=wait)
+    return ModelAnswerBroken(model, said)
+
+
+def _said(error: Exception) -> str:
+    body = getattr(error, "body", None)
+    if isinstance(body, dict):
+        inner: Any = body.get("error", body)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        if isinstance(inner, dict) and inner.get("message"):  # pyright: ignore[reportUnknownMemberType]
+            return str(inner["message"])  # pyright: ignore[reportUnknownArgumentType]
+    return str(error) or type(error).__name__
+
+
+def _without_secrets(text: str) -> str:
+    """Remove keys: some providers echo them, and only the provider knows which variable they came from."""
+    for name, value in os.environ.items():
+        if len(value) >= _SHORTEST_SECRET and _SECRET.search(name):
+            text = text.replace(value, "[the key]")
+    return text
+
+
+def tool_of(tool: Tool[Any, Any]) -> Any:
+    """Convert an offered tool."""
+    tools: Any = import_module("pydantic_ai.tools")
+    return tools.ToolDefinition(
+        name=tool.name, description=tool.description, parameters_json_schema=tool.json_schema
+    )
+
+
+def output_of(schema: Schema[Any]) -> Any:
+    """Convert the required output."""
+    output: Any = import_module("pydantic_ai.output")
+    return output.OutputObjectDefinition(json_schema=schema.json_schema, name="answer")
+
+
+def messages_of(model: str, request: ModelRequest) -> list[Any]:
+    """Convert the conversation, with the system prompt first."""
+    said: Any = import_module("pydantic_ai.messages")
+    found = [_message(said, model, message) for message in request.messages]
+    if request.system:
+        found.insert(0, said.ModelRequest([said.SystemPromptPart(request.system)]))
+    return found
+
+
+def _message(said: Any, model: str, message: Message) -> Any:
+    if isinstance(message, ToolMessage):
+        return said.ModelRequest(
+            [
+                said.ToolReturnPart(
+                    each.name, each.text, each.id, outcome="failed" if each.failed else "success"
+                )
+                for each in message.results
+            ]
+        )
+    if isinstance(message, AssistantMessage):
+        kept = message.kept
+        if kept is not None and kept.wire == _wire(model):
+            return _as_it_was(said, message, kept)
+        parts = [said.TextPart(message.text)] if message.text else []
+        parts += [said.ToolCallPart(call.name, call.arguments, call.id) for call in message.calls]
+        return said.ModelResponse(parts)
+    return said.ModelRequest([said.UserPromptPart(message.text)])
+
+
+def _as_it_was(said: Any, message: AssistantMessage, kept: Kept) -> Any:
+    """Convert an answer with its thinking and signatures. Its calls keep the ids they have here."""
+    [response] = said.ModelMessagesTypeAdapter.validate_json(kept.data)
+    calls = iter(message.calls)
+    parts = [
+        dataclasses.replace(part, tool_call_id=next(calls).id) if part.part_kind == "tool-call" else part
+        for part in response.parts
+    ]
+    return dataclasses.replace(response, parts=parts)
+
+
+def kept_of(model: str, response: Any) -> Kept | None:
+    """Return what the provider needs back unchanged; None if text and calls are enough."""
+    if not any(
+        part.part_kind not in ("text", "tool-call") or part.id or part.provider_details
+        for part in response.parts
+    ):
+        return None
+    said: Any = import_module("pydantic_ai.messages")
+    return Kept(_wire(model), said.ModelMessagesTypeAdapter.dump_json([response]))
+
+
+def _wire(model: str) -> str:
+    return f"bridge:{model}"
+
+
+def arguments_of(arguments: Any, whole: bool) -> str:
+    """Return a call's arguments as JSON text; an incomplete object as nothing."""
+    if isinstance(arguments, str):
+        return arguments
+    if not whole:
+        return ""
+    return encode(arguments or {}).decode()

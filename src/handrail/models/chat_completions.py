@@ -16,7 +16,6 @@ from handrail.messages import (
     ModelPart,
     ModelRequest,
     Offered,
-    SentPart,
     StopPart,
     StopReason,
     TextPart,
@@ -25,9 +24,8 @@ from handrail.messages import (
     Usage,
     UsagePart,
 )
-from handrail.models.http import Provider
-from handrail.models.model_errors import ModelUnavailable
-from handrail.models.wire import body_of, count, encode, is_strict, object_text, text_json
+from handrail.models import ModelUnavailable
+from handrail.models.http import Provider, body_of, count, encode, is_strict, object_text, text_json
 
 _STOPS: dict[str, StopReason] = {
     "stop": "done",
@@ -38,37 +36,14 @@ _STOPS: dict[str, StopReason] = {
 }
 
 
-async def stream(
+def stream(
     provider: Provider, fields: Mapping[str, Any], request: ModelRequest, most: str
 ) -> AsyncGenerator[ModelPart]:
     """Send one request and yield the parts of its answer."""
     body = _body(fields, request, most)
     if not request.stream:
-        sent, answer = await provider.fetch("/chat/completions", body)
-        yield sent
-        try:
-            for part in _whole(answer):
-                yield part
-        except (KeyError, IndexError, TypeError, AttributeError):
-            raise provider.broken("the answer has an unexpected shape", answer) from None
-        return
-    stop: StopPart | None = None
-    pieces = _Pieces(provider)
-    async for event in provider.events("/chat/completions", body):
-        if isinstance(event, SentPart):
-            yield event
-        else:
-            chunk = provider.decoded(event)
-            try:
-                for part in pieces.take(chunk):
-                    if isinstance(part, StopPart):
-                        stop = part
-                    else:
-                        yield part
-            except (KeyError, TypeError, AttributeError):
-                raise provider.broken("a part of the answer has an unexpected shape", repr(event)) from None
-    if stop is not None:
-        yield stop
+        return provider.parts("/chat/completions", body, whole=_whole)
+    return provider.parts("/chat/completions", body, take=_Pieces(provider).take)
 
 
 def _body(fields: Mapping[str, Any], request: ModelRequest, most: str) -> bytes:

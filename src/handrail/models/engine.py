@@ -25,7 +25,7 @@ import msgspec
 
 from handrail.errors import DefinitionError, ModelError
 from handrail.messages import Usage
-from handrail.models.model_errors import ModelRequestRefused, ModelUnavailable
+from handrail.models import ModelRequestRefused, ModelUnavailable
 from handrail.operation import cancel_and_await
 from handrail.threads import run_in_thread
 

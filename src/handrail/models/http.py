@@ -1,6 +1,8 @@
 """One provider over HTTP: a request out, JSON or a stream of events back, and every failure in our words.
 
 aiohttp is met only here, and only once a request is made.
+
+What the wires share is here too: JSON encoded once, schemas as providers want them, arguments as they came.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -13,10 +15,11 @@ import contextlib
 import io
 import os
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -24,8 +27,8 @@ import msgspec
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, ModelError
-from handrail.messages import SentPart
-from handrail.models.model_errors import (
+from handrail.messages import ModelPart, SentPart, StopPart
+from handrail.models import (
     ModelAnswerBroken,
     ModelRateLimited,
     ModelRequestRefused,
@@ -35,6 +38,7 @@ from handrail.threads import forget_closed
 
 if TYPE_CHECKING:
     import aiohttp
+
 
 _LARGE = 1 << 20
 """From this size on, aiohttp wants a body that it can read in pieces."""
@@ -53,6 +57,10 @@ _LAST_BYTES = 1.0
 _BOM = b"\xef\xbb\xbf"
 
 decode = msgspec.json.decode
+
+Read = Callable[[Any], Iterable[ModelPart]]
+"""Turns an answer, or an event of one, into parts."""
+_UNEXPECTED = (KeyError, IndexError, TypeError, AttributeError)
 
 
 class Provider:
@@ -107,6 +115,40 @@ class Provider:
         return f"Provider({self.model!r}, {self._base_url!r})"
 
     # Two kinds of answers.
+
+    async def parts(
+        self, path: str, body: bytes, *, whole: Read | None = None, take: Read | None = None
+    ) -> AsyncGenerator[ModelPart]:
+        """Send one request and yield the parts of its answer, the stop reason last.
+
+        Give `whole`, which reads a complete answer, or `take`, which reads one event of a stream.
+        """
+        if whole is not None:
+            sent, answer = await self.fetch(path, body)
+            yield sent
+            try:
+                for part in whole(answer):
+                    yield part
+            except _UNEXPECTED:
+                raise self.broken("the answer has an unexpected shape", answer) from None
+        if take is None:
+            return
+        stop: StopPart | None = None
+        async for event in self.events(path, body):
+            if isinstance(event, SentPart):
+                yield event
+                continue
+            data = self.decoded(event)
+            try:
+                for part in take(data):
+                    if isinstance(part, StopPart):
+                        stop = part
+                    else:
+                        yield part
+            except _UNEXPECTED:
+                raise self.broken("a part of the answer has an unexpected shape", repr(event)) from None
+        if stop is not None:
+            yield stop
 
     async def fetch(self, path: str, body: bytes) -> tuple[SentPart, Any]:
         """Return the whole answer, decoded."""
@@ -357,3 +399,69 @@ async def _keep_client() -> AsyncGenerator[aiohttp.ClientSession]:
         connector=aiohttp.TCPConnector(limit=0), auto_decompress=True, cookie_jar=aiohttp.DummyCookieJar()
     ) as client:
         yield client
+
+
+encode = msgspec.json.encode
+
+
+_SMALL = 1 << 15
+"""Maximum length of cached texts: many runs share them, and together they take little memory."""
+
+
+def text_json(text: str) -> bytes:
+    """Encode a text as JSON. Text that is sent with every request is encoded once, unless it is large."""
+    return _kept_json(text) if len(text) <= _SMALL else encode(text)
+
+
+_kept_json = lru_cache(maxsize=64)(encode)
+
+
+def object_text(arguments: str) -> str:
+    """Return a call's arguments as a provider takes them back: an object, whatever the model sent."""
+    if not arguments:
+        return "{}"
+    try:
+        found = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        found = None
+    return arguments if isinstance(found, dict) else encode({"unreadable": arguments}).decode()
+
+
+def raw_object(arguments: str) -> msgspec.Raw:
+    """Return a call's arguments for a wire that wants an object instead of text."""
+    return msgspec.Raw(object_text(arguments).encode())
+
+
+def count(value: Any) -> int:
+    """Return a token count; 0 if a server sends something else."""
+    return max(int(value), 0) if type(value) in (int, float) else 0
+
+
+def body_of(fields: Mapping[str, Any], **written: bytes) -> bytes:
+    """Build a request body from plain fields and fields that are already JSON."""
+    plain = encode(fields)
+    parts = [b'"%s":%s' % (name.encode(), raw) for name, raw in written.items()]
+    return b"{" + b",".join([plain[1:-1], *parts] if fields else parts) + b"}"
+
+
+_NOT_STRICT = frozenset(
+    {"allOf", "contains", "default", "dependentRequired", "if", "not", "oneOf", "patternProperties"}
+    | {"prefixItems", "propertyNames", "unevaluatedProperties", "uniqueItems"}
+)
+"""Keywords that a strict mode refuses, together with the whole request."""
+
+
+def is_strict(schema: Any) -> bool:
+    """Whether a provider's strict mode can enforce this schema. It requires every property."""
+    if isinstance(schema, list):
+        return all(is_strict(each) for each in schema)
+    if not isinstance(schema, Mapping):
+        return True
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping) and set(properties) != set(schema.get("required", ())):
+        return False
+    if schema.get("type") == "object" and schema.get("additionalProperties") is not False:
+        return False
+    if not _NOT_STRICT.isdisjoint(schema) or ("$ref" in schema and len(schema) > 1):
+        return False
+    return all(is_strict(each) for each in schema.values())

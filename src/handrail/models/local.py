@@ -24,9 +24,9 @@ from handrail.messages import (
     UsagePart,
     UserMessage,
 )
+from handrail.models import ModelRequestRefused
 from handrail.models.engine import Body, Ended, Engine, Settings, engine_of, find_weights
-from handrail.models.model_errors import ModelRequestRefused
-from handrail.models.wire import encode
+from handrail.models.http import encode
 from handrail.operation import Operation
 from handrail.schema import JsonSchema
 from handrail.tools import Tool

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from handrail.errors import ModelError
@@ -17,7 +18,6 @@ from handrail.messages import (
     ModelPart,
     ModelRequest,
     Offered,
-    SentPart,
     StopPart,
     StopReason,
     TextPart,
@@ -26,38 +26,20 @@ from handrail.messages import (
     Usage,
     UsagePart,
 )
-from handrail.models.http import Provider, decode
-from handrail.models.model_errors import ModelRateLimited, ModelUnavailable
-from handrail.models.wire import body_of, count, encode, is_strict, object_text, text_json
+from handrail.models import ModelRateLimited, ModelUnavailable
+from handrail.models.http import Provider, body_of, count, decode, encode, is_strict, object_text, text_json
 
 WIRE = "responses"
 
 
-async def stream(
+def stream(
     provider: Provider, fields: Mapping[str, Any], request: ModelRequest, most: str
 ) -> AsyncGenerator[ModelPart]:
     """Send one request and yield the parts of its answer."""
     body = _body(fields, request)
     if not request.stream:
-        sent, answer = await provider.fetch("/responses", body)
-        yield sent
-        try:
-            for part in (*_whole(answer), *_end(provider, answer)):
-                yield part
-        except (KeyError, IndexError, TypeError, AttributeError):
-            raise provider.broken("the answer has an unexpected shape", answer) from None
-        return
-    pieces = _Pieces(provider)
-    async for event in provider.events("/responses", body):
-        if isinstance(event, SentPart):
-            yield event
-        else:
-            data = provider.decoded(event)
-            try:
-                for part in pieces.take(data):
-                    yield part
-            except (KeyError, TypeError, AttributeError):
-                raise provider.broken("a part of the answer has an unexpected shape", repr(event)) from None
+        return provider.parts("/responses", body, whole=partial(_whole, provider))
+    return provider.parts("/responses", body, take=_Pieces(provider).take)
 
 
 def _body(fields: Mapping[str, Any], request: ModelRequest) -> bytes:
@@ -130,7 +112,7 @@ def _said(message: AssistantMessage) -> list[Any]:
     return [said, *calls] if message.text or not calls else calls
 
 
-def _whole(answer: Any) -> Iterator[ModelPart]:
+def _whole(provider: Provider, answer: Any) -> Iterator[ModelPart]:
     index = 0
     for item in answer["output"]:
         match item["type"]:
@@ -145,6 +127,7 @@ def _whole(answer: Any) -> Iterator[ModelPart]:
                     yield ThinkingPart(summary.get("text", ""))
             case _:
                 pass
+    yield from _end(provider, answer)
 
 
 def _end(provider: Provider, answer: Any) -> Iterator[ModelPart]:

@@ -23,7 +23,7 @@ from handrail.messages import (
     Usage,
     UsagePart,
 )
-from handrail.models.model_errors import ModelRequestRefused
+from handrail.models import ModelRequestRefused
 from handrail.schema import to_json
 
 _PIECE = 8

@@ -1,7 +1,7 @@
 """Prompts: instructions, tools and policies in one tree, and what a model is shown of it."""
 
-from handrail.prompt.definition import Prompt
 from handrail.prompt.plan import OPENER
+from handrail.prompt.prompt import Prompt
 from handrail.prompt.rendering import ClosedSection, Opening, RenderedPrompt, ScopedPolicy
 from handrail.prompt.section import MarkdownSection, Section, Visibility
 

@@ -7,8 +7,7 @@ from typing import Any, cast
 
 import msgspec
 
-from handrail.prompt.condition import Condition
-from handrail.prompt.section import Section, condition_of
+from handrail.prompt.section import Condition, Section, condition_of
 from handrail.prompt.template import Template, template_of
 from handrail.protocols import ToolPolicy
 from handrail.schema import to_json

@@ -1,5 +1,5 @@
 """Resources: what tools work with, among them files."""
 
-from handrail.resources.registry import Binding, CallResources, RunResources, Scope, given
+from handrail.resources.bindings import Binding, CallResources, RunResources, Scope, given
 
 __all__ = ["Binding", "CallResources", "RunResources", "Scope", "given"]

@@ -15,7 +15,7 @@ from typing import NamedTuple, NoReturn, Protocol
 import msgspec
 
 from handrail.clock import Clock
-from handrail.errors import FileError, FileInTheWay, FileLimitReached, FileMissing, PathRefused
+from handrail.errors import Conflict, FileError, FileInTheWay, FileLimitReached, FileMissing, PathRefused
 from handrail.protocols import FileInfo, Match
 from handrail.resources.paths import ParsedPath, ancestors, join, nearest, parse_file_path, parse_path, split
 from handrail.resources.search import decode, encode, find, replaced, sorted_matches
@@ -105,15 +105,16 @@ class Layer:
 
     def _enter(self, change: str = "") -> None:
         """Raise if this layer is closed or may not make this change."""
-        raise NotImplementedError
+        if change and self._claimed:
+            refuse_claimed(self._claimed, change)
 
     def _look(self, folder: str, name: str) -> Node:
         """Return the node at a path without recording a read."""
         raise NotImplementedError
 
     def _see(self, folder: str, name: str) -> Node:
-        """Return the node at a path and record the read."""
-        raise NotImplementedError
+        """Return the node at a path and record the read, in layers that record reads."""
+        return self._look(folder, name)
 
     def _list(self, folder: str) -> Mapping[str, Node]:
         """Return the members of a folder and record the read. Callers must not change or keep the mapping."""
@@ -397,3 +398,31 @@ class Layer:
             else f"List {folder or '.'!r} to see what is there"
         )
         raise FileMissing(at.path, f"{what}. {hint}")
+
+
+def clashes(over: Over, claimed: Mapping[object, Over]) -> set[str]:
+    """Return the paths changed here that an already prepared fork is about to change too."""
+    mine = _weights(over)
+    found: set[str] = set()
+    for other in claimed.values():
+        theirs = _weights(other)
+        found.update(path for path, hard in mine.items() if path in theirs and (hard or theirs[path]))
+        found.update(path for path in mine if any(theirs.get(above) for above in ancestors(path)))
+        found.update(above for path in theirs for above in ancestors(path) if mine.get(above))
+    return found
+
+
+def refuse_claimed(claimed: Mapping[object, Over], path: str) -> None:
+    """Raise `Conflict` if an already prepared fork is about to change this path."""
+    folder, name = split(path)
+    if found := clashes({folder: {name: (ABSENT, ABSENT)}}, claimed):
+        raise Conflict(sorted(found))
+
+
+def _weights(over: Over) -> dict[str, bool]:
+    """Map each changed path to whether the change is more than the creation of a folder."""
+    return {
+        join(folder, name): not node.is_folder
+        for folder, changes in over.items()
+        for name, (node, _) in changes.items()
+    }

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.resources.fork import FileFork
+from handrail.resources.file_fork import FileFork
 from handrail.resources.layer import ABSENT, TOP, FileLimits, Layer, Listing, Node, Shared
-from handrail.resources.overlay import refuse_claimed
 from handrail.resources.paths import join
 
 __all__ = ["FileLimits", "MemoryFilesystem", "MemoryFork"]
@@ -45,16 +44,9 @@ class MemoryFilesystem(Layer):
         """Return a fork for the call `owner`. Without `writable` it refuses every change."""
         return MemoryFork(self, (), self._shared, owner, writable)
 
-    def _enter(self, change: str = "") -> None:
-        if change and self._claimed:
-            refuse_claimed(self._claimed, change)
-
     def _look(self, folder: str, name: str) -> Node:
         members = self._tree.get(folder)
         return ABSENT if members is None else members.get(name, ABSENT)
-
-    def _see(self, folder: str, name: str) -> Node:
-        return self._look(folder, name)
 
     def _has_folder(self, folder: str) -> bool:
         return folder in self._tree

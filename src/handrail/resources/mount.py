@@ -1,19 +1,25 @@
-"""The folders an overlay is mounted from: the layers below, and the one that takes the writes."""
+"""The folders an overlay is mounted from, and the marks in them.
+
+A regular file or link is the current content; a character device 0:0 marks a deletion; a folder with
+`user.overlay.opaque=y` hides the layers below.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+OPAQUE = "user.overlay.opaque"
+
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """A folder and the writes over it, in Linux overlay format.
-
-    A regular file is its content, a character device 0:0 marks a deletion, and a folder with the
-    attribute `user.overlay.opaque` set to `y` hides the layers below it.
-    """
+    """A folder and the writes over it, in Linux overlay format."""
 
     lowers: tuple[Path, ...]
     """Read only, topmost first; the last one is the real folder."""
@@ -41,3 +47,63 @@ class Layered(Protocol):
     def absorb(self, mounted_at: int) -> tuple[str, ...]:
         """Take over what the command wrote, and return its paths."""
         ...
+
+
+def attribute(path: str | Path, name: str) -> bytes | None:
+    """Return an extended attribute of a path itself, if it has one."""
+    try:
+        return os.getxattr(path, name, follow_symlinks=False)
+    except OSError:
+        return None
+
+
+def is_opaque(folder: str | Path) -> bool:
+    """Whether this folder hides what lies below it."""
+    return attribute(folder, OPAQUE) == b"y"
+
+
+def is_whiteout(facts: os.stat_result) -> bool:
+    """Whether this entry marks a deletion."""
+    return stat.S_ISCHR(facts.st_mode) and facts.st_rdev == 0
+
+
+def strip_marks(path: str | Path) -> None:
+    """Remove all overlay attributes, also those that a command set itself, so that they have no effect."""
+    with contextlib.suppress(OSError):
+        for name in os.listxattr(path, follow_symlinks=False):
+            if ".overlay." in name:
+                os.removexattr(path, name, follow_symlinks=False)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a file or folder, if it exists, without following links. Folders may lack permissions."""
+    try:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            os.unlink(path)
+            return
+    except FileNotFoundError:
+        return
+    pending = [path]
+    folders: list[Path] = []
+    while pending:
+        folder = pending.pop()
+        folders.append(folder)
+        try:
+            entries = list(os.scandir(folder))
+        except PermissionError:
+            os.chmod(folder, 0o700)
+            entries = list(os.scandir(folder))
+        if entries and not os.access(folder, os.W_OK | os.X_OK):
+            os.chmod(folder, 0o700)
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                pending.append(Path(entry.path))
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(entry.path)
+    for folder in reversed(folders):
+        try:
+            os.rmdir(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                raise

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from handrail.errors import Conflict, ContextExpired, EffectRefused
-from handrail.resources.layer import ABSENT, TOP, Layer, Listing, Node, Over, Shared
-from handrail.resources.paths import ancestors, join, split
+from handrail.errors import ContextExpired, EffectRefused
+from handrail.resources.layer import ABSENT, TOP, Layer, Listing, Node, Shared, refuse_claimed
+from handrail.resources.paths import join, split
 
 _NOTHING: Mapping[str, Node] = {}
 OPEN, PREPARED, OVER = 0, 1, 2
@@ -248,31 +248,3 @@ class Overlay(Layer):
 def shown(path: str, node: Node) -> str:
     """Format a path for people: a folder ends in `/`."""
     return f"{path}/" if node.is_folder else path
-
-
-def clashes(over: Over, claimed: Mapping[object, Over]) -> set[str]:
-    """Return the paths changed here that an already prepared fork is about to change too."""
-    mine = _weights(over)
-    found: set[str] = set()
-    for other in claimed.values():
-        theirs = _weights(other)
-        found.update(path for path, hard in mine.items() if path in theirs and (hard or theirs[path]))
-        found.update(path for path in mine if any(theirs.get(above) for above in ancestors(path)))
-        found.update(above for path in theirs for above in ancestors(path) if mine.get(above))
-    return found
-
-
-def refuse_claimed(claimed: Mapping[object, Over], path: str) -> None:
-    """Raise `Conflict` if an already prepared fork is about to change this path."""
-    folder, name = split(path)
-    if found := clashes({folder: {name: (ABSENT, ABSENT)}}, claimed):
-        raise Conflict(sorted(found))
-
-
-def _weights(over: Over) -> dict[str, bool]:
-    """Map each changed path to whether the change is more than the creation of a folder."""
-    return {
-        join(folder, name): not node.is_folder
-        for folder, changes in over.items()
-        for name, (node, _) in changes.items()
-    }

@@ -3,9 +3,7 @@
 Everything here works on a journal. None of it needs the process that ran the run.
 """
 
-from handrail.runs.approvals import approvals
-from handrail.runs.cancellation import cancel
-from handrail.runs.catalog import RunLine, forget, list_runs
+from handrail.runs.catalog import RunLine, approvals, cancel, forget, list_runs
 from handrail.runs.copies import export, fork, import_
 from handrail.runs.replay import Divergence, replay
 from handrail.runs.transcript import said, session

@@ -1,21 +1,30 @@
-"""The runs of a journal: list them, and forget finished ones."""
+"""The runs of a journal: list them, cancel one, forget finished ones, and the approvals of their sessions."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import Literal
+from typing import Any
 
 import msgspec
 
+from handrail.adapter.answer import RecordedAnswer
+from handrail.adapter.run_lease import taken
+from handrail.adapter.run_record import RunOutcome, base_of, decode_begin
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import DefinitionError
-from handrail.journal.lease import is_free
+from handrail.errors import DefinitionError, RunBusy, RunUnknown
+from handrail.events import ApprovalRemembered
+from handrail.guard import ApprovalMemory
+from handrail.guard.approval_memory import bring_in, decisions_in, keep_decisions
 from handrail.journals import Journal
-from handrail.records import OVER, Mark, RunRow
-
-Standing = Literal["running", "parked", "interrupted", "done", "failed", "cancelled"]
-"""A run's status, or `interrupted` for a running one without a live owner."""
+from handrail.messages import Usage
+from handrail.place import Place
+from handrail.prompt import OPENER
+from handrail.records import OVER, CommitUnit, Entry, Mark, RunRow
+from handrail.runs.transcript import Unfinished, retold
+from handrail.runs.tree import Standing, standing_of
+from handrail.session import Session
+from handrail.session.serialization import decode_item
 
 _PAGE = 500
 
@@ -29,13 +38,6 @@ class RunLine(msgspec.Struct, frozen=True):
     @property
     def id(self) -> str:
         return self.row.record.id
-
-
-def standing_of(row: RunRow, now: float) -> Standing:
-    """Return a run's standing: its status, or `interrupted` if its owner has died."""
-    if row.status == "running" and is_free(row.owner, row.leased_until, now, ""):
-        return "interrupted"
-    return row.status
 
 
 async def list_runs(
@@ -109,3 +111,93 @@ async def _all_runs(journal: Journal) -> list[RunRow]:
         if len(page) < _PAGE:
             return list(found.values())
         before = page[-1].record.mark
+
+
+async def approvals(
+    journal: Journal, session_id: str, *, principal: str, clock: Clock = SYSTEM_CLOCK
+) -> ApprovalMemory:
+    """Return the decisions of a session: `.list()` them, or `.revoke(id)` one.
+
+    A revocation is recorded, and applies at once to a run of the session in any process. Nothing else of the
+    session is read, so its code is not needed. `RunUnknown` if the principal has no run in such a session.
+    """
+    runs = await journal.runs.list(session_id=session_id, principal=principal)
+    if not runs:
+        raise RunUnknown(session_id)
+    session = Session(id=session_id, principal=principal)
+    base, first = base_of(runs), runs[0].record
+    bring_in(session, () if base is None else decisions_in(base))
+    if first.begin:
+        bring_in(session, [decode_item(fact, session_id) for fact in decode_begin(first).denied])
+    await keep_decisions(session, journal)
+    return ApprovalMemory(session, clock)
+
+
+def approval_json(kept: ApprovalRemembered) -> dict[str, Any]:
+    """Format a decision for programs."""
+    return {
+        "id": kept.id,
+        "tool": kept.tool,
+        "covers": kept.covers,
+        "scope": kept.scope,
+        "approved": kept.approved,
+        "reason": kept.reason,
+        "by": kept.by,
+        "at": kept.at.isoformat(),
+    }
+
+
+UNFINISHED = Unfinished(
+    "This call was not run: the run was cancelled before it.",
+    "This call was under way when its run was cancelled, and what came of it is not known. "
+    "Find out before you repeat it.",
+)
+
+
+async def cancel(journal: Journal, run_id: str) -> RunRow:
+    """End a run.
+
+    A run without an owner has ended when this returns, and each of its calls has a result, so that later runs
+    of
+    its session can continue. If another process owns it, that process stops it within seconds; until then the
+    returned row has `stopping`. A finished run is left unchanged.
+    """
+    row = await journal.runs.get(run_id)
+    if row.status in OVER:
+        return row
+    try:
+        async with taken(journal, run_id) as row:
+            if row.status not in OVER:
+                await _end(journal, row)
+    except RunBusy:
+        await journal.runs.stop(run_id)
+    return await journal.runs.get(run_id)
+
+
+async def _end(journal: Journal, row: RunRow) -> None:
+    run_id = row.record.id
+    outcome = RunOutcome(
+        stop_reason="cancelled",
+        messages=await retold(journal, row, UNFINISHED),
+        usage=_usage(await journal.calls.entries(run_id)),
+        opened=_opened(await journal.calls.load(run_id)),
+    )
+    await journal.runs.leave(run_id, "cancelled", msgspec.msgpack.encode(outcome))
+
+
+def _opened(units: Sequence[CommitUnit]) -> list[str]:
+    """Return the sections that the run's model has opened."""
+    found: list[str] = []
+    for unit in units:
+        if unit.tool == OPENER and unit.status == "ok" and Place.parse(unit.place).kind == "call":
+            found += msgspec.json.decode(unit.result)["value"]
+    return list(dict.fromkeys(found))
+
+
+def _usage(entries: Sequence[Entry]) -> Usage:
+    usage = Usage()
+    for entry in entries:
+        if entry.kind == "model answer":
+            answer = msgspec.msgpack.decode(entry.body, type=RecordedAnswer)
+            usage += answer.usage or Usage(requests=1)
+    return usage

@@ -39,8 +39,8 @@ from handrail.place import RUN, Place
 from handrail.prompt import OPENER, Prompt, RenderedPrompt
 from handrail.protocols import Filesystem
 from handrail.records import CommitUnit
+from handrail.resources.bindings import Binding
 from handrail.resources.paths import folder_of
-from handrail.resources.registry import Binding
 from handrail.runs.undo import meet
 from handrail.session import Session
 from handrail.session.serialization import decode_item
@@ -353,7 +353,6 @@ class _Walk:
             call.resolve(tool)
             attempt = self._gate.open(call).attempt
             attempt.params = tool.parse(asked.arguments)
-            attempt.seen = tool.parse_again(attempt.params, asked.arguments)
             attempt.transaction = new_transaction(attempt, tool)
             try:
                 await check_policies(attempt)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pydantic_core
@@ -13,12 +13,22 @@ from handrail.adapter.answer import RecordedAnswer
 from handrail.adapter.run_record import RunBegin, RunOutcome, decode_begin, decode_outcome
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.dispatch.replaying import InnerCall
+from handrail.journal.lease import is_free
 from handrail.journals import Journal
 from handrail.messages import Traits, Usage
 from handrail.models.prices import tariff_of
 from handrail.place import RUN, Place
 from handrail.records import CommitUnit, Entry, QuestionRecord, RunRow
-from handrail.runs.catalog import Standing, standing_of
+
+Standing = Literal["running", "parked", "interrupted", "done", "failed", "cancelled"]
+"""A run's status, or `interrupted` for a running one without a live owner."""
+
+
+def standing_of(row: RunRow, now: float) -> Standing:
+    """Return a run's standing: its status, or `interrupted` if its owner has died."""
+    if row.status == "running" and is_free(row.owner, row.leased_until, now, ""):
+        return "interrupted"
+    return row.status
 
 
 class CallNode(msgspec.Struct, kw_only=True):

@@ -1,6 +1,6 @@
 """Ready-made sections for files and commands."""
 
+from handrail.sections.commands import ShellTools
 from handrail.sections.files import FileTools
-from handrail.sections.shell import ShellTools
 
 __all__ = ["FileTools", "ShellTools"]

@@ -16,7 +16,7 @@ from handrail.errors import DefinitionError
 if TYPE_CHECKING:
     from handrail.serve.app import ServedApp, asgi
     from handrail.serve.limits import Limits
-    from handrail.serve.source import PromptSource, Source, WorkersSource, load
+    from handrail.serve.sources import PromptSource, Source, WorkersSource, load
     from handrail.serve.threads import Threads
 
 __all__ = ["Limits", "PromptSource", "ServedApp", "Source", "Threads", "WorkersSource", "asgi", "load"]
@@ -25,13 +25,13 @@ REQUIRED = ("starlette", "uvicorn", "ag_ui")
 """The packages of the extra `serve`."""
 _HOMES = {
     "Limits": "limits",
-    "PromptSource": "source",
+    "PromptSource": "sources",
     "ServedApp": "app",
-    "Source": "source",
+    "Source": "sources",
     "Threads": "threads",
-    "WorkersSource": "source",
+    "WorkersSource": "sources",
     "asgi": "app",
-    "load": "source",
+    "load": "sources",
 }
 
 

@@ -15,14 +15,14 @@ from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
 from handrail.journals import Journal
-from handrail.serve.event_streams import Streams
+from handrail.serve.feed import Streams
 from handrail.serve.limits import Limits
 from handrail.serve.metrics import PrometheusMetrics, end_leg, refuse
 from handrail.serve.middleware import GuardMiddleware
 from handrail.serve.principals import Authenticate, Principals
 from handrail.serve.refusals import exception_handlers
 from handrail.serve.routes import Routes
-from handrail.serve.source import Source
+from handrail.serve.sources import Source
 from handrail.serve.threads import Threads
 
 

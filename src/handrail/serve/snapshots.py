@@ -26,7 +26,7 @@ from handrail.serve.feed import Event, FellBehind, Item
 from handrail.serve.live_run import LiveRun
 from handrail.serve.refusals import ThreadUnknown
 from handrail.serve.thread import Thread
-from handrail.serve.transcript import (
+from handrail.serve.thread_messages import (
     RunMessage,
     merge_nested,
     messages_in,

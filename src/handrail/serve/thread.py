@@ -21,7 +21,7 @@ from handrail.place import is_in_run
 from handrail.question import Answer, Question
 from handrail.records import OVER, QuestionRecord, RunRow
 from handrail.runs import Undoing
-from handrail.serve.agui.frontend_tools import frontend_tools_of
+from handrail.serve.agui.interrupts import frontend_tools_of
 from handrail.serve.agui.message_writer import Known
 from handrail.serve.agui.translator import Translator
 from handrail.serve.agui.wire_events import custom, plain_json
@@ -29,8 +29,8 @@ from handrail.serve.feed import Event, Feed
 from handrail.serve.live_run import LiveRun
 from handrail.serve.principals import session_id_of
 from handrail.serve.refusals import QuestionsOpen, ServerStopping, ThreadBusy, ThreadUnknown
-from handrail.serve.source import Source
-from handrail.serve.transcript import (
+from handrail.serve.sources import Source
+from handrail.serve.thread_messages import (
     RunMessage,
     messages_in,
     nested_messages_in,

@@ -23,7 +23,7 @@ from handrail.runs import list_runs, show
 from handrail.serve import snapshots
 from handrail.serve.feed import Feed
 from handrail.serve.principals import parse_session_id, session_id_of
-from handrail.serve.source import Source
+from handrail.serve.sources import Source
 from handrail.serve.thread import Setup, Thread
 
 log = logging.getLogger("handrail.serve")

@@ -10,7 +10,7 @@ import msgspec
 from handrail.errors import Conflict, ContextExpired
 from handrail.protocols import Slice
 from handrail.session.bus import Dispatcher
-from handrail.session.route import State
+from handrail.session.slices import State
 
 if TYPE_CHECKING:
     from handrail.session.session import Session

@@ -3,11 +3,14 @@
 Adding an item returns a new collection at the same small cost for ten items or a million, also when a
 hundred forks each add to the same base. They are tries of 32-way tuples, in which only the path to the
 new item is copied.
+
+`Log` is a read of a plain log slice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from itertools import islice
 from typing import Any, Generic, TypeVar, cast
 
 from handrail.errors import DefinitionError
@@ -225,3 +228,27 @@ def _put(node: _Node, shift: int, code: int, key: Hashable, item: Any) -> _Node:
         moved: _Node = {(child.code >> (shift + _BITS)) & _MASK: child}
         placed = _put(moved, shift + _BITS, code, key, item)
     return {**node, slot: placed}
+
+
+class Log(Readable[T]):
+    """The items of a log at the time it was read, oldest first.
+
+    Later items are not in it: like every slice, it never changes. It shares the session's own list,
+    which only grows, so reading costs the same however long the log is.
+    """
+
+    __slots__ = ("_items", "_size")
+
+    def __init__(self, items: list[T]) -> None:
+        self._items = items
+        self._size = len(items)
+
+    def latest(self) -> T | None:
+        """Return the newest item, or None."""
+        return self._items[self._size - 1] if self._size else None
+
+    def __iter__(self) -> Iterator[T]:
+        return islice(self._items, self._size)
+
+    def __len__(self) -> int:
+        return self._size

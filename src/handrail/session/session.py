@@ -15,9 +15,20 @@ from handrail.ids import NewId, random_id
 from handrail.protocols import DecisionBook, RunMode, Slice
 from handrail.session.bus import Dispatcher, Listener, check_event, check_unchangeable, subscriber_raised
 from handrail.session.fork import SessionFork, Snapshot
-from handrail.session.log import Log
-from handrail.session.route import EMPTY, Route, State, Target, reduce_into
-from handrail.session.slices import Reducer, SliceRules, append, check_reducer, rules_of, slices_marked_for
+from handrail.session.items import Log
+from handrail.session.slices import (
+    EMPTY,
+    Reducer,
+    Route,
+    SliceRules,
+    State,
+    Target,
+    append,
+    check_reducer,
+    reduce_into,
+    rules_of,
+    slices_marked_for,
+)
 
 T = TypeVar("T")
 

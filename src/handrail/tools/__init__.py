@@ -4,7 +4,7 @@ from handrail.protocols import RunMode
 from handrail.tools.definition import Handler, Tool
 from handrail.tools.effect import EFFECTS, Effect, EffectRules
 from handrail.tools.function import FunctionTool, legacy_handler, tool, tool_context
-from handrail.tools.paths import NamedPath, PathArg
+from handrail.tools.path_arguments import NamedPath, PathArg
 from handrail.tools.result import Renders, ToolExample, ToolResult
 from handrail.tools.signature import Need
 

@@ -14,10 +14,9 @@ from handrail.errors import ToolValidationError
 from handrail.protocols import RunMode
 from handrail.schema import JsonSchema, Schema, Validate, clear_json, refuse_masks
 from handrail.schema.secrets import WITHHELD
-from handrail.tools.checks import check, check_words
+from handrail.tools.checks import Copy, check, check_words
 from handrail.tools.effect import EFFECTS, Effect
-from handrail.tools.params import Copy
-from handrail.tools.paths import Access, NamedPath, PathFinder
+from handrail.tools.path_arguments import Access, NamedPath, PathFinder
 from handrail.tools.result import ToolExample, ToolResult
 from handrail.tools.signature import MISSING, Need
 

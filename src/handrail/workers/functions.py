@@ -15,7 +15,7 @@ from typing import Any, cast
 from handrail.errors import DefinitionError
 from handrail.tools import Tool, tool
 from handrail.tools.checks import is_name
-from handrail.workers.problems import Finder
+from handrail.workers.front_matter import Finder
 
 _loaded = itertools.count(1)
 

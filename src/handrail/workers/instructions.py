@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from handrail.errors import WorkerError
-from handrail.workers.problems import Finder, WorkerProblem, needed, refuse
+from handrail.workers.front_matter import Finder, WorkerProblem, needed, refuse
 
 NAMES = ("input", "attachments", "worker")
 """The names a template may use."""

@@ -27,9 +27,15 @@ from handrail.protocols import Filesystem, SessionView
 from handrail.tools import Effect, Tool
 from handrail.workers.attachments import NO_ATTACHMENTS, accept, from_disk, message_with
 from handrail.workers.creation import WorkerCreated, check_rights, creation_tools
-from handrail.workers.front_matter import CreationDefaults, has_front_matter, read_text
+from handrail.workers.front_matter import (
+    CreationDefaults,
+    Finder,
+    WorkerProblem,
+    has_front_matter,
+    read_text,
+    refuse,
+)
 from handrail.workers.functions import Functions
-from handrail.workers.problems import Finder, WorkerProblem, refuse
 from handrail.workers.worker import Draft, Rendered, Worker, rule_of
 from handrail.workers.worker_run import Reach, WorkerRun, WorkerSettings, tool_for
 

@@ -31,9 +31,11 @@ from handrail.workers.attachments import NO_ATTACHMENTS, READ_ATTACHMENT
 from handrail.workers.front_matter import (
     AttachmentRule,
     CreationDefaults,
+    Finder,
     FrontMatter,
     Limits,
     PolicyEntry,
+    Refuse,
     ShellEntry,
     Text,
     parse_file,
@@ -41,7 +43,6 @@ from handrail.workers.front_matter import (
 from handrail.workers.functions import Functions
 from handrail.workers.instructions import Instructions, rendered
 from handrail.workers.output_schema import output_type
-from handrail.workers.problems import Finder, Refuse
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

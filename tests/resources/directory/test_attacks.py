@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from handrail.errors import Conflict, FileError, FileMissing, PathRefused
-from handrail.resources.directory import DirectoryFilesystem, syscalls
+from handrail.resources.directory import DirectoryFilesystem, jail
 from support.filesystems import Folders
 
 SECRET = "the secret outside"
@@ -22,10 +22,10 @@ SECRET = "the secret outside"
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways of opening paths."""
     if request.param == "openat2":
-        if not syscalls.has_openat2:
+        if not jail.has_openat2:
             pytest.skip("this kernel has no openat2")
     else:
-        monkeypatch.setattr(syscalls, "has_openat2", False)
+        monkeypatch.setattr(jail, "has_openat2", False)
     return request.param
 
 
@@ -279,7 +279,7 @@ def test_the_longest_paths_are_no_trouble(world: World):
 
 RACER = """
 import os, sys
-from handrail.resources.directory.syscalls import exchange
+from handrail.resources.directory.jail import exchange
 root, outside = sys.argv[1:]
 os.symlink(outside, os.path.join(root, "other"))
 folder = os.open(root, os.O_RDONLY)

@@ -241,13 +241,13 @@ def test_where_nothing_can_be_exchanged_it_is_linked_and_replaced(
     folders: Folders, monkeypatch: pytest.MonkeyPatch
 ):
     """On disks without that rename, commits and undo work, and a foreign edit is still detected."""
-    from handrail.resources.directory import disk, syscalls
+    from handrail.resources.directory import disk, jail
 
     def refuse(*args: Any) -> None:
         raise NotImplementedError
 
     monkeypatch.setattr(disk, "exchange", refuse)
-    monkeypatch.setattr(syscalls, "_renameat2", None)
+    monkeypatch.setattr(jail, "_renameat2", None)
     files = folders({"a": "1", "d/x": "1"})
     committed(
         files, "call", lambda f: f.write("a", "2"), lambda f: f.write("n", "2"), lambda f: f.move("d", "e")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from handrail import DirectoryFilesystem
 from handrail.errors import FileError
-from handrail.resources.directory import links, ripgrep
+from handrail.resources.directory import links
 
 WORDS = ("one", "two", "One", "naïve", "a.b", "x", " ", "\t", "\r", "\0", "#", "-e")
 
@@ -24,9 +24,9 @@ def rg(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     here = Path(sys.executable).parent / "rg"
     assert here.exists(), "ripgrep is missing: run scripts/venv"
     monkeypatch.setenv("PATH", f"{here.parent}:/usr/bin:/bin")
-    ripgrep._ripgrep.cache_clear()
+    links._ripgrep.cache_clear()
     yield str(here)
-    ripgrep._ripgrep.cache_clear()
+    links._ripgrep.cache_clear()
 
 
 def fill(root: Path, contents: list[bytes]) -> None:
@@ -59,12 +59,12 @@ def test_it_changes_nothing_but_the_time(
     fill(root, drawn)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(links, "WORTH", 0)
-        patch.setattr(ripgrep, "_ripgrep", lambda: None)
+        patch.setattr(links, "_ripgrep", lambda: None)
         files = DirectoryFilesystem(root)
         fork = files.fork("reader")
         fork.write("new.txt", "one\ntwo one\n")
         expected = [files.grep(pattern), fork.grep(pattern)]
-        patch.setattr(ripgrep, "_ripgrep", lambda: shutil.which("rg", path=Path(sys.executable).parent))
+        patch.setattr(links, "_ripgrep", lambda: shutil.which("rg", path=Path(sys.executable).parent))
         again = files.fork("reader")
         again.write("new.txt", "one\ntwo one\n")
         assert [files.grep(pattern), again.grep(pattern)] == expected
@@ -79,7 +79,7 @@ def test_it_is_asked_for_plain_text_in_many_files(
     """It is used when enough files are on disk, and only files that contain the text are read."""
     fill(tmp_path, [b"here\n" if number == 7 else b"nothing\n" for number in range(100)])
     asked: list[tuple[str, int]] = []
-    real = ripgrep.files_holding
+    real = links.files_holding
 
     def watched(root: Path, text: str, paths: list[str]) -> set[str] | None:
         asked.append((text, len(paths)))
@@ -111,7 +111,7 @@ def test_a_ripgrep_that_fails_is_done_without(tmp_path: Path, monkeypatch: pytes
     broken = tmp_path / "rg"
     broken.write_text("#!/bin/sh\nexit 2\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(ripgrep, "_ripgrep", lambda: str(broken))
+    monkeypatch.setattr(links, "_ripgrep", lambda: str(broken))
     assert len(DirectoryFilesystem(tmp_path).grep("here")) == 40
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from handrail.resources.shell import Support, probe
 from handrail.resources.shell import shell as shell_module
-from handrail.resources.shell.visibility import interpreter_folders
+from handrail.resources.shell.request import interpreter_folders
 from support import ROOT
 from support.folders import PYTHON, Folder, anything, outside_tmp
 

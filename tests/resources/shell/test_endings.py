@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from handrail.resources.shell import Allow, CommandResult, Layers, Support, launcher, probe
+from handrail.resources.shell import Allow, CommandResult, Layers, Support, command_process, probe
 from handrail.resources.shell import shell as shell_module
 from handrail.resources.shell.shell_errors import CommandMissing, CommandRefused, ShellError
 from handrail.testing import FakeShell, run_virtual
@@ -317,7 +317,7 @@ def test_a_dead_keeper_is_said_and_replaced(folder: Folder, line: Line, shells: 
         task = asyncio.create_task(shell.run([PYTHON, "-c", STUBBORN, line.port, "stubborn"], folder.layers))
         connection = await asyncio.to_thread(line.accept)
         await asyncio.to_thread(read_until, connection, 4)
-        keeper = launcher._keeper
+        keeper = command_process._keeper
         assert keeper is not None
         os.kill(keeper._process, signal.SIGKILL)
         if shells == "auto":  # without walls there is still a process that reports the ending
@@ -336,7 +336,7 @@ def test_a_forked_process_has_a_keeper_of_its_own(folder: Folder):
     code = """
         import asyncio, os, sys
         from pathlib import Path
-        from handrail.resources.shell import Allow, Layers, Shell, launcher
+        from handrail.resources.shell import Allow, Layers, Shell, command_process
         base = Path(sys.argv[1])
         layers = Layers((base / "root",), base / "upper", base / "work")
         def say(word):
@@ -344,7 +344,7 @@ def test_a_forked_process_has_a_keeper_of_its_own(folder: Folder):
         say("parent")
         child = os.fork()
         if child == 0:
-            assert launcher._keeper is None
+            assert command_process._keeper is None
             say("child")
             sys.exit()
         os.waitpid(child, 0)

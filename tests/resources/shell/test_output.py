@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.resources.shell import CommandResult
-from handrail.resources.shell.process import Output
+from handrail.resources.shell.command_process import Output
 
 
 def fed(limit: int, *parts: bytes) -> tuple[str, int]:

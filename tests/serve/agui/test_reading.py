@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from handrail import open_gate
 from handrail.errors import DefinitionError, ToolValidationError
 from handrail.messages import AssistantMessage, UserMessage
-from handrail.serve.agui.frontend_tools import Outcome, frontend_tool, frontend_tools_of
 from handrail.serve.agui.inputs import parse_input
+from handrail.serve.agui.interrupts import Outcome, frontend_tool, frontend_tools_of
 from handrail.serve.refusals import RequestRefused
 from handrail.testing import Person
 

@@ -17,7 +17,7 @@ from handrail.errors import PromptEvaluationError, RunParked
 from handrail.events import MessageAdded
 from handrail.journal.sqlite import MemoryJournal
 from handrail.messages import AssistantMessage, Message, Price, Traits, Usage
-from handrail.models.model_errors import ModelUnavailable
+from handrail.models import ModelUnavailable
 from handrail.models.scripted import Reply
 from handrail.protocols import Environment, PolicyDecision
 from handrail.question import Answer, Question
@@ -368,7 +368,7 @@ class Small(Environment):
         return session
 
     def new_adapter(self) -> Adapter:
-        from handrail.adapter.options import Retry
+        from handrail.adapter.settings import Retry
 
         return Adapter(
             self.stage.model, environment=self, journal=self.journal, retry=Retry(attempts=3, first_wait=0.0)

@@ -1,8 +1,7 @@
 """A real folder whose changes are transactions: jailed, forked, committed by renames, undone."""
 
-from handrail.resources.directory.filesystem import DIRECTORY_LIMITS, DirectoryFilesystem
-from handrail.resources.directory.fork import DirectoryFork
-from handrail.resources.directory.recovery import Recovered
+from handrail.resources.directory.directory_fork import DirectoryFork
+from handrail.resources.directory.filesystem import DIRECTORY_LIMITS, DirectoryFilesystem, Recovered
 from handrail.resources.mount import Layers
 
 __all__ = ["DIRECTORY_LIMITS", "DirectoryFilesystem", "DirectoryFork", "Layers", "Recovered"]

@@ -22,11 +22,10 @@ import msgspec
 from handrail.clock import Clock
 from handrail.errors import Conflict, DefinitionError, FileError, UndoRefused
 from handrail.ids import random_id
-from handrail.resources.directory.commit import Commit, members_of
+from handrail.resources.directory.commit import Commit, Manifest, Step, members_of, opposites, shown_version
 from handrail.resources.directory.content import version_of
 from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.jail import Jail
-from handrail.resources.directory.plan import Manifest, Step, opposites, shown_version
 
 MANIFEST = "manifest"
 _COMMIT = "commit"

@@ -7,12 +7,12 @@ It makes no decisions.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 from pathlib import Path
 
-from handrail.resources.directory.syscalls import exchange, move_into
+from handrail.resources.directory.jail import exchange, move_into
+from handrail.resources.mount import remove_tree
 
 _CHUNK = 1 << 26
 
@@ -109,7 +109,7 @@ class Disk:
 
     def forget(self, path: Path) -> None:
         """Remove one of our folders with everything in it. Does nothing if it does not exist."""
-        _remove(path)
+        remove_tree(path)
 
 
 DISK = Disk()
@@ -122,37 +122,3 @@ def _liken(fd: int, like: os.stat_result) -> None:
             os.fchown(fd, like.st_uid, like.st_gid)
     if stat.S_IMODE(now.st_mode) != stat.S_IMODE(like.st_mode):
         os.fchmod(fd, stat.S_IMODE(like.st_mode))
-
-
-def _remove(path: Path) -> None:
-    """Remove a tree without following links, including folders without permissions."""
-    try:
-        if not stat.S_ISDIR(os.lstat(path).st_mode):
-            os.unlink(path)
-            return
-    except FileNotFoundError:
-        return
-    pending = [path]
-    folders: list[Path] = []
-    while pending:
-        folder = pending.pop()
-        folders.append(folder)
-        try:
-            entries = list(os.scandir(folder))
-        except PermissionError:
-            os.chmod(folder, 0o700)
-            entries = list(os.scandir(folder))
-        if entries and not os.access(folder, os.W_OK | os.X_OK):
-            os.chmod(folder, 0o700)
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                pending.append(Path(entry.path))
-            else:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(entry.path)
-    for folder in reversed(folders):
-        try:
-            os.rmdir(folder)
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
-                raise

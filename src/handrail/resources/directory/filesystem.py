@@ -9,21 +9,26 @@ import struct
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from itertools import count, islice
 from pathlib import Path
+from threading import RLock
+from typing import Any
+
+import msgspec
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, UndoRefused
 from handrail.journals import Journal
 from handrail.operation import Operation
-from handrail.resources.directory.area import Area, case_insensitive
+from handrail.records import CommitUnit
+from handrail.resources.directory.area import MANIFEST, Area, case_insensitive, read_manifest
+from handrail.resources.directory.commit import Commit, Manifest
 from handrail.resources.directory.content import UNSEEN, node_of
+from handrail.resources.directory.directory_fork import DirectoryFork
 from handrail.resources.directory.disk import DISK, Disk
-from handrail.resources.directory.fork import DirectoryFork, Ground, refuse_hidden
 from handrail.resources.directory.jail import Jail
-from handrail.resources.directory.links import Linked
-from handrail.resources.directory.recovery import Recovered, recover
-from handrail.resources.layer import ABSENT, FileLimits, Listing, Node
-from handrail.resources.overlay import refuse_claimed
+from handrail.resources.directory.links import Ground, Linked
+from handrail.resources.layer import ABSENT, FileLimits, Listing, Node, refuse_claimed
 from handrail.resources.paths import join, split
+from handrail.threads import run_in_thread
 
 DIRECTORY_LIMITS = FileLimits(max_total_size=16 * 1024 * 1024 * 1024)
 """For a directory, the limits apply to what one call changes and to each file that is read."""
@@ -48,7 +53,7 @@ class DirectoryFilesystem(Linked):
     - `keep_calls`, `keep_bytes`: how many commits can be undone, and how many bytes are kept for them.
     """
 
-    __slots__ = ("_ground",)
+    __slots__ = ()
 
     def __init__(
         self,
@@ -65,10 +70,9 @@ class DirectoryFilesystem(Linked):
         aside = jail.root.parent / f".{jail.root.name}.handrail" if staging is None else Path(staging)
         aside = aside.absolute()
         area = Area(jail, disk, aside, clock, (keep_calls, keep_bytes))
-        self._ground = Ground(
+        self._shared = Ground(
             limits, clock, count(16).__next__, jail=jail, area=area, hidden=_inside(jail.root, aside)
         )
-        self._shared = self._ground
         self._claimed = {}
 
     @property
@@ -123,10 +127,6 @@ class DirectoryFilesystem(Linked):
 
     # --- reads --------------------------------------------------------------------------------------
 
-    def _enter(self, change: str = "") -> None:
-        if change and self._claimed:
-            refuse_claimed(self._claimed, change)
-
     def _look(self, folder: str, name: str) -> Node:
         if not folder and name == self._ground.hidden and name:
             return ABSENT
@@ -135,9 +135,6 @@ class DirectoryFilesystem(Linked):
 
     def _read(self, path: str, version: int) -> bytes:
         return self._ground.jail.read(path, version, self._ground.limits.max_file_size)
-
-    def _see(self, folder: str, name: str) -> Node:
-        return self._look(folder, name)
 
     def _has_folder(self, folder: str) -> bool:
         return not folder or self._look(*split(folder)).is_folder
@@ -164,22 +161,6 @@ class DirectoryFilesystem(Linked):
 
     def _usage(self) -> tuple[int, int]:
         return 0, 0
-
-    @property
-    def _root_path(self) -> str:
-        return str(self._ground.jail.root)
-
-    def _refuse_ours(self, path: str) -> None:
-        refuse_hidden(self._ground.hidden, path)
-
-    def _is_pinned(self, folder: str, name: str) -> bool:
-        return False
-
-    def _forget(self, folder: str, name: str) -> None:
-        pass
-
-    def _keep_bytes(self, folder: str, name: str, data: bytes) -> None:
-        pass
 
     # --- writes, each a commit of its own -----------------------------------------------------------
 
@@ -276,3 +257,79 @@ def _inside(root: Path, staging: Path) -> str:
             f"staging={str(staging)!r} lies deep inside the folder. Put it beside the folder, or directly in it."
         )
     return resolved.name if resolved.parent == root else ""
+
+
+class Recovered(msgspec.Struct, frozen=True):
+    """What a recovery did."""
+
+    finished: tuple[str, ...] = ()
+    """The calls whose commits were finished, or found finished."""
+    dropped: tuple[str, ...] = ()
+    """The calls that were not recorded: nothing of them was applied."""
+    left: tuple[str, ...] = ()
+    """The paths that somebody changed meanwhile, which stay as they are."""
+
+
+async def recover(jail: Jail, area: Area, lock: RLock, journal: Journal) -> Recovered:
+    """Apply what the journal says was committed, and discard the rest."""
+    units = await journal.calls.unapplied()
+    finished: list[str] = []
+    left: list[str] = []
+    for unit in units:
+        manifests = _of_this(unit, jail)
+        if manifests:
+            left += await run_in_thread(lambda manifests=manifests: _finish(jail, area, lock, manifests))
+        if not any(_is_at_work(msgspec.convert(each, Manifest)) for each in unit.files):
+            await journal.calls.applied(unit)
+            finished.append(unit.call_id)
+    known = {manifest.folder for unit in units for manifest in _of_this(unit, jail)}
+    dropped = await run_in_thread(lambda: _drop(area, lock, journal.id, known))
+    return Recovered(tuple(finished), tuple(dropped), tuple(sorted(left)))
+
+
+def _is_at_work(manifest: Manifest) -> bool:
+    """Whether a commit is unfinished, in any folder."""
+    return Path(manifest.staging, "at-work", manifest.folder).exists()
+
+
+def _of_this(unit: CommitUnit, jail: Jail) -> list[Manifest]:
+    found = [msgspec.convert(each, Manifest) for each in unit.files]
+    return [manifest for manifest in found if manifest.root == str(jail.root)]
+
+
+def _finish(jail: Jail, area: Area, lock: Any, manifests: Sequence[Manifest]) -> list[str]:
+    left: list[str] = []
+    with lock:
+        for manifest in manifests:
+            folder = area.folder / "at-work" / manifest.folder
+            if not folder.exists():
+                continue  # it was applied and retired; only the mark was missing
+            if read_manifest(folder) is None:
+                area.disk.forget(folder / MANIFEST)
+                area.write_manifest(folder, manifest)
+            commit = Commit(jail, area.disk, folder, manifest)
+            left += commit.finish(synced=True)
+            area.retire(commit)
+    return left
+
+
+def _drop(area: Area, lock: Any, journal: str, known: set[str]) -> list[str]:
+    """Discard the commits of dead processes that this journal has no record of."""
+    dropped: list[str] = []
+    with lock:
+        for part, held in area.abandoned():
+            try:
+                for commit in list(area.begun(part, journal)):
+                    manifest = commit.manifest
+                    if manifest.folder in known:
+                        continue
+                    if commit.is_begun():
+                        area.retire(commit)  # applied, and recorded as such
+                    else:
+                        area.disk.forget(commit.folder)
+                        if manifest.call_id:
+                            dropped.append(manifest.call_id)
+                area.forget_part(part)
+            finally:
+                os.close(held)
+    return dropped

@@ -2,19 +2,31 @@
 
 The kernel never follows a link. A path that crosses one is resolved here, one name at a time, as the
 fork sees it. A link's target must lie inside the root, and following a link counts as reading it.
+
+If ripgrep is installed, a search asks it which files contain a text. It only narrows down what must be
+read: matches are always found by our own code, so results do not depend on it, and only file names are
+taken from its output.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
+from typing import Any, cast
 
 from handrail.errors import Conflict, PathRefused
 from handrail.protocols import FileInfo, Match
+from handrail.resources.directory.area import Area
 from handrail.resources.directory.content import Held, OnDisk, is_link
-from handrail.resources.directory.ripgrep import WORTH, files_holding, plain_text
-from handrail.resources.layer import TOP, Layer, Node
+from handrail.resources.directory.jail import Jail
+from handrail.resources.layer import TOP, Layer, Node, Shared
 from handrail.resources.paths import join, parse_file_path, parse_path, split
 from handrail.resources.search import line_pattern, sorted_matches
 
@@ -24,33 +36,45 @@ _TRIES = 4
 """How often to retry a file that changes while it is read."""
 
 
+class Ground(Shared):
+    """State shared by a directory and all its forks."""
+
+    __slots__ = ("area", "hidden", "jail")
+
+    def __init__(self, *args: Any, jail: Jail, area: Area, hidden: str) -> None:
+        super().__init__(*args)
+        self.jail = jail
+        self.area = area
+        self.hidden = hidden
+        """The name of the staging folder if it lies in the root; else ""."""
+
+    def refuse_hidden(self, path: str) -> None:
+        """Raise if a path lies in the staging folder."""
+        hidden = self.hidden
+        if hidden and (path == hidden or path.startswith(f"{hidden}/")):
+            raise PathRefused(path, "uncommitted changes are staged there. Choose another path")
+
+
 class Linked(Layer):
     """The verbs of a filesystem, with links resolved first."""
 
     __slots__ = ()
 
-    # --- hooks that a fork and the folder itself implement ----------------------------------------
-
     @property
-    def _root_path(self) -> str:
-        """The folder's path, to recognize absolute links into it."""
-        raise NotImplementedError
+    def _ground(self) -> Ground:
+        return cast(Ground, self._shared)
 
-    def _refuse_ours(self, path: str) -> None:
-        """Raise if this path belongs to the staging folder."""
-        raise NotImplementedError
+    # --- hooks of a fork; the folder itself remembers nothing --------------------------------------
 
     def _is_pinned(self, folder: str, name: str) -> bool:
         """Whether a path was read before and must stay the same."""
-        raise NotImplementedError
+        return False
 
     def _forget(self, folder: str, name: str) -> None:
         """Forget that a path was read."""
-        raise NotImplementedError
 
     def _keep_bytes(self, folder: str, name: str, data: bytes) -> None:
         """Keep the bytes that were read, for repeatable reads."""
-        raise NotImplementedError
 
     # --- resolution -------------------------------------------------------------------------------
 
@@ -58,7 +82,7 @@ class Linked(Layer):
         """Resolve the links in a path. With `last=False` a link at its end is not resolved."""
         at = parse_path(path)
         self._enter()
-        self._refuse_ours(at.path)
+        self._ground.refuse_hidden(at.path)
         node = self._look(at.folder, at.name) if at.name else TOP
         if node.version:
             if not last or not is_link(node):
@@ -66,7 +90,7 @@ class Linked(Layer):
         elif self._has_folder(at.folder):
             return path
         found = self._walk(path, at.path, last)
-        self._refuse_ours(found)
+        self._ground.refuse_hidden(found)
         if found == at.path:
             return path
         return f"{found or '.'}/" if at.as_folder else found or "."
@@ -102,7 +126,7 @@ class Linked(Layer):
         target: str = getattr(node.data, "target", "")
         absolute = target.startswith("/")
         if absolute:
-            root = self._root_path
+            root = str(self._ground.jail.root)
             if target != root and not target.startswith(f"{root}/"):
                 raise PathRefused(given, "a link in it leads out of the root. Name a path inside it")
             target = target[len(root) :]
@@ -208,7 +232,7 @@ class Linked(Layer):
                     and not (data.staged or data.kept)
                 ):
                     asked.add(path)
-        holding = files_holding(Path(self._root_path), text, sorted(asked))
+        holding = files_holding(self._ground.jail.root, text, sorted(asked))
         return frozenset() if holding is None else frozenset(asked - holding)
 
     def _contents_of(self, paths: Iterable[str]) -> Iterator[tuple[str, bytes]]:
@@ -261,3 +285,51 @@ def _can_be_said(path: str) -> bool:
         return parse_path(path).path == path
     except PathRefused:
         return False
+
+
+_PLAIN = re.compile(r"[^\\.^$*+?{}\[\]|()\x00-\x1f]+\Z")
+"""Patterns without special characters: every matching line contains the pattern literally."""
+_AT_ONCE = 500
+"""Files per ripgrep process, so that their names fit on a command line."""
+WORTH = 32
+"""From this many files on, ripgrep is faster."""
+
+
+def plain_text(pattern: str) -> str | None:
+    """Return the text that every matching line contains; None if the pattern is not plain text."""
+    return pattern if _PLAIN.match(pattern) else None
+
+
+def files_holding(root: Path, text: str, paths: Sequence[str]) -> set[str] | None:
+    """Return the files under the root that contain this text; None if ripgrep is not available."""
+    program = _ripgrep()
+    if program is None:
+        return None
+    holding: set[str] = set()
+    left = iter(paths)
+    while some := list(islice(left, _AT_ONCE)):
+        found = _holding(program, root, text, some)
+        if found is None:
+            return None
+        holding |= found
+    return holding
+
+
+def _holding(program: str, root: Path, text: str, paths: list[str]) -> set[str] | None:
+    told = ["--no-config", "--files-with-matches", "--fixed-strings", "--case-sensitive", "--text", "--null"]
+    told += ["--encoding", "none", "--no-messages", "--threads", "2", "--regexp", text, "--"]
+    names = [f"./{path}" for path in paths]
+    try:
+        ran = subprocess.run(
+            [program, *told, *names], cwd=root, stdin=subprocess.DEVNULL, capture_output=True, check=False
+        )
+    except (OSError, UnicodeError):  # ripgrep is gone, or the text can't be passed on a command line
+        return None
+    if ran.returncode not in (0, 1):  # 2: something failed, so the output is not reliable
+        return None
+    return {os.fsdecode(name).removeprefix("./") for name in ran.stdout.split(b"\0") if name}
+
+
+@lru_cache(maxsize=1)
+def _ripgrep() -> str | None:
+    return shutil.which("rg")

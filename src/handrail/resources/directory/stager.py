@@ -8,12 +8,9 @@ from pathlib import Path
 
 from handrail.errors import Conflict, FileError
 from handrail.resources.directory.area import Area
-from handrail.resources.directory.commit import Commit
-from handrail.resources.directory.content import Held, Link, OnDisk, identity, mode_of, version_of
-from handrail.resources.directory.jail import Jail, refusal
-from handrail.resources.directory.layer_stack import copy_out
-from handrail.resources.directory.plan import (
+from handrail.resources.directory.commit import (
     Change,
+    Commit,
     Manifest,
     Step,
     in_order,
@@ -21,8 +18,11 @@ from handrail.resources.directory.plan import (
     step_at,
     tree_digest,
 )
-from handrail.resources.directory.upper import strip_marks
+from handrail.resources.directory.content import Held, Link, OnDisk, identity, mode_of, version_of
+from handrail.resources.directory.jail import Jail, refusal
+from handrail.resources.directory.layer_stack import copy_out
 from handrail.resources.layer import Node, Over
+from handrail.resources.mount import strip_marks
 from handrail.resources.paths import split
 
 

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import math
 import os
+import signal as signals
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,17 +17,68 @@ from typing import Literal
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, FileError, FileMissing, PathRefused
 from handrail.protocols import Filesystem
-from handrail.resources.mount import Layered, Layers
+from handrail.resources.mount import Layered, Layers, remove_tree
 from handrail.resources.paths import parse_path
-from handrail.resources.shell.copies import Copy, discard
-from handrail.resources.shell.process import Outcome, Stop, execute, turn
-from handrail.resources.shell.request import Reply, Request
-from handrail.resources.shell.result import Backend, CommandResult
+from handrail.resources.shell.command_process import Outcome, Stop, execute, turn
+from handrail.resources.shell.folder_copy import Copy
+from handrail.resources.shell.request import (
+    Reply,
+    Request,
+    clean_environment,
+    hidden_paths,
+    interpreter_folders,
+)
 from handrail.resources.shell.rules import Allow, Rules, shown
 from handrail.resources.shell.shell_errors import CommandMissing, CommandRefused, ShellError, ShellUnavailable
 from handrail.resources.shell.support import Support, probe
-from handrail.resources.shell.visibility import clean_environment, hidden_paths, interpreter_folders
 from handrail.threads import run_in_thread
+
+Backend = Literal["overlay", "copy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandResult:
+    """How a command ended. Everything it started has ended too, and its writes are in the upper layer."""
+
+    argv: tuple[str, ...]
+    exit_code: int | None = 0
+    """None if a signal ended it."""
+    signal: int | None = None
+    timed_out: bool = False
+    output: str = ""
+    """Both streams, in the order they were written. Long output is cut in the middle."""
+    omitted: int = 0
+    """Bytes of output cut from the middle."""
+    seconds: float = 0.0
+    backend: Backend = "overlay"
+    contained: bool = True
+    """Whether it ran in a sandbox."""
+    notes: tuple[str, ...] = ()
+    """Remarks for the reader, such as that the command worked on a copy and what that cost."""
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0
+
+    @property
+    def truncated(self) -> bool:
+        return self.omitted > 0
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words: `exit code 1`, `killed by SIGSEGV`, `stopped after 60 s`."""
+        if self.timed_out:
+            return f"stopped after {self.seconds:.3g} s, with everything it had started"
+        if self.signal is not None:
+            names = {number.value: number.name for number in signals.Signals}
+            return f"killed by {names.get(self.signal, f'signal {self.signal}')}"
+        return f"exit code {self.exit_code}"
+
+    def render(self) -> str:
+        """The result as a model reads it: how the command ended, then its output."""
+        lines = [f"`{shown(self.argv)}`: {self.ending}", *self.notes]
+        return "\n".join([*lines, self.output] if self.output else [*lines, "(no output)"])
+
 
 OUTPUT_LIMIT = 64 * 1024
 """Default limit of kept output in bytes: about what a model reads at once."""
@@ -239,7 +291,7 @@ class _Execution:
                     notes += more
                 return self._result(outcome, backend, support.contained, notes)
             finally:
-                discard(str(shelter))
+                remove_tree(shelter)
 
     def _request(self, support: Support, shelter: Path) -> Request:
         settings, layers = self._settings, self._layers

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import HandrailError
-from handrail.resources.shell.copies import changes, discard
-from handrail.resources.shell.process import Stop, execute
+from handrail.resources.mount import remove_tree
+from handrail.resources.shell.command_process import Stop, execute
+from handrail.resources.shell.folder_copy import changes
 from handrail.resources.shell.request import Isolation, Request, View
 
 _SECONDS = 30.0
@@ -117,4 +118,4 @@ def _try(folder: Path, isolation: Isolation, view: View) -> str | None:
     except HandrailError as error:
         return str(error)
     finally:
-        discard(str(place))
+        remove_tree(place)

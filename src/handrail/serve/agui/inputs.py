@@ -22,8 +22,7 @@ from handrail.messages import AssistantMessage as OurAssistantMessage
 from handrail.messages import Message as OurMessage
 from handrail.messages import UserMessage as OurUserMessage
 from handrail.question import Answer, Question
-from handrail.serve.agui.frontend_tools import FrontendTool, Outcome, frontend_tool
-from handrail.serve.agui.interrupts import interrupt_id, is_pending_call
+from handrail.serve.agui.interrupts import FrontendTool, Outcome, frontend_tool, interrupt_id, is_pending_call
 from handrail.serve.agui.translator import Translator
 from handrail.serve.agui.wire_events import Event
 from handrail.serve.principals import ID, ID_RULE

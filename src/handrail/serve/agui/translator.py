@@ -49,10 +49,9 @@ from handrail.events import (
 from handrail.messages import AssistantMessage, Message, ToolMessage, Usage, UserMessage
 from handrail.place import is_in_run
 from handrail.question import Question
-from handrail.serve.agui.call_states import CallStates, usage_json
+from handrail.serve.agui.call_states import CallStates, Subagents, usage_json
 from handrail.serve.agui.interrupts import interrupt_leg, question_json
 from handrail.serve.agui.message_writer import Known, MessageWriter, OpenRun, shorten
-from handrail.serve.agui.subagents import Subagents
 from handrail.serve.agui.wire_events import (
     PROTOCOL,
     Event,

@@ -18,10 +18,17 @@ from multiprocessing.process import BaseProcess
 
 from handrail.errors import DefinitionError, HandrailError
 from handrail.testing.simulation.points import Point
-from handrail.testing.simulation.report import Broken, Report
-from handrail.testing.simulation.scenario import Law, Play, Scenario, Seen, SimulatedModel, Stage
-from handrail.testing.simulation.trials import Found, Wanted, try_points
-from handrail.testing.simulation.world import Happening, World
+from handrail.testing.simulation.scenario import (
+    Happening,
+    Law,
+    Play,
+    Scenario,
+    Seen,
+    SimulatedModel,
+    Stage,
+    World,
+)
+from handrail.testing.simulation.trials import Broken, Found, Report, Wanted, try_points
 
 __all__ = [
     "Broken",

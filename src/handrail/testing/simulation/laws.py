@@ -14,7 +14,7 @@ from handrail.adapter.conversation import check_well_formed
 from handrail.errors import DefinitionError
 from handrail.messages import Message
 from handrail.place import Place
-from handrail.testing.simulation.world import Happening
+from handrail.testing.simulation.scenario import Happening
 
 _NOT_KNOWN = "not known"
 """What a model is told about a call whose outcome is unknown."""

@@ -17,7 +17,7 @@ from handrail.adapter.run_record import decode_outcome
 from handrail.dispatch.gate import Gate
 from handrail.dispatch.parking import Parking
 from handrail.dispatch.secrets import had_secret
-from handrail.environment.unattended import LaterEnvironment
+from handrail.environment import LaterEnvironment
 from handrail.errors import AnswerRefused, RunParked, RunUnknown
 from handrail.events import ToolInvoked
 from handrail.journal.sqlite import SqliteJournal
@@ -27,8 +27,7 @@ from handrail.resources.directory import DirectoryFilesystem
 from handrail.session import Session
 from handrail.session.serialization import encode_item
 from handrail.testing.simulation.points import Points, SimulatedLoop, crash
-from handrail.testing.simulation.scenario import RUN, Play, Scenario, Stage
-from handrail.testing.simulation.world import World
+from handrail.testing.simulation.scenario import RUN, Play, Scenario, Stage, World
 from handrail.testing.virtual_time import VirtualClock
 
 FILES, JOURNAL, WORLD, REST = "files", "journal.db", "world", "rest"

@@ -9,18 +9,20 @@ from typing_extensions import TypeVar
 
 from handrail.context import ToolContext
 from handrail.errors import ToolDefinitionError
-from handrail.handoff.act import (
+from handrail.handoff.acts import (
     Act,
+    Acts,
     Begun,
     Parked,
+    act_tool,
     always_parks,
     check_fit,
     either,
+    fill,
     parked_types,
     read_act,
     schema_for,
 )
-from handrail.handoff.acts import Acts, act_tool, fill
 from handrail.schema.problems import describe
 from handrail.tools import Effect, RunMode, Tool, ToolExample, ToolResult
 from handrail.tools.checks import check_words

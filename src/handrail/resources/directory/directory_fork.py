@@ -7,12 +7,11 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import msgspec
 
-from handrail.errors import Conflict, ContextError, ContextExpired, PathRefused
-from handrail.resources.directory.area import Area
+from handrail.errors import Conflict, ContextError, ContextExpired
 from handrail.resources.directory.commit import Commit
 from handrail.resources.directory.content import (
     FIRST_VERSION,
@@ -26,12 +25,11 @@ from handrail.resources.directory.content import (
     mode_of,
     version_of,
 )
-from handrail.resources.directory.jail import Jail, read_open
-from handrail.resources.directory.layer_stack import LayerStack
+from handrail.resources.directory.jail import read_open
+from handrail.resources.directory.layer_stack import Entry, LayerStack
 from handrail.resources.directory.links import Linked
 from handrail.resources.directory.stager import stage_commit
-from handrail.resources.directory.upper import Entry
-from handrail.resources.fork import FileChange, FileFork
+from handrail.resources.file_fork import FileChange, FileFork
 from handrail.resources.layer import ABSENT, Layer, Node, Shared
 from handrail.resources.mount import Layers
 from handrail.resources.overlay import PREPARED, Overlay
@@ -39,19 +37,6 @@ from handrail.resources.paths import join, split
 
 _KEPT_FILE, _KEPT = 1024 * 1024, 64 * 1024 * 1024
 """Maximum bytes per file, and in total, that a fork keeps in memory for repeatable reads."""
-
-
-class Ground(Shared):
-    """State shared by a directory and all its forks."""
-
-    __slots__ = ("area", "hidden", "jail")
-
-    def __init__(self, *args: Any, jail: Jail, area: Area, hidden: str) -> None:
-        super().__init__(*args)
-        self.jail = jail
-        self.area = area
-        self.hidden = hidden
-        """The name of the staging folder if it lies in the root; else ""."""
 
 
 class DirectoryFork(Linked, FileFork):
@@ -75,18 +60,7 @@ class DirectoryFork(Linked, FileFork):
         self._kept_bytes = 0
         self._mounted = 0
 
-    @property
-    def _ground(self) -> Ground:
-        return cast(Ground, self._shared)
-
     # --- hooks for links and the disk -------------------------------------------------------------
-
-    @property
-    def _root_path(self) -> str:
-        return str(self._ground.jail.root)
-
-    def _refuse_ours(self, path: str) -> None:
-        refuse_hidden(self._ground.hidden, path)
 
     def _own(self, folder: str, name: str) -> Node | None:
         node = super()._own(folder, name)
@@ -356,9 +330,3 @@ def _like(old: os.stat_result | None, mode: int | None) -> os.stat_result | None
         return old
     uid, gid = (os.geteuid(), os.getegid()) if old is None else (old.st_uid, old.st_gid)
     return os.stat_result((stat.S_IFREG | mode, 0, 0, 1, uid, gid, 0, 0, 0, 0))
-
-
-def refuse_hidden(hidden: str, path: str) -> None:
-    """Raise if a path lies in the staging folder."""
-    if hidden and (path == hidden or path.startswith(f"{hidden}/")):
-        raise PathRefused(path, "uncommitted changes are staged there. Choose another path")

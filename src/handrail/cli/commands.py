@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from handrail.cli.options import ServeOptions, WorkerOptions, takes_options
+from handrail.cli.command_options import ServeOptions, WorkerOptions, takes_options
 from handrail.cli.outcome import EXIT_CODES
 
 _EPILOG = "Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES) + "."
@@ -60,9 +60,9 @@ def run(
     ] = False,
 ) -> None:
     """Run a worker or an agent once. The answer goes to standard output; when piped, everything else to standard error."""
-    from handrail.cli import conversation
+    from handrail.cli import run_command
 
-    raise typer.Exit(conversation.run(options, message, attach or [], as_json))
+    raise typer.Exit(run_command.run(options, message, attach or [], as_json))
 
 
 @app.command(epilog=_EPILOG)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import pydantic_core
 
 from handrail.cli.activity import answer_text, format_summary
-from handrail.cli.options import (
+from handrail.cli.command_options import (
     WorkerOptions,
     find_model,
     find_worker,
@@ -41,7 +41,7 @@ from handrail.cli.outcome import (
     print_json,
     print_traceback,
 )
-from handrail.cli.views import LiveView, PlainView, View
+from handrail.cli.screens import LiveView, PlainView, View
 from handrail.clock import SYSTEM_CLOCK
 from handrail.environment import LaterEnvironment, TerminalEnvironment
 from handrail.environment.text import escape, is_terminal
@@ -95,7 +95,7 @@ class Subject(NamedTuple):
     @classmethod
     def _of_agent(cls, options: WorkerOptions) -> Subject:
         from handrail.agent import Agent
-        from handrail.serve.source import load_module
+        from handrail.serve.sources import load_module
 
         module_name, _, name = options.worker.partition(":")
         name = name or "agent"

@@ -30,7 +30,7 @@ from handrail.protocols import SessionView, ToolPolicy
 from handrail.schema import Schema
 from handrail.schema.problems import describe
 from handrail.tools import Tool
-from handrail.tools.params import is_record
+from handrail.tools.checks import is_record
 from handrail.tools.signature import caller_namespace
 
 if TYPE_CHECKING:

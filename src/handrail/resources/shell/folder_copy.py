@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-OPAQUE = "user.overlay.opaque"
+from handrail.resources.mount import OPAQUE, is_opaque, is_whiteout, remove_tree, strip_marks
+
 _FICLONE = 0x40049409
 _TICKS = 200
 
@@ -66,7 +67,7 @@ class Copy:
                     continue
             except (PermissionError, FileNotFoundError):
                 self.unread += 1
-                discard(there)  # a partial copy must not count as a change
+                remove_tree(Path(there))  # a partial copy must not count as a change
                 continue
             self._before[inner] = _fingerprint(there)
             self._names.setdefault(path, set()).add(name)
@@ -129,7 +130,7 @@ class Copy:
             if found != before:
                 self._clear(path)
                 self._reach(os.path.dirname(path))
-                _strip(source)
+                strip_marks(source)
                 os.rename(source, target)
             return
         if before is None or not stat.S_ISDIR(before[0]):
@@ -147,7 +148,7 @@ class Copy:
 
     def _clear(self, path: str) -> None:
         """Remove a path from the upper layer."""
-        discard(f"{self._upper}/{path}")
+        remove_tree(Path(self._upper, path))
 
     def _reach(self, path: str) -> None:
         """Create a folder and its parents in the upper layer, with the metadata they have in the copy."""
@@ -185,19 +186,6 @@ def members(stack: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def is_whiteout(facts: os.stat_result) -> bool:
-    """Whether this entry marks a deletion."""
-    return stat.S_ISCHR(facts.st_mode) and facts.st_rdev == 0
-
-
-def is_opaque(folder: str) -> bool:
-    """Whether this folder hides what lies below it."""
-    try:
-        return os.getxattr(folder, OPAQUE, follow_symlinks=False) == b"y"
-    except OSError:
-        return False
-
-
 def changes(upper: Path) -> Iterator[tuple[str, str]]:
     """Yield the entries of an upper layer as (`written` | `folder` | `replaced` | `deleted`, path), sorted.
 
@@ -211,30 +199,6 @@ def changes(upper: Path) -> Iterator[tuple[str, str]]:
         for name in sorted(files):
             path = os.path.normpath(f"{place}/{name}")
             yield ("deleted" if is_whiteout(os.lstat(f"{folder}/{name}")) else "written"), path
-
-
-def discard(path: str) -> None:
-    """Remove a path, including folders without read permission."""
-    try:
-        facts = os.lstat(path)
-    except FileNotFoundError:
-        return
-    if not stat.S_ISDIR(facts.st_mode):
-        os.unlink(path)
-        return
-    if facts.st_mode & 0o700 != 0o700:
-        os.chmod(path, 0o700)
-    for name in os.listdir(path):
-        discard(f"{path}/{name}")
-    os.rmdir(path)
-
-
-def _strip(path: str) -> None:
-    """Remove overlay attributes that a command set itself, so that they have no effect."""
-    with contextlib.suppress(OSError):
-        for name in os.listxattr(path, follow_symlinks=False):
-            if ".overlay." in name:
-                os.removexattr(path, name, follow_symlinks=False)
 
 
 def _fingerprint(path: str) -> Fingerprint:

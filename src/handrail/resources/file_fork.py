@@ -9,8 +9,8 @@ import msgspec
 
 from handrail.errors import Conflict, ContextError, ContextExpired
 from handrail.resources.diff import diff
-from handrail.resources.layer import ABSENT, Node, Over, loaded
-from handrail.resources.overlay import OVER, PREPARED, Overlay, clashes, shown
+from handrail.resources.layer import ABSENT, Node, Over, clashes, loaded
+from handrail.resources.overlay import OVER, PREPARED, Overlay, shown
 from handrail.resources.paths import ancestors, join, split
 
 
