@@ -53,10 +53,10 @@ class Finding(NamedTuple):
     file: Path
     line: int
     what: str
-    mend: str
+    hint: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.what}; {self.mend}"
+        return f"{self.file}:{self.line}: {self.what}; {self.hint}"
 
 
 def is_private(name: str) -> bool:
@@ -118,18 +118,18 @@ def check_imports(file: Path, owner: str, imports: Iterator[Import]) -> Iterator
             )
         elif not known:
             what = f"{owner} imports {target or 'handrail'} through the package itself"
-            mend = "import it from the module that defines it (a new module: add it to LAYERS in scripts/layers.py)"
-            yield Finding(file, line, what, mend)
+            hint = "import it from the module that defines it (a new module: add it to LAYERS in scripts/layers.py)"
+            yield Finding(file, line, what, hint)
         elif target in BESIDE:
-            mend = f"turn it round: {target} imports {owner}" if owner not in BESIDE else "use a lower module"
-            yield Finding(file, line, f"{owner} imports {target}, which nothing imports", mend)
+            hint = f"turn it round: {target} imports {owner}" if owner not in BESIDE else "use a lower module"
+            yield Finding(file, line, f"{owner} imports {target}, which nothing imports", hint)
         elif owner in BESIDE and LAYERS[target] >= DOORS:
             what = f"{owner} imports {target} (layer {DOORS})"
             yield Finding(file, line, what, f"{owner} stays below layer {DOORS}; use a lower module")
         elif owner in LAYERS and LAYERS[target] > LAYERS[owner]:
             what = f"{owner} (layer {LAYERS[owner]}) imports {target} (layer {LAYERS[target]})"
-            mend = "declare what both need in layer 0, or import under TYPE_CHECKING if it is only a type"
-            yield Finding(file, line, what, mend)
+            hint = "declare what both need in layer 0, or import under TYPE_CHECKING if it is only a type"
+            yield Finding(file, line, what, hint)
 
 
 def origin(node: ast.expr, names: dict[str, str]) -> str:
@@ -143,8 +143,8 @@ def origin(node: ast.expr, names: dict[str, str]) -> str:
 
 def check_sources(file: Path, tree: ast.Module) -> Iterator[Finding]:
     """Find direct use of the machine's time and randomness."""
-    time_mend = "take a Clock and ask it (handrail.clock)"
-    chance_mend = "take it as a parameter, or from handrail.ids"
+    time_hint = "take a Clock and ask it (handrail.clock)"
+    chance_hint = "take it as a parameter, or from handrail.ids"
     for_types = nodes_for_types(tree)
     names: dict[str, str] = {}
     for node in ast.walk(tree):
@@ -159,12 +159,12 @@ def check_sources(file: Path, tree: ast.Module) -> Iterator[Finding]:
             names[name] = source
             module = source.partition(".")[0]
             if module in MAKES_CHANCE:
-                yield Finding(file, getattr(node, "lineno", 1), f"imports {module}", chance_mend)
+                yield Finding(file, getattr(node, "lineno", 1), f"imports {module}", chance_hint)
             elif source in READS_TIME:
-                yield Finding(file, getattr(node, "lineno", 1), f"imports {source}", time_mend)
+                yield Finding(file, getattr(node, "lineno", 1), f"imports {source}", time_hint)
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and (source := origin(node, names)) in READS_TIME:
-            yield Finding(file, node.lineno, f"uses {source}", time_mend)
+            yield Finding(file, node.lineno, f"uses {source}", time_hint)
 
 
 def check_package(root: Path) -> Iterator[Finding]:

@@ -523,7 +523,7 @@ MUTANTS = [
         "adapter/run_lease.py",
         "        if mine in _held:\n",
         "        if False:\n",
-        "tests/adapter/test_resume_held.py::test_two_who_resume_a_parked_run_at_once_are_told_apart",
+        "tests/adapter/test_resume_held.py::test_of_two_concurrent_resumes_one_wins",
     ),
     Mutant(
         "a resumed run has its budget afresh",

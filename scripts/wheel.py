@@ -75,18 +75,18 @@ def files_under(folder: Path) -> Iterator[Path]:
 
 def look_at_page(names: set[str], texts: dict[str, str]) -> Iterator[str]:
     """Check the page's libraries with their licences, and every script that another one imports."""
-    mend = "run scripts/page, then build again"
+    hint = "run scripts/page, then build again"
     libraries = json.loads((ROOT / "package.json").read_text())["dependencies"]
     for library in libraries:
         if f"{VENDOR}/LICENSE.{library}" not in names:
-            yield f"the licence of {library} is missing, and with it the page's library: {mend}"
+            yield f"the licence of {library} is missing, and with it the page's library: {hint}"
     lacking: set[str] = set()
     for name, text in texts.items():
         if name.endswith(".js"):
             for found in re.findall(r"""(?:from|import)\s*\(?["'](\.{1,2}/[^"']+)["']""", text):
                 lacking.add(_joined(PurePosixPath(name).parent / found))
     for name in sorted(lacking - names):
-        yield f"{name} is missing, and a script of the page imports it: {mend}"
+        yield f"{name} is missing, and a script of the page imports it: {hint}"
 
 
 def _joined(path: PurePosixPath) -> str:

@@ -47,7 +47,7 @@ def test_it_is_kept_in_utc(clock: FakeClock):
     assert deadline.remaining() == 3600
 
 
-def test_a_time_without_a_zone_is_refused_with_the_mend(clock: FakeClock):
+def test_a_time_without_a_zone_is_refused_with_a_hint(clock: FakeClock):
     """A naive time means a different moment on every machine."""
     with pytest.raises(
         DefinitionError, match=r"2030-01-01T00:00:00 has no time zone.*`Deadline.after\(300\)`"

@@ -178,7 +178,7 @@ def test_a_bus_of_ones_own_hears_the_run() -> None:
     assert len(seen) == 1
 
 
-def test_a_conversation_goes_on() -> None:
+def test_a_conversation_continues() -> None:
     """A second evaluation on the same session sends the whole conversation so far."""
     session = Session()
     model = scripted("One.", "Two.")

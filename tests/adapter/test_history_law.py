@@ -163,7 +163,7 @@ def test_every_conversation_is_well_formed(program: Any) -> None:
     run_virtual(scenario)
 
 
-def test_a_session_that_was_left_in_the_middle_is_mended() -> None:
+def test_an_interrupted_session_is_repaired() -> None:
     """Calls without results, as a killed process leaves them, get a result that says so before the next
     request.
     """
@@ -173,10 +173,10 @@ def test_a_session_that_was_left_in_the_middle_is_mended() -> None:
     conversation.add(AssistantMessage("", (CallAsked("a", "act", "{}"), CallAsked("b", "act", "{}"))), "run")
     model = Whimsical([])
     Adapter(model).evaluate(Prompt("law", "Act.", tools=[act]), "go on", session=session).wait()
-    mended = model.sent[0][2]
-    assert isinstance(mended, ToolMessage)
-    assert [(each.id, each.failed) for each in mended.results] == [("a", True), ("b", True)]
-    assert "interrupted" in mended.results[0].text
+    repaired = model.sent[0][2]
+    assert isinstance(repaired, ToolMessage)
+    assert [(each.id, each.failed) for each in repaired.results] == [("a", True), ("b", True)]
+    assert "interrupted" in repaired.results[0].text
 
 
 USER, CALL = UserMessage("hi"), AssistantMessage("", (CallAsked("a", "act", "{}"),))

@@ -221,7 +221,7 @@ def a_question() -> Question:
         (None, []),
     ],
 )
-def test_a_tool_is_offered_where_whoever_it_requires_is_there(
+def test_a_tool_is_offered_only_where_its_requirement_is_met(
     environment: Environment | None, offered: list[str]
 ) -> None:
     """This applies to plain tools too; a call anyway fails and names the missing capability."""

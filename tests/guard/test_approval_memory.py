@@ -682,7 +682,7 @@ async def test_exactly_this_is_also_this_diff():
     assert files.read("a.md") == "mine again\n"
 
 
-async def test_an_approval_without_a_diff_is_none_of_a_diff():
+async def test_an_approval_without_a_diff_does_not_cover_a_diff():
     """A call that was approved without a preview is shown where a preview is possible."""
 
     desk = Desk(EXACT, filesystem=MemoryFilesystem())

@@ -400,7 +400,7 @@ async def test_what_is_not_secret_is_seen_as_it_is_written() -> None:
     assert login.got == [MARK]
 
 
-async def test_the_provider_goes_on_with_what_it_said_until_the_process_ends() -> None:
+async def test_the_provider_sees_its_own_words_until_the_process_ends() -> None:
     """In memory the conversation is the model's own; loaded from a record, it is masked."""
     login, model = login_with("read"), ScriptedModel([ToolCall("login", {"key": MARK}), "in", "again"])
     journal = MemoryJournal()

@@ -600,7 +600,7 @@ async def test_the_message_callback_hears_every_worker_with_its_path(tmp_path: P
     ]
 
 
-async def test_on_the_same_session_the_conversation_goes_on(tmp_path: Path) -> None:
+async def test_on_the_same_session_the_conversation_continues(tmp_path: Path) -> None:
     """A second run continues the first, streamed or not; nested conversations stay separate."""
     registry = sound(tmp_path, main="---\nworkers: [helper]\n---\nGo.", helper=PLAIN)
     session = Session()
