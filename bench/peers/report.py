@@ -87,9 +87,7 @@ def summary(results: list[Result], peers: list[str]) -> str:
 
 
 def tables(results: list[Result]) -> str:
-    """Return everything: the summary, every peer's figures, failures, versions, and how steady the machine
-    was.
-    """
+    """Return everything: the summary, every peer's figures, failures, versions, and how steady the machine was."""
     peers = list(dict.fromkeys(result["peer"] for result in results))
     every = [[row.what, *(_number(figure(results, row, peer)) for peer in peers)] for row in ROWS]
     parts = [summary(results, peers), _table(["CPU", *peers], every)]

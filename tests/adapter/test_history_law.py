@@ -89,9 +89,7 @@ programs = st.tuples(
 
 
 class Whimsical:
-    """A model whose answers are drawn at random, with missing or repeated ids, and that checks everything it
-    receives.
-    """
+    """A model whose answers are drawn at random, with missing or repeated ids, and that checks everything it receives."""
 
     name = "test:whimsical"
     traits = Traits(native_output=True)
@@ -136,9 +134,7 @@ async def _evaluate(model: Whimsical, session: Session, cancel: float | None, **
 
 @given(programs)
 def test_every_conversation_is_well_formed(program: Any) -> None:
-    """After a cancel, a timeout, an error or a spent budget, each call has one result and the next run can
-    continue.
-    """
+    """After a cancel, a timeout, an error or a spent budget, each call has one result and the next run can continue."""
     script, cancel, late, most = program
     session = Session()
     model = Whimsical(script)
@@ -164,9 +160,7 @@ def test_every_conversation_is_well_formed(program: Any) -> None:
 
 
 def test_an_interrupted_session_is_repaired() -> None:
-    """Calls without results, as a killed process leaves them, get a result that says so before the next
-    request.
-    """
+    """Calls without results, as a killed process leaves them, get a result that says so before the next request."""
     session = Session()
     conversation = root_conversation(session)
     conversation.add(UserMessage("go"), "run")

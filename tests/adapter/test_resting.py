@@ -212,9 +212,7 @@ async def test_a_thread_that_waits_rests_too():
 
 
 async def test_parked_at_rest_it_says_nothing_that_looks_like_an_end():
-    """With nested runs, parallel calls and an approval, listeners receive ends only when something really
-    ended.
-    """
+    """With nested runs, parallel calls and an approval, listeners receive ends only when something really ended."""
 
     @tool
     async def send() -> str:

@@ -225,9 +225,7 @@ async def test_answers_from_another_process_reach_a_run_that_waits(tmp_path: Pat
 
 
 async def test_an_answer_that_does_not_fit_is_asked_for_again(tmp_path: Path):
-    """An obviously invalid answer is refused at once; the rest is validated where the type is known, before
-    use.
-    """
+    """An obviously invalid answer is refused at once; the rest is validated where the type is known, before use."""
     tools = Counted()
     prompt = Prompt("p", "Do.", tools=tools.all)
     script = ScriptedModel([ToolCall("ask"), "done"])

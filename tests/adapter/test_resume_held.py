@@ -120,9 +120,7 @@ async def test_a_resume_that_can_not_begin_leaves_the_run_as_it_was(journal: Jou
 
 
 async def test_a_cancel_that_can_not_be_done_leaves_the_run_as_it_was(journal: Journal):
-    """A cancel is refused while an earlier run of the session is unfinished; once that has ended, it
-    succeeds.
-    """
+    """A cancel is refused while an earlier run of the session is unfinished; once that has ended, it succeeds."""
     prompt = Prompt("p", "Do.", tools=[ask])
     script = ScriptedModel([ToolCall("ask"), ToolCall("ask")])
     adapter = Adapter(script, journal=journal, environment=LaterEnvironment())

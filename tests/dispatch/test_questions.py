@@ -394,9 +394,7 @@ def test_an_environment_that_fails_ends_the_question(environment: Any, outcome: 
 
 
 def test_an_answer_to_another_question_is_not_taken_for_this_one():
-    """Even a correct answer to another question is refused; the person is asked again, a limited number of
-    times.
-    """
+    """Even a correct answer to another question is refused; the person is asked again, a limited number of times."""
 
     class MixesUp(Person):
         async def ask(self, question: Question, /) -> Answer:

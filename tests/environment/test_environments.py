@@ -84,9 +84,7 @@ def person() -> Person:
 def test_the_tool_then_the_session_then_the_environment_says_whose_place_is_taken(
     of_tool: RunMode | None, of_session: RunMode | None, of_environment: RunMode | None, with_client: bool
 ) -> None:
-    """The tool's mode wins over the session's, and that over the environment's; without a player, nobody is
-    there.
-    """
+    """The tool's mode wins over the session's, and that over the environment's; without a player, nobody is there."""
     there: dict[RunMode | None, Environment | None] = {
         None: None,
         "user": person(),

@@ -21,9 +21,7 @@ class Lease(Protocol):
         ...
 
     def extend(self) -> None:
-        """Keep the job. Must be quick and must not block: it is called on the event loop, or on a handler's
-        thread.
-        """
+        """Keep the job. Must be quick and must not block: it is called on the event loop, or on a handler's thread."""
         ...
 
 

@@ -162,9 +162,7 @@ def _kept(entries: Sequence[Entry], step: int, calls: int, units: Sequence[Commi
 
 
 def _detach_unit(unit: CommitUnit, new_id: str) -> CommitUnit:
-    """Return a call as the fork records it: its files belong to the first run, and its paths count only
-    there.
-    """
+    """Return a call as the fork records it: its files belong to the first run, and its paths count only there."""
     return msgspec.structs.replace(
         unit,
         run_id=new_id,

@@ -109,9 +109,7 @@ def body_of(function: Callable[..., Any]) -> Any:
 
 
 def context_type_of(annotation: Any) -> type[ToolContext] | None:
-    """Return the context type that an annotation requires, also as `ToolContext | None`; None if it requires
-    none.
-    """
+    """Return the context type that an annotation requires, also as `ToolContext | None`; None if it requires none."""
     if get_origin(annotation) is Annotated:
         return context_type_of(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):

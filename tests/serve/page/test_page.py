@@ -399,7 +399,7 @@ def test_a_form_is_filled_and_its_errors_stand_beside_its_fields(page: Page):
 
 
 def test_a_question_is_declined(page: Page):
-    """With an optional reason."""
+    """A person can decline, with or without a reason."""
     say(page, "book")
     asked = page.locator("[data-question]")
     asked.get_by_role("button", name=re.compile("Decline")).click()

@@ -323,7 +323,7 @@ def _holding(program: str, root: Path, text: str, paths: list[str]) -> set[str] 
         ran = subprocess.run(
             [program, *told, *names], cwd=root, stdin=subprocess.DEVNULL, capture_output=True, check=False
         )
-    except (OSError, UnicodeError):  # ripgrep is gone, or the text can't be passed on a command line
+    except (OSError, UnicodeError):  # ripgrep was removed, or the text can't be passed on a command line
         return None
     if ran.returncode not in (0, 1):  # 2: something failed, so the output is not reliable
         return None
