@@ -18,7 +18,7 @@ LAYERS = {
         5: "cli serve mcp __main__",
         4: "agent environment handoff workers durable runs",
         3: "adapter models sections",
-        2: "dispatch guard limits",
+        2: "dispatch replay guard limits",
         1: "session prompt resources journal",
         0: "tools context schema operation cancellation timers errors clock deadline protocols threads ids redaction events question messages records journals place",
     }.items()

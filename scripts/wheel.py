@@ -3,11 +3,10 @@
     python scripts/wheel.py [--lean]      builds dist/*.tar.gz and dist/*.whl, inspects and tests them
     python scripts/wheel.py --look WHEEL  inspects an existing wheel
 
-The wheel is built from the sdist, so the sdist is complete too. It is installed into a clean environment of
-each
-supported Python found here, and then, on the Python that runs this, with each extra alone into its own
-environment. With --lean all extras share one environment, and the embedded model is left to the tests. Run by
-scripts/wheel, which prepares what this needs.
+The wheel is built from the sdist, so the sdist is complete too. It is installed into a clean environment of each
+supported Python found here; then, on the one that runs this, with each extra alone, into its own environment.
+With --lean there is one environment, of the Python that runs this: first without extras, then with all of them but
+the embedded model, which is left to the tests. Run by scripts/wheel, which prepares what this needs.
 """
 
 from __future__ import annotations
@@ -170,10 +169,10 @@ def try_extra(extra: str, folder: Path, wheel: Path) -> list[str]:
     return [run([made, "-I", "-W", "error", ROOT / "scripts" / "extras.py", extra], cwd=folder)]
 
 
-def try_extras(extras: list[str], folder: Path, wheel: Path) -> list[str]:
-    """Use all extras, one after the other, in one environment."""
-    offline = ["--no-index", "--find-links", folder / "fetched"]
-    made = clean(sys.executable, folder / "extras", *offline, f"{wheel}[{','.join(extras)}]")
+def try_extras(extras: list[str], made: Path, folder: Path, wheel: Path) -> list[str]:
+    """Add all extras to an environment without any, and use them one after the other."""
+    wanted = f"{wheel}[{','.join(extras)}]"
+    run([*PIP, "--python", made, "install", "--no-compile", "-c", ROOT / "constraints.txt", wanted])
     script = ROOT / "scripts" / "extras.py"
     return [run([made, "-I", "-W", "error", script, extra], cwd=folder) for extra in extras]
 
@@ -201,22 +200,15 @@ def classifiers() -> list[str]:
     return [line for line in map(str, listed) if re.search(r":: 3\.\d+$", line)]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
-def try_out(wheel: Path, lean: bool) -> None:
+def try_out(wheel: Path) -> None:
     """Run everything that needs an environment, two at a time."""
-    found = interpreters()
-    own = "{}.{}".format(*sys.version_info)
-    extras = project()["optional-dependencies"]
-    assert isinstance(extras, dict)
-    names = [str(name) for name in extras]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    found, own, names = interpreters(), own_version(), extra_names()
     with tempfile.TemporaryDirectory() as kept, ThreadPoolExecutor(2) as pool:
         folder = Path(kept)
         fetched = pool.submit(fetch, wheel, names, folder / "fetched")
         cores = {version: pool.submit(try_core, version, found[version], folder, wheel) for version in found}
         fetched.result()
-        if lean:
-            tried = [pool.submit(try_extras, [name for name in names if name != "local"], folder, wheel)]
-        else:
-            tried = [pool.submit(try_extra, name, folder, wheel) for name in names]
+        tried = [pool.submit(try_extra, name, folder, wheel) for name in names]
         problems: list[str] = []
         tell(problems, *cores.values())
         if not problems:
@@ -225,6 +217,32 @@ def try_out(wheel: Path, lean: bool) -> None:
         tell(problems, *tried)
     if problems:
         raise Wrong("\n".join(problems))
+
+
+def try_out_lean(wheel: Path) -> None:
+    """Use one environment: without extras, where each is reported missing, then with all but the embedded model."""
+    interpreters()
+    own, names = own_version(), extra_names()
+    with tempfile.TemporaryDirectory() as kept:
+        folder = Path(kept)
+        print("\n".join(try_core(own, sys.executable, folder, wheel)), flush=True)
+        made = folder / f"core-{own}" / "bin" / "python"
+        for name in names:
+            print("\n".join(try_without(name, made, folder)), flush=True)
+        used = [name for name in names if name != "local"]
+        print("\n".join(try_extras(used, made, folder, wheel)), flush=True)
+
+
+def own_version() -> str:
+    """Return the version of the Python that runs this."""
+    return "{}.{}".format(*sys.version_info)
+
+
+def extra_names() -> list[str]:
+    """Return the names of the extras in pyproject.toml."""
+    extras = project()["optional-dependencies"]
+    assert isinstance(extras, dict)
+    return [str(name) for name in extras]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
 def tell(problems: list[str], *tasks: Future[list[str]]) -> None:
@@ -251,7 +269,7 @@ def main(arguments: list[str]) -> int:
         print(
             f"{wheel.relative_to(ROOT)}: {wheel.stat().st_size // 1024} KiB, nothing missing, nothing too much"
         )
-        try_out(wheel, "--lean" in arguments)
+        try_out_lean(wheel) if "--lean" in arguments else try_out(wheel)
     except Wrong as wrong:
         print(wrong, file=sys.stderr)
         return 1

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from handrail.context import ToolContext
     from handrail.context.source import PromptModel
     from handrail.deadline import Deadline
-    from handrail.dispatch.parking import Parking
     from handrail.events import ApprovalRemembered, ApprovalRevoked
     from handrail.limits import Budget
     from handrail.messages import Model
     from handrail.operation import Operation
     from handrail.prompt import Prompt
+    from handrail.replay.parked_run import Parking
     from handrail.tools import Tool, ToolResult
 
 T = TypeVar("T")

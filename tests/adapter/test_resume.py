@@ -1,10 +1,7 @@
 """Durable runs: parked, resumed, taken over by another process, and replayed."""
 
 import asyncio
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,7 +41,7 @@ from handrail.protocols import PolicyDecision
 from handrail.question import Answer, Question
 from handrail.records import RunRecord
 from handrail.testing import Person
-from support import SUPPORT
+from support import SUPPORT, warm_python
 from support.rig import Note
 
 APP = SUPPORT / "parked_app.py"
@@ -179,22 +176,14 @@ async def test_a_nested_agent_is_replayed_without_asking_its_model(tmp_path: Pat
 
 async def test_a_process_killed_while_somebody_thinks_three_days(tmp_path: Path):
     """`before` and `after` each run once, and the private part never reaches the client."""
-    waiting = subprocess.Popen(
-        [sys.executable, str(APP), str(tmp_path), "wait"], stdout=subprocess.PIPE, text=True
-    )
+    waiting = warm_python.start([APP, tmp_path, "wait"])
     assert waiting.stdout is not None
     assert (await asyncio.to_thread(waiting.stdout.readline)) == "asked\n"
-    os.kill(waiting.pid, signal.SIGKILL)
+    waiting.kill()
     assert waiting.wait() == -signal.SIGKILL
-    waiting.stdout.close()
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, str(APP), str(tmp_path), "answer"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.stdout, done.returncode) == ("It is card 2. True\n", 0), done.stderr
+    waiting.close()
+    done = await asyncio.to_thread(warm_python.run, [APP, tmp_path, "answer"])
+    assert (done.stdout, done.returncode) == (b"It is card 2. True\n", 0), done.stderr
     assert (tmp_path / "world").read_text().splitlines() == ["before", "after 2 True"]
     wire = (tmp_path / "wire").read_text()
     assert "back" in wire

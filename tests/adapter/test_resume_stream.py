@@ -20,7 +20,6 @@ from handrail import (
     WorkerRegistry,
     tool,
 )
-from handrail.dispatch.parking import Parking
 from handrail.errors import RunError, RunParked
 from handrail.events import (
     MessageAdded,
@@ -35,6 +34,7 @@ from handrail.events import (
 )
 from handrail.messages import ModelPart, ModelRequest
 from handrail.question import Answer, Question
+from handrail.replay.parked_run import Parking
 from handrail.session import Dispatcher
 from support.rig import Note
 

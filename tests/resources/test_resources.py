@@ -376,15 +376,16 @@ def test_closing_is_bounded(monkeypatch: pytest.MonkeyPatch):
 def test_a_thing_made_by_a_thread_that_outlived_its_call_is_closed():
     """The call's scope is already closed, so the thread closes it."""
     log: list[str] = []
-    goes_on = threading.Event()
+    begun, goes_on = threading.Event(), threading.Event()
     refused: list[BaseException] = []
     over = threading.Event()
 
     def slow(resources: Any) -> Thing:
+        begun.set()
         goes_on.wait(timeout=300)
         return Thing("late", log)
 
-    @tool(timeout=0.01)
+    @tool
     def grab(context: ToolContext) -> str:
         """Grab it, slowly."""
         try:
@@ -397,10 +398,16 @@ def test_a_thing_made_by_a_thread_that_outlived_its_call_is_closed():
 
     async def main() -> None:
         gate = open_gate([grab], resources=[Binding(A, slow, "call")])
-        assert "took longer" in (await gate.invoke("grab")).message
+        call = asyncio.ensure_future(gate.invoke("grab"))
+        assert await asyncio.to_thread(begun.wait, 300)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
         goes_on.set()
-        assert await asyncio.to_thread(over.wait, 5)
-        await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(over.wait, 300)
+        async with asyncio.timeout(300):
+            while len(log) < 2:
+                await asyncio.sleep(0.01)
 
     asyncio.run(main())
     assert log == ["+late", "-late"]

@@ -24,8 +24,8 @@ from handrail.guard import CapabilityPolicy
 from handrail.journal.sqlite import MemoryJournal
 from handrail.runs import fork, replay, show
 from handrail.schema.secrets import MASK
+from support.parked_runs import answer_to
 from support.planted_secrets import MARK, Cut, Key, login_with
-from support.resting import answer_to
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ from handrail.serve import snapshots
 from handrail.serve.agui.wire_events import plain_json
 from handrail.session import save
 from handrail.testing import Person
+from support.parked_runs import answer_to
 from support.planted_secrets import (
     MARK,
     WIDER,
@@ -61,7 +62,6 @@ from support.planted_secrets import (
     revealed,
     written,
 )
-from support.resting import answer_to
 from support.served_threads import give, over, plan, served, settle
 
 

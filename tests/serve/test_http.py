@@ -29,7 +29,9 @@ from handrail.serve.refusals import RequestRefused, pointer_of
 from handrail.serve.requests import parse_json
 from handrail.serve.routes import Pages
 from handrail.serve.server import address_of, listen
+from support import warm_python
 from support.serving import TOKEN, Client, said_by, serving, source
+from support.warm_python import Program
 
 pytestmark = pytest.mark.once  # sockets, processes and limits do not depend on the Python version
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -475,19 +477,13 @@ adapter = Adapter(ScriptedModel(lambda request: "hello"))
 '''
 
 
-def command(folder: Path, *given: str, **env: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "handrail", "serve", *given],
-        cwd=folder,
-        env={**{name: value for name, value in os.environ.items() if name != "HANDRAIL_TOKEN"}, **env},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def command(folder: Path, *given: str, **env: str) -> Program:
+    kept = {name: value for name, value in os.environ.items() if name != "HANDRAIL_TOKEN"}
+    return warm_python.start(["-m", "handrail", "serve", *given], cwd=folder, env={**kept, **env})
 
 
 @contextlib.contextmanager
-def started(folder: Path, *given: str, **env: str) -> Generator[tuple[subprocess.Popen[str], str]]:
+def started(folder: Path, *given: str, **env: str) -> Generator[tuple[Program, str]]:
     """Start the command, and return the line it printed."""
     process = command(folder, *given, "--port", "0", **env)
     assert process.stdout is not None
@@ -497,8 +493,7 @@ def started(folder: Path, *given: str, **env: str) -> Generator[tuple[subprocess
         assert line, process.stderr.read()
         yield process, line
     finally:
-        process.kill()
-        process.communicate()
+        process.close()
 
 
 def client_of(line: str) -> Client:

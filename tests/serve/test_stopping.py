@@ -7,8 +7,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from handrail.serve import Limits, asgi
 from handrail.serve.app import on_stop_signal
 from handrail.serve.feed import EventStream, Feed, Streams, follow
 from handrail.serve.metrics import EVENTS_SENT, PrometheusMetrics
+from support import warm_python
 from support.serving import Client, serving, source
 
 APP = """
@@ -52,12 +51,10 @@ async def test_another_server_stops_though_somebody_looks(tmp_path: Path, number
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "uvicorn", "desk:app", "--port", str(port)],
+    process = warm_python.start(
+        ["-m", "uvicorn", "desk:app", "--port", str(port)],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": "."},
-        stderr=subprocess.PIPE,
-        text=True,
     )
     try:
         client = Client(f"http://127.0.0.1:{port}", None)  # type: ignore[arg-type]
@@ -70,7 +67,7 @@ async def test_another_server_stops_though_somebody_looks(tmp_path: Path, number
                 await stream.all()  # complete, as the wire requires
         _, log = await asyncio.to_thread(process.communicate, timeout=300)
     finally:
-        process.kill()
+        process.close()
     assert "Application shutdown complete." in log
     assert "Exception in ASGI application" not in log
     assert "exceeded" not in log

@@ -193,7 +193,7 @@ class Adapter:
         """This adapter for a run inside a call of any run. It streams where that run does."""
         from handrail.adapter.bound import Bound
 
-        around = None if attempt.frame.adapter is None else attempt.adapter
+        around = None if attempt.frame.model.adapter is None else attempt.adapter
         streams = isinstance(around, Bound) and around.streams
         return Bound(self, self.settings().override(streaming=streams), attempt)
 

@@ -152,7 +152,7 @@ def _check_bound(attempt: Attempt, prompt: Prompt[Any]) -> None:
     unbound = [
         each.protocol.__name__
         for each in prompt.resources
-        if not attempt.frame.resources.binds(each.protocol)
+        if not attempt.frame.world.resources.binds(each.protocol)
     ]
     if unbound:
         raise DefinitionError(
@@ -171,7 +171,7 @@ async def _nest(
 ) -> tuple[Frame, Conversation]:
     """Create a frame and a conversation inside the call, with ids derived from the call's own."""
     outer = attempt.frame
-    options = outer.options.nested(given, outer.tracker, attempt.depth + 1, levels)
+    options = outer.options.nested(given, outer.costs.tracker, attempt.depth + 1, levels)
     frame = Frame.nested(attempt, number, options, prompt)
     await frame.log.note_verb(attempt.place.child(number), verb)
     return frame, Conversation(frame.session, frame.run_context.run_id)

@@ -25,16 +25,16 @@ from handrail.adapter.run_record import (
     session_after,
 )
 from handrail.adapter.settings import Settings, check_added, check_files, forward_events
-from handrail.dispatch.frame import Frame
-from handrail.dispatch.opening import open_frame
+from handrail.dispatch.frame import Frame, open_frame
 from handrail.dispatch.options import RunOptions
-from handrail.dispatch.parking import Parking
 from handrail.errors import DefinitionError, RunError
 from handrail.guard.approval_memory import keep_decisions
-from handrail.journal.runlog import RunLog
+from handrail.journals import Recoverable
 from handrail.prompt import Prompt
 from handrail.protocols import EventBus
 from handrail.records import OVER
+from handrail.replay.log import RunLog
+from handrail.replay.parked_run import Parking
 from handrail.session import Dispatcher, Session
 
 if TYPE_CHECKING:
@@ -77,9 +77,8 @@ async def resume(
     async with taken(journal, run_id) as row:
         if row.status in OVER:  # since it was looked at
             return answer_of(row, prompt, await session_after(journal, row, session))
-        recover: Any = getattr(options.filesystem, "recover", None)
-        if recover is not None:
-            await recover(journal)
+        if isinstance(options.filesystem, Recoverable):
+            await options.filesystem.recover(journal)
         resumed = await go_on(journal, row, session, clock)
         await keep_decisions(resumed.session, journal)
         return await _go(
@@ -143,7 +142,7 @@ async def _go(
             outcome = await (work if journal is None else carry_out(journal, frame, conversation, work))
     finally:
         forward()
-        await frame.resources.close()
+        await frame.world.resources.close()
     return respond(outcome, frame)
 
 
@@ -160,7 +159,7 @@ def _frame(
     )
     if environment is None:
         return frame
-    frame.prompt_model = environment.prompt_model or frame.prompt_model
+    frame.model.prompt_model = environment.prompt_model or frame.model.prompt_model
     if environment.parks:
         if log is None:
             raise DefinitionError(

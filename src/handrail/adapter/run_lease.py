@@ -16,10 +16,10 @@ from handrail.deadline import Deadline
 from handrail.dispatch.frame import Frame
 from handrail.errors import JournalError, RunBusy
 from handrail.journal.lease import LEASE_SECONDS
-from handrail.journal.runlog import RunLog
 from handrail.journals import Journal
 from handrail.place import RUN
 from handrail.records import Entry, RunRow
+from handrail.replay.log import RunLog
 
 log = logging.getLogger("handrail.adapter")
 
@@ -36,7 +36,7 @@ def held(journal: Journal, run_id: str) -> Generator[None]:
     mine = (id(journal), run_id)
     with _lock:
         if mine in _held:
-            raise RunBusy(run_id, str(getattr(journal, "owner", "")))
+            raise RunBusy(run_id, journal.owner)
         _held.add(mine)
     try:
         yield

@@ -32,12 +32,12 @@ from handrail.errors import (
 )
 from handrail.events import MessageAdded, SectionOpened
 from handrail.guard.approval_memory import bring_in, decisions_in, keep_decisions
-from handrail.journal.runlog import RunLog
 from handrail.journals import Journal
 from handrail.limits import Budget
 from handrail.messages import Message, Usage
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.records import OVER, CommitUnit, RunRecord, RunRow, RunStatus
+from handrail.replay.log import RunLog
 from handrail.resources.paths import folder_of
 from handrail.schema import Schema, to_json
 from handrail.session import Session
@@ -140,7 +140,7 @@ async def begin_run(
         pauses=deadline is not None and deadline.pauses_for_people,
         budget=None if budget is None else dict(budget.left()),
         base=await _base(journal, session),
-        folder=folder_of(frame.filesystem),
+        folder=folder_of(frame.world.filesystem),
         offered={tool.name: offer_of(tool) for tool in (*rendered.tools, *options.tools)},
         added=[tool.name for tool in options.tools],
     )
@@ -288,10 +288,11 @@ async def carry_out(
         status = "failed"
         # A lone surrogate could not be recorded.
         words = str(error).encode(errors="replace").decode()
-        outcome = RunOutcome(stop_reason="failed", error=words, phase=getattr(error, "phase", ""))
+        phase = error.phase if isinstance(error, PromptEvaluationError) else ""
+        outcome = RunOutcome(stop_reason="failed", error=words, phase=phase)
         raise
     finally:
-        spending = frame.spending
+        spending = frame.costs.models
         outcome = msgspec.structs.replace(
             outcome,
             usage=spending.usage,

@@ -24,15 +24,15 @@ from handrail.context.source import PromptModel, WaitFor
 from handrail.deadline import Deadline
 from handrail.dispatch.approvals import approval_verb
 from handrail.dispatch.call import Call, CallKind, new_call
+from handrail.dispatch.effects import OnUnknown, once
 from handrail.dispatch.frame import Frame
-from handrail.dispatch.once import OnUnknown, once
 from handrail.dispatch.questions import wait_for
 from handrail.dispatch.tickets import GivenTicket, give_ticket
 from handrail.dispatch.transaction import Settled, Transaction
 from handrail.dispatch.views import CallApprovals, CallBus, CallSession, CallSignal
 from handrail.errors import CallFailed, ContextExpired, NotSupported
 from handrail.events import Emitted, Progress
-from handrail.limits import BudgetTracker, Heartbeat, Spending
+from handrail.limits import BudgetTracker, CostTracker, Heartbeat
 from handrail.operation import DONE, Done, Home, Operation
 from handrail.place import Place
 from handrail.protocols import (
@@ -234,6 +234,8 @@ class Attempt(msgspec.Struct, eq=False):
         tool = self.tool
         if not isinstance(result, ToolResult) or not result.success or tool.delegates:
             return None
+        if self.kind.is_auxiliary:
+            return None
         if tool.effect == "compensable":
             value: Any = result.value  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # whatever it holds
             return Settled(self.name, self.id, tool, self.params, value, self.call.place)
@@ -257,23 +259,23 @@ class Attempt(msgspec.Struct, eq=False):
 
     @property
     def prompt(self) -> PromptView:
-        return self._there("prompt", self.frame.prompt, "Run the tool from a prompt.")
+        return self._there("prompt", self.frame.model.prompt, "Run the tool from a prompt.")
 
     @property
     def rendered_prompt(self) -> RenderedPromptView | None:
-        return self.frame.rendered_prompt
+        return self.frame.model.rendered
 
     @property
     def request(self) -> RequestView | None:
-        return self.frame.provider.request
+        return self.frame.model.provider.request
 
     @property
     def response_accumulator(self) -> ResponseAccumulator | None:
-        return self.frame.provider.accumulator
+        return self.frame.model.provider.accumulator
 
     @property
     def extras(self) -> Extras:
-        return self.frame.provider.extras
+        return self.frame.model.provider.extras
 
     # Things.
 
@@ -281,7 +283,7 @@ class Attempt(msgspec.Struct, eq=False):
     def adapter(self) -> BoundAdapter:
         bound = self.bound
         if bound is None:
-            make = self._there("adapter", self.frame.adapter, "Run the tool from an adapter.")
+            make = self._there("adapter", self.frame.model.adapter, "Run the tool from an adapter.")
             bound = self.bound = make(self)
         return bound
 
@@ -309,11 +311,11 @@ class Attempt(msgspec.Struct, eq=False):
 
     @property
     def budget_tracker(self) -> BudgetTracker:
-        return self.frame.tracker
+        return self.frame.costs.tracker
 
     @property
-    def cost_tracker(self) -> Spending:
-        return self.frame.spending
+    def cost_tracker(self) -> CostTracker:
+        return self.frame.costs.models
 
     @property
     def approval_controller(self) -> CallApprovals:
@@ -326,12 +328,12 @@ class Attempt(msgspec.Struct, eq=False):
     @property
     def resources(self) -> CallResources:
         if self.made_resources is None:
-            self.made_resources = CallResources(self.frame.resources, self, self.frame.given)
+            self.made_resources = CallResources(self.frame.world.resources, self, self.frame.costs.given)
         return self.made_resources
 
     @property
     def filesystem(self) -> Filesystem:
-        files = self.frame.filesystem
+        files = self.frame.world.filesystem
         if files is None:
             return self.resources.get(Filesystem)
         self.check()
@@ -423,7 +425,7 @@ class Attempt(msgspec.Struct, eq=False):
 
     @property
     def prompt_model(self) -> PromptModel | None:
-        make = self.frame.prompt_model
+        make = self.frame.model.prompt_model
         return make(self) if make is not None and self.frame.can_prompt(self.tool) else None
 
     def _there(self, member: str, value: Any, hint: str) -> Any:

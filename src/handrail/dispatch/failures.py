@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -199,3 +200,15 @@ def _concerning_the_run(error: BaseException) -> BaseException:
         if isinstance(inside, VisibilityExpansionRequired | PromptEvaluationError):
             return inside
     return cast(BaseException, error)
+
+
+def forget_locals(error: BaseException) -> None:
+    """Keep the traceback of an error, but not the objects its frames held."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        each = pending.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            traceback.clear_frames(each.__traceback__)
+            pending += [each.__cause__, each.__context__]

@@ -84,38 +84,6 @@ class CallSession:
         transaction.session.dispatch(event)
 
 
-class PolicySession(CallSession):
-    """The session as a policy sees it.
-
-    Before the call's transaction it reads what the call will start from and may only log; after the
-    handler it reads and writes the call's fork, whatever the tool's own effect.
-    """
-
-    __slots__ = ()
-
-    def __getitem__(self, kind: type[T], /) -> Slice[T]:
-        attempt = self._attempt
-        if attempt.let_through:
-            return attempt.open_transaction.session[kind]
-        outer = attempt.parent.transaction if attempt.parent is not None else None
-        state = attempt.frame.session.state if outer is None else outer.session.state
-        return attempt.frame.session.slice_in(state, kind)
-
-    def dispatch(self, event: object, /) -> None:
-        attempt = self._attempt
-        if isinstance(event, Fact):
-            raise reserved(event)
-        if attempt.let_through:
-            attempt.open_transaction.session.dispatch(event)
-            return
-        session = attempt.frame.session
-        if not all(target.is_log for target in session.targets_of(event)):
-            raise EventRefused(
-                event, "a policy's `check` may only log", "Keep what it counts in a slice of kind 'log'."
-            )
-        session.dispatch(event)
-
-
 class CallApprovals:
     """The approvals of the run as a tool sees them: nothing here decides, remembers or forgets."""
 
@@ -126,7 +94,7 @@ class CallApprovals:
 
     @property
     def mode(self) -> str | None:
-        return getattr(self._attempt.frame.broker, "mode", None)
+        return self._attempt.frame.people.mode
 
     def list(self) -> tuple[ApprovalRemembered, ...]:
         """What was decided for more than one call of this session, and not revoked."""

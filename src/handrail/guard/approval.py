@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
 
@@ -42,6 +42,14 @@ APPROVAL_SCHEMA: dict[str, Any] = {
     "properties": {"approved": {"type": "boolean"}, "reason": {"type": "string"}},
     "required": ["approved"],
 }
+
+
+@runtime_checkable
+class PreviewBroker(Protocol):
+    """A broker that says whether it is asked about a staged call after it ran in its fork, with a diff."""
+
+    @property
+    def shows_previews(self) -> bool: ...
 
 
 class Broker:

@@ -212,7 +212,7 @@ _NOTHING = Usage()
 _FREE = Decimal(0)
 
 
-class Spending:
+class CostTracker:
     """A running total, which also counts towards every run above.
 
     The cost is None once a part of it is unknown: an unknown price is not zero.
@@ -220,14 +220,14 @@ class Spending:
 
     __slots__ = ("_above", "cost", "usage")
 
-    def __init__(self, above: Spending | None = None) -> None:
+    def __init__(self, above: CostTracker | None = None) -> None:
         self._above = above
         self.usage = _NOTHING
         self.cost: Decimal | None = _FREE
 
     def add(self, usage: Usage, cost: Decimal | None) -> None:
-        """Add the usage of one answered request."""
-        spending: Spending | None = self
+        """One request was answered."""
+        spending: CostTracker | None = self
         while spending is not None:
             spending.usage += usage
             if cost is None:

@@ -17,13 +17,10 @@ from handrail.context import ToolContext
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.call import new_call
 from handrail.dispatch.failures import Refused
-from handrail.dispatch.frame import Frame
+from handrail.dispatch.frame import Frame, open_frame
 from handrail.dispatch.gate import Gate
-from handrail.dispatch.opening import open_frame
 from handrail.dispatch.options import DEPTH_LIMIT, RunOptions
 from handrail.dispatch.policies import check_policies, close_policy_context
-from handrail.dispatch.replaying import read_result
-from handrail.dispatch.secrets import is_masked
 from handrail.dispatch.transaction import new_transaction
 from handrail.errors import (
     HandrailError,
@@ -39,6 +36,8 @@ from handrail.place import RUN, Place
 from handrail.prompt import OPENER, Prompt, RenderedPrompt
 from handrail.protocols import Filesystem
 from handrail.records import CommitUnit
+from handrail.replay.marks import is_masked
+from handrail.replay.records import read_result
 from handrail.resources.bindings import Binding
 from handrail.resources.paths import folder_of
 from handrail.runs.undo import meet
@@ -139,7 +138,7 @@ async def replay(
     try:
         return await walk.go([answers[RUN.answer(number)] for number in range(1, len(answers) + 1)])
     finally:
-        await frame.resources.close()
+        await frame.world.resources.close()
 
 
 def _compare_prompt(
@@ -374,7 +373,7 @@ class _Walk:
         if any(each.attempt_at(place) for each in self._asking):
             return False
         paths = [place[5:] for place in (*unit.reads, *unit.writes) if place.startswith("file ")]
-        if paths and self._frame.filesystem is None:
+        if paths and self._frame.world.filesystem is None:
             return False
         return not any(meet(changed, path) for changed in self._unknown for path in paths)
 

@@ -11,13 +11,13 @@ from handrail.adapter.answer import RecordedAnswer
 from handrail.adapter.conversation import Conversation, root_conversation
 from handrail.adapter.loop import NO_MESSAGE
 from handrail.adapter.run_record import decode_begin, decode_outcome, session_after, session_before
-from handrail.dispatch.replaying import InnerCall
 from handrail.errors import RunUnknown
 from handrail.events import MessageAdded
 from handrail.journals import Journal
 from handrail.messages import AssistantMessage, CallAnswered, CallAsked, Message, ToolMessage, UserMessage
 from handrail.place import RUN, Place
 from handrail.records import OVER, CommitUnit, Entry, RunRow
+from handrail.replay.records import InnerCall
 from handrail.runs.copies import lineage_of
 from handrail.runs.tree import text_of
 from handrail.session import Session

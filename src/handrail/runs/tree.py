@@ -12,13 +12,13 @@ import pydantic_core
 from handrail.adapter.answer import RecordedAnswer
 from handrail.adapter.run_record import RunBegin, RunOutcome, decode_begin, decode_outcome
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.dispatch.replaying import InnerCall
 from handrail.journal.lease import is_free
 from handrail.journals import Journal
 from handrail.messages import Traits, Usage
 from handrail.models.prices import tariff_of
 from handrail.place import RUN, Place
 from handrail.records import CommitUnit, Entry, QuestionRecord, RunRow
+from handrail.replay.records import InnerCall
 
 Standing = Literal["running", "parked", "interrupted", "done", "failed", "cancelled"]
 """A run's status, or `interrupted` for a running one without a live owner."""

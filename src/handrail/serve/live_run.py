@@ -8,7 +8,6 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from handrail.dispatch.parking import Parking
 from handrail.errors import HandrailError, JournalError, PromptEvaluationError, RunParked
 from handrail.events import ApprovalDecided, PromptRendered, QuestionAnswered, ToolInvoked
 from handrail.messages import Message
@@ -16,6 +15,7 @@ from handrail.place import is_in_run
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.records import CommitUnit
+from handrail.replay.parked_run import Parking
 from handrail.serve.agui.translator import Translator
 from handrail.serve.feed import Event, Feed
 from handrail.tools import RunMode

@@ -263,7 +263,7 @@ class WorkerRegistry:
     @contextmanager
     def enter(self, frame: Frame, /) -> Generator[None]:
         """Let every run call all workers: `Adapter(model, workers=registry)`."""
-        prompt: Any = frame.prompt
+        prompt: Any = frame.model.prompt
         offered = (
             [] if prompt is None else [*prompt.tools, *(t for _, s in walk(prompt.sections) for t in s.tools)]
         )

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from handrail.adapter.conversation import check_well_formed
+from handrail.dispatch.effects import is_auxiliary
 from handrail.errors import DefinitionError
 from handrail.messages import Message
 from handrail.place import Place
@@ -352,8 +353,9 @@ def _ids(history: History) -> Iterator[tuple[str, str]]:
     for call in history.of("entered"):
         yield call["ids"][0], call["run"]
     for ended in history.of("ended"):
-        for id, _, run in ended["calls"]:
-            yield id, run
+        for id, path, run in ended["calls"]:
+            if not is_auxiliary(path):  # those of a crash are not in the uncrashed run
+                yield id, run
 
 
 def _may_have_lost(trial: Trial) -> bool:

@@ -15,14 +15,14 @@ import msgspec
 from handrail.adapter.conversation import Conversation
 from handrail.adapter.run_record import decode_outcome
 from handrail.dispatch.gate import Gate
-from handrail.dispatch.parking import Parking
-from handrail.dispatch.secrets import had_secret
 from handrail.environment import LaterEnvironment
 from handrail.errors import AnswerRefused, RunParked, RunUnknown
 from handrail.events import ToolInvoked
 from handrail.journal.sqlite import SqliteJournal
 from handrail.protocols import Asker, Environment
 from handrail.question import Answer, Question
+from handrail.replay.marks import had_secret
+from handrail.replay.parked_run import Parking
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.session import Session
 from handrail.session.serialization import encode_item
@@ -260,6 +260,8 @@ def _watch_handlers(world: World) -> None:
     run_handler = getattr(Gate, name)
 
     async def watched(gate: Any, call: Any, *rest: Any) -> Any:
+        if call.kind.is_auxiliary:
+            return await run_handler(gate, call, *rest)  # a compensation or a probe may run twice
         tool, outer, ids = call.tool, call, list[str]()
         while outer is not None:
             ids.append(outer.id)

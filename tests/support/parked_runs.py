@@ -8,8 +8,8 @@ from typing import Any
 from handrail import (
     LaterEnvironment,
 )
-from handrail.dispatch.parking import Parking
 from handrail.question import Answer, Question
+from handrail.replay.parked_run import Parking
 
 
 class Resting(LaterEnvironment):

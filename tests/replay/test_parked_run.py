@@ -21,7 +21,6 @@ from handrail import (
     ToolContext,
     tool,
 )
-from handrail.dispatch.parking import Parking
 from handrail.errors import RunParked
 from handrail.events import (
     ApprovalDecided,
@@ -36,8 +35,9 @@ from handrail.guard.policy import CapabilityPolicy
 from handrail.journal.sqlite import MemoryJournal
 from handrail.journals import Journal
 from handrail.messages import ModelPart, ModelRequest, ToolMessage
+from handrail.replay.parked_run import Parking
 from handrail.session import Dispatcher
-from support.resting import Resting, answer_to
+from support.parked_runs import Resting, answer_to
 from support.rig import Note
 
 ENDS = (ToolInvoked, QuestionAnswered, ApprovalDecided, PromptExecuted)

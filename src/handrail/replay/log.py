@@ -20,6 +20,10 @@ class _Verb(msgspec.Struct):
     verb: str
 
 
+class _Ended(msgspec.Struct):
+    status: str
+
+
 class RunLog:
     """What was recorded of a run, found by its place in it, and what is added.
 
@@ -123,6 +127,16 @@ class RunLog:
     def is_over(self, call: Place) -> bool:
         """Whether the call at this place was over when the record was loaded."""
         return str(call) in self._finished or self.has("inner call", call)
+
+    def was_being_undone(self, call: Place) -> bool:
+        """Whether a compensation of this call had begun when the record was loaded."""
+        return self.has("call begun", call.compensation.attempt(1))
+
+    def was_undone(self, call: Place) -> bool:
+        """Whether a compensation of this call had succeeded when the record was loaded."""
+        unit = self._finished.get(str(call.compensation))
+        ended = unit or self.find("inner call", call.compensation, _Ended)
+        return ended is not None and ended.status == "ok"
 
     def finished(self, call: Place) -> CommitUnit | None:
         """The record of a call of the run itself that is over."""
