@@ -226,7 +226,7 @@ class CostTracker:
         self.cost: Decimal | None = _FREE
 
     def add(self, usage: Usage, cost: Decimal | None) -> None:
-        """One request was answered."""
+        """Add the usage of one answered request."""
         spending: CostTracker | None = self
         while spending is not None:
             spending.usage += usage
