@@ -7,7 +7,7 @@ import contextlib
 import functools
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from decimal import Decimal
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -216,7 +216,7 @@ def test_complete_refuses_what_is_no_choice(choices: Any):
 
 
 @contextlib.contextmanager
-def counted_pieces() -> Iterator[list[int]]:
+def counted_pieces() -> Generator[list[int]]:
     """Count how many pieces the engine offers in each generation, in the order they were asked for."""
     counts: list[int] = []
     generate = engine.Engine._generate
