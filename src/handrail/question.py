@@ -17,7 +17,7 @@ QuestionKind = Literal["approval", "input", "handoff"]
 AnswerOutcome = Literal["answered", "declined", "cancelled", "timed out"]
 
 
-class Lasting(msgspec.Struct, frozen=True, kw_only=True):
+class DecisionKeys(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer is kept under that is to hold for more than one call of the session.
 
     It is part of the question, so that such an answer holds from the moment it is taken, by whichever
@@ -61,7 +61,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: datetime | None = None
     run_id: str = ""
     """The outermost run that waits for it."""
-    lasting: Lasting | None = None
+    decision_keys: DecisionKeys | None = None
     """For an approval whose answer can be remembered. Recorded, never shown."""
     secret: bool = False
     """Whether its answer may contain a secret. It is recorded masked, and accepted only while the asker waits."""

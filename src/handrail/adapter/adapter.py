@@ -26,7 +26,7 @@ from handrail.protocols import EventBus, Filesystem, WorkerSource
 from handrail.session import Dispatcher, Session
 
 if TYPE_CHECKING:
-    from handrail.adapter.bound import Bound
+    from handrail.adapter.call_adapter import CallAdapter
     from handrail.context.source import PromptModel
     from handrail.dispatch.attempt import Attempt
 
@@ -183,22 +183,22 @@ class Adapter:
             max_tokens=self._max_tokens,
         )
 
-    def bound_to(self, attempt: Attempt) -> Bound:
+    def bound_to(self, attempt: Attempt) -> CallAdapter:
         """This adapter as one call has it, whoever opened the call's run."""
-        from handrail.adapter.bound import Bound
+        from handrail.adapter.call_adapter import CallAdapter
 
-        return Bound(self, self.settings(), attempt)
+        return CallAdapter(self, self.settings(), attempt)
 
-    def inside(self, attempt: Attempt) -> Bound:
+    def inside(self, attempt: Attempt) -> CallAdapter:
         """This adapter for a run inside a call of any run. It streams where that run does."""
-        from handrail.adapter.bound import Bound
+        from handrail.adapter.call_adapter import CallAdapter
 
         around = None if attempt.frame.model.adapter is None else attempt.adapter
-        streams = isinstance(around, Bound) and around.streams
-        return Bound(self, self.settings().override(streaming=streams), attempt)
+        streams = isinstance(around, CallAdapter) and around.streams
+        return CallAdapter(self, self.settings().override(streaming=streams), attempt)
 
     def prompt_model_for(self, attempt: Attempt) -> PromptModel:
         """The verb `prompt_model` of one call, on this adapter's model."""
-        from handrail.adapter.bound import prompt_model_of
+        from handrail.adapter.call_adapter import prompt_model_of
 
         return prompt_model_of(self, self.settings(), attempt)
