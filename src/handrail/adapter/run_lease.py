@@ -32,7 +32,7 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def acquire_in_process(journal: Journal, run_id: str) -> Generator[None]:
-    """Runs held in this process: a lease tells processes apart, this tells tasks and threads apart."""
+    """Hold a run in this process. A lease tells processes apart; this tells tasks and threads apart."""
     mine = (id(journal), run_id)
     with _lock:
         if mine in _held:

@@ -368,7 +368,7 @@ class ResumedRun(msgspec.Struct, frozen=True):
 
 
 async def load_resumed(journal: Journal, row: RunRow, session: Session | None, clock: Clock) -> ResumedRun:
-    """Load a run that was taken, and the session as it was when the run began."""
+    """Load a run whose lease was acquired, and the session as it was when the run began."""
     record = row.record
     units = await journal.calls.load_session(record.session_id)
     runs = await journal.runs.list(session_id=record.session_id)

@@ -34,7 +34,7 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 class UndoneCalls:
-    """What was undone in a session, and what of that its model has not heard."""
+    """The undone calls of a session, and those that its model has not been told of."""
 
     __slots__ = ("calls", "untold")
 

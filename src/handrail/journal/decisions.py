@@ -20,10 +20,10 @@ _SAID = frozenset(("approved", "reason", "remember", "scope"))
 def remembered_as(
     question: Question, approved: bool, reason: str, by: str, scope: str | None, at: datetime
 ) -> ApprovalRemembered | None:
-    """What is remembered of an answer: for this scope, which was offered, or for exactly this.
+    """Return what to remember of an answer: for an offered scope, or for exactly this request; None for nothing.
 
-    None where nothing can be. One question has one answer, so the same decision has the same id whenever
-    it is heard; a question that is asked again about what has changed is another.
+    One question has one answer, so the same decision always has the same id. A question that is asked again
+    about something that has changed is another question.
     """
     kept = question.decision_keys
     if kept is None or (scope is not None and scope not in kept.scopes):

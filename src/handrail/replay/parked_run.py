@@ -116,7 +116,7 @@ class Parking:
             self.start_grace(attempt.parent)
 
     def start_grace(self, attempt: Attempt) -> None:
-        """Something this call waited for ended: its handler may continue without the rest, and has time to."""
+        """Something this call waited for has ended: give its handler time to continue without the rest."""
 
         def over() -> None:
             attempt.grace = None
