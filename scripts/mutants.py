@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Break the code on purpose, one place at a time, and see that the tests notice.
+"""Break the code on purpose, one place at a time, and check that the tests notice.
 
-Each mutant is a guarantee taken away. One that no test catches is a guarantee nobody checks, and
-fails this script. Run by `make test-deep`; names as arguments choose some of them, and `--find` only
-checks that each can still be made: whoever changes the code carries its mutants over.
+Each mutant removes a guarantee. If no test catches one, that guarantee is untested, and this script fails.
+Run by
+`make test-deep`. Arguments select mutants by name. `--find` only checks that each can still be made: a change
+to
+the code must carry its mutants over.
 """
 
 from __future__ import annotations
@@ -395,7 +397,7 @@ MUTANTS = [
     ),
     Mutant(
         "a model in a person's place is under no policy",
-        "adapter/bound.py",
+        "adapter/call_adapter.py",
         "            policies=attempt.frame.policies,\n",
         "",
         "tests/environment/test_environments.py::test_a_model_in_a_persons_place_is_under_the_policies_of_the_run",
@@ -563,7 +565,7 @@ MUTANTS = [
         "adapter/run_lease.py",
         "        if mine in _held:\n",
         "        if False:\n",
-        "tests/adapter/test_resume_held.py::test_two_who_resume_a_parked_run_at_once_are_told_apart",
+        "tests/adapter/test_resume_held.py::test_of_two_concurrent_resumes_one_wins",
     ),
     Mutant(
         "a resumed run has its budget afresh",
@@ -605,7 +607,7 @@ MUTANTS = [
 
 
 def find(mutant: Mutant) -> str:
-    """What is wrong with a mutant's definition: it can't be made of the code as it is, or its tests are gone."""
+    """Return what is wrong with a mutant's definition: its code is not found, or its tests are missing."""
     file = ROOT / "src" / "handrail" / mutant.file
     if not file.is_file():
         return f"there is no {mutant.file}"
@@ -617,7 +619,7 @@ def find(mutant: Mutant) -> str:
 
 
 def catch(mutant: Mutant) -> str:
-    """The test that fails on the mutant; "" if none does."""
+    """Return the test that fails on the mutant; "" if none does."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "src")
         shutil.copytree(ROOT / "src", source)

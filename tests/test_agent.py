@@ -72,7 +72,7 @@ def test_an_agent_runs_its_prompt_on_its_model() -> None:
     assert [(each.tool, each.status) for each in response.session[ToolInvoked].all()] == [("fare", "ok")]
 
 
-def test_a_conversation_goes_on_in_the_same_session() -> None:
+def test_a_conversation_continues_in_the_same_session() -> None:
     model = ScriptedModel(["Hello.", "Still here."])
     agent, session = Agent(model, "Talk."), Session()
     agent.run("Hi", session=session).wait()

@@ -47,7 +47,7 @@ def test_it_is_kept_in_utc(clock: FakeClock):
     assert deadline.remaining() == 3600
 
 
-def test_a_time_without_a_zone_is_refused_with_the_mend(clock: FakeClock):
+def test_a_time_without_a_zone_is_refused_with_a_hint(clock: FakeClock):
     """A naive time means a different moment on every machine."""
     with pytest.raises(
         DefinitionError, match=r"2030-01-01T00:00:00 has no time zone.*`Deadline.after\(300\)`"
@@ -199,7 +199,7 @@ def test_a_resume_too_many_does_nothing(clock: FakeClock):
 
 
 def test_its_repr_says_when_and_how_long(clock: FakeClock):
-    """For a log line."""
+    """The repr has the time of the deadline and the seconds left."""
     deadline = Deadline.after(1.5, clock=clock)
     assert repr(deadline) == "Deadline(2030-01-01T12:00:01.500000+00:00, 1.500 s left)"
 

@@ -66,7 +66,7 @@ class Place(msgspec.Struct, frozen=True):
     parent: Place | None = None
     kind: PlaceKind = "run"
     number: int = 0
-    """1-based, in the order of the run; 0 for what is not counted."""
+    """1-based, in the order of the run; 0 if it is not counted."""
     name: str = ""
     """Name of a question that has one instead of a number."""
 

@@ -385,7 +385,7 @@ class ApprovalBroker(Protocol):
 
 
 class Asker(Protocol):
-    """Puts a question to whoever is there, and returns what they say."""
+    """Asks a question and returns the answer."""
 
     async def ask(self, question: Question, /) -> Answer: ...
 
@@ -393,7 +393,8 @@ class Asker(Protocol):
 class Environment(ABC):
     """Who is on the other side: browser, terminal, MCP client, model, nobody.
 
-    Subclass it, and say whose place it takes (`run_mode`) and how it asks (`ask`). The other members say
+    Subclass it, and define whose place it takes (`run_mode`) and how it asks (`ask`). The other members
+    declare
     what else it can do.
     """
 
@@ -409,7 +410,7 @@ class Environment(ABC):
 
     @abstractmethod
     async def ask(self, question: Question, /) -> Answer | None:
-        """Put a question to whoever is there, and return what they say.
+        """Ask a question and return the answer.
 
         None leaves the question open: its answer comes through the journal, and the run may be parked
         meanwhile.

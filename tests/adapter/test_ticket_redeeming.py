@@ -329,9 +329,7 @@ async def test_an_expired_ticket_is_refused(stage: Stage):
 
 
 async def test_a_call_that_is_over_takes_nothing(stage: Stage):
-    """After the call ends, work in progress under its ticket is undone where it ran, or reported if it can't
-    be.
-    """
+    """After the call ends, work in progress under its ticket is undone where it ran, or reported if it can't be."""
     begun, over, undone = asyncio.Event(), asyncio.Event(), list[str]()
     redeeming: list[asyncio.Task[Any]] = []
 
@@ -390,9 +388,7 @@ async def test_a_call_that_fails_answers_for_what_was_done_under_its_tickets(sta
 
 
 async def test_a_deposit_that_does_not_fit_any_more_fails_the_call(tmp_path: Path):
-    """The handler changed the same file: the call conflicts, as with an inner call, and the booking is
-    undone.
-    """
+    """The handler changed the same file: the call conflicts, as with an inner call, and the booking is undone."""
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.txt").write_text("old")
     stage, undone = Stage(tmp_path), list[str]()

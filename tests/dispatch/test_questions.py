@@ -171,7 +171,7 @@ ATTACKS: dict[str, tuple[Any, str, str]] = {
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_answer_that_does_not_count_is_refused(name: str):
     """The refusal says why and has no effect: the right answer is still accepted."""
-    attack, problem, mend = ATTACKS[name]
+    attack, problem, hint = ATTACKS[name]
 
     async def main() -> tuple[AnswerRefused, Any]:
         desk = Desk()
@@ -185,7 +185,7 @@ def test_an_answer_that_does_not_count_is_refused(name: str):
 
     refused, ended = run_virtual(main)
     assert problem in refused.problem
-    assert mend in str(refused)
+    assert hint in str(refused)
     assert str(refused).startswith(f"answer to {refused.question!r} refused: ")
     assert isinstance(refused, HandrailError)
     assert isinstance(refused, ValueError)
@@ -394,9 +394,7 @@ def test_an_environment_that_fails_ends_the_question(environment: Any, outcome: 
 
 
 def test_an_answer_to_another_question_is_not_taken_for_this_one():
-    """Even a correct answer to another question is refused; the person is asked again, a limited number of
-    times.
-    """
+    """Even a correct answer to another question is refused; the person is asked again, a limited number of times."""
 
     class MixesUp(Person):
         async def ask(self, question: Question, /) -> Answer:

@@ -212,7 +212,7 @@ async def test_an_approval_shows_what_is_asked():
         assert seen.line_colours("+new") == {"green"}
 
 
-async def test_without_colour_there_is_none(monkeypatch: pytest.MonkeyPatch):
+async def test_questions_can_be_shown_without_colour(monkeypatch: pytest.MonkeyPatch):
     """`NO_COLOR` applies to questions too."""
     monkeypatch.setenv("NO_COLOR", "1")
     with at_terminal() as (seen, terminal):

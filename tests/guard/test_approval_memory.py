@@ -489,7 +489,7 @@ def test_a_path_is_covered_exactly_if_it_lies_there(path: str):
 
 
 async def test_the_first_scope_is_meant_where_none_is_named():
-    """The narrowest one."""
+    """The first scope offered is the narrowest one."""
     desk = Desk(SCOPE)
     await desk.call("put", path="docs/de/a.md")
     (remembered,) = approvals_of(desk.session)
@@ -595,9 +595,7 @@ async def test_a_denial_goes_before_an_approval(narrow: bool):
 async def test_the_same_call_written_otherwise_does_not_pass_a_denial(
     name: str, denied: dict[str, Any], again: dict[str, Any], mode: Any
 ):
-    """Neither another spelling of the path nor an explicit default passes it, whatever else would allow the
-    call.
-    """
+    """Neither another spelling of the path nor an explicit default passes it, whatever else would allow the call."""
     desk = Desk({"approved": False, "remember": "exact"}, filesystem=MemoryFilesystem({"docs/z.md": "z"}))
     await desk.call(name, **denied)
     desk.person.approve = SCOPE
@@ -662,9 +660,7 @@ async def test_what_a_person_decided_holds_when_nobody_is_there(environment: Any
 
 
 async def test_exactly_this_is_also_this_diff():
-    """The same arguments on changed files give another diff, which is reviewed again; a denial is for the
-    call.
-    """
+    """The same arguments on changed files give another diff, which is reviewed again; a denial is for the call."""
     files = MemoryFilesystem()
     desk = Desk(EXACT, filesystem=files)
     await desk.call("edit", path="a.md", text="new\n")
@@ -682,7 +678,7 @@ async def test_exactly_this_is_also_this_diff():
     assert files.read("a.md") == "mine again\n"
 
 
-async def test_an_approval_without_a_diff_is_none_of_a_diff():
+async def test_an_approval_without_a_diff_does_not_cover_a_diff():
     """A call that was approved without a preview is shown where a preview is possible."""
 
     desk = Desk(EXACT, filesystem=MemoryFilesystem())

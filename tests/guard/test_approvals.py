@@ -160,7 +160,7 @@ def test_no_mode_is_never_approve_all():
 
 
 @pytest.mark.parametrize("seconds", [0, -1, True, "60", float("nan")])
-def test_an_expiry_that_is_none_is_refused(seconds: Any):
+def test_an_invalid_expiry_is_refused(seconds: Any):
     """The error is raised where the expiry is given, and explains it."""
     with pytest.raises(DefinitionError, match=r"approval_seconds is .* Give a positive number of seconds"):
         open_gate([pay], approval_seconds=seconds)
@@ -235,7 +235,7 @@ async def cancelling(scene: Scene) -> None:
     ],
     ids=range(8),
 )
-def test_each_way_says_which_and_the_run_goes_on(person: Any, words: str):
+def test_each_refusal_is_named_and_the_run_continues(person: Any, words: str):
     """The model is told what happened to its call, and the next call runs."""
 
     async def main() -> None:

@@ -360,9 +360,7 @@ async def test_what_was_revoked_does_not_come_back_with_the_answer_that_made_it(
 
 
 async def test_others_never_see_them(office: Office):
-    """Hidden from another session of the same principal, and from another principal's session with the same
-    id.
-    """
+    """Hidden from another session of the same principal, and from another principal's session with the same id."""
     await office.run(PAY, says=NEVER)
     office.restart()
     await office.run(PAY, approvals="approve_all", session=Session(id="t", principal="ada"))

@@ -394,9 +394,7 @@ else:
 
 @pytest.mark.parametrize("way", LEAVES)
 def test_a_process_can_end_and_fork_at_any_time(way: Literal["exit", "fork"]):
-    """A program ends cleanly in the middle of an answer; a forked child gets an error, since it has no
-    engine.
-    """
+    """A program ends cleanly in the middle of an answer; a forked child gets an error, since it has no engine."""
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", LEAVES[way]], capture_output=True, text=True, timeout=500
     )

@@ -526,7 +526,7 @@ def test_not_every_set_of_opened_sections_is_kept():
 
 
 def test_a_section_that_is_not_there_can_not_be_opened():
-    """A misspelt path is refused; one that is disabled or in full makes no difference."""
+    """A misspelt path is refused; a section that is disabled or already in full is ignored."""
     prompt = Prompt(
         "p", [MarkdownSection("A", "a", "Text"), MarkdownSection("B", "b", "", enabled=lambda: False)]
     )

@@ -91,7 +91,7 @@ async def phone(context: ToolContext) -> int:
     return (await context.wait_for("pick", {}, Pick)).number
 
 
-async def test_a_run_at_rest_is_told_and_goes_on_in_memory():
+async def test_a_run_at_rest_is_reported_and_continues_in_memory():
     """If nothing parks the run, the answer reaches the waiting handler, which runs once."""
     going = Going([ask], [ToolCall("ask"), ToolCall("ask")], "done")
     run = going.begin()
@@ -212,9 +212,7 @@ async def test_a_thread_that_waits_rests_too():
 
 
 async def test_parked_at_rest_it_says_nothing_that_looks_like_an_end():
-    """With nested runs, parallel calls and an approval, listeners receive ends only when something really
-    ended.
-    """
+    """With nested runs, parallel calls and an approval, listeners receive ends only when something really ended."""
 
     @tool
     async def send() -> str:
@@ -431,7 +429,7 @@ class Moments:
 
 @settings(max_examples=40, deadline=None)
 @given(at=st.integers(1, 60), again=st.integers(1, 40))
-def test_parked_by_force_at_any_two_moments_it_comes_to_the_same(at: int, again: int):
+def test_parking_by_force_at_any_two_moments_gives_the_same_result(at: int, again: int):
     """Recorded work is not repeated, repeatable work is not lost, and no call ends twice."""
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(_park_by_force_twice(Path(folder), at, again))

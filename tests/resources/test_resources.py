@@ -374,7 +374,7 @@ def test_closing_is_bounded(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_thing_made_by_a_thread_that_outlived_its_call_is_closed():
-    """Nobody else would."""
+    """The call's scope is already closed, so the thread closes it."""
     log: list[str] = []
     begun, goes_on = threading.Event(), threading.Event()
     refused: list[BaseException] = []
@@ -447,7 +447,7 @@ def test_circles_are_named_with_their_path(scope: Any):
 
 
 def test_a_thing_that_needs_itself():
-    """The shortest circle."""
+    """A resource that depends on itself is the shortest cycle."""
 
     async def main() -> str:
         return (await Scene(Binding(A, needs(A))).call(getting(A))).message
@@ -825,7 +825,7 @@ class Looks:
 
 
 def test_what_a_policy_made_for_the_call_is_closed_with_it():
-    """Whoever made it."""
+    """A resource that a policy requested belongs to the call."""
     log: list[str] = []
 
     async def main() -> None:

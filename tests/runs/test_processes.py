@@ -1,6 +1,4 @@
-"""One journal file used by several versions and processes: other versions are refused, and each run has one
-owner.
-"""
+"""One journal file used by several versions and processes: other versions are refused, and each run has one owner."""
 
 import sqlite3
 import textwrap

@@ -129,7 +129,7 @@ def well_formed(messages: list[Any]) -> bool:
     return True
 
 
-async def test_a_run_nobody_has_is_cancelled_and_its_session_goes_on(recorder: Recorder):
+async def test_a_run_without_an_owner_is_cancelled_and_its_session_continues(recorder: Recorder):
     """Each open call gets a result; a later run of the session resumes with that conversation."""
     session = Session(id="s")
     await recorder.run("first", "hello", session=session)
@@ -220,7 +220,7 @@ async def test_a_run_that_a_process_has_is_stopped_by_it(recorder: Recorder, mon
 # --- fork ------------------------------------------------------------------------------------------------
 
 
-async def test_a_fork_shares_the_beginning_and_goes_on_by_itself(recorder: Recorder):
+async def test_a_fork_shares_the_beginning_and_continues_by_itself(recorder: Recorder):
     """Common steps are not repeated; state is as at that step; the original run is unchanged."""
     session = Session(id="s")
     await recorder.run("zero", call("note", text="before"), "hi", session=session)

@@ -82,9 +82,7 @@ async def test_a_call_that_had_no_secret_is_run_again() -> None:
 
 
 async def test_an_approval_of_a_call_with_a_secret_keeps_its_run_in_memory() -> None:
-    """If its process dies, the question is withdrawn, nothing has run, and the model is told to give the
-    secret again.
-    """
+    """If its process dies, the question is withdrawn, nothing has run, and the model is told to give the secret again."""
     login, waiting = login_with("irreversible"), list[int]()
 
     @tool(effect="read")

@@ -294,9 +294,7 @@ async def _run_and_look(login: Login, script: list[Any], folder: Path) -> dict[s
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(logins(secret=True), st.sampled_from(["fits", "wrong", "unknown"]))
 def test_nothing_but_the_handler_has_a_secret(login: Login, how: str) -> None:
-    """Events, deltas, the session, the journal, exports, trees, lines and logs of a run; another tool's
-    request.
-    """
+    """Events, deltas, the session, the journal, exports, trees, lines and logs of a run; another tool's request."""
     name = "logn" if how == "unknown" else "login"
     given = {**login.arguments, "pasword": MARK} if how == "wrong" else login.arguments
     with tempfile.TemporaryDirectory() as folder:
@@ -400,7 +398,7 @@ async def test_what_is_not_secret_is_seen_as_it_is_written() -> None:
     assert login.got == [MARK]
 
 
-async def test_the_provider_goes_on_with_what_it_said_until_the_process_ends() -> None:
+async def test_the_provider_sees_its_own_words_until_the_process_ends() -> None:
     """In memory the conversation is the model's own; loaded from a record, it is masked."""
     login, model = login_with("read"), ScriptedModel([ToolCall("login", {"key": MARK}), "in", "again"])
     journal = MemoryJournal()

@@ -122,7 +122,7 @@ async def test_a_call_is_undone_and_a_decision_revoked(tmp_path: Path):
         assert (await client.ask("DELETE", f"/threads/b/approvals/{kept['id']}")).status == 404
 
 
-async def test_a_stream_goes_on_where_it_was_left(tmp_path: Path):
+async def test_a_stream_continues_where_it_was_left(tmp_path: Path):
     async with serving(tmp_path) as client:
         await client.say("a", "call look")
         await client.idle("a")
@@ -451,7 +451,7 @@ def test_tokens_that_are_weak_or_beside_a_hook_are_refused():
 
 
 @pytest.mark.parametrize("given", [0, -1, float("inf"), float("nan"), True, "5", None])
-def test_a_limit_that_is_none_is_refused_where_it_is_given(given: Any):
+def test_an_invalid_limit_is_refused_where_it_is_given(given: Any):
     for name in ("streams", "requests_per_second", "body_bytes"):
         with pytest.raises(DefinitionError, match=rf"{name}=.*positive"):
             Limits(**{name: given})

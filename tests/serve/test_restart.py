@@ -72,7 +72,9 @@ async def test_a_run_at_rest_is_parked_and_its_question_stands(tmp_path: Path) -
         assert [unit.tool for unit in await app.journal.calls.load(run_id)] == ["write", "choose"]
 
 
-async def test_a_run_at_work_is_cut_after_the_grace_and_goes_on_by_itself(tmp_path: Path) -> None:
+async def test_an_active_run_is_interrupted_after_the_grace_period_and_resumes_by_itself(
+    tmp_path: Path,
+) -> None:
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         thread = app.thread()
@@ -92,7 +94,7 @@ async def test_a_run_at_work_is_cut_after_the_grace_and_goes_on_by_itself(tmp_pa
         assert [unit.tool for unit in await app.journal.calls.load(run_id)] == ["write", "hold"]
 
 
-async def test_a_run_that_comes_to_rest_within_the_grace_is_parked_then(tmp_path: Path) -> None:
+async def test_a_run_that_rests_within_the_grace_period_is_parked_then(tmp_path: Path) -> None:
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         thread = app.thread()
@@ -107,7 +109,7 @@ async def test_a_run_that_comes_to_rest_within_the_grace_is_parked_then(tmp_path
         assert kinds(thread.feed) == ["started", "interrupt"]
 
 
-async def test_a_run_cut_with_a_question_open_goes_on_and_the_question_stands(tmp_path: Path) -> None:
+async def test_a_run_interrupted_with_an_open_question_resumes_and_keeps_it(tmp_path: Path) -> None:
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         await app.thread().say(plan([["choose", {}], ["hold", {}]], "ok"))

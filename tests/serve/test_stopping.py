@@ -134,7 +134,7 @@ async def test_a_stream_that_comes_while_all_are_ended_is_ended_too():
     assert streams.count == 0
 
 
-async def test_a_signal_is_heard_by_the_app_and_then_by_whoever_listened():
+async def test_a_signal_reaches_the_app_and_then_the_earlier_handler():
     heard: list[object] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
     ours = signal.getsignal(signal.SIGTERM)

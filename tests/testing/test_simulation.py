@@ -394,7 +394,7 @@ def test_a_scenario_that_another_process_cant_import_is_an_error(
     assert "no such module there" in capfd.readouterr().err
 
 
-def test_a_point_that_is_none_is_refused():
+def test_an_invalid_point_is_refused():
     assert str(Point.parse("after write 3")) == "after write 3"
     with pytest.raises(DefinitionError, match="'write three' is no crash point"):
         Point.parse("write three")
@@ -405,7 +405,7 @@ def test_a_point_that_is_none_is_refused():
 
 
 @pytest.mark.parametrize("given", [{"write_every": 0}, {"step_every": -1}, {"jobs": 0}, {"parked_every": -1}])
-def test_counts_that_are_none_are_refused(given: dict[str, Any]):
+def test_invalid_counts_are_refused(given: dict[str, Any]):
     """Before a process is started."""
     with pytest.raises(DefinitionError, match="from 1 on"):
         simulate(Scenario(name="none", play=_never), **given)

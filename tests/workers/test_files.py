@@ -92,7 +92,7 @@ def _hidden() -> None:
 
 
 @pytest.mark.parametrize(("text", "wanted"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
-def test_what_is_wrong_is_said_with_file_line_and_mend(
+def test_problems_are_reported_with_file_line_and_fix(
     tmp_path: Path, text: str, wanted: list[tuple[int, str]]
 ) -> None:
     """Each problem of the table is reported at its line; the worker is unavailable, the others are not."""

@@ -70,7 +70,7 @@ class Begun(Generic[PrivateT, PublicT, ResultT]):
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One act of a handoff: its function and the annotations of it."""
+    """One act of a handoff: its function and its annotations."""
 
     function: Callable[..., Any]
     is_async: bool
@@ -219,7 +219,7 @@ class Acts:
     ends: Tool[Any, Any]
 
     async def play(self, context: ToolContext) -> ToolResult[Any]:
-        """Run one call of the handoff. It has no effects of its own, so it may be entered again."""
+        """Run one call of the handoff. The handler has no effects of its own, so it may be rerun."""
         runner = ActRunner(context)
         begun = await runner.run(_with(self.begins, self.before, None, self._begun, without_words))
         if not begun.success:
@@ -265,7 +265,7 @@ class Acts:
         )
 
     def _begun(self, value: Any) -> ToolResult[Any]:
-        """Check what `before` returned now: `after` may run days later."""
+        """Check the result of `before` at once, since `after` may run days later."""
         if isinstance(value, ToolResult):
             done = cast("ToolResult[Any]", value)
             if not done.success:
@@ -288,7 +288,7 @@ class Acts:
             parsed = self.answer.parse_value(value)
         except ToolValidationError as error:
             raise WrongResult(f"its answer does not fit: {error}") from None
-        kind: Any = self.answer.annotation  # what is of the type already keeps its secrets
+        kind: Any = self.answer.annotation  # a value that already has the type keeps its secrets
         return ToolResult("", value if isinstance(kind, type) and isinstance(value, kind) else parsed)
 
 
@@ -350,7 +350,7 @@ def _effect(effect: Effect, act: str) -> Effect:
         return effect
     if act == "client":
         return "idempotent"
-    return "irreversible" if effect == "compensable" else effect  # only the whole can be compensated
+    return "irreversible" if effect == "compensable" else effect  # only the whole handoff can be compensated
 
 
 def _without_private(result: ToolResult[Any]) -> ToolResult[Any]:
@@ -419,7 +419,7 @@ def _with(
 
 
 def without_words(error: Exception) -> Exception:
-    """An error of an act with private data, without its words."""
+    """Return an act's error without its message, which may contain private data."""
     if isinstance(error, _TOLD) or _concerns_the_run(error):
         return error
     if isinstance(error, TransientError):
@@ -438,7 +438,7 @@ def _concerns_the_run(error: BaseException) -> bool:
 
 
 def _recorded(what: str, schema: Schema[Any], value: Any) -> Any:
-    """The value as it will be read back. What does not fit is named by its place only."""
+    """Return the value as it will be read back. An invalid part is reported by its place only."""
     places = ""
     try:
         return schema.parse_value(value)

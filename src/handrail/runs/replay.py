@@ -102,13 +102,15 @@ async def replay(
     tally: Tally | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Divergence | None:
-    """Go through a recorded run with the code of today; None where nothing differs.
+    """Replay a recorded run with today's code. Returns the first difference, or None.
 
-    No model is asked and nothing is changed: calls of effect `pure`, `read` and `staged` run in a
-    transaction that is dropped, of others the recorded result is taken, and so it is of calls that asked
-    somebody, were given a secret, ran a prompt of their own, or worked on files that have changed since.
-    `filesystem` are the files as they were when the run began; without them calls that used files are not
-    run. `params` go before those that were recorded.
+    No model is asked and nothing is changed. Calls of effect `pure`, `read` and `staged` run in a transaction
+    that is dropped. For other calls the recorded result is used, and also for calls that asked somebody, were
+    given a secret, ran a prompt of their own, or worked on files that have changed since. `filesystem` has
+    the
+    files as they were when the run began; without it, calls that used files are not run. `params` override
+    the
+    recorded ones.
     """
     row = await journal.runs.get(run_id)
     resumed = await load_resumed(journal, row, session, clock)
@@ -196,7 +198,7 @@ def _frame(
 
 
 class _Dropped(Exception):
-    """Ends the transaction that everything ran in: nothing of it is kept."""
+    """Ends the transaction around the whole replay, so that nothing of it is kept."""
 
 
 class _Walk:
@@ -276,7 +278,7 @@ class _Walk:
             return self._open(step, unit)
         tool = self._frame.tools.get(asked.name)
         if tool is None and asked.name in self._added:
-            self._take(outer, unit)  # the original caller provided it, and nobody does here
+            self._take(outer, unit)  # the original caller provided it, and it is missing here
             return None
         if tool is None:
             return self._missing(step, unit)
@@ -346,7 +348,7 @@ class _Walk:
         was, now = unit.decision or "allow", "allow"
         if self._frame.policies:
             call = new_call(self._gate, tool.name, asked.arguments, parent=outer)
-            outer.inner -= 1  # it is not a call of its own
+            outer.inner -= 1  # it is not a separate call
             call.resolve(tool)
             attempt = self._gate.open(call).attempt
             attempt.params = tool.parse(asked.arguments)
@@ -376,7 +378,7 @@ class _Walk:
         return not any(meet(changed, path) for changed in self._unknown for path in paths)
 
     def _take(self, outer: Attempt, unit: CommitUnit) -> None:
-        """Apply what was recorded of a call."""
+        """Apply the recorded effects of a call."""
         self._tally.taken += 1
         for event in unit.events:
             outer.open_transaction.session.dispatch(decode_item(bytes(event), self._frame.session.id))

@@ -41,12 +41,12 @@ class WorkerSettings(msgspec.Struct, frozen=True):
 
 
 class Reach:
-    """The workers that calls of one run may reach by name: `Workers` of its frame."""
+    """The workers that calls of one run may reach by name: the `Workers` of its frame."""
 
     def __init__(self, registry: WorkerFolder, worker: Worker | None, given: WorkerSettings) -> None:
         self.registry = registry
         self.worker = worker
-        """The worker this run belongs to; None: a run of no worker, which may call all of the folder."""
+        """The worker this run belongs to; None for a run without a worker, which may call all of the folder."""
         self.given = given
 
     def find(self, name: str, attempt: Attempt, /) -> Tool[Any, Any] | None:

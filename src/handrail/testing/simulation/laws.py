@@ -1,4 +1,4 @@
-"""The laws that hold for every run, wherever its process ended. Each returns what is broken, in words."""
+"""The laws that hold for every run, wherever its process died. Each returns its violations as text."""
 
 from __future__ import annotations
 
@@ -112,10 +112,10 @@ class Trial(NamedTuple):
     """Return everything the journal's files contain."""
 
     def doubtful(self) -> frozenset[str]:
-        """The ids of the calls whose results may be other than without a crash.
+        """Return the ids of the calls whose results may differ from the uncrashed run.
 
-        Those that were cut, and those that were about to be entered: it was recorded that they began, or
-        that they were asked for with a secret, which is not recorded.
+        These are the interrupted calls, and those about to be entered: their start was recorded, or they were
+        asked for with a secret, which is not recorded.
         """
         found = list(self.seen.cut)
         for _, began in self.seen.restarts():
@@ -129,7 +129,7 @@ class Trial(NamedTuple):
         return frozenset(id for call in found for id in call["ids"])
 
     def _lost(self, call: Details, began: Details) -> bool:
-        """Whether it was asked for with a secret in a recorded answer."""
+        """Return whether the call was asked for with a secret in a recorded answer."""
         ended = self.uncrashed.ended
         if not call["secret"] or ended is None:
             return False

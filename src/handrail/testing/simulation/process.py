@@ -47,9 +47,9 @@ def live(
     connected: bool = False,
     stops: bool = False,
 ) -> None:
-    """Play the scenario in this process, from wherever its journal is. What comes of it is in the world.
+    """Play the scenario in this process, from the current state of its journal. The world has the outcome.
 
-    With `connected` the person is there and answers at once, so that the run is never parked. One that
+    With `connected` the person is there and answers at once, so that the run is never parked. A process that
     `stops` parks its run by force at its point, and ends when that is done.
     """
     world = World(folder / WORLD, process)
