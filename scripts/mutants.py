@@ -2,10 +2,8 @@
 """Break the code on purpose, one place at a time, and check that the tests notice.
 
 Each mutant removes a guarantee. If no test catches one, that guarantee is untested, and this script fails.
-Run by
-`make test-deep`. Arguments select mutants by name. `--find` only checks that each can still be made: a change
-to
-the code must carry its mutants over.
+Run by `make test-deep`. Arguments select mutants by name; `--jobs N`, before them, tries N at a time instead
+of two. `--find` only checks that each can still be made: a change to the code must carry its mutants over.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -652,14 +651,17 @@ def main(arguments: list[str]) -> int:
     if arguments == ["--find"]:
         print(f"{len(MUTANTS)} mutants can be made")
         return 0
+    jobs = 2
+    if arguments[:1] == ["--jobs"]:
+        jobs, arguments = int(arguments[1]), arguments[2:]
     survivors: list[str] = []
     chosen = [mutant for mutant in MUTANTS if not arguments or mutant.name in arguments]
-    for number, mutant in enumerate(chosen, 1):
-        by = catch(mutant)
-        verdict = f"caught by {by}" if by else "SURVIVED"
-        print(f"mutant {number:2} {mutant.name} ({mutant.file}): {verdict}", flush=True)
-        if not by:
-            survivors.append(mutant.name)
+    with ThreadPoolExecutor(jobs) as pool:
+        for number, (mutant, by) in enumerate(zip(chosen, pool.map(catch, chosen), strict=True), 1):
+            verdict = f"caught by {by}" if by else "SURVIVED"
+            print(f"mutant {number:2} {mutant.name} ({mutant.file}): {verdict}", flush=True)
+            if not by:
+                survivors.append(mutant.name)
     print(f"{len(chosen) - len(survivors)} of {len(chosen)} mutants caught")
     return 1 if survivors or not chosen else 0
 

@@ -260,7 +260,8 @@ def _serve(connection: socket.socket) -> None:
     import importlib
 
     for name in LOADED:
-        importlib.import_module(name)
+        with contextlib.suppress(ImportError):  # without it only the programs that need it fail, and say why
+            importlib.import_module(name)
     sys.path.pop(0)  # this script's folder
     gc.freeze()  # a child that collects would copy every page it looks at
     ended, wake = os.pipe()
