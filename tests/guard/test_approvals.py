@@ -231,7 +231,7 @@ async def cancelling(scene: Scene) -> None:
         ),
         (lambda: Person(True, forge="principal"), "(denied): no answer that fits after 3 tries"),
         (lambda: Person(True, forge="question"), "(denied): no answer that fits after 3 tries"),
-        (lambda: Broken(), "pay was not approved (cancelled): whoever was to be asked could not be: OSError"),
+        (lambda: Broken(), "pay was not approved (cancelled): nobody could be asked: OSError"),
     ],
     ids=range(8),
 )
