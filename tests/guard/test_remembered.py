@@ -439,7 +439,7 @@ async def test_what_a_session_was_saved_with_goes_along_by_the_same_rule(office:
 
 
 async def test_a_call_with_nothing_remembered_costs_the_record_nothing(office: Office):
-    """Neither a read nor a write: a run reads decisions once, when it begins."""
+    """Such a call neither reads nor writes the record: a run reads decisions once, when it begins."""
     written: list[str] = []
     read: list[str] = []
     box = office.journal.decisions

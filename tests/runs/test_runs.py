@@ -325,7 +325,7 @@ async def test_a_run_goes_through_a_file_into_another_journal(recorder: Recorder
 
 
 async def test_an_export_holds_no_secret(recorder: Recorder, tmp_path: Path):
-    """Neither the value of a secret argument, nor the path of the folder."""
+    """The file has neither the value of a secret argument nor the path of the folder."""
 
     @tool
     async def login(password: SecretStr) -> str:
