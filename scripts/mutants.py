@@ -396,7 +396,7 @@ MUTANTS = [
     ),
     Mutant(
         "a model in a person's place is under no policy",
-        "adapter/bound.py",
+        "adapter/call_adapter.py",
         "            policies=attempt.frame.policies,\n",
         "",
         "tests/environment/test_environments.py::test_a_model_in_a_persons_place_is_under_the_policies_of_the_run",

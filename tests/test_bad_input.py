@@ -633,7 +633,7 @@ def test_a_mistake_is_refused_with_its_name_and_a_hint(name: str):
 
 
 def test_the_table_is_long_enough():
-    """At least 45 mistakes, each with its own row."""
+    """There are at least 45 mistakes, each with its own row."""
     assert len(TABLE) == sum(map(len, (SESSIONS, FILES, ANSWERS, LIMITS, POLICIES, GATES)))
     assert len(TABLE) + len(TOLD) >= 75
 

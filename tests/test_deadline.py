@@ -86,7 +86,7 @@ def test_one_in_the_past_has_passed(clock: FakeClock):
 
 
 def test_it_expires_at_its_moment(clock: FakeClock):
-    """Not before, and exactly then."""
+    """It expires exactly at its time, not before."""
     deadline = Deadline.after(10, clock=clock)
     clock.pass_time(9.5)
     assert not deadline.expired

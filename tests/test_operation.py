@@ -155,7 +155,7 @@ def test_its_task_can_be_shown_and_debugged():
 
 
 def test_a_task_can_test_its_coroutine():
-    """As its repr does since Python 3.12: before it starts, while it runs, and afterwards."""
+    """Its repr does so since Python 3.12: before it starts, while it runs, and afterwards."""
     truth: Callable[[object], bool] = operator.truth
 
     async def main() -> None:

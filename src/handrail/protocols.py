@@ -416,10 +416,10 @@ class Environment(ABC):
         meanwhile.
         """
 
-    def begins(self, parking: Parking) -> None:  # noqa: B027  # by default there is nothing to do
+    def run_started(self, parking: Parking) -> None:  # noqa: B027  # by default there is nothing to do
         """A run that may be parked begins here. Called on the run's loop."""
 
-    def rests(self, parking: Parking) -> None:
+    def run_waiting(self, parking: Parking) -> None:
         """Everything in the run waits for an answer: park it, or leave it in memory.
 
         Called on the run's loop, again after each question that was asked or is over. By default the run

@@ -17,12 +17,11 @@ QuestionKind = Literal["approval", "input", "handoff"]
 AnswerOutcome = Literal["answered", "declined", "cancelled", "timed out"]
 
 
-class Lasting(msgspec.Struct, frozen=True, kw_only=True):
+class DecisionKeys(msgspec.Struct, frozen=True, kw_only=True):
     """The keys under which an answer is remembered for later calls of the session.
 
     They are part of the question, so that the answer takes effect as soon as any process accepts it, even if
-    the
-    run is never resumed.
+    the run is never resumed.
     """
 
     tool: str
@@ -62,7 +61,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: datetime | None = None
     run_id: str = ""
     """The outermost run that waits for it."""
-    lasting: Lasting | None = None
+    decision_keys: DecisionKeys | None = None
     """For an approval whose answer can be remembered. Recorded, never shown."""
     secret: bool = False
     """Whether its answer may contain a secret. It is recorded masked, and accepted only while the asker waits."""

@@ -211,7 +211,7 @@ async def test_a_run_cut_while_its_model_was_asked_says_what_the_model_says_then
     asked = asyncio.Event()
 
     class Stopping(LaterEnvironment):
-        def begins(self, parking: Parking) -> None:
+        def run_started(self, parking: Parking) -> None:
             self.parking = parking
 
     class Slow(ScriptedModel):

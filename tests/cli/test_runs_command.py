@@ -171,7 +171,7 @@ def test_cancel_export_import_forget(line: Line, monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_mistakes_are_reported(line: Line, words: list[str], said: str, code: int):
-    """As text and as JSON; the exit code tells a wrong command from a failed one."""
+    """Mistakes are reported as text and as JSON; the exit code distinguishes a wrong command from a failed one."""
     line.record("tea", "end")
     line.record("tee", "end")
     (line.base / "broken.py").write_text("1 / 0")

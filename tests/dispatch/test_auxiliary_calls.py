@@ -89,7 +89,7 @@ def test_a_compensation_has_its_events_inside_the_call_it_undoes() -> None:
 
 
 def test_a_compensation_is_recorded() -> None:
-    """As a call at a place of its own, before the call that failed."""
+    """A compensation is recorded as a call at its own place, before the call that failed."""
 
     async def main() -> None:
         journal = MemoryJournal()
@@ -187,7 +187,7 @@ def test_a_compensation_runs_after_the_deadline_and_in_a_cancelled_run() -> None
 
 
 def test_a_compensation_is_not_undone_itself() -> None:
-    """Neither it nor what it settled, if the call around the one it undid fails too."""
+    """Neither a compensation nor what it settled is undone when an outer call fails too."""
 
     async def main() -> None:
         undone: list[str] = []

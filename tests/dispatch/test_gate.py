@@ -484,7 +484,7 @@ def test_a_deadline_that_passes_while_a_call_is_recorded_cancels_nobody() -> Non
         task = asyncio.current_task()
         assert task is not None
         assert task.cancelling() == 0
-        await asyncio.sleep(1)  # nor is it cancelled when it waits next
+        await asyncio.sleep(1)  # and it is not cancelled at its next wait
 
     run_virtual(main)
 

@@ -194,7 +194,7 @@ async def test_nothing_is_remembered_unless_somebody_says_so(says: Any):
 
 
 async def test_exactly_this_is_not_asked_about_again_in_the_session():
-    """Neither in the next run with another broker, nor with arguments in another order or spacing."""
+    """The next run with another broker does not ask either, even with arguments in another order or spacing."""
     desk = Desk(EXACT)
     assert (await desk.call("pay", amount=1, to="ann")).success
     gate = open_gate(TOOLS, session=desk.session, **desk.options)
@@ -916,7 +916,7 @@ async def test_a_tool_can_look_and_not_decide():
 
 
 async def test_a_policy_can_not_forge_a_decision_either():
-    """Neither before the call nor in `on_result`."""
+    """A policy can forge one neither before the call nor in `on_result`."""
     refused: list[str] = []
 
     class Sly:

@@ -231,7 +231,7 @@ async def cancelling(scene: Scene) -> None:
         ),
         (lambda: Person(True, forge="principal"), "(denied): no answer that fits after 3 tries"),
         (lambda: Person(True, forge="question"), "(denied): no answer that fits after 3 tries"),
-        (lambda: Broken(), "pay was not approved (cancelled): whoever was to be asked could not be: OSError"),
+        (lambda: Broken(), "pay was not approved (cancelled): nobody could be asked: OSError"),
     ],
     ids=range(8),
 )
@@ -402,7 +402,7 @@ def hurried(name: str, timeout: float, body: Any) -> Tool[Any, Any]:
 
 
 def test_time_a_person_takes_does_not_count_towards_the_timeout():
-    """Neither before the handler nor inside it, and not for an outer call."""
+    """It counts neither before the handler nor inside it, and not for an outer call."""
 
     async def body(context: ToolContext) -> str:
         await asyncio.sleep(3)
@@ -497,7 +497,7 @@ class Login:
 
 
 def test_secrets_are_not_shown():
-    """Neither to the person, nor in events, nor in the result; only the handler has them."""
+    """They appear neither to the person, nor in events, nor in the result; only the handler has them."""
     got: list[str] = []
 
     async def handler(params: Login, *, context: ToolContext) -> ToolResult[str]:

@@ -155,7 +155,7 @@ async def test_acts_may_give_results_of_different_types() -> None:
 
 
 async def test_client_and_after_may_take_params() -> None:
-    """By keyword or by position; each act gets its own copy."""
+    """The params may be taken by keyword or by position, and each act gets its own copy."""
     seen: list[Any] = []
 
     def choose(offer: Offer, params: Deal, *, context: ToolContext) -> Pick:

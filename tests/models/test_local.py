@@ -237,7 +237,7 @@ def counted_pieces() -> Generator[list[int]]:
 
 @on_a_loop
 async def test_leaving_a_stream_ends_the_generation():
-    """Of a thousand requested tokens, generation stops once nobody listens, and the engine is free."""
+    """A thousand tokens are requested, but generation stops once nobody listens, and the engine is free."""
     model = LocalModel()
     with counted_pieces() as counts:
         long = model.stream(asking("Tell a very long story.", max_tokens=1500, stream=True))

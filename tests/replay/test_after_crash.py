@@ -134,7 +134,7 @@ def test_a_call_that_was_being_undone_is_not_replayed_as_done(program: Program, 
 
 
 def test_what_was_undone_does_not_stand(program: Program, tmp_path: Path):
-    """Of a call that is not entered again, the model hears what was not undone for certain."""
+    """For a call that is not rerun, the model is told what was certainly not undone."""
     world, told, _ = crashed_and_resumed(program, tmp_path, "trip_not_entered_again")
     assert world == ["asked", "booked flight", "booked hotel", "undone hotel", "undone flight", "asked"]
     assert "It had done: flight." in told
@@ -162,7 +162,7 @@ def test_what_is_irreversible_is_not_run_again(program: Program, tmp_path: Path)
 
 
 def test_a_settled_once_is_not_repeated(program: Program, tmp_path: Path):
-    """Neither when the handler is entered again, nor when it is not."""
+    """This holds whether or not the handler is entered again."""
     world, told, _ = crashed_and_resumed(program, tmp_path, "once_again")
     assert world == ["asked", "paid", "asked"]
     assert told == "it says: done"

@@ -258,10 +258,10 @@ async def test_parked_at_rest_it_says_nothing_that_looks_like_an_end():
 async def test_an_environment_that_raises_at_rest_has_its_run_parked(caplog: pytest.LogCaptureFixture):
     going = Going([ask], ToolCall("ask"), "done")
 
-    def rests(parking: Parking) -> None:
+    def run_waiting(parking: Parking) -> None:
         raise ValueError("no")
 
-    going.there.rests = rests
+    going.there.run_waiting = run_waiting
     with pytest.raises(RunParked):
         await going.begin()
     assert "told of a run at rest raised" in caplog.text
@@ -329,8 +329,8 @@ async def test_by_force_what_is_at_work_is_cut_and_follows_its_effect():
 
 async def test_by_force_before_it_has_begun_and_while_the_model_is_asked():
     class Forced(Resting):
-        def begins(self, parking: Parking) -> None:
-            super().begins(parking)
+        def run_started(self, parking: Parking) -> None:
+            super().run_started(parking)
             parking.park(by_force=True)
 
     going = Going([], "done")

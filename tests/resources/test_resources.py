@@ -793,7 +793,7 @@ def test_a_forkable_of_the_call_is_its_own(scope: Any):
 
 @pytest.mark.parametrize("budget", [None, Budget(tool_calls=5)])
 def test_the_budget_is_one_object(budget: Any):
-    """By class, by protocol, opened, in a provider, and as the context's member."""
+    """It is the same by class, by protocol, opened, in a provider, and as the context's member."""
 
     async def body(context: ToolContext) -> bool:
         resources = context.resources
@@ -836,7 +836,7 @@ def test_what_a_policy_made_for_the_call_is_closed_with_it():
 
 
 def test_a_dead_context_gives_no_resources():
-    """Neither `get`, nor `open`, nor a provider that kept the call's resources."""
+    """It refuses `get`, `open`, and a provider that kept the call's resources."""
     kept: list[Any] = []
 
     def keeps(resources: Any) -> Thing:

@@ -325,7 +325,7 @@ async def test_a_run_goes_through_a_file_into_another_journal(recorder: Recorder
 
 
 async def test_an_export_holds_no_secret(recorder: Recorder, tmp_path: Path):
-    """Neither the value of a secret argument, nor the path of the folder."""
+    """The file has neither the value of a secret argument nor the path of the folder."""
 
     @tool
     async def login(password: SecretStr) -> str:
@@ -359,6 +359,11 @@ async def test_an_export_holds_no_secret(recorder: Recorder, tmp_path: Path):
         ),
         (b'{"handrail": "run", "version": 1, "run_id": "r"}', "cut off"),
         (b'{"handrail": "run", "version": 1, "run_id": "r"}\n{"entry": 3}', "line 2 of r.jsonl is damaged"),
+        (
+            b'{"handrail": "run", "version": 1, "run_id": "r"}\n'
+            b'{"entry": {"kind": "inner call", "key": "call 2", "at": 0.0, "body": ""}}',
+            "line 2 of r.jsonl is damaged: 'call 2' is not a place",
+        ),
     ],
 )
 async def test_a_file_that_is_no_run_is_refused(

@@ -152,7 +152,7 @@ async def test_a_thread_that_was_parked_and_is_opened_anew_remembers(tmp_path: P
         await thread.say(plan([["send", {"text": "a"}]], "ok"))
         await over(thread)
         [asked] = await thread.questions()
-        assert "lasting" not in question_json(asked), "what it is kept under is nobody's to see"
+        assert "decision_keys" not in question_json(asked), "what it is kept under is nobody's to see"
         await give(thread, asked, NEVER)
         await over(thread)
         await app.restart()

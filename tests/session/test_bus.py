@@ -70,7 +70,7 @@ class Member:
     ],
 )
 def test_a_subscriber_hears_its_type_and_what_is_below(kind: type, wanted: list[object]):
-    """By the class itself, a base, an abstract base, or `object` for everything."""
+    """Subscriptions may name the class itself, a base, an abstract base, or `object` for everything."""
     bus, heard = Dispatcher(), list[object]()
     bus.subscribe(kind, heard.append)
     for event in (One(1), Two(2), Other()):

@@ -299,7 +299,7 @@ def wandering(stage: Stage) -> Play:
 
 
 def test_a_handler_that_does_not_do_the_same_again_is_caught():
-    """Even without a crash: the run is parked, and its handler is rerun."""
+    """It is caught even without a crash: the run is parked, and its handler is rerun."""
     report = simulate(
         Scenario(name="wandering", play=wandering), write_every=4, step_every=50, overtaken_every=0
     )
@@ -388,7 +388,7 @@ class Unloadable:
 def test_a_scenario_that_another_process_cant_import_is_an_error(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.undo()  # a process of its own writes to the standard error that is captured here
+    monkeypatch.undo()  # another process writes to the standard error captured here
     with pytest.raises(SimulationError, match="define what it is made of at the top of a module"):
         simulate(Scenario(name="deadly", play=deadly, laws=[Unloadable()]))
     assert "no such module there" in capfd.readouterr().err
@@ -406,7 +406,7 @@ def test_an_invalid_point_is_refused():
 
 @pytest.mark.parametrize("given", [{"write_every": 0}, {"step_every": -1}, {"jobs": 0}, {"parked_every": -1}])
 def test_invalid_counts_are_refused(given: dict[str, Any]):
-    """Before a process is started."""
+    """The error comes before a process is started."""
     with pytest.raises(DefinitionError, match="from 1 on"):
         simulate(Scenario(name="none", play=_never), **given)
 

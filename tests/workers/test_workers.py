@@ -523,7 +523,10 @@ async def test_code_hands_over_bytes_and_paths(tmp_path: Path) -> None:
 
 
 async def test_a_workers_tools_get_a_worker_context(tmp_path: Path) -> None:
-    """Including tools annotated with ToolContext or marked by name; it shows what the worker may call."""
+    """This includes tools annotated with ToolContext or marked by name.
+
+    The context shows what the worker may call.
+    """
     tools = '''
     from handrail import ToolContext, WorkerContext, tool
     from handrail.tools import tool_context

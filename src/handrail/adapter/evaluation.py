@@ -8,19 +8,19 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from handrail.adapter.bound import Bound, prompt_model_of
+from handrail.adapter.call_adapter import CallAdapter, prompt_model_of
 from handrail.adapter.conversation import root_conversation
 from handrail.adapter.loop import run_in
 from handrail.adapter.mask import SecretMask
 from handrail.adapter.response import PromptResponse, respond
-from handrail.adapter.run_lease import held, taken
+from handrail.adapter.run_lease import acquire_in_process, acquire_run
 from handrail.adapter.run_record import (
-    Resumed,
+    ResumedRun,
     answer_of,
     begin_run,
     carry_out,
     check_resumed,
-    go_on,
+    load_resumed,
     prompt_of,
     session_after,
 )
@@ -54,7 +54,7 @@ async def evaluate(
     options = options.replace(session=session, run_id=run_id)
     if journal is None:
         return await _go(adapter, prompt, options, streaming, None)
-    with held(journal, run_id):
+    with acquire_in_process(journal, run_id):
         return await _go(adapter, prompt, options, streaming, RunLog(journal, run_id, options.clock))
 
 
@@ -74,12 +74,12 @@ async def resume(
     if row.status in OVER:
         return answer_of(row, prompt, await session_after(journal, row, session))
     check_resumed(row, prompt, options.filesystem, options.tools)
-    async with taken(journal, run_id) as row:
+    async with acquire_run(journal, run_id) as row:
         if row.status in OVER:  # since it was looked at
             return answer_of(row, prompt, await session_after(journal, row, session))
         if isinstance(options.filesystem, Recoverable):
             await options.filesystem.recover(journal)
-        resumed = await go_on(journal, row, session, clock)
+        resumed = await load_resumed(journal, row, session, clock)
         await keep_decisions(resumed.session, journal)
         return await _go(
             adapter, prompt, resumed.options(options), heard is not None, resumed.log, resumed, heard
@@ -92,7 +92,7 @@ async def _go(
     options: RunOptions,
     streaming: bool,
     log: RunLog | None,
-    resumed: Resumed | None = None,
+    resumed: ResumedRun | None = None,
     heard: EventBus | None = None,
 ) -> PromptResponse[Any]:
     """One run, new or resumed, from its frame to its response."""
@@ -154,7 +154,7 @@ def _frame(
         options.replace(resources=(*options.resources, *prompt.resources)),
         prompt=prompt,
         log=log,
-        adapter=lambda call: Bound(adapter, settings, call),
+        adapter=lambda call: CallAdapter(adapter, settings, call),
         prompt_model=lambda call: prompt_model_of(adapter, settings, call),
     )
     if environment is None:

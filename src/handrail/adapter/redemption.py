@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 import msgspec
 
-from handrail.adapter.run_record import go_on
+from handrail.adapter.run_record import load_resumed
 from handrail.cancellation import shielded
 from handrail.clock import Clock
 from handrail.context.ticket import Ticket
@@ -123,7 +123,7 @@ def _listed(names: Iterable[str]) -> str:
 
 async def _session_of(ticket: Ticket, journal: Journal, session: Session | None, clock: Clock) -> Session:
     """Return the session of the ticket's run, as all commits have left it."""
-    resumed = await go_on(journal, await journal.runs.get(ticket.run_id), session, clock)
+    resumed = await load_resumed(journal, await journal.runs.get(ticket.run_id), session, clock)
     resumed.catch_up()
     await keep_decisions(resumed.session, journal)
     return resumed.session

@@ -115,7 +115,7 @@ class Run:
             self.leave_record()
             frame.session.record(fact)
         if frame.parking is not None and frame.outer is not None:
-            frame.parking.let_go_on(frame.outer)
+            frame.parking.start_grace(frame.outer)
 
     def say(self, message: Message) -> None:
         """Add a message to the conversation. A recorded one is not published again."""

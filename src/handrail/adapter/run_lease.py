@@ -31,8 +31,8 @@ _lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def held(journal: Journal, run_id: str) -> Generator[None]:
-    """Runs held in this process: a lease tells processes apart, this tells tasks and threads apart."""
+def acquire_in_process(journal: Journal, run_id: str) -> Generator[None]:
+    """Hold a run in this process. A lease tells processes apart; this tells tasks and threads apart."""
     mine = (id(journal), run_id)
     with _lock:
         if mine in _held:
@@ -46,9 +46,9 @@ def held(journal: Journal, run_id: str) -> Generator[None]:
 
 
 @contextlib.asynccontextmanager
-async def taken(journal: Journal, run_id: str) -> AsyncGenerator[RunRow]:
+async def acquire_run(journal: Journal, run_id: str) -> AsyncGenerator[RunRow]:
     """Acquire a run to resume it. Unless it has ended or was parked meanwhile, it is released unchanged."""
-    with held(journal, run_id):
+    with acquire_in_process(journal, run_id):
         row = await journal.runs.take(run_id)
         try:
             yield row

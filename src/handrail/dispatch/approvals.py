@@ -23,7 +23,7 @@ from handrail.guard.approval_memory import NEVER_REMEMBERED, Asks, Coverage, Rec
 from handrail.operation import Operation
 from handrail.place import Place
 from handrail.protocols import ApprovalRequest, Filesystem
-from handrail.question import Lasting
+from handrail.question import DecisionKeys
 from handrail.replay.log import RunLog
 from handrail.resources.paths import HasLinks, parse_path
 from handrail.schema import to_json
@@ -65,7 +65,7 @@ async def ask_approval(
         payload["scopes"] = tuple(scopes)  # without them, no memory is offered
     if diff:
         payload["diff"] = diff
-    lasting = Lasting(
+    decision_keys = DecisionKeys(
         tool=attempt.name,
         words=keys.words,
         exact=keys.exact,
@@ -82,7 +82,7 @@ async def ask_approval(
         payload,
         APPROVAL_SCHEMA,
         frame.options.approval_seconds,
-        lasting if kept else None,
+        decision_keys if kept else None,
     )
     recall = Recall(session, question, cover, frame.clock)
     asked = ApprovalRequest(

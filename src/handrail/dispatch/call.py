@@ -27,11 +27,13 @@ class CallKind(msgspec.Struct, frozen=True):
     only_asks: bool = False
     """Part of a call that only asks somebody: asked again if its answer was not kept."""
     undoes: bool = False
-    """Undoes a call, or is inside what does: neither a cancelled run nor its deadline stops it, and it is never
-    replayed. A probe is the same."""
+    """Undoes a call or finds out whether it happened, or is inside a call that does. Neither a cancelled run nor a
+    deadline stops it, and it is never replayed.
+    """
     is_auxiliary: bool = False
-    """A compensation or a probe itself. It goes by the gate's transaction, events and record, beside the call it
-    is about. It needs no approval, costs nothing of the budget, is not numbered, and is not undone itself."""
+    """A compensation or a probe itself, which passes the gate beside the call it is about. It has a transaction,
+    events and a record. It needs no approval, costs nothing of the budget, is not numbered and is never undone.
+    """
 
 
 CALL = CallKind()

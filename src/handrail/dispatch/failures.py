@@ -105,7 +105,7 @@ class Failure:
 
 
 def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) -> Failure:
-    """The row of the table for this error. Every error has one."""
+    """Return the row of the table for this error. Every error has one."""
     name = attempt.name
     error = _concerning_the_run(raised)
     match error:
@@ -182,7 +182,7 @@ def _ends_the_run(attempt: Attempt, status: CallStatus, error: Exception, phase:
 
 
 def in_short(error: BaseException) -> str:
-    """One line about an error, even if its own text can't be made."""
+    """Return one line about an error, even if its own text can't be made."""
     try:
         text = str(error).strip().split("\n", 1)[0]
     except Exception:

@@ -213,7 +213,7 @@ class Frame:
         journal, new_id, environment = options.journal, options.new_id, options.environment
         session = options.session or Session(new_id=new_id)
         if journal is not None:
-            session.check_each(check_serialisable)  # does nothing if it does already
+            session.check_each(check_serialisable)  # harmless if it is checked already
         self.world = _world_of(options)
         self.people = _people_of(options)
         self.log = log or NO_LOG
@@ -330,7 +330,7 @@ class Frame:
 
     @property
     def left_to_the_record(self) -> bool:
-        """Whether the run goes on elsewhere, because it is parked or another process has it."""
+        """Whether the run continues elsewhere, because it is parked or another process has it."""
         return self.log.closed
 
     @property
@@ -368,7 +368,7 @@ def open_frame(
     adapter: Callable[[Any], BoundAdapter] | None = None,
     prompt_model: Callable[[Any], PromptModel] | None = None,
 ) -> Frame:
-    """A run of its own, with its options checked."""
+    """Open a run of its own, after checking its options."""
     check_kinds(policies=(policies, Iterable, "a list of policies: [CapabilityPolicy()]"))
     options.check()
     frame = Frame(options, prompt=prompt, log=log, adapter=adapter, prompt_model=prompt_model)

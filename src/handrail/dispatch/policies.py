@@ -76,7 +76,7 @@ class PolicyCall(msgspec.Struct, eq=False):
         return self._home
 
     def check(self) -> None:
-        """Raise `ContextExpired` if the call is over. Policies see its result, so that is later than for the handler."""
+        """Raise `ContextExpired` once the call is over. That is later than for the handler: policies see the result."""
         if self._ended:
             raise ContextExpired(self._attempt.id)
 
@@ -159,7 +159,7 @@ async def check_policies(attempt: Attempt) -> str | None:
             ) from error
         if kind == "ask":
             asked = asked or decision.reason or f"{policy.name} asks"
-        elif kind != "allow":  # also what is none of the three
+        elif kind != "allow":  # also anything but the three kinds
             raise Refused("denied", f"{name} is not allowed: {decision.reason}")
     attempt.decision = "allow" if asked is None else f"ask: {asked}"
     return asked

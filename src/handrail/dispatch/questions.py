@@ -24,7 +24,7 @@ from handrail.errors import (
 from handrail.events import QuestionAnswered, QuestionAsked
 from handrail.journal.digest import digest
 from handrail.operation import Operation
-from handrail.question import Answer, Lasting, Question, QuestionKind
+from handrail.question import Answer, DecisionKeys, Question, QuestionKind
 from handrail.replay.marks import has_secret, mark_given, was_given_secret
 from handrail.replay.parked_run import end_grace
 from handrail.schema import Schema, schema_of, to_json
@@ -137,7 +137,7 @@ def waiting_for_a_person(asks: Attempt) -> Generator[None]:
     finally:
         asks.asking -= 1
         if parking is not None:
-            parking.let_go_on(asks)
+            parking.start_grace(asks)
         for deadline in deadlines:
             deadline.resume()
         for each in resume:
@@ -204,7 +204,7 @@ def question_of(
     payload: object,
     schema: dict[str, Any],
     timeout: float | None,
-    lasting: Lasting | None = None,
+    decision_keys: DecisionKeys | None = None,
 ) -> Question:
     """The question of an attempt. Its digest binds the answer to everything it is about."""
     frame = attempt.frame
@@ -236,7 +236,7 @@ def question_of(
         asked_at=now,
         expires_at=None if timeout is None else now + timedelta(seconds=timeout),
         run_id=frame.run_context.request_id,
-        lasting=lasting,
+        decision_keys=decision_keys,
     )
 
 

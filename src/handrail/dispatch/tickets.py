@@ -107,8 +107,8 @@ def _half_of(budget: BudgetTracker) -> dict[str, float]:
 async def take_up_tickets(attempt: Attempt) -> None:
     """Close the tickets of a call whose handler has succeeded, and apply what was done under them.
 
-    Each is applied as an inner call that has just finished, in the order the tickets were given out.
-    Where one does not fit any more, this raises, and the call answers for all of them.
+    Each is applied as an inner call that has just finished, in the order the tickets were issued. If one no
+    longer fits, this raises, and the call is responsible for all of them.
     """
     found = await shielded(_close(attempt))
     transaction = attempt.open_transaction
@@ -133,7 +133,7 @@ async def answer_for_tickets(attempt: Attempt, transaction: Transaction) -> None
     """Close the tickets of a call that failed: undo or report everything that was done under them."""
     try:
         _settle_all(attempt, transaction, await _close(attempt))
-    except Exception:  # what else there is to undo is undone all the same
+    except Exception:  # whatever else there is to undo is still undone
         log.exception("the tickets of %s could not be closed", attempt.id)
 
 

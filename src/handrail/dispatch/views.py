@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class CallBus:
-    """The bus as a tool sees it: what it publishes is its own, under its name."""
+    """The bus as a tool sees it. A tool publishes its own events only."""
 
     __slots__ = ("_attempt",)
 
@@ -34,7 +34,7 @@ class CallBus:
         self._attempt.emit(event)
 
     def subscribe(self, kind: type[T], listener: Callable[[T], None], /) -> Callable[[], None]:
-        """Listen, also after the call is over; call what is returned to stop."""
+        """Listen, even after the call is over. Returns a function that unsubscribes."""
         self._attempt.home.check()
         return self._attempt.frame.session.dispatcher.subscribe(kind, listener)
 
@@ -112,11 +112,11 @@ class CallSignal:
 
     @property
     def cancelled(self) -> bool:
-        """True once the call is to stop; also after it ended, for a thread that outlived it."""
+        """Whether the call must stop. It stays true after the call, for a thread that outlives it."""
         return self._attempt.stopped or self._attempt.frame.cancellation.cancelled
 
     def wait(self) -> Operation[None]:
-        """Ends once the call is to stop."""
+        """Wait until the call must stop."""
         attempt = self._attempt
         attempt.home.check()
         return Operation(self._stopped, "signal.wait()", attempt.home)

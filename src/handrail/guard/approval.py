@@ -112,7 +112,7 @@ class Broker:
             answer = await self._ask(request, environment)
             if answer is not None:
                 return decision(answer, request)
-            await self._questions.withdraw(request.question.id)  # nobody waits for its answer
+            await self._questions.withdraw(request.question.id)  # nothing waits for its answer
 
     async def _ask(self, request: ApprovalRequest, environment: Environment) -> Answer | None:
         """The answer to a request; None if it was withdrawn because a new decision covers it."""
@@ -126,7 +126,7 @@ class Broker:
             withdrawn = asking.cancel()
 
         stop = None
-        if request.recall is not None and not request.diff:  # a diff is there to be looked at
+        if request.recall is not None and not request.diff:  # a person may be reading the diff
             stop = request.recall.when_covered(withdraw)
         try:
             await asyncio.wait({asking})

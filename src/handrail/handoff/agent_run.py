@@ -24,6 +24,7 @@ from handrail.ids import NewId
 from handrail.limits import Budget, BudgetTracker
 from handrail.messages import Model
 from handrail.operation import Operation
+from handrail.place import is_in_run
 from handrail.protocols import ToolPolicy
 from handrail.session import Session
 from handrail.tools import Tool, ToolResult
@@ -87,8 +88,7 @@ def run_as_agent(
         run_id = frame.run_context.run_id
 
         def told(event: Emitted) -> None:
-            of = event.run_context.run_id
-            if on_emit is not None and (of == run_id or of.startswith(f"{run_id}.")):
+            if on_emit is not None and is_in_run(event.run_context.run_id, run_id):
                 on_emit(event.event)
 
         stop = where.dispatcher.subscribe(Emitted, told)

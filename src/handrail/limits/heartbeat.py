@@ -48,7 +48,7 @@ class Heartbeat:
         self._over = False
 
     def beat(self) -> None:
-        """Beat for this handler itself. Raises what the lease raises."""
+        """Record a beat of the handler itself and extend the lease. Raises what the lease raises."""
         if not self._over:
             self.beats_itself = True
             self._extend()

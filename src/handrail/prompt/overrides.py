@@ -234,7 +234,7 @@ class Override:
 
 def read_overrides(file: Path) -> tuple[Override, ...]:
     """Every override in a file; none if there is no file."""
-    import tomllib  # only those who use overrides pay for it
+    import tomllib  # imported only when overrides are used
 
     try:
         text = file.read_bytes().decode()

@@ -30,7 +30,7 @@ class Parking:
     process had: nothing is undone, nothing is recorded, nothing that looks like an end is published, and
     a later resume continues from the record.
 
-    The environment decides what happens to a quiet run: see `Environment.begins` and `Environment.rests`.
+    The environment decides what happens to a quiet run: see `Environment.run_started` and `Environment.run_waiting`.
     """
 
     __slots__ = ("_environment", "_frames", "_root", "_told", "ending", "parked")
@@ -83,7 +83,7 @@ class Parking:
 
     def begin(self) -> None:
         """The run is about to begin or continue."""
-        self._environment.begins(self)
+        self._environment.run_started(self)
 
     def add(self, frame: Frame) -> None:
         """A run was nested in this one."""
@@ -102,7 +102,7 @@ class Parking:
         if not self._told:
             self._told = True
             try:
-                self._environment.rests(self)
+                self._environment.run_waiting(self)
             except Exception:
                 log.exception("an environment that was told of a run at rest raised; the run is parked")
                 self.park()
@@ -113,10 +113,10 @@ class Parking:
         if attempt.parent is None:
             self.consider()
         else:
-            self.let_go_on(attempt.parent)
+            self.start_grace(attempt.parent)
 
-    def let_go_on(self, attempt: Attempt) -> None:
-        """Something this call waited for ended: its handler may continue without the rest, and has time to."""
+    def start_grace(self, attempt: Attempt) -> None:
+        """Something this call waited for has ended: give its handler time to continue without the rest."""
 
         def over() -> None:
             attempt.grace = None

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from handrail.adapter.answer import RecordedAnswer
-from handrail.adapter.run_lease import taken
+from handrail.adapter.run_lease import acquire_run
 from handrail.adapter.run_record import RunOutcome, base_of, decode_begin
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, RunBusy, RunUnknown
@@ -166,7 +166,7 @@ async def cancel(journal: Journal, run_id: str) -> RunRow:
     if row.status in OVER:
         return row
     try:
-        async with taken(journal, run_id) as row:
+        async with acquire_run(journal, run_id) as row:
             if row.status not in OVER:
                 await _end(journal, row)
     except RunBusy:

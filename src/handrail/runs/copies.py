@@ -180,6 +180,12 @@ FORMAT = 1
 """The version of the file format. A newer one is refused, never guessed at."""
 
 
+_AT_PLACES = frozenset(
+    ("model answer", "call begun", "call tried", "inner call", "verb", "advice", "approval")
+)
+"""The entries whose keys are places."""
+
+
 class _Head(msgspec.Struct):
     handrail: str
     version: int
@@ -288,7 +294,7 @@ def _read(path: Path) -> RunCopy:
     for number, line in enumerate(lines[1:], 2):
         try:
             ((kind, body),) = msgspec.json.decode(line, type=dict[str, msgspec.Raw]).items()
-            found[kind].append(msgspec.json.decode(body, type=kinds[kind]))
+            found[kind].append(_with_place(msgspec.json.decode(body, type=kinds[kind])))
         except (ValueError, KeyError) as error:
             raise RunError(
                 head.run_id, f"line {number} of {name} is damaged: {error}", "Export it again."
@@ -302,3 +308,12 @@ def _read(path: Path) -> RunCopy:
         steps=found["step"],
         blobs=found["blob"],
     )
+
+
+def _with_place(line: Any) -> Any:
+    """Return a line of the file whose place, if it has one, can be parsed; else raise `ValueError`."""
+    if isinstance(line, CommitUnit):
+        Place.parse(line.place)
+    elif isinstance(line, Entry) and line.kind in _AT_PLACES:
+        Place.parse(line.key)
+    return line

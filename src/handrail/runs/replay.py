@@ -11,7 +11,7 @@ import pydantic_core
 
 from handrail.adapter.answer import RecordedAnswer
 from handrail.adapter.response import Output
-from handrail.adapter.run_record import Resumed, go_on, offer_of
+from handrail.adapter.run_record import ResumedRun, load_resumed, offer_of
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.context import ToolContext
 from handrail.dispatch.attempt import Attempt
@@ -113,7 +113,7 @@ async def replay(
     recorded ones.
     """
     row = await journal.runs.get(run_id)
-    resumed = await go_on(journal, row, session, clock)
+    resumed = await load_resumed(journal, row, session, clock)
     begin = resumed.begin
     try:
         rendered = prompt.render(
@@ -142,7 +142,7 @@ async def replay(
 
 
 def _compare_prompt(
-    prompt: Prompt[Any], rendered: RenderedPrompt[Any], resumed: Resumed
+    prompt: Prompt[Any], rendered: RenderedPrompt[Any], resumed: ResumedRun
 ) -> Divergence | None:
     begin = resumed.begin
     if rendered.text != begin.system:
@@ -181,7 +181,7 @@ async def _changed_since(
 
 def _frame(
     prompt: Prompt[Any],
-    resumed: Resumed,
+    resumed: ResumedRun,
     filesystem: Filesystem | None,
     resources: Iterable[Binding[Any]],
     clock: Clock,

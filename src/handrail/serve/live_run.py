@@ -68,11 +68,11 @@ class BrowserEnvironment(Environment):
         self._on_question(question)
         return None
 
-    def begins(self, parking: Parking) -> None:
+    def run_started(self, parking: Parking) -> None:
         """The run has started."""
         self.parking = parking
 
-    def rests(self, parking: Parking) -> None:
+    def run_waiting(self, parking: Parking) -> None:
         """Everything in the run waits for an answer."""
         self.go_on()
         self._at_rest = True

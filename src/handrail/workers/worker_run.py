@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
-from handrail.adapter.bound import Bound
+from handrail.adapter.call_adapter import CallAdapter
 from handrail.agent import AgentTool, result_of
 from handrail.context import (
     Attachment,
@@ -159,5 +159,7 @@ async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolR
         workers=WorkerRun(registry, worker, attachments, given, path),
     )
     model = given.models.get(worker.name) or worker.model
-    response = await cast(Bound, context.adapter).run(worker.prompt, options, model, worker.limits.depth)
+    response = await cast(CallAdapter, context.adapter).run(
+        worker.prompt, options, model, worker.limits.depth
+    )
     return result_of(worker.name, response, worker.output_schema is not None)

@@ -391,7 +391,7 @@ def test_undo_outlives_the_process(folders: Folders):
 
 
 def test_what_is_kept_is_bounded(folders: Folders):
-    """By number of calls and by bytes, oldest first; the folder itself is unaffected."""
+    """Kept data is limited by number of calls and by bytes, oldest first; the folder itself is unaffected."""
     files = folders({"a": "x" * 1000}, keep_calls=3, keep_bytes=5000)
     for number in range(6):
         committed(files, f"call{number}", lambda f, number=number: f.write("a", str(number) * 1000))

@@ -277,7 +277,7 @@ socket.create_connection(server.getsockname()); print("own loopback")
 
 @pytest.mark.usefixtures("walls")
 def test_the_network_is_off(folder: Folder, backend: str, listener: Listener):
-    """Not even the machine's loopback, abstract sockets or those in /run; its own loopback works."""
+    """Even the machine's loopback, abstract sockets and sockets in /run are unreachable; its own loopback works."""
     arguments = [str(listener.port), f"handrail-{os.getpid()}", listener.path.getsockname()]
     finished = folder.run(anything(backend), PYTHON, "-c", CONNECT, *arguments)
     assert (

@@ -211,7 +211,7 @@ def place(version: str, folder: Path) -> Generator[Place]:
         try:
             yield Place(version, folder, server.url)
         except BaseException:
-            close_drivers()  # it may have more to say, which the next client would take for its own
+            close_drivers()  # it may send more, which the next client would mistake for its own
             raise
 
 

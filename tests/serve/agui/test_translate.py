@@ -243,7 +243,7 @@ class Small(Environment):
         self.tell(self.now.ask(question))
         return None
 
-    def rests(self, parking: Any) -> None:
+    def run_waiting(self, parking: Any) -> None:
         """Everything in the run waits for an answer.
 
         Reported at once, since the run may continue the next moment.

@@ -146,7 +146,7 @@ class _Stopping(LaterEnvironment):
         self._parking: Parking | None = None
         self.stopped = False
 
-    def begins(self, parking: Parking) -> None:
+    def run_started(self, parking: Parking) -> None:
         self._parking = parking
 
     def stop(self) -> None:

@@ -30,7 +30,7 @@ OutputT = TypeVar("OutputT")
 _NO_SYSTEM = "You are part of a program. Answer exactly what is asked."
 
 
-class Bound:
+class CallAdapter:
     """The adapter as one call sees it: what it evaluates is part of the call.
 
     It has the call's session, bus, resources, broker, journal, deadline, budget and place in the tree;
