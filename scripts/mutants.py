@@ -586,7 +586,7 @@ MUTANTS = [
         "dispatch/gate.py",
         "        if self.frame.left_to_the_record:\n",
         "        if False:\n",
-        "tests/replay/test_parked_run.py::test_parked_at_rest_it_says_nothing_that_looks_like_an_end tests/adapter/test_resume.py",
+        "tests/replay/test_parked_run.py::test_by_force_nothing_is_undone",
     ),
     Mutant(
         "a run is parked while something is at work",

@@ -29,6 +29,7 @@ from handrail.events import (
     QuestionAnswered,
     QuestionAsked,
     ToolInvoked,
+    ToolRolledBack,
     ToolStarted,
 )
 from handrail.guard.policy import CapabilityPolicy
@@ -72,6 +73,9 @@ class Going:
     async def answer(self, value: Any = None) -> None:
         """Answer the oldest open question."""
         self.journal.questions.answer(answer_to((await self.journal.questions.open("run"))[0], value))
+
+    def rolled_back(self) -> list[str]:
+        return [each.tool for each in self.heard if isinstance(each, ToolRolledBack)]
 
     def ends(self) -> list[object]:
         return [each for each in self.heard if isinstance(each, ENDS)]
@@ -407,6 +411,10 @@ async def test_by_force_nothing_is_undone():
     with pytest.raises(RunParked):
         await run
     assert world == ["booked"]
+    assert [type(each).__name__ for each in going.heard].count(
+        "ToolStarted"
+    ) == 2  # nothing began to be undone
+    assert going.rolled_back() == []
     assert (await going.resume()).text == "done"
     assert world == ["booked"]
 
