@@ -29,8 +29,7 @@ from handrail.question import Answer, Question
 
 if TYPE_CHECKING:
     from handrail.adapter import PromptResponse
-    from handrail.context import ToolContext
-    from handrail.context.source import PromptModel
+    from handrail.context import PromptModel, ToolContext
     from handrail.deadline import Deadline
     from handrail.events import ApprovalRemembered, ApprovalRevoked
     from handrail.limits import Budget

@@ -27,7 +27,7 @@ from handrail.session import Dispatcher, Session
 
 if TYPE_CHECKING:
     from handrail.adapter.call_adapter import CallAdapter
-    from handrail.context.source import PromptModel
+    from handrail.context import PromptModel
     from handrail.dispatch.attempt import Attempt
 
 OutputT = TypeVar("OutputT")

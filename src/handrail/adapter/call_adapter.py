@@ -10,7 +10,7 @@ from handrail.adapter.conversation import Conversation
 from handrail.adapter.loop import run_in
 from handrail.adapter.response import Output, PromptResponse, respond
 from handrail.adapter.settings import Settings, one_message
-from handrail.context.source import PromptModel
+from handrail.context import PromptModel
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.options import RunOptions
 from handrail.errors import DefinitionError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +33,7 @@ from handrail.workers.front_matter import (
     has_front_matter,
     read_text,
     refuse,
+    suggest,
 )
 from handrail.workers.functions import Functions
 from handrail.workers.worker import Draft, Rendered, Worker, rule_of
@@ -205,8 +205,7 @@ class WorkerRegistry:
     def __getitem__(self, name: str) -> Worker:
         drafts = [draft for draft in self._drafts if draft.name == name]
         if not drafts:
-            near = difflib.get_close_matches(name, self.names, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(self.names) or 'none'}."
+            hint = suggest(name, self.names)
             raise WorkerError(f"there is no worker {name!r} in {str(self.folder)!r}. {hint}")
         return self._worker_of(drafts[0])
 
