@@ -137,7 +137,7 @@ class Agent(Generic[OutputT]):
         """This agent as a tool of another: a call of it is a run inside that call.
 
         It takes a `message`, or its prompt's params where the prompt has templates. It spends from the
-        caller's budget, and has its deadline, session, files and people.
+        caller's budget, and has its deadline, session, files and people. Its model and workers are its own.
         """
         if not self.description.strip():
             raise DefinitionError(
@@ -166,10 +166,11 @@ class Agent(Generic[OutputT]):
         attempt = context._source  # pyright: ignore[reportPrivateUsage]  # the run is nested in its frame
         if not isinstance(attempt, Attempt):
             raise NotSupported("an agent", "Call it through a gate.")
+        workers = self.adapter.workers
         if isinstance(params, AgentCall):
-            options = RunOptions(message=params.message)
+            options = RunOptions(message=params.message, workers=workers)
         else:
-            options = RunOptions(params=params)
+            options = RunOptions(params=params, workers=workers)
         response = await self.adapter.inside(attempt).run(self.prompt, options)
         return result_of(self.name, response, self.prompt.output is not None)
 
